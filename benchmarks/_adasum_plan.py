@@ -1,14 +1,15 @@
-"""What the race of Adasum, mean and sum trains, and the same in small.
+"""Plans of the race of Adasum, mean and sum, at full and at small size.
 
-single       optimizer -> learning rates that are tried with one worker
-tuning_seed  of everything that is judged by held-out images
-tune, race   changes of the setting "Adasum of 16 workers' moves, Momentum, at the single-worker
-             rate"; ``multiple`` of that rate. Each of ``race`` has its seeds
-epochs       passes of all workers together; points: how often a training is judged
+single       optimizer -> learning rates tried with one worker
+tuning_seed  seed of all trainings that are judged by held-out images
+tune, race   changes to the setting "Adasum of 16 workers' moves, Momentum, at the single-worker
+             rate"; ``multiple`` is a multiple of that rate. Each entry of ``race`` has its seeds
+epochs       passes of all workers together; points: number of evaluations of a training
 
-The sum of N vectors is N times their mean, and the moves of Momentum grow with the rate: the sum at
-a rate is the mean at 16 times that rate. Of the stored trainings, the mean at 0.12 and the sum at
-0.0075, seed 1, have losses of 2.2978665 at update 39, equal to 2e-8; rounding parts them later.
+The sum of N vectors is N times their mean, and Momentum's moves are proportional to the rate: the
+sum of 16 workers at a rate equals the mean at 16 times that rate. Of the stored trainings, the mean
+at 0.12 and the sum at 0.0075, seed 1, have losses of 2.2978665 at update 39, equal to 2e-8; later
+they diverge by rounding.
 """
 
 from collections.abc import Iterable, Mapping
@@ -34,7 +35,7 @@ def _workers(*counts):
     return [{"workers": n, "reduction": name} for n in counts for name in ("adasum", "mean")]
 
 
-# Adasum at twice the rate: its own one, by the tuning.
+# Adasum at twice the rate: that is its own tuned rate.
 _REQUIRED = _sweep("adasum", 1, 2) + _sweep("mean", 1, 2, 4, 8) + _sweep("sum", 1)
 _GRADIENTS = {"on": "gradients"}
 _BESIDE = [
@@ -59,7 +60,7 @@ PLANS = {
         "points": 6,
         "images": {"held_out": 10_000, "train": None, "test": None},
     },
-    # To see the program run: seconds, and no meaning.
+    # To check that the program runs: takes seconds; the results mean nothing.
     "quick": {
         "single": {"Momentum": (0.03,)},
         "tuning_seed": 100,
@@ -76,7 +77,7 @@ PLANS = {
 
 
 def single_settings(plan: Mapping, optimizer: str) -> list[dict]:
-    """Return the settings whose best has the single-worker learning rate of ``optimizer``."""
+    """Return the settings of which the best one gives ``optimizer`` its single-worker rate."""
     return [setting_of(rate, 1, optimizer=optimizer) for rate in plan["single"][optimizer]]
 
 
@@ -85,8 +86,8 @@ def changed(single: Mapping[str, float], multiple: float = 1, **changes) -> dict
 
     Args:
         single: optimizer -> single-worker learning rate
-        multiple: of that rate
-        **changes: arguments of ``setting_of``
+        multiple: multiple of that rate
+        **changes: further arguments of ``setting_of``
     """
     rate = single[changes.get("optimizer", "Momentum")] * multiple
     return setting_of(rounded(rate), **changes)
@@ -95,8 +96,8 @@ def changed(single: Mapping[str, float], multiple: float = 1, **changes) -> dict
 def planned(plan: Mapping, single: Mapping[str, float]) -> list[tuple[str, dict, int]]:
     """Return (stage, setting, seed) of every training, in order.
 
-    Stages: ``tune`` on training images less those held out, which judge it; ``race`` on all
-    training images, judged by the test set.
+    Stages: ``tune`` on the training images without those held out, by which it is judged; ``race``
+    on all training images, judged by the test set.
 
     Args:
         plan: one of ``PLANS``
@@ -112,7 +113,7 @@ def planned(plan: Mapping, single: Mapping[str, float]) -> list[tuple[str, dict,
 
 
 def updates_of(plan: Mapping, stage: str, workers: int) -> int:
-    """Return the updates of a training: whole batches of each epoch, shared by the workers."""
+    """Return the updates of a training: the full batches of each epoch, shared by the workers."""
     images = plan["images"]["train"] or MNIST_IMAGES
     if stage == "tune":
         images -= plan["images"]["held_out"]
@@ -120,10 +121,10 @@ def updates_of(plan: Mapping, stage: str, workers: int) -> int:
 
 
 def best(rows: Iterable[Mapping]) -> Mapping:
-    """Return the row with the best accuracy at its end; of equal ones, that with the least loss.
+    """Return the row with the best final accuracy; among equal ones, the one with the least loss.
 
     Raises:
-        InputError: when all trainings failed.
+        InputError: if all trainings failed.
     """
     rows = [row for row in rows if not row["failure"]]
     if not rows:
@@ -150,7 +151,7 @@ def _best_rates(rows, field, is_chosen):
 
 
 def check(stored: Stored) -> None:
-    """Raise ``InputError`` unless the rows are what ``stored.head`` says they are."""
+    """Raise ``InputError`` unless the rows agree with ``stored.head``."""
     plan, single = stored.head["plan"], stored.head["single"]
     if single != single_rates(stored.rows) or stored.head["tuned"] != tuned_rates(stored.rows):
         raise InputError("the learning rates are not those of the best trainings of the tuning")

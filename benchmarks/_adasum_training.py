@@ -18,12 +18,12 @@ WARMUP = 0.17  # of the updates
 
 
 def make_step(setting: dict, updates: int, seed: int):
-    """Return (network, step) of one setting, freshly initialised, for a schedule of ``updates``.
+    """Return (network, step) of one setting, newly initialised, for a schedule of ``updates``.
 
     Args:
-        setting: of ``labkit.labs.results.adasum_race.setting_of``; learning_rate is the peak
+        setting: from ``labkit.labs.results.adasum_race.setting_of``; learning_rate is the peak
         updates: length of the schedule
-        seed: of the weights
+        seed: seed of the weights
     """
     peak = setting["learning_rate"]
     rates = get_lr(0.0, 0.0, peak, max(1, round(WARMUP * updates)), updates, 1)
@@ -31,7 +31,7 @@ def make_step(setting: dict, updates: int, seed: int):
 
 
 def step_at(setting: dict, rate: float | Tensor, seed: int):
-    """Return (network, step) of one setting at a constant rate, or at one for each update."""
+    """Return (network, step) of one setting at a constant rate or with one rate per update."""
     ms.set_seed(seed)
     np.random.seed(seed)
     network = LeNet5()
@@ -44,24 +44,24 @@ def step_at(setting: dict, rate: float | Tensor, seed: int):
 
 
 def train(setting: dict, data: Images, seed: int, *, epochs: int, points: int) -> dict:
-    """Train once and return what ``_race.run`` does; the points have the workers' cosines besides.
+    """Train once and return what ``_race.run`` does; points also have the workers' cosines.
 
-    The workers take the batches in turns. Batches that are too few for an update of all workers
-    are left out at the end.
+    The workers take batches in turn. Batches at the end that do not suffice for an update of all
+    workers are dropped.
 
     Args:
         setting: as for ``make_step``
-        data: that it trains on and is judged by
-        seed: of weights and order
+        data: images for training and for judging
+        seed: seed of weights and order
         epochs: passes over the images, all workers together
-        points: how often the network is judged, the last time at the end
+        points: number of evaluations, the last one at the end
     """
     workers = setting["workers"]
     total = epochs * (len(data.rows) // BATCH) // workers
     judged = {round(total * number / points) for number in range(1, points + 1)}
     network, step = make_step(setting, total, seed)
     stream = batches(data.rows, total * workers, seed, BATCH)
-    cosines = []  # since the point before
+    cosines = []  # since the previous point
 
     def after(update):
         if workers > 1:
@@ -81,10 +81,10 @@ def train(setting: dict, data: Images, seed: int, *, epochs: int, points: int) -
 
 
 def cosines_of(vectors: dict) -> dict[str, float]:
-    """Return the mean cosine over pairs of workers of each layer's weight.
+    """Return, for each layer's weight, the mean cosine over pairs of workers.
 
-    ``vectors`` is parameter name -> (workers, size); a layer in which a worker has a zero vector,
-    or one that is not finite, is left out.
+    ``vectors`` is parameter name -> (workers, size); a layer in which a worker's vector is zero or
+    not finite is left out.
     """
     cosines = {}
     for name in LAYERS:
@@ -94,6 +94,6 @@ def cosines_of(vectors: dict) -> dict[str, float]:
             continue
         total = (rows / lengths[:, None]).sum(axis=0)
         count = len(rows)
-        # |sum of unit vectors|^2 is N and twice the sum over pairs.
+        # |sum of unit vectors|^2 is N plus twice the sum over pairs.
         cosines[name] = float((total @ total - count) / (count * (count - 1)))
     return cosines

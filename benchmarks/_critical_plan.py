@@ -1,22 +1,22 @@
-"""What the measurement of the critical batch size trains, and the same in small.
+"""Plans of the measurement of the critical batch size, at full and at small size.
 
 workers      N; the batch of an update is N times 32
-rates        learning rates, in order, of which each tuning tries neighbours
-start        rate that a single worker's tuning begins with
-tuning_seed  of the tunings; seeds: of the race
-target       accuracy at which a training ends, on the images held out
+rates        learning rates in increasing order; a tuning tries neighbours in this list
+start        rate at which a single worker's tuning begins
+tuning_seed  seed of the tunings; seeds: seeds of the race
+target       accuracy on the held-out images at which a training ends
 
-A tuning, for one reduction and N, begins with the best rate of the N before, Adasum's with that of
-a single worker, and tries the neighbours of the best so far until none is left. A training ends
-when it has made as many updates as the best one before took to the target: it is no better.
+The tuning for one reduction and N begins at the best rate of the previous N (for Adasum, at that of
+a single worker) and tries the neighbours of the best rate so far until both have been tried. A
+training ends after as many updates as the best one so far took to the target: it is no better.
 
-The race is at the best rate of each N, for Adasum at the single worker's as well; a training that
-has not reached the target after three times the updates of the tuning's one ends. Where a seed of
-the race ends so, the tuning's seed was lucky with an unstable rate, and the next best rate is raced
-too: the rate that counts is the best one of the tuning that takes every seed to the target.
+The race uses the best rate of each N, and for Adasum the single worker's rate as well. A training
+ends if it has not reached the target after three times the updates of the best one in the tuning.
+If that happens to a seed, the tuning's seed was lucky with an unstable rate, and the next best rate
+is raced too: the rate that counts is the tuning's best one at which every seed reaches the target.
 
-Trainings are judged after updates that grow by 5 %: the updates to the target, which are the first
-judged ones that reach it, are rounded up by the same share at every N.
+The updates at which trainings are judged grow by 5 %. The updates to the target, which are those at
+the first evaluation that reaches it, are thus rounded up by the same relative amount at every N.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -30,7 +30,7 @@ from labkit.labs.results.adasum_race import setting_of
 
 REDUCTIONS = ("mean", "adasum")
 PATIENCE = 3
-_FIRST, _GROWTH = 32, 1.05  # of the updates after which a training is judged
+_FIRST, _GROWTH = 32, 1.05  # first update at which a training is judged, and growth factor
 
 PLANS = {
     "all": {
@@ -43,7 +43,7 @@ PLANS = {
         "most": 5000,
         "images": {"held_out": 2000, "train": None, "test": None},
     },
-    # To see the program run: seconds, and no meaning.
+    # To check that the program runs: takes seconds; the results mean nothing.
     "quick": {
         "workers": (1, 2),
         "rates": (0.015, 0.03),
@@ -70,7 +70,7 @@ def fewest(tried: Mapping[float, int | None]) -> float | None:
     """Return the rate with the fewest updates to the target, the first of equal ones; or None.
 
     Args:
-        tried: rate -> updates to the target, None where it was not reached; in order
+        tried: rate -> updates to the target, None if it was not reached; in order of the trainings
     """
     there = {rate: updates for rate, updates in tried.items() if updates is not None}
     return min(there, key=there.__getitem__) if there else None
@@ -79,15 +79,15 @@ def fewest(tried: Mapping[float, int | None]) -> float | None:
 def next_rate(
     rates: Sequence[float], start: float, tried: Mapping[float, int | None]
 ) -> float | None:
-    """Return the rate that a tuning tries next; None: it has tried both neighbours of the best.
+    """Return the rate that a tuning tries next, or None if both neighbours of the best are tried.
 
     Args:
-        rates: all, growing
-        start: the first one to be tried
+        rates: all rates, increasing
+        start: the first rate to try
         tried: as in ``fewest``
 
     Raises:
-        InputError: when no rate from ``start`` down has reached the target.
+        InputError: if no rate from ``start`` down has reached the target.
     """
     if not tried:
         return start
@@ -102,7 +102,7 @@ def next_rate(
 
 
 def tried(plan: Mapping, rows: Iterable[Mapping], reduction: str, workers: int) -> dict:
-    """Return rate -> updates to the target, None where it was not reached, of one tuning's rows."""
+    """Return rate -> updates to the target, None if it was not reached, from one tuning's rows."""
     team = {"stage": "tune", "workers": workers}
     team["reduction"] = setting_of(0.0, workers, reduction)["reduction"]
     return {
@@ -114,7 +114,7 @@ def tried(plan: Mapping, rows: Iterable[Mapping], reduction: str, workers: int) 
 
 
 def arrived(plan: Mapping, rows: Iterable[Mapping], setting: Mapping) -> bool:
-    """Return whether every seed of the race has reached the target with a setting."""
+    """Return whether every seed of the race reached the target with a setting."""
     there = {
         row["seed"]
         for row in rows
@@ -126,9 +126,9 @@ def arrived(plan: Mapping, rows: Iterable[Mapping], setting: Mapping) -> bool:
 
 
 def best_rates(plan: Mapping, rows: Sequence[Mapping]) -> dict[str, dict[str, float | None]]:
-    """Return reduction -> workers, as JSON has them -> the tuning's best rate at which all arrived.
+    """Return reduction -> workers -> the tuning's best rate at which all seeds reach the target.
 
-    None where there is no such rate.
+    The numbers of workers are strings, as in JSON. The rate is None if there is no such rate.
     """
     return {
         reduction: {
@@ -146,11 +146,11 @@ def best_rates(plan: Mapping, rows: Sequence[Mapping]) -> dict[str, dict[str, fl
 
 
 def planned(plan: Mapping, rows: Sequence[Mapping]) -> Iterator[tuple[str, dict, int, int]]:
-    """Yield (stage, setting, seed, updates at most) of every training, in order.
+    """Yield (stage, setting, seed, maximum number of updates) of every training, in order.
 
     Args:
         plan: one of ``PLANS``
-        rows: of the trainings before; it grows while this runs
+        rows: rows of the trainings so far; the caller appends to it while this generator runs
     """
     single, *teams = plan["workers"]
     yield from _tuning(plan, rows, "mean", single, plan["start"])
@@ -162,7 +162,7 @@ def planned(plan: Mapping, rows: Sequence[Mapping]) -> Iterator[tuple[str, dict,
     for workers in teams:
         yield from _tuning(plan, rows, "adasum", workers, alone)
     yield from _race(plan, rows, "mean", single, alone)
-    # As ``best_rates`` has it: the tuning's best rate need not take every seed to the target.
+    # As in ``best_rates``: at the tuning's best rate, some seed may not reach the target.
     alone = best_rates(plan, rows)["mean"][str(single)] or alone
     for workers in teams:
         for reduction in REDUCTIONS:
@@ -199,7 +199,7 @@ def _tuning(plan, rows, reduction, workers, start):
 
 
 def check(stored: Stored) -> None:
-    """Raise ``InputError`` unless the rows are what ``stored.head`` says they are."""
+    """Raise ``InputError`` unless the rows agree with ``stored.head``."""
     plan = stored.head["plan"]
     rows, expected = [], []
     for stage, setting, seed, most in planned(plan, rows):

@@ -1,4 +1,4 @@
-"""One training until an accuracy: N workers' mean as one large batch, or Adasum of their moves."""
+"""One training up to a target accuracy: N workers' mean as one large batch, or Adasum of moves."""
 
 import time
 
@@ -15,14 +15,14 @@ def train(setting: dict, data: Images, seed: int, *, most: int, target: float) -
     """Train until ``target``; return what ``_race.run`` does, and ``processor_seconds``.
 
     The momentum of a mean is the mean of the workers' momentums, and the mean of their gradients is
-    that of all their images: so the mean is a single worker with N times the batch. Adasum's
-    workers share the same large batch in turns.
+    the gradient over all their images: so the mean is trained as a single worker with N times the
+    batch. Adasum's workers split the same large batch and take their parts in turn.
 
     Args:
-        setting: of ``labkit.labs.results.adasum_race.setting_of``, at a constant learning rate
-        data: that it trains on and is judged by
-        seed: of weights and order
-        most: updates after which it ends
+        setting: from ``labkit.labs.results.adasum_race.setting_of``, at a constant learning rate
+        data: images for training and for judging
+        seed: seed of weights and order
+        most: number of updates after which it ends
         target: accuracy at which it ends, 0 .. 1
     """
     begin = time.process_time()
@@ -32,7 +32,7 @@ def train(setting: dict, data: Images, seed: int, *, most: int, target: float) -
     large = batches(data.rows, most, seed, workers * BATCH)
     stream = (rows for batch in large for rows in np.split(batch, turns))
     outcome = run(step, network, data, stream, judged_at(most), workers=turns, stop_at=target)
-    # To six digits: with all of them the table would be twice as large.
+    # Rounded to six digits: at full precision the table would be twice as large.
     losses = ("loss", "training_loss")
     short = [
         {**point, **{name: rounded(point[name]) for name in losses}} for point in outcome["curve"]

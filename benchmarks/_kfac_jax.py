@@ -1,11 +1,12 @@
-"""The optional row of thor_step.py: kfac-jax on the same LeNet, run by an interpreter that has it.
+"""Optional row of thor_step.py: kfac-jax on the same LeNet, in an interpreter that has it.
 
     pip install kfac-jax==0.0.8 jax==0.6.2 jaxlib==0.6.2    (in an environment of its own)
     python benchmarks/_kfac_jax.py BATCH ROUNDS FREQUENCY...
 
-With jax 0.10 kfac-jax 0.0.8 installs and fails at its first step.
+With jax 0.10, kfac-jax 0.0.8 can be installed but fails at its first step.
 
-Prints one line of JSON: milliseconds a step of optax's momentum and of kfac-jax at each frequency.
+It prints one line of JSON: milliseconds per step of optax's momentum and of kfac-jax at each
+frequency.
 """
 
 import json
@@ -22,7 +23,7 @@ STEPS = 50
 
 
 def main(batch, rounds, *frequencies):
-    """Take turns; print the medians over rounds of the mean over a whole number of cycles."""
+    """Time all in turn; print the medians over rounds of means over a whole number of cycles."""
     images = np.random.default_rng(0).standard_normal((batch, 32, 32, 1), dtype=np.float32)
     data = (jnp.asarray(images), jnp.asarray(np.arange(batch) % 10))
     calls = {"kfac-jax, momentum": _momentum(data)}

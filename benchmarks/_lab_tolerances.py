@@ -1,13 +1,14 @@
-"""How far a lab's headline metrics may be from the stored run's, and why: written by hand.
+"""Tolerances of a lab's headline metrics relative to the stored run's, with reasons; hand-written.
 
 preset -> lab -> metric -> (kind, amount, reason); kinds as in
 labkit.tools.reports.reference. An amount is None for "equal" and "none".
 benchmarks/reference_runs.py refuses an amount that does not cover the runs it is given.
 
-At preset smoke a network has hardly been trained, most for 6 to 20 updates. Its accuracy says
-little, but with one seed it is the same again, so that only runs with the stored seed are compared
-(``ANY_SEED``). At preset lab rounding, which depends on the number of threads and on the processor,
-has grown as large as another seed by the end, so that a tolerance covers seeds.
+At preset smoke a network is hardly trained, most for 6 to 20 updates. Its accuracy means little,
+but is reproducible with the same seed, so that only runs with the stored seed are compared
+(``ANY_SEED``). At preset lab the effect of rounding, which depends on the number of threads and on
+the processor, has by the end grown as large as that of another seed, so that a tolerance covers
+seeds.
 """
 
 ANY_SEED = {"smoke": False, "lab": True}
@@ -147,7 +148,7 @@ TOLERANCES = {
             "average of snapshots: test accuracy": ("absolute", 0.008,
                 "seeds 1 to 3: 0.9704, 0.9702, 0.9753"),
         },
-        # The two trainings of lab 05, in a notebook of their own.
+        # Two of lab 05's trainings, in a notebook of their own.
         "05_dimension_reduction_in_depth": {
             "end of stage one: test accuracy": ("absolute", 0.04,
                 "as in lab 05, whose seed 1 gave 0.9228 to 0.9535, seeds 2 and 3 0.9473, 0.9546"),

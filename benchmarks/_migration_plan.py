@@ -1,9 +1,9 @@
-"""What the race of PyTorch and MindSpore trains, and the same in small.
+"""Plans of the race of PyTorch and MindSpore, at full and at small size.
 
-training   network, optimizer and schedule: those of section 12 of lab 02
-images     of the colour digits; as many of each class
-seeds      of the initial weights and of the order of the images
-timed      processes of each framework, rounds in each of them, updates in a round
+training   network, optimizer and schedule, as in section 12 of lab 02
+images     numbers of colour digits, equally many of each class
+seeds      seeds of the initial weights and of the order of the images
+timed      processes of each framework, rounds in each process, updates in a round
 """
 
 import math
@@ -29,12 +29,12 @@ _TRAINING = {
 PLANS = {
     "all": {
         "training": _TRAINING,
-        # Five times the lab's validation images: they say more of an accuracy.
+        # Five times the lab's validation images, for a more precise accuracy.
         "images": {"train": _LAB["train_images"], "val": 5 * _LAB["val_images"]},
         "seeds": [1, 2, 3],
         "timed": {"processes": 3, "rounds": 5, "updates": 10},
     },
-    # To see the program run: two minutes, most of them compiling, and no meaning.
+    # To check that the program runs: two minutes, mostly compilation; the results mean nothing.
     "quick": {
         "training": _TRAINING | {"width": 0.125, "image_size": 32, "epochs": 2, "batch_size": 16},
         "images": {"train": 60, "val": 40},
@@ -42,8 +42,9 @@ PLANS = {
         "timed": {"processes": 1, "rounds": 1, "updates": 1},
     },
 }
-# Who is timed, and with which variables; None takes one out. MindSpore's oneDNN is held to AVX2 by
-# labkit.start where the processor has AVX-512; the last contestant is PyTorch under that limit.
+# Contestants of the timing and their environment variables; None removes one. On processors with
+# AVX-512, labkit.start limits MindSpore's oneDNN to AVX2; the last contestant is PyTorch with the
+# same limit.
 _FREE = {"ONEDNN_MAX_CPU_ISA": None, "ATEN_CPU_CAPABILITY": None}
 CONTESTANTS = {
     "PyTorch": ("PyTorch", _FREE),
@@ -69,7 +70,7 @@ def updates_of(plan: dict) -> tuple[int, int]:
 
 
 def check(stored: Stored) -> None:
-    """Raise ``InputError`` unless the rows are what ``stored.head`` says they are."""
+    """Raise ``InputError`` unless the rows agree with ``stored.head``."""
     plan = stored.head["plan"]
     per_epoch, total = updates_of(plan)
     check_table(stored, planned(plan), lambda row, curve: at_end(curve), lambda row: total)
@@ -94,7 +95,7 @@ def _check_curve(number, curve, per_epoch, total):
 
 
 def _check_exchange(number, row, images):
-    """Where accuracies differ by so many images, at least these have two answers."""
+    """Refuse impossible counts: if accuracies differ by n images, at least n answers differ."""
     apart = round(abs(row["other_accuracy"] - row["last_accuracy"]) * images)
     if not apart <= row["images_differ"] <= images:
         other = {name: row[name] for name in ("last_accuracy", "other_accuracy", "images_differ")}

@@ -2,8 +2,8 @@
 
     python benchmarks/_migration_training.py JSON
 
-JSON is {"task": "train", "judge" or "time", ...}, the arguments of the function of that name; its
-answer is the last line. ``benchmarks/migration_race.py`` calls it.
+JSON is {"task": "train", "judge" or "time", ...}: a name in ``TASKS`` and its function's arguments.
+The result is the last line of output. ``benchmarks/migration_race.py`` calls this program.
 """
 
 import json
@@ -30,7 +30,7 @@ _EVALUATION_BATCH = 500
 
 
 def initial(training: dict, seed: int):
-    """Return the network in MindSpore, its weights drawn as torchvision draws them."""
+    """Return the MindSpore network with weights drawn as torchvision draws them."""
     network = resnet(training["depth"], CLASSES, width=training["width"])
     initialise(network, "torchvision", seed)
     return network
@@ -57,12 +57,12 @@ class MindSpore:
 
     @property
     def kernels(self) -> str:
-        """What MindSpore's oneDNN may use of the processor."""
+        """Instruction sets that MindSpore's oneDNN may use."""
         return self._onednn
 
     @staticmethod
     def read(folder: Path, size: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return images (N, 3, size, size) and labels (N,), in order of the file names."""
+        """Return images (N, 3, size, size) and labels (N,), in the order of the file names."""
         dataset = imagefolder.create_dataset(
             folder, _EVALUATION_BATCH, do_train=False, image_size=size, resize=None
         )
@@ -75,7 +75,7 @@ class MindSpore:
         return float(self._step(self._tensor(images), self._tensor(labels)).asnumpy())
 
     def mode(self, training: bool) -> None:
-        """Let BatchNorm use the batch's statistics, or the running ones."""
+        """Make BatchNorm use the batch's statistics in training, else the running ones."""
         self._network.set_train(training)
 
     def logits(self, images: np.ndarray) -> np.ndarray:
@@ -83,16 +83,16 @@ class MindSpore:
         return self._network(self._tensor(images)).asnumpy()
 
     def state(self) -> dict:
-        """Return the weights and statistics by PyTorch's names."""
+        """Return the weights and statistics by their names in PyTorch."""
         return migration.state_dict(self._network)
 
     def load(self, state: dict) -> None:
-        """Take over such weights."""
+        """Load weights and statistics as ``state`` returns them."""
         migration.load(self._network, state)
 
 
 class PyTorch:
-    """The original, as PyTorch's tutorials train it: eager, SGD, pictures read by Pillow."""
+    """The original, trained as in PyTorch's tutorials: eager, SGD, images read by Pillow."""
 
     def __init__(self, training: dict, rates: np.ndarray, seed: int):
         import torch
@@ -114,12 +114,12 @@ class PyTorch:
 
     @property
     def kernels(self) -> str:
-        """What PyTorch's own kernels use of the processor."""
+        """Instruction set that PyTorch's own kernels use."""
         return self._torch.backends.cpu.get_cpu_capability()
 
     @staticmethod
     def read(folder: Path, size: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return what ``MindSpore.read`` does, as torchvision would make it."""
+        """Return the same as ``MindSpore.read``, preprocessed as by torchvision."""
         images, labels = [], []
         for label, name in enumerate(class_names(folder)):
             for path in sorted((folder / name).iterdir()):
@@ -140,7 +140,7 @@ class PyTorch:
         return loss.item()
 
     def mode(self, training: bool) -> None:
-        """Let BatchNorm use the batch's statistics, or the running ones."""
+        """Make BatchNorm use the batch's statistics in training, else the running ones."""
         self._module.train(training)
 
     def logits(self, images: np.ndarray) -> np.ndarray:
@@ -149,11 +149,11 @@ class PyTorch:
             return self._module(self._torch.from_numpy(images)).numpy()
 
     def state(self) -> dict:
-        """Return the weights and statistics by PyTorch's names."""
+        """Return the weights and statistics by their names in PyTorch."""
         return {name: value.numpy() for name, value in self._module.state_dict().items()}
 
     def load(self, state: dict) -> None:
-        """Take over such weights."""
+        """Load weights and statistics as ``state`` returns them."""
         tensors = {name: self._torch.from_numpy(value) for name, value in state.items()}
         self._module.load_state_dict(tensors)
 
@@ -162,7 +162,7 @@ SIDES = {"PyTorch": PyTorch, "MindSpore": MindSpore}
 
 
 def side_of(framework: str, plan: dict, seed: int, updates: int = 0):
-    """Return a framework's side, whose schedule is long enough for so many ``updates``."""
+    """Return a framework's side, with a schedule long enough for ``updates``."""
     per_epoch, total = updates_of(plan)
     training = plan["training"]
     rates = cosine(
@@ -187,10 +187,10 @@ def train(plan: dict, data: str, framework: str, order: str, seed: int, weights:
     Args:
         plan: as in ``_migration_plan``
         data: folder with train/ and val/
-        framework: that trains
-        order: "given" or "backwards"
-        seed: of initial weights and order
-        weights: file, in PyTorch's form
+        framework: framework that trains
+        order: order of the images in a batch, "given" or "backwards"
+        seed: seed of initial weights and order
+        weights: file to write, in PyTorch's form
     """
     side, size = side_of(framework, plan, seed), plan["training"]["image_size"]
     images, labels = side.read(Path(data, "train"), size)
@@ -207,14 +207,14 @@ def train(plan: dict, data: str, framework: str, order: str, seed: int, weights:
         point = {"update": update, "accuracy": None, "loss": None}
         if update % per_epoch == 0:
             predicted, point["accuracy"], point["loss"] = judged(side, *val)
-        # The nine digits that tell float32 numbers apart.
+        # Nine digits distinguish all float32 numbers.
         curve.append(point | {"training_loss": float(f"{loss:.9g}")})
     migration.write_torch(weights, side.state())
     return {"curve": curve, "seconds": round(seconds, 1), "predicted": predicted.tolist()}
 
 
 def judge(plan: dict, data: str, framework: str, weights: str) -> dict:
-    """Return predictions and accuracy of weights that may have been trained elsewhere."""
+    """Return predictions and accuracy of weights that either framework has trained."""
     side = side_of(framework, plan, seed=0)
     side.load(migration.read_torch(weights))
     predicted, accuracy, _ = judged(
@@ -224,7 +224,7 @@ def judge(plan: dict, data: str, framework: str, weights: str) -> dict:
 
 
 def timed(plan: dict, data: str, framework: str) -> dict:
-    """Return ms an image in training and in inference, and what the kernels may use."""
+    """Return ms per image in training and inference, and the kernels' instruction sets."""
     batch, timed = plan["training"]["batch_size"], plan["timed"]
     calls = (timed["rounds"] + 1) * timed["updates"]
     side = side_of(framework, plan, seed=1, updates=calls)

@@ -1,4 +1,4 @@
-"""What a race of optimizers is made of: the images in memory, and one training with its curve."""
+"""Parts of a race of optimizers: the images in memory, and one training with its curve."""
 
 import math
 import time
@@ -22,7 +22,7 @@ from labkit.steps.schedules import cosine
 BATCH = 128
 MOMENTUM = 0.9
 WEIGHT_DECAY = 5e-4
-# The split is one of the data, not of a seed: every training is validated on the same images.
+# The split is independent of a training's seed: all are validated on the same images.
 _SPLIT_SEED = 0
 _EVALUATION_BATCH = 1000
 NETS = ("LeNet", "ResNet", "dense")
@@ -30,9 +30,9 @@ NETS = ("LeNet", "ResNet", "dense")
 
 @dataclass(frozen=True)
 class Images:
-    """What a training reads: images (N, 1, 32, 32) float32, labels (N,), and what it is judged by.
+    """Data of a training: images (N, 1, 32, 32) float32, labels (N,), and those it is judged by.
 
-    It trains on those of ``rows``.
+    ``rows`` selects the images that it trains on.
     """
 
     images: np.ndarray
@@ -47,12 +47,12 @@ def images_for(data_path: Path, part: str, *, held_out: int, train: int | None, 
 
     Args:
         data_path: folder with train/ and test/ of MNIST
-        part: "validation": the training set less ``held_out`` images, judged by these; "test": the
-            whole training set, judged by the test set; "as published": this, the two rescales in
-            the order of MindSpore's tutorial
-        held_out: number of images
-        train: use the first so many of the training set; None: all
-        test: use the first so many of the test set; None: all
+        part: "validation": the training set without ``held_out`` images, which judge it; "test":
+            the whole training set, judged by the test set; "as published": as "test", with the two
+            rescalings in the order of MindSpore's tutorial
+        held_out: number of images held out
+        train: use only the first ``train`` images of the training set; None: all
+        test: use only the first ``test`` images of the test set; None: all
     """
     rescale = "seed" if part == "as published" else "correct"
     images, labels = load_arrays(data_path, "train", train, rescale=rescale)
@@ -65,8 +65,10 @@ def images_for(data_path: Path, part: str, *, held_out: int, train: int | None, 
 
 
 def build(net: str) -> nn.Cell:
-    """Return a new network of ``NETS``: LeNet-5, a ResNet-10 of a quarter of the width, or one
-    dense layer, which compiles fast and is in no race.
+    """Return a new network of ``NETS``.
+
+    It is LeNet-5, a ResNet-10 of a quarter of the width, or one dense layer, which compiles fast
+    and is not raced.
     """
     if net == "LeNet":
         return LeNet5()
@@ -78,7 +80,7 @@ def build(net: str) -> nn.Cell:
 
 
 class ThreeChannels(nn.Cell):
-    """A network for colour images that is shown grey ones: (B, 1, H, W) three times over."""
+    """Applies a network for colour images to grey ones (B, 1, H, W), repeated as 3 channels."""
 
     def __init__(self, network):
         super().__init__(auto_prefix=False)
@@ -89,13 +91,13 @@ class ThreeChannels(nn.Cell):
 
 
 def make_step(setting: dict, per_epoch: int, seed: int):
-    """Return (network, step) of one setting, freshly initialised.
+    """Return (network, step) of one setting, newly initialised.
 
     Args:
         setting: net, optimizer ("Momentum" or "THOR"), learning_rate, epochs (of the cosine), and,
             for THOR, damping and further options of ``ThorStep`` (trace_rule as a list)
-        per_epoch: updates an epoch
-        seed: of the weights
+        per_epoch: updates per epoch
+        seed: seed of the weights
     """
     ms.set_seed(seed)
     np.random.seed(seed)
@@ -118,15 +120,15 @@ def updates_of(epochs: float, per_epoch: int) -> int:
 
 
 def train(setting: dict, data: Images, seed: int, every: int, *, updates=None, stop_at=None):
-    """Train once and return its outcome, as ``run``; for THOR with ``refreshes`` and ``retries``.
+    """Train once and return the outcome as ``run`` does; for THOR with ``refreshes``, ``retries``.
 
     Args:
         setting: as for ``make_step``
-        data: that it trains on and is judged by
-        seed: of weights and order
+        data: images for training and for judging
+        seed: seed of weights and order
         every: updates between evaluations
-        updates: stop after so many; None: at the end of the cosine
-        stop_at: stop at the first evaluation with so much accuracy
+        updates: number of updates; None: until the end of the cosine
+        stop_at: stop at the first evaluation with at least this accuracy
     """
     per_epoch = len(data.rows) // BATCH
     total = updates or updates_of(setting["epochs"], per_epoch)
@@ -154,22 +156,22 @@ def run(
     extra: Callable[[], dict] = dict,
     stop_at: float | None = None,
 ) -> dict:
-    """Train on the batches of ``stream`` and return what became of it, ready for JSON.
+    """Train on the batches of ``stream`` and return the outcome, ready for JSON.
 
     Args:
-        step: makes an update of every ``workers`` batches
-        network: that it trains
-        data: where the images are
+        step: makes an update from every ``workers`` batches
+        network: network that ``step`` trains
+        data: the images
         stream: rows of each batch
         judged: updates after which the network is judged
         workers: batches in an update
-        after: is called after each update with its number
+        after: called after each update with its number
         extra: returns further fields of a point
-        stop_at: stop at the first evaluation with so much accuracy
+        stop_at: stop at the first evaluation with at least this accuracy
 
     Returns:
         ``curve``, points as ``labkit.labs.results`` stores them; ``failure``, what stopped the
-        training, or an empty text; ``seconds``, compiling included and judging not.
+        training, or an empty string; ``seconds``, with compilation, without judging.
     """
     curve, losses, failure, seconds = [], [], "", 0.0
     begin = time.perf_counter()
@@ -199,7 +201,7 @@ def run(
 
 
 def batches(rows: np.ndarray, total: int, seed: int, size: int = BATCH):
-    """Yield ``total`` batches of rows: a new order each epoch, an incomplete last batch dropped."""
+    """Yield ``total`` batches of rows, in a new order each epoch, without incomplete batches."""
     random = np.random.default_rng(seed)
     made = 0
     while True:

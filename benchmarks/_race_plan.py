@@ -1,4 +1,4 @@
-"""What the race of THOR against Momentum trains: its grids, its sweeps, and the same in small."""
+"""Plans of the race of THOR against Momentum: grids and sweeps, at full and at small size."""
 
 from labkit.labs.results.stored import rounded
 
@@ -6,10 +6,10 @@ TUNING_SEED, SEEDS = 100, (1, 2, 3)
 TARGETS = (0.98, 0.985, 0.99)
 FREQUENCY = 10
 
-# Six settings each, times the lengths of the cosine in epochs. THOR has two numbers to choose, and
-# so a coarser grid over each: where the damping outweighs the curvature, rate / damping is the rate
-# of plain Momentum, so these go together. Where the grids lie was found by single trainings on the
-# same held-out images, 30 of Momentum and 10 of THOR.
+# Equally many settings for both, six on LeNet and four on ResNet, times the lengths of the cosine
+# in epochs. THOR has two numbers to choose and so a coarser grid over each: where the damping
+# outweighs the curvature, rate / damping is the rate of plain Momentum, so both grow together. The
+# ranges come from single trainings on the same held-out images, 30 of Momentum and 10 of THOR.
 _GRID = {
     "LeNet": {
         "Momentum": [{"learning_rate": rate} for rate in (0.02, 0.03, 0.04, 0.06, 0.08, 0.12)],
@@ -28,7 +28,7 @@ _GRID = {
     },
 }
 
-# The learning rate goes with the damping: rate / damping stays.
+# The learning rate changes in proportion to the damping: rate / damping is constant.
 IN_PROPORTION = "damping and rate"
 _DAMPINGS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 # Options of the tuned THOR, changed one at a time. A trace rule is [refresh, freeze].
@@ -48,7 +48,7 @@ _VARIED = {
 def sweeps(tuned: dict, varied: dict) -> list[tuple[str, object, dict]]:
     """Return (option, its value, the whole setting) of each training of the sweeps.
 
-    They start from the setting ``tuned``, whose own values of an option are among them.
+    Each is the setting ``tuned`` with one option changed; the tuned value is among its values.
     """
     trainings = []
     for name, values in varied.items():
@@ -61,8 +61,8 @@ def sweeps(tuned: dict, varied: dict) -> list[tuple[str, object, dict]]:
     return trainings
 
 
-# What the settings are tuned for: the fewest updates to this accuracy on held-out training images.
-# They are harder than the test set: Momentum never got to 98.5 % of them within three epochs.
+# tune_for: settings are tuned for the fewest updates to this accuracy on held-out training images,
+# which are harder than the test set: Momentum never reached 98.5 % on them within three epochs.
 PLANS = {
     "all": {
         "grid": _GRID,
@@ -77,9 +77,10 @@ PLANS = {
         "rounds": 5,
         "turn": 50,  # updates; a multiple of the frequency, so that refreshes count
     },
-    # To see the program run: a minute, and no meaning. Most of it is compilation, again for every
-    # training: LeNet is trained once where a dense layer can show the same, and the graph between
-    # refreshes is compiled by the last of the timed contestants alone.
+    # To check that the program runs: takes a minute; the results mean nothing. Most of it is
+    # compilation, repeated for every training: so LeNet is trained once, a dense layer replaces it
+    # where it shows the same, and only the last timed contestant compiles the graph between
+    # refreshes.
     "quick": {
         "grid": {
             net: {

@@ -1,4 +1,4 @@
-"""The table of the race: rows from trainings, who has won the tuning, and what is printed of it."""
+"""The table of the race: rows from trainings, winners of the tuning, and the printed summary."""
 
 import json
 
@@ -19,7 +19,7 @@ _MEANING = {
 
 
 def row_of(run, stage, setting, seed, outcome, *, varied=None, value=None) -> dict:
-    """Return one row of the table; a training without a single judgement has no accuracies."""
+    """Return one row of the table; a training that was never judged has no accuracies."""
     curve, end = outcome["curve"], at_end(outcome["curve"])
     others = {name: value for name, value in setting.items() if name not in _OWN}
     return {
@@ -44,8 +44,8 @@ def row_of(run, stage, setting, seed, outcome, *, varied=None, value=None) -> di
 def winner(rows: list[dict], settings: list[dict], target: float) -> dict:
     """Return the setting whose training reached ``target`` in the fewest updates.
 
-    Where two did at the same update, that with the smaller loss at its end; where none did, that
-    with the best accuracy.
+    If several did at the same update, it is the one with the smallest final loss; if none did, the
+    one with the best accuracy.
     """
 
     def rank(row):
@@ -58,7 +58,7 @@ def winner(rows: list[dict], settings: list[dict], target: float) -> dict:
 
 
 def head_of(option: str, plan: dict, machine: dict, tuned: dict) -> dict:
-    """Return how the table was made: command, versions, cores, day, plan and tuned settings."""
+    """Return how the table was made: command, versions, cores, date, plan and tuned settings."""
     return made_by("thor_race", option, machine) | {
         "meaning": _MEANING,
         "tuning_seed": TUNING_SEED,

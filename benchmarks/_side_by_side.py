@@ -1,4 +1,4 @@
-"""What the benchmarks share: child processes, medians, one table, one JSON file."""
+"""Functions shared by the benchmarks: child processes, medians, one table, one JSON file."""
 
 import json
 import os
@@ -16,12 +16,12 @@ from labkit.base.files import write_json
 from labkit.labs.run import installed_version
 
 RESULTS = Path(__file__).resolve().parent.parent / "runs" / "bench"
-# Below this share of idle time before a measurement, other processes are at work.
+# If less than this share of time is idle before a measurement, other processes are running.
 _IDLE = 0.9
 
 
 class Target(NamedTuple):
-    """A figure that has been measured, and the most that it should be."""
+    """A measured figure and its upper limit."""
 
     what: str
     measured: float
@@ -29,7 +29,7 @@ class Target(NamedTuple):
 
 
 def step_parser(description: str, *, batch: int, processes: int, rounds: int) -> Parser:
-    """Return a parser of the options that programs about one step share, with these defaults."""
+    """Return a parser with the options common to programs about one step, and these defaults."""
     parser = Parser(description=description.splitlines()[0])
     parser.add_argument("--batch", type=int, default=batch)
     parser.add_argument("--processes", type=int, default=processes)
@@ -38,7 +38,7 @@ def step_parser(description: str, *, batch: int, processes: int, rounds: int) ->
 
 
 def in_processes(count: int, measure: Callable[[], dict]) -> list[dict]:
-    """Return what ``measure``, which starts a child, has found in each of ``count`` processes."""
+    """Return the results of ``count`` calls of ``measure``, each of which starts a child."""
     runs = []
     for number in range(1, count + 1):
         runs.append(measure())
@@ -51,11 +51,11 @@ def in_child(program: str, *arguments: str, environment: dict | None = None) -> 
 
     Args:
         program: path of a Python program
-        *arguments: of it
-        environment: variables to add; None as value takes one out
+        *arguments: its arguments
+        environment: variables to add; one with the value None is removed
 
     Raises:
-        RuntimeError: when the child fails, with what it has written.
+        RuntimeError: if the child fails; the message has what it wrote to stderr.
     """
     variables = dict(os.environ)
     for name, value in (environment or {}).items():
@@ -70,9 +70,9 @@ def in_child(program: str, *arguments: str, environment: dict | None = None) -> 
 
 
 def interleaved_ms(contestants: dict, rounds: int, steps: int) -> dict[str, float]:
-    """Return the median milliseconds of one call of each contestant, taken in turns.
+    """Return the median milliseconds of one call of each contestant, timed in turn.
 
-    Contestants are functions of no arguments, which wait for their result. The first round, which
+    Contestants are functions without arguments that wait for their result. The first round, which
     compiles and warms up, does not count.
     """
     taken = {name: [] for name in contestants}
@@ -92,7 +92,7 @@ def medians(runs: list[dict[str, float]]) -> dict[str, float]:
 
 
 def print_table(header: list[str], rows: list[list]) -> None:
-    """Print rows of texts and numbers in columns."""
+    """Print rows of strings and numbers in columns."""
     texts = [header] + [[f"{x:.3f}" if isinstance(x, float) else str(x) for x in r] for r in rows]
     widths = [max(len(row[i]) for row in texts) for i in range(len(header))]
     for row in texts:
@@ -126,7 +126,7 @@ def lenet() -> tuple:
 
 
 def batch_of(*shape: int) -> tuple:
-    """Return NumPy images of this shape, batch first, and labels 0 to 9 in turns."""
+    """Return NumPy images of this shape, batch first, and labels that cycle through 0 to 9."""
     import numpy as np
 
     images = np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
@@ -134,9 +134,9 @@ def batch_of(*shape: int) -> tuple:
 
 
 def look_at_machine(seconds: float = 1.0) -> dict:
-    """Return what the machine is and how busy others keep it; warn where that spoils the figures.
+    """Return a description of the machine and its load; warn if the load spoils the figures.
 
-    The share of idle processor time is taken over so many ``seconds``. Call it before measuring.
+    The share of idle processor time is measured over ``seconds``. Call it before measuring.
     """
     before = _processor_times()
     time.sleep(seconds)
@@ -166,7 +166,7 @@ def _processor() -> str:
 
 
 def _processor_times():
-    # user, nice, system, idle, iowait, irq, softirq, steal; the guests' are in user already.
+    # user, nice, system, idle, iowait, irq, softirq, steal; guest time is included in user.
     with open("/proc/stat") as file:
         return [int(ticks) for ticks in file.readline().split()[1:9]]
 
@@ -174,7 +174,7 @@ def _processor_times():
 def write_results(name: str, results: dict, machine: dict, targets: Iterable[Target] = ()) -> Path:
     """Print which targets are met; write ``<name>.json`` to ``runs/bench``, and return its path.
 
-    It holds the results, the targets and what ``look_at_machine`` has found.
+    The file holds the results, the targets and what ``look_at_machine`` returned.
     """
     targets = list(targets)
     if targets:

@@ -1,15 +1,15 @@
-"""What the race of two-stage training trains, and the same in small.
+"""Plans of the race of two-stage training, at full and at small size.
 
 settings  stage one: its batch, rate and epochs, and start_epoch and saves_per_epoch of
-          ``labkit.algorithms.subspace.snapshots.Snapshots``, which leave 40 snapshots
-compare   all methods side by side, for each stage one; sweep: changes of the search. Arguments of
-          ``labkit.labs.results.subspace_race.setting_of``; each with all seeds
-more      the ends of stage one are far apart from seed to seed: some methods with more_seeds
-epochs    of stage two; points: how often it is judged
-rounds    in which the times of updates are taken, in turns
+          ``labkit.algorithms.subspace.snapshots.Snapshots``, which give 40 snapshots
+compare   all methods side by side, for each stage one; sweep: changes to the search. Both are
+          arguments of ``labkit.labs.results.subspace_race.setting_of``, run with all seeds
+more      some methods with more_seeds, since the end of stage one varies much between seeds
+epochs    epochs of stage two; points: number of its evaluations
+rounds    rounds in which updates are timed, in turn
 
-Rates of the large batch: that of stage one, and that times the square root of the ratio of the
-batches, and times the ratio. Rates of projected SGD, momentum 0.9: that of stage one, 0.1 and 1.
+Rates of the large batch: stage one's rate, the same times the square root of the ratio of the batch
+sizes, and times the ratio. Rates of projected SGD, momentum 0.9: stage one's rate, 0.1 and 1.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ from labkit.labs.results.stored import rounded
 from labkit.labs.results.subspace_race import LARGE_BATCH, setting_of
 
 STAGES = ("compare", "sweep", "more")
-# Of what an update is timed; stage one and the other controls have the step of same_rate.
+# Methods whose updates are timed; stage one and the other controls use the step of same_rate.
 TIMED = ("same_rate", "large_batch", "projected_sgd", "projected_bfgs")
 SEEDS = (1, 2, 3)
 _MORE_SEEDS = (4, 5, 6, 7, 8)
@@ -69,7 +69,7 @@ _SWEEP = [
     _search(trials=2, failure="rollback"),
     _search(failure="rollback"),
     _search(alpha=1.024),
-    # Where searches fail: small batches.
+    # Small batches, with which searches fail.
     _search(batch=32),
     _search(batch=32, failure="rollback"),
     *(_search(batch=32, trials=2, failure=failure) for failure in ("reset", "rollback")),
@@ -92,7 +92,7 @@ _SMALL = {"epochs": 2, "start_epoch": 1, "saves_per_epoch": 20}
 PLANS = {
     "all": _FULL,
     "required": _FULL | {"compare": _REQUIRED, "sweep": [], "more": []},
-    # To see the program run: seconds, and no meaning.
+    # To check that the program runs: takes seconds; the results mean nothing.
     "quick": _FULL
     | {
         "settings": {"batch 8": _SETTINGS["batch 8"] | _SMALL},
@@ -115,7 +115,7 @@ PLANS = {
 def planned(plan: Mapping) -> list[tuple[str, dict, int]]:
     """Return (stage, setting, seed) of every training, in order.
 
-    Stages: ``compare``, all methods side by side; ``sweep``, one thing changed; ``more``, some
+    Stages: ``compare``, all methods side by side; ``sweep``, changes to the search; ``more``, some
     methods with further seeds.
     """
     return [
@@ -127,7 +127,7 @@ def planned(plan: Mapping) -> list[tuple[str, dict, int]]:
 
 
 def updates_of(plan: Mapping, row: Mapping) -> int:
-    """Return the updates of a training: whole batches of each epoch; none for an average."""
+    """Return the updates of a training: the full batches of each epoch; 0 for an average."""
     if row["method"] == "average":
         return 0
     epochs = plan["epochs"]
@@ -141,7 +141,7 @@ def seconds_of(times: Mapping, row: Mapping) -> float | None:
 
     Args:
         times: setting -> method of ``TIMED`` -> milliseconds of an update
-        row: of the training
+        row: row of the training
     """
     if row["stage"] == "sweep":
         return None
@@ -150,7 +150,7 @@ def seconds_of(times: Mapping, row: Mapping) -> float | None:
 
 
 def from_curve(curve: list[Mapping], epoch: int, method: str) -> dict:
-    """Return the fields of a row that follow from its curve; ``epoch``: updates in one epoch."""
+    """Return a row's fields that follow from its curve; ``epoch`` is the updates in one epoch."""
     first_epoch = {"accuracy": None, "loss": None}
     if method not in ("stage_one", "average"):
         first_epoch = next((point for point in curve if point["update"] == epoch), first_epoch)
@@ -162,7 +162,7 @@ def from_curve(curve: list[Mapping], epoch: int, method: str) -> dict:
 
 
 def check(stored: Stored) -> None:
-    """Raise ``InputError`` unless the rows are what ``stored.head`` says they are."""
+    """Raise ``InputError`` unless the rows agree with ``stored.head``."""
     plan, times = stored.head["plan"], stored.head["times"]
 
     def follows(row, curve):

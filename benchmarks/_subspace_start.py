@@ -1,4 +1,4 @@
-"""What the trainings of the two-stage race begin with: labels, and what stage one leaves."""
+"""Inputs of the trainings of the two-stage race: labels, and the results of stage one."""
 
 import math
 import shutil
@@ -10,11 +10,11 @@ from _race import Images
 from labkit.base.files import whole_file
 from labkit.steps.gradients import set_state
 
-_NOISE_SEED = 0  # wrong labels are of the data: every training with them sees the same ones
+_NOISE_SEED = 0  # wrong labels belong to the data: all trainings with noise see the same
 
 
 def with_noise(data: Images, noise: float) -> np.ndarray:
-    """Return the labels, a share ``noise`` of the training images' redrawn from all classes."""
+    """Return the labels; a share ``noise`` of the training labels is redrawn from all classes."""
     random = np.random.default_rng(_NOISE_SEED)
     rows = random.permutation(data.rows)[: round(noise * len(data.rows))]
     labels = data.labels.copy()
@@ -23,10 +23,10 @@ def with_noise(data: Images, noise: float) -> np.ndarray:
 
 
 class Start:
-    """What stage one leaves in its folder.
+    """The results of stage one in its folder.
 
-    ``snapshots``: 40 of its later epochs; ``whole``: 40 from the initial weights to its end;
-    ``end.npz``: the Parameters of its step by name, weights and moments.
+    ``snapshots``: 40 snapshots of its later epochs; ``whole``: 40 from the initial weights to its
+    end; ``end.npz``: the Parameters of its step by name, weights and moments.
     """
 
     def __init__(self, folder: Path):
@@ -47,14 +47,14 @@ class Start:
             np.savez(temporary, **values)
 
     def load_into(self, step, moments=True) -> None:
-        """Set the weights, and the optimizer's moments, to those of the end."""
+        """Set the weights and, if ``moments``, the optimizer's moments to those of the end."""
         with np.load(self.folder / "end.npz") as values:
             for parameter in (*step.optimizer.parameters, *(step.optimizer.moments * moments)):
                 set_state(parameter, values[parameter.name])
 
 
 def moments_of(stage_one, per_epoch):
-    """Return after which updates ``Snapshots`` saves with these arguments."""
+    """Return the updates after which ``Snapshots`` saves with the arguments of ``stage_one``."""
     saves = stage_one["saves_per_epoch"]
     inside = [math.ceil(per_epoch * part / saves) for part in range(1, saves + 1)]
     epochs = range(stage_one["start_epoch"] - 1, stage_one["epochs"])

@@ -1,6 +1,6 @@
-"""One training of the two-stage race: stage one with its snapshots, or what may follow it.
+"""One training of the two-stage race: stage one with its snapshots, or a training after it.
 
-And how long the updates of every kind take, in turns, in one process.
+Also the times of the updates of every kind, measured in turn in one process.
 """
 
 import functools
@@ -37,18 +37,18 @@ def train(setting: dict, data: Images, seed: int, *, folder, stage_one, epochs, 
     """Train once and return its outcome.
 
     Args:
-        setting: of ``labkit.labs.results.subspace_race.setting_of``
-        data: that it trains on and is judged by
-        seed: of weights and order
-        folder: where stage one leaves its snapshots and its end
+        setting: from ``labkit.labs.results.subspace_race.setting_of``
+        data: images for training and for judging
+        seed: seed of weights and order
+        folder: folder in which stage one stores its snapshots and its end
         stage_one: its batch, learning_rate, epochs, and start_epoch and saves_per_epoch as in
             ``labkit.algorithms.subspace.snapshots.Snapshots``
-        epochs: of stage two
-        points: how often stage two is judged, the last time at its end
+        epochs: epochs of stage two
+        points: number of evaluations of stage two, the last one at its end
 
     Returns:
-        as ``_race.run``, all compiled before; ``epoch_updates``, those of one epoch; and what a
-        search has to say.
+        as ``_race.run``, with everything compiled before; ``epoch_updates``, the updates of one
+        epoch; and, for a search, its statistics.
     """
     data = replace(data, labels=with_noise(data, setting["noise"]))
     key = json.dumps([stage_one, setting["noise"], seed, len(data.rows), epochs], sort_keys=True)
@@ -67,9 +67,9 @@ def train(setting: dict, data: Images, seed: int, *, folder, stage_one, epochs, 
 
 @functools.cache
 def plain(batch: int, updates: int):
-    """Return (network, step, its first state) of Momentum with an array of so many rates.
+    """Return (network, step, its initial state) of Momentum with an array of ``updates`` rates.
 
-    Shared by all trainings of that form: MindSpore compiles it once.
+    All trainings of the same form share it, so that MindSpore compiles it once.
     """
     network = LeNet5()
     rates = Tensor(np.zeros(updates, np.float32))
@@ -79,7 +79,7 @@ def plain(batch: int, updates: int):
 
 @functools.cache
 def subspace(batch: int, components: int, method: str, rate: float, momentum: float, options: str):
-    """Return (network, step, its first state) of a ``SubspaceStep``, with any basis as yet."""
+    """Return (network, step, its initial state) of a ``SubspaceStep`` with a placeholder basis."""
     network = LeNet5()
     parameters = network.trainable_params()
     names = [(parameter.name, parameter.shape) for parameter in parameters]
@@ -95,7 +95,7 @@ def _loss_net(network):
 
 
 def _compiled(step, batch):
-    """Return (step, values of its Parameters), after one update that compiles its graphs."""
+    """Make one update, which compiles the graphs; return (step, earlier values of Parameters)."""
     values = [parameter.asnumpy().copy() for parameter in step.get_parameters()]
     random = np.random.default_rng(0)
     images = random.standard_normal((batch, 1, 32, 32), dtype=np.float32)
@@ -109,10 +109,10 @@ def _restore(step, values):
 
 
 def train_stage_one(stage_one, data, seed, start, epochs) -> dict:
-    """Train stage one, which leaves in ``start`` what others start from.
+    """Train stage one and store in ``start`` the state from which other trainings start.
 
-    The array of rates, zero behind its end, is as long as that of a training that goes on for
-    ``epochs`` of stage two, so that both have one compiled step.
+    The array of rates, padded with zeros, is as long as that of a training that continues for
+    ``epochs`` of stage two, so that both share one compiled step.
     """
     per_epoch = len(data.rows) // stage_one["batch"]
     total = stage_one["epochs"] * per_epoch
@@ -154,9 +154,10 @@ def _set_rates(step, rates):
 
 
 def go_on(setting, data, seed, start, stage_one, epochs, points) -> dict:
-    """Train on as stage one did, at the setting's batch and rates.
+    """Continue the training of stage one, with the setting's batch and rates.
 
-    With its moments, but in large batches: they are of another rate, and kicked the weights away.
+    Its moments are kept, except with large batches: they belong to another rate and threw the
+    weights far off.
     """
     batch, rate = setting["batch"], setting["learning_rate"]
     per_epoch = len(data.rows) // batch
@@ -173,7 +174,7 @@ def go_on(setting, data, seed, start, stage_one, epochs, points) -> dict:
 
 
 def search(setting, data, seed, start, epochs, points) -> dict:
-    """Train in the subspace of the snapshots, from where the setting starts."""
+    """Train in the subspace of the snapshots, from the setting's starting point."""
     initial = setting["start"] == "initial"
     folder = start.whole if initial else start.snapshots
     searches = setting["method"] == "projected_bfgs"
@@ -211,7 +212,7 @@ def search(setting, data, seed, start, epochs, points) -> dict:
 
 
 def average(start, data) -> dict:
-    """Judge the mean of the snapshots, which costs their reading."""
+    """Judge the mean of the snapshots; ``seconds`` is the time of reading and averaging them."""
     network = LeNet5()
     begin = time.perf_counter()
     with SnapshotFolder(start.snapshots, network) as snapshots:
@@ -226,7 +227,7 @@ def average(start, data) -> dict:
 
 
 def _second(data, total, seed, batch):
-    """Return the batches of stage two: in another order than those of stage one."""
+    """Return the batches of stage two, in a different order from those of stage one."""
     return batches(data.rows, total, (seed, 2), batch)
 
 
@@ -235,7 +236,7 @@ def _judged(total, points):
 
 
 def kept_ms(plan: dict, data: Images, folder: Path) -> dict[str, dict[str, float]]:
-    """Return ``update_ms``, kept in ``folder`` from an earlier call with the same stages one."""
+    """Return ``update_ms``, cached in ``folder`` for the same settings and rounds."""
     path, of = folder / "times.json", {name: plan[name] for name in ("settings", "rounds")}
     kept = load_json(path)
     if kept is None or kept["of"] != of:
@@ -247,9 +248,9 @@ def kept_ms(plan: dict, data: Images, folder: Path) -> dict[str, dict[str, float
 def update_ms(plan: dict, data: Images, folder: Path) -> dict[str, dict[str, float]]:
     """Return setting -> method of ``TIMED`` -> milliseconds of an update.
 
-    The median over the plan's rounds, each of which makes every training of two epochs once, of the
-    first seed and without noise. What others do on the machine then falls on all alike. ``folder``
-    is that of the stages one.
+    It is the median over the plan's rounds, each of which runs stage two once with every method,
+    for the first seed and without noise, so that other load on the machine affects all alike.
+    ``folder`` has the results of stage one.
     """
     planned = {(c.get("setting", "batch 8"), c["method"]) for c in plan["compare"]}
     settings = [

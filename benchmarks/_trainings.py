@@ -1,5 +1,6 @@
-"""What the races share: arguments, trainings that are kept when they are done, how a table is made
-and that it is what its plan says.
+"""Functions shared by the races: arguments, finished trainings, tables and their checks.
+
+Finished trainings are kept on disk; a table is checked to agree with its plan.
 """
 
 import argparse
@@ -34,13 +35,13 @@ def arguments(
     *,
     figure: bool = False,
 ) -> argparse.Namespace:
-    """Return a race's arguments; ``train`` is the option that was asked for, or None.
+    """Return a race's arguments; ``train`` is the option that was given, or None.
 
     Args:
         description: the program's docstring
-        options: what can be asked for, each a flag
-        data: what the folder of ``--data`` holds
-        figure: whether the program draws its race, with ``--figure``
+        options: names of the mutually exclusive flags
+        data: description of what the folder of ``--data`` holds
+        figure: whether the program can draw its race, with ``--figure``
     """
     parser = Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     what = parser.add_mutually_exclusive_group()
@@ -62,16 +63,16 @@ def train_and_show(
     show: Callable[[Stored], None],
     draw: Callable[[Stored, Path], None] | None = None,
 ) -> None:
-    """Train a race and store it, if that is asked for; then print it, and draw it.
+    """Train and store a race, if asked for; then print it, and draw it.
 
     Only --all replaces the race that came with labkit.
 
     Args:
-        name: of the stored race
-        options: of ``arguments``
+        name: name of the stored race
+        options: result of ``arguments``
         train_all: (options, folder for finished trainings, machine) -> the race
-        check: refuses a race that is not what its plan says
-        show: prints it
+        check: raises an error if the race does not agree with its plan
+        show: prints the race
         draw: writes its figure
     """
     work = RESULTS / (name + ("_quick" if options.train == "quick" else ""))
@@ -92,7 +93,7 @@ def train_and_show(
 
 
 def write(name: str, stored: Stored, folder: str | os.PathLike) -> None:
-    """Write the three files of ``name`` into ``folder``; each appears whole or not at all."""
+    """Write the three files of ``name`` into ``folder``, each atomically."""
     refuse_unknown("stored result", name, CURVES)
     folder, what = Path(folder), "the stored result"
     points = [{"run": run, **point} for run, points in stored.curves.items() for point in points]
@@ -110,18 +111,19 @@ def _as_csv(rows: list[dict], names: Iterable[str]) -> str:
 
 
 class Trainings:
-    """The trainings of a plan: what is finished is in ``rows`` and ``curves``, and in ``folder``.
+    """The trainings of a plan; finished ones are in ``rows`` and ``curves``, and in ``folder``.
 
-    A training is found again by its setting, seed and data; a change of labkit it does not see.
+    A stored training is identified by its setting, seed, limits and data; a change of labkit is not
+    noticed.
 
     Args:
-        plan: "images" says which images, and is part of a training's identity
-        images: part -> what ``train`` is handed
-        folder: where finished trainings are kept
-        anew: forget the finished ones
+        plan: its "images" select the images and are part of a training's identity
+        images: part -> images that are passed to ``train``
+        folder: folder of the finished trainings
+        anew: ignore the finished trainings
         train: (setting, images, seed, **limits) -> outcome, ready for JSON, with its ``curve``
         row_of: (run, stage, setting, seed, outcome, **columns) -> row of the table
-        summary: row -> words for the log
+        summary: row -> text for the log
     """
 
     def __init__(
@@ -141,7 +143,7 @@ class Trainings:
         self.rows, self.curves = [], {}
 
     def add(self, stage: str, setting: dict, seed: int, part: str, limits: dict, **columns) -> dict:
-        """Train, unless it is done, and return the new row."""
+        """Train, unless the training is finished, and return its new row."""
         key = [part, setting, seed, limits, self.plan["images"]]
         digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
         path = self._folder / f"{digest[:24]}.json"
@@ -160,7 +162,7 @@ class Trainings:
 
 
 def at_end(curve: list[dict]) -> dict:
-    """Return a row's fields of the end of its training; no accuracy where it was never judged."""
+    """Return a row's fields for the end of its training; no accuracy if it was never judged."""
     last = curve[-1] if curve else {"update": 0, "accuracy": None, "loss": None}
     return {
         "updates": last["update"],
@@ -175,13 +177,13 @@ def check(
     follows: Callable[[dict, list[dict]], dict],
     updates_of: Callable[[dict], int | None],
 ) -> None:
-    """Raise ``InputError`` unless a table is what its plan says.
+    """Raise ``InputError`` unless a table agrees with its plan.
 
     Args:
         stored: the table
         planned: (stage, setting, seed) of every row, in order
-        follows: (row, its curve) -> those of its fields that follow from them
-        updates_of: row -> how many updates were planned; None where it was stopped before
+        follows: (row, its curve) -> the fields of the row that follow from them
+        updates_of: row -> planned number of updates; None if the training stopped earlier
     """
     if len(stored.rows) != len(planned):
         raise InputError(f"rows: expected {len(planned)}, as planned, got {len(stored.rows)}")
@@ -200,14 +202,14 @@ def check(
 
 
 def _expect(what: str, row: dict, expected: dict) -> None:
-    # A NaN is not equal to itself: as texts they are compared.
+    # Compared as strings, since a NaN is not equal to itself.
     wrong = {name: row[name] for name in expected if str(row[name]) != str(expected[name])}
     if wrong:
         raise InputError(f"{what}: expected { {n: expected[n] for n in wrong} }, got {wrong}")
 
 
 def made_by(program: str, option: str, machine: dict, *packages: str) -> dict:
-    """Return how a table was made: command, versions, cores, day, and how idle the machine was."""
+    """Return how a table was made: command, versions, cores, date, idle share of the machine."""
     versions = {name: metadata.version(name) for name in ("mindspore", "numpy", *packages)}
     return {
         "command": f"python benchmarks/{program}.py --{option}",
@@ -219,7 +221,7 @@ def made_by(program: str, option: str, machine: dict, *packages: str) -> dict:
 
 
 def load_json(path: Path):
-    """Return what a JSON file holds; None where there is none or a killed program has cut it."""
+    """Return the contents of a JSON file; None if it is missing or truncated by a kill."""
     try:
         return json.loads(path.read_text())
     except (OSError, json.JSONDecodeError):
@@ -227,7 +229,7 @@ def load_json(path: Path):
 
 
 def percents(accuracies: list[float] | None) -> list[str]:
-    """Return the mean and the single ones in %, as columns of a table; empty ones for None."""
+    """Return the mean and the individual accuracies in %, as two columns; empty for None."""
     if accuracies is None:
         return ["", ""]
     texts = " ".join(f"{100 * accuracy:.2f}" for accuracy in accuracies)

@@ -4,14 +4,14 @@
     python benchmarks/accumulation_race.py --all    trains what is not yet done, and stores it
     python benchmarks/accumulation_race.py --quick  everything on few images, into runs/bench
 
-LeNet on MNIST as the tutorial trains it: three epochs, updates of 4 micro-batches of 32, Momentum
-0.01 and 0.9. "four" bugs: gradients are summed, an epoch's tail is carried into the next one, the
-loss printed is the last micro-batch's, and pixels are divided by 255 after they were normalised,
-in training and in the test. "none": averaged, flushed, the update's loss, divided first; also at
-four times the rate, which is what the sum makes of 0.01. Trainings of a seed have the same initial
-weights and the same images in the same order; they are judged by all test images.
+LeNet on MNIST as in the tutorial: three epochs, updates of 4 micro-batches of 32, Momentum with
+rate 0.01 and momentum 0.9. "four" bugs: gradients are summed, an epoch's tail is carried into the
+next one, the loss printed is the last micro-batch's, and pixels are divided by 255 after they were
+normalised, in training and in the test. "none": averaged, flushed, the update's loss, divided
+first; also at four times the rate, to which summing raises 0.01. Trainings with the same seed have
+the same initial weights and the same images in the same order; all test images judge them.
 
---all and --quick take up what they have finished, from runs/bench; --anew does not.
+--all and --quick reuse finished trainings from runs/bench unless --anew is given.
 """
 
 import argparse
@@ -46,14 +46,14 @@ MEANING = {
 _PUBLISHED = {"bugs": "four", "learning_rate": 0.01}
 PLANS = {
     "all": {
-        # A setting's images are read once: what shares them stands together.
+        # Settings with the same images are adjacent, so that these are read once.
         "settings": [_PUBLISHED, *({"bugs": "none", "learning_rate": r} for r in (0.01, 0.04))],
         "seeds": [1, 2, 3],
         "epochs": 3,
         "quoted": 459,
         "images": {"held_out": 0, "train": None, "test": None},
     },
-    # To see the program run: seconds, and no meaning.
+    # To check that the program runs: takes seconds; the results mean nothing.
     "quick": {
         "settings": [_PUBLISHED, {"bugs": "none", "learning_rate": 0.01}],
         "seeds": [1],
@@ -65,13 +65,13 @@ PLANS = {
 
 
 def main():
-    """Do what the command line asks for."""
+    """Carry out the command line."""
     options = arguments(__doc__, ("all", "quick"))
     train_and_show(race.NAME, options, train_all, check, show)
 
 
 def train_all(options: argparse.Namespace, work: Path, machine: dict) -> results.Stored:
-    """Train everything that is planned, and return the race."""
+    """Run all planned trainings and return the race."""
     plan = PLANS[options.train]
     images = partial(images_for, options.data or prepare("mnist"), **plan["images"])
     trainings = Trainings(
@@ -92,7 +92,7 @@ def planned(plan: dict) -> list[tuple[str, dict, int]]:
 
 
 def make_step(setting: dict, seed: int) -> tuple[nn.Cell, AccumulatedStep]:
-    """Return (network, step) of one setting, freshly initialised."""
+    """Return (network, step) of one setting, newly initialised."""
     ms.set_seed(seed)
     np.random.seed(seed)
     network = LeNet5()
@@ -103,16 +103,16 @@ def make_step(setting: dict, seed: int) -> tuple[nn.Cell, AccumulatedStep]:
 
 
 def train(setting: dict, data: Images, seed: int, *, epochs: int, quoted: int) -> dict:
-    """Train once and return what ``_race.run`` does; the points have ``printed_loss`` besides.
+    """Train once and return what ``_race.run`` does; points also have ``printed_loss``.
 
-    It is judged at the end of every epoch, and where the tutorial's losses are quoted.
+    It is judged at the end of every epoch and at the updates whose losses the tutorial quotes.
 
     Args:
         setting: bugs and learning_rate
-        data: that it trains on and is judged by; with the bugs, rescaled as published
-        seed: of weights and order
+        data: images for training and for judging; with the bugs, rescaled as published
+        seed: seed of weights and order
         epochs: passes over the images
-        quoted: update of the second epoch whose loss is noted
+        quoted: update of the second epoch whose loss is recorded
     """
     network, step = make_step(setting, seed)
     in_epoch = len(data.rows) // BATCH
@@ -127,7 +127,7 @@ def train(setting: dict, data: Images, seed: int, *, epochs: int, quoted: int) -
 
     def after(number):
         nonlocal of_update
-        # The group begins again with every epoch: 1875 micro-batches are no multiple of 4.
+        # Groups restart with every epoch: 1875 micro-batches are not a multiple of 4.
         if ((number - 1) % in_epoch + 1) % MICRO_STEPS == 0:
             of_update = returned
         if number % in_epoch == 0:
@@ -155,13 +155,13 @@ def _of_curve(curve):
 
 
 def updates_of(plan: dict, setting: dict) -> int:
-    """Return the updates of a training: with the bugs, an epoch's tail makes none."""
+    """Return the updates of a training; with the bugs, an epoch's tail makes no update."""
     per_epoch, tail = divmod((plan["images"]["train"] or 60_000) // BATCH, MICRO_STEPS)
     return plan["epochs"] * (per_epoch + (setting["bugs"] == "none" and tail > 0))
 
 
 def check(stored: results.Stored) -> None:
-    """Raise ``InputError`` unless the rows are what ``stored.head`` says they are."""
+    """Raise ``InputError`` unless the rows agree with ``stored.head``."""
     plan = stored.head["plan"]
 
     def updates(row):
@@ -171,7 +171,7 @@ def check(stored: results.Stored) -> None:
 
 
 def show(stored: results.Stored) -> None:
-    """Print what every setting prints and reaches, by seed."""
+    """Print every setting's printed losses and its accuracy, by seed."""
     lines = []
     for setting in stored.head["plan"]["settings"]:
         losses = [race.values(stored, f"loss_{name}", **setting) for name in _PRINTED]

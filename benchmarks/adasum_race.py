@@ -6,14 +6,14 @@
 
 The single-worker learning rate is the best of a grid with one worker, batch 32, trained on 50 000
 of MNIST's 60 000 training images and judged by the other 10 000. The learning rates of a reduction
-are multiples of it; its own tuned one is the best on the same images with 16 workers. The test set
-is not read for either. Race: on all 60 000 images, judged by the test set, with seeds that the
-tuning has not seen. ``_adasum_plan.py`` says what is raced.
+are multiples of it; its own tuned rate is the best on the same images with 16 workers. The test set
+is not used for either. Race: on all 60 000 images, judged by the test set, with seeds that the
+tuning has not used. ``_adasum_plan.py`` defines what is raced.
 
-Every rate warms up over 17 % of the updates and falls to 0 in a line. Each worker has moments of
-its own. All workers together make two passes over the images.
+Every rate warms up over 17 % of the updates and then decreases linearly to 0. Each worker has its
+own moments. All workers together make two passes over the images.
 
---all and --quick take up what they have finished, from runs/bench; --anew does not.
+--all and --quick reuse finished trainings from runs/bench unless --anew is given.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from labkit.data.prepare import prepare
 from labkit.labs import results
 from labkit.labs.results import adasum_race as race
 
-# Required: mean test accuracy of Adasum, at least, and of the sum, less than, at the single rate.
+# Required mean test accuracy at the single-worker rate: Adasum at least, the sum less than this.
 ADASUM, SUM = 0.975, 0.90
 MEANING = {
     "stage": "tune is judged by held-out training images, race by the test set",
@@ -41,13 +41,13 @@ MEANING = {
 
 
 def main():
-    """Do what the command line asks for."""
+    """Carry out the command line."""
     options = arguments(__doc__, ("all", "quick"), figure=True)
     train_and_show(race.NAME, options, train_all, check, show, draw)
 
 
 def train_all(options: argparse.Namespace, work: Path, machine: dict) -> results.Stored:
-    """Train everything that is planned, and return the race."""
+    """Run all planned trainings and return the race."""
     from _adasum_training import train
     from _race import images_for
 
@@ -81,7 +81,7 @@ def _summary(row):
 
 
 def show(stored: results.Stored) -> None:
-    """Print the tuned rates, the race, and whether it shows what is required."""
+    """Print the tuned rates, the race, and whether it meets the requirements."""
     print(f"\nlearning rates: single worker {stored.head['single']}, tuned {stored.head['tuned']}")
     print("\ntest accuracy in %\n")
     names = ("workers", "reduction", "optimizer", "on", "scope", "learning_rate")

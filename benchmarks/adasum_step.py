@@ -1,18 +1,17 @@
-"""What Adasum costs: its Gram form against the tree, and a step over real ranks against the mean.
+"""Cost of Adasum: its Gram form against the tree, and a step on real ranks against the mean.
 
     python benchmarks/adasum_step.py [--rounds 7] [--ranks 2 4] [--json FILE]
 
-1. N vectors of LeNet's size to one, layer by layer, in one process: ``by="gram"``; ``by="tree"``,
-   which rescales every vector; and a plain tree with raw float32 scalar products in two forms: a
-   compiled pair that is called N - 1 times, and one graph that takes all pairs of a level at once.
-2. A training step of LeNet, batch 32 a rank, on real ranks of this machine: ``AdasumStep`` against
-   ``PlainStep``, which averages gradients by AllReduce; the same optimizer, each on batches of
-   MNIST that it has not seen: on a batch that it has memorised, the workers' moves cancel as
-   they do in no training. And the combination alone: AllGather and Adasum against one AllReduce of
-   as many numbers.
-3. Bytes that a rank sends, and receives, for an update, where the collectives run in rings.
+1. Combining N vectors of LeNet's size, layer by layer, in one process: ``by="gram"``;
+   ``by="tree"``, which rescales every vector; and a plain tree with raw float32 scalar products in
+   two forms: a compiled pair called N - 1 times, and one graph for all pairs of a level at once.
+2. A training step of LeNet, batch 32 per rank, on real ranks of this machine: ``AdasumStep``
+   against ``PlainStep``, which averages gradients by AllReduce, with the same optimizer. Each gets
+   unseen batches of MNIST: on a memorised batch the workers' moves cancel as they never do in
+   training. Also the combination alone: AllGather and Adasum against AllReduce of as many numbers.
+3. Bytes that a rank sends and receives for an update if the collectives use rings.
 
-The contestants take turns in one process, or in one process a rank; medians over rounds.
+The contestants take turns in one process, or in one process per rank; medians over rounds.
 """
 
 import itertools
@@ -34,19 +33,19 @@ from _side_by_side import (
 from labkit.base.command_line import Parser
 from labkit.data.prepare import prepare
 
-# LeNet's parameters, as the step has them: conv1, conv2, then weight and bias of three dense ones.
+# Sizes of LeNet's parameters, in the step's order: conv1, conv2, dense weights and biases.
 SIZES = (150, 2400, 48000, 120, 10080, 84, 840, 10)
 WORKERS = (16, 32, 64)
-TREE, MEAN = 1 / 3, 1.05  # at most: Gram over a tree; a step over the mean's
-NOTES = 5  # numbers that travel beside a worker's vector
-SECONDS = 300  # for ranks to end
+TREE, MEAN = 1 / 3, 1.05  # upper limits of the ratios: Gram to tree, Adasum's step to the mean's
+NOTES = 5  # numbers that are sent with a worker's vector
+SECONDS = 300  # timeout of the ranks
 STEPS = {"gram": 5, "rank": 20}
 BATCH = 32
 PAIRS = {"step": ("AdasumStep", "PlainStep"), "combination alone": ("Adasum", "AllReduce")}
 
 
 def main():
-    """Measure all and print three tables; or, as a child, measure one and leave JSON."""
+    """Measure everything and print three tables; as a child, measure one part as JSON."""
     parser = Parser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--ranks", type=int, nargs="*", default=[2, 4])
@@ -81,7 +80,7 @@ def main():
 
 
 def on_ranks(ranks: int, *arguments: str) -> dict:
-    """Run this program on so many ranks and return what rank 0 leaves."""
+    """Run this program on ``ranks`` ranks and return rank 0's result."""
     from labkit import launch
 
     with tempfile.TemporaryDirectory() as folder:
@@ -92,7 +91,7 @@ def on_ranks(ranks: int, *arguments: str) -> dict:
 
 
 def combinations_ms(workers, rounds):
-    """Return the milliseconds of each form, and its distance from the float64 tree."""
+    """Return each form's milliseconds and its relative difference from the float64 tree."""
     from labkit import start
 
     start(device="CPU")
@@ -104,14 +103,14 @@ def combinations_ms(workers, rounds):
     from labkit.steps.state import bounds
 
     random = np.random.default_rng(0)
-    # Half of each vector is the same for all workers, as in gradients: neither parallel nor not.
+    # A common part plus a part per worker, as in gradients: neither parallel nor orthogonal.
     rows = random.standard_normal((workers, sum(SIZES))) + random.standard_normal(sum(SIZES))
     rows = rows.astype(np.float32)
     forms = {
         "gram": combination("adasum", SIZES, workers),
         "tree": combination("adasum", SIZES, workers, by="tree"),
     } | _plain_trees(bounds(SIZES))
-    # As they come: one after the other for the pairs, together for the others.
+    # In the form they have in use: separate vectors for the pairs, one matrix for the others.
     inputs = {name: Tensor(rows) for name in forms}
     inputs["plain tree by pairs"] = [Tensor(row[None]) for row in rows]
     right = [adasum_tree(rows[:, start:end]) for start, end in bounds(SIZES)]
@@ -130,7 +129,7 @@ def combinations_ms(workers, rounds):
 
 
 def _plain_trees(bounds):
-    """Return the formula for N a power of two: of N rows (1, D), and of (N, D) at once."""
+    """Return the plain formula, N a power of two: for N rows (1, D), and for (N, D) at once."""
     from mindspore import nn, ops
 
     class Pairs(nn.Cell):
@@ -173,7 +172,7 @@ def _plain_trees(bounds):
 
 
 def ranks_ms(rounds, data):
-    """Return the milliseconds of steps and combinations on this rank, all ranks in step."""
+    """Return the milliseconds of steps and combinations on this rank, all ranks in lockstep."""
     from labkit import start
 
     start(device="CPU", seed=1, distribute=True)
@@ -234,7 +233,7 @@ def _combinations(team, row):
 
 
 def _leave(measured, out):
-    """Write what rank 0 has measured; every rank has to be done before its process ends."""
+    """Write rank 0's measurements; no process may end before all ranks are finished."""
     from labkit.ranks.cluster import gather, rank_and_size
 
     if rank_and_size()[0] == 0:
@@ -243,10 +242,10 @@ def _leave(measured, out):
 
 
 def bytes_of(ranks: int) -> dict[str, float]:
-    """Return the bytes that a rank sends for an update, and receives: as many, in a ring.
+    """Return the bytes that a rank sends for an update; in a ring it receives as many.
 
-    AllReduce of D float32 is a ReduceScatter and an AllGather, each of (R - 1) / R of them; Adasum
-    gathers the vectors of the R - 1 others whole.
+    AllReduce of D float32 numbers on R ranks is a ReduceScatter and an AllGather, each of
+    (R - 1) / R of them; Adasum gathers the whole vectors of the R - 1 other ranks.
     """
     numbers = sum(SIZES)
     return {
@@ -283,7 +282,7 @@ def show(measured: dict) -> None:
 
 
 def targets_of(measured: dict) -> list[Target]:
-    """Return Gram's time over the fastest tree's, and a step's on ranks over that of the mean."""
+    """Return targets: Gram's time over the fastest tree's, a step's on ranks over the mean's."""
     targets = []
     for workers, child in measured["gram"].items():
         ms = dict(child["ms"])

@@ -1,11 +1,11 @@
-"""Every recipe on 10 000 images of CIFAR-10: what each reaches after the same images seen.
+"""Every recipe on 10 000 images of CIFAR-10: accuracy after equally many images.
 
     python benchmarks/cifar10_recipes.py FOLDER [--cores 1] [--out runs/bench/cifar10]
 
-FOLDER has train/ and val/, a folder of 32x32 images for each of the ten classes. Each training is a
-command of its own, printed first: ResNet-18 at 32 pixels in float32, five passes over train/, 128
-images an update, then its accuracy on val/. The two most accurate are trained with two further
-seeds. No rate was searched for, so the order of the recipes says nothing about the techniques.
+FOLDER has train/ and val/, each with a folder of 32x32 images for each of the ten classes. Each
+training is a command of its own, printed first: ResNet-18 at 32 pixels in float32, five passes over
+train/, 128 images per update, then its accuracy on val/. The two most accurate are trained with two
+further seeds. No rate was tuned, so the order of the recipes says nothing about the techniques.
 
 Finished trainings are kept in --out and not repeated. Processor seconds (user and system) and the
 peak of resident memory are those of the whole process: data, compilation, training, evaluation.
@@ -33,7 +33,7 @@ COMMON = {
     "image_size": 32,
     "class_num": "None",
     "dataset": "cifar10",
-    # Crops down to a twelfth of an image want more than five passes.
+    # Random crops down to a twelfth of an image would need more than five passes.
     "augment": False,
     "label_smooth_factor": 0,
     "num_parallel_workers": 1,
@@ -43,7 +43,7 @@ WARM_UP = {"precision": "O0", "loss_scale": 1, "warmup_epochs": 1, "weight_decay
 
 
 class Command(NamedTuple):
-    """One recipe and what it is told beside ``COMMON``."""
+    """One recipe and its settings in addition to ``COMMON``."""
 
     recipe: str
     settings: dict
@@ -78,7 +78,7 @@ STAGE_2 = Command(
     "subspace-2",
     {"batch_size": 128, "epoch_size": 1, "n_components": 16, "precision": "O0", "loss_scale": 1},
 )
-# What is trained, one command after the other.
+# The trainings: the commands of each, in order.
 PLAN = {
     "resnet50": [SGD],
     "accumulation": [ACCUMULATION],
@@ -90,7 +90,7 @@ SEEDS = (1, 2, 3)
 
 
 def main(arguments=None) -> int:
-    """Train what is not finished and print the table; return the exit code."""
+    """Run the unfinished trainings and print the table; return the exit code."""
     parser = Parser(description=__doc__.splitlines()[0])
     parser.add_argument("data", type=Path, metavar="FOLDER")
     parser.add_argument("--cores", type=int, default=1, help="of each training (1)")
@@ -106,7 +106,7 @@ def main(arguments=None) -> int:
 
 
 def trained(name: str, seed: int, options: argparse.Namespace) -> list[dict]:
-    """Return one outcome for each command of a plan, trained now or before."""
+    """Return one outcome for each command of a plan, from this or an earlier run."""
     folder = options.out / f"{name}-{seed}"
     outcomes: list[dict] = []
     for command in PLAN[name]:
@@ -118,7 +118,7 @@ def trained(name: str, seed: int, options: argparse.Namespace) -> list[dict]:
 
 
 def command_line(command: Command, seed: int, folder: Path, data: Path) -> list[str]:
-    """Return the command's words behind ``labkit``."""
+    """Return the command's arguments after ``labkit``."""
     settings = COMMON | command.settings | {"seed": seed}
     settings["save_checkpoint_path"] = folder / command.recipe
     if command is STAGE_2:
@@ -145,7 +145,7 @@ def outcome(name: str, command: Command, seed: int, folder: Path, data: Path) ->
     accuracies = re.findall(r"^labkit: top_1_accuracy ([\d.]+)", text, re.MULTILINE)
     if child.returncode or not accuracies:
         raise RuntimeError(f"{name}: the training exited with {child.returncode}:\n{text[-3000:]}")
-    # A header line and one row for each update.
+    # A header line and one row per update.
     records = (run / "records.csv").read_text().splitlines()
     images = records[0].split(",").index("images")
     return {
@@ -161,7 +161,7 @@ def outcome(name: str, command: Command, seed: int, folder: Path, data: Path) ->
 
 
 def table(rows: list[list[dict]]) -> str:
-    """Return a row for each recipe's training; a subspace training has one for each stage."""
+    """Return a Markdown table with a row per training; subspace training has one per stage."""
     lines = [
         "| recipe | seed | updates | images seen | top-1, % | processor seconds | peak MB |",
         "|---|---|---|---|---|---|---|",

@@ -1,12 +1,12 @@
-"""The first call of each step, side by side: what compiling costs over a bare cell's.
+"""Compilation time of each step, from its first call, relative to a bare cell.
 
     python benchmarks/compiling.py [--batch 32] [--processes 5]
 
-LeNet and Momentum. The bare cell takes a gradient and calls the optimizer, nothing else. In every
-process each step is built and called once, in an order that is turned from process to process
-(compiling takes the longer the more a process has compiled); medians over processes. ThorStep is
-called twice, since its second update is another graph; so is SubspaceStep, which searches from the
-first update on, and AdasumStep, once for each of two workers.
+LeNet and Momentum. The bare cell computes a gradient and calls the optimizer, nothing else. In
+every process each step is built and called once, in an order that rotates from process to process
+(compiling takes longer the more a process has already compiled); medians over processes. ThorStep
+is called twice, since its second update is a different graph; so are SubspaceStep, which searches
+from the first update on, and AdasumStep, once for each of two workers.
 """
 
 import json
@@ -26,7 +26,7 @@ from _side_by_side import (
 
 from labkit.base.command_line import Parser
 
-# At most so many times a bare cell's compilation.
+# Upper limits, in multiples of a bare cell's compilation time.
 LIMITS = {
     "plain, no finite check": 1.2,
     "plain": 1.5,
@@ -38,7 +38,7 @@ LIMITS = {
 
 
 def main():
-    """Measure in children and print the table; or, as a child, measure and print JSON."""
+    """Measure in children and print the table; as a child, measure and print JSON."""
     parser = Parser(description=__doc__.splitlines()[0])
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--processes", type=int, default=5)
@@ -65,7 +65,7 @@ def main():
 
 
 def measure(batch: int, first: int) -> dict[str, float]:
-    """Return name -> seconds of building a step and of its first calls, in this process."""
+    """Return name -> seconds to build a step and make its first calls, in this process."""
     from mindspore import Tensor
 
     from labkit import start
@@ -74,7 +74,7 @@ def measure(batch: int, first: int) -> dict[str, float]:
     images, labels = (Tensor(part) for part in batch_of(batch, 1, 32, 32))
     contestants = list(builders().items())
     seconds = {}
-    # One that does not count: what MindSpore loads when it first compiles.
+    # The first one does not count: it includes what MindSpore loads for its first compilation.
     for name, (build, calls) in [contestants[0], *turned(contestants, first)]:
         begin = time.perf_counter()
         step = build()
@@ -86,7 +86,7 @@ def measure(batch: int, first: int) -> dict[str, float]:
 
 
 def turned(contestants: list, first: int) -> list:
-    """Return the contestants beginning with number ``first``, round by round."""
+    """Return the contestants rotated to begin with number ``first``."""
     first %= len(contestants)
     return contestants[first:] + contestants[:first]
 

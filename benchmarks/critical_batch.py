@@ -4,13 +4,13 @@
     python benchmarks/critical_batch.py --all      trains what is not yet done, and stores it
     python benchmarks/critical_batch.py --quick    two workers on few images, into runs/bench
 
-Updates until 97 % of 2 000 training images that are held out are right, over the batch of one
-update: 32 images for each of N workers, 1 to 32. Momentum 0.9, a constant learning rate: no
-schedule that would have to know how long the training is. The rate is tuned for each N, by the
-updates to the target; Adasum is also at the rate of a single worker, which is its promise.
-``_critical_plan.py`` says how. The test set is not read.
+Number of updates until 97 % of 2 000 held-out training images are classified correctly, over the
+batch of one update: 32 images for each of N workers, 1 to 32. Momentum 0.9 and a constant learning
+rate, since a schedule would need the length of the training in advance. The rate is tuned for each
+N to minimise the updates to the target; Adasum is also trained at the rate of a single worker,
+since it promises to need no other. ``_critical_plan.py`` has the details. The test set is not used.
 
---all and --quick take up what they have finished, from runs/bench; --anew does not.
+--all and --quick reuse finished trainings from runs/bench unless --anew is given.
 """
 
 import argparse
@@ -35,13 +35,13 @@ MEANING = {
 
 
 def main():
-    """Do what the command line asks for."""
+    """Carry out the command line."""
     options = arguments(__doc__, ("all", "quick"), figure=True)
     train_and_show(critical.NAME, options, train_all, check, show, draw)
 
 
 def train_all(options: argparse.Namespace, work: Path, machine: dict) -> results.Stored:
-    """Train everything that is planned, and return the measurement."""
+    """Run all planned trainings and return the measurement."""
     from _critical_training import train
     from _race import images_for
 
@@ -72,7 +72,7 @@ def _summary(row):
 
 
 def show(stored: results.Stored) -> None:
-    """Print updates to the target by batch and method, and the curves through them."""
+    """Print updates to the target by batch and method, and the curves fitted to them."""
     target = stored.head["plan"]["target"]
     print(f"\nupdates to {target:.0%}, mean and seeds; rate: the learning rate\n")
     rows = []

@@ -2,8 +2,8 @@
 
     python benchmarks/lenet_step.py [--batch 32] [--processes 5] [--rounds 10]
 
-Same network (no bias in the convolutions), batch, optimizer (momentum) and number of threads.
-Within a process the contestants take turns; medians over rounds, then over processes.
+All have the same network (no bias in the convolutions), batch, optimizer (momentum) and number of
+threads. Within a process the contestants take turns; medians over rounds, then over processes.
 """
 
 import json
@@ -41,7 +41,7 @@ PLAIN = ("plain", "bare, if", "bare", "TrainOneStepCell")
 
 
 def main():
-    """Run all children and print both tables; or, as a child, measure and print JSON."""
+    """Run all children and print both tables; as a child, measure and print JSON."""
     parser = step_parser(__doc__, batch=32, processes=5, rounds=10)
     parser.add_argument("--child", choices=CHILDREN)
     options = parser.parse_args()
@@ -50,7 +50,7 @@ def main():
         return
     machine = look_at_machine()
     arguments = ("--batch", str(options.batch), "--rounds", str(options.rounds), "--child")
-    # 20 to 40 times slower: once is enough.
+    # 20 to 40 times slower: measured only once.
     slow = in_child(__file__, *arguments, "installed", environment=AS_INSTALLED)
     runs = in_processes(
         options.processes,
@@ -84,7 +84,7 @@ def main():
 
 
 def _calls(steps, batch):
-    """Return name -> a call of each step that waits for its loss."""
+    """Return name -> function that calls a step and waits for its loss."""
     from mindspore import Tensor
 
     images, labels = (Tensor(part) for part in batch_of(batch, 1, 32, 32))
@@ -95,7 +95,7 @@ def _calls(steps, batch):
 
 
 def labkit_steps(batch, rounds):
-    """Steps of labkit, and every plain step that could be faster."""
+    """Time labkit's steps, and every plain step that could be faster."""
     from labkit import AccumulatedStep, PlainStep, start
 
     start()
@@ -130,7 +130,7 @@ def labkit_steps(batch, rounds):
 
 
 def installed_steps(batch, rounds):
-    """MindSpore as it comes: no labkit.start, nothing set but graph mode; LeNet5 is the same."""
+    """Time MindSpore as installed: no labkit.start, only graph mode is set; the same LeNet5."""
     import mindspore as ms
     from mindspore import nn, ops
 
@@ -163,7 +163,7 @@ def _torch_setting(batch):
 
 
 def torch_steps(batch, rounds):
-    """PyTorch's eager step, as its tutorials write it."""
+    """Time PyTorch's eager step, written as in its tutorials."""
     import torch
 
     network, images, labels = _torch_setting(batch)
@@ -191,7 +191,7 @@ _PARTS = {
 
 
 def mindspore_parts(batch, rounds):
-    """Forward and backward of single parts in compiled cells."""
+    """Time forward and backward of single parts in compiled cells."""
     from labkit import start
 
     start()
@@ -241,7 +241,7 @@ def mindspore_parts(batch, rounds):
 
 
 def torch_parts(batch, rounds):
-    """The same parts in PyTorch."""
+    """Time the same parts in PyTorch."""
     import torch
 
     network, _, _ = _torch_setting(batch)

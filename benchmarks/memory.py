@@ -1,9 +1,9 @@
-"""Peak memory of training, each number from a child process of its own.
+"""Peak memory of training, each measured in a child process of its own.
 
     python benchmarks/memory.py
 
-LeNet over the effective batch, full batches against micro-batches of 32; and what accumulation
-adds to a network of 25 million parameters.
+LeNet over the effective batch, full batches against micro-batches of 32; and the memory that
+accumulation adds to a network of 25 million parameters.
 """
 
 from statistics import median

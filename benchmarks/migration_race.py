@@ -5,18 +5,18 @@
     python benchmarks/migration_race.py --all         trains what is not yet done, and stores it
     python benchmarks/migration_race.py --quick       everything on few images, into runs/bench
 
-Needs PyTorch. Half a ResNet-18 on 9000 colour digits of 64 pixels, three epochs: section 12 of lab
-02. Both frameworks begin with the same weights, to the bit, and see the same images in the same
-order; each reads the JPEG files by its own pipeline. Label smoothing, momentum, weight decay and
-rates are the same. After each epoch both are judged by the same 5000 images, and after the last one
-each framework judges the other's weights, which labkit.migration carries over. Three seeds of
-weights and order: their spread is the yardstick. A last training of PyTorch, with the images of
-each batch backwards, shows what rounding alone does.
+Needs PyTorch. A ResNet-18 of half the width on 9000 colour digits of 64 pixels, three epochs, as in
+section 12 of lab 02. Both frameworks begin with bitwise the same weights and see the same images in
+the same order; each reads the JPEG files with its own pipeline. Label smoothing, momentum, weight
+decay and rates are the same. After each epoch both are judged by the same 5000 images, and after
+the last one each framework judges the other's weights, converted by labkit.migration. Three seeds
+of weights and order: their spread is the yardstick. A last training in PyTorch, with the images of
+each batch reversed, shows the effect of rounding alone.
 
-Everything runs on one core, the last one this process may use; a training, a judgement and a
-measurement of time is a process of its own. Times are those of batches in memory.
+Everything runs on one core, the last one this process may use; each training, judgement and timing
+runs in a process of its own. Times are measured with batches in memory.
 
---all and --quick take up what they have finished, from runs/bench; --anew does not. --all takes
+--all and --quick reuse finished trainings from runs/bench unless --anew is given. --all takes
 about 25 minutes.
 """
 
@@ -47,7 +47,7 @@ PROGRAM = str(Path(__file__).with_name("_migration_training.py"))
 
 
 def main():
-    """Do what the command line asks for."""
+    """Carry out the command line."""
     options = arguments(__doc__, ("all", "time-only", "quick"), "train/ and val/ of colour digits")
     out = options.out or results.stored.FOLDER
     if options.train:
@@ -72,7 +72,7 @@ def main():
 
 
 def train_all(plan: dict, data: str, work: Path, anew: bool) -> results.Stored:
-    """Train everything that is planned; return the race, whose head is empty."""
+    """Run all planned trainings; return the race, whose head is still empty."""
     trainings = Trainings(
         plan, lambda part: data, work, anew,
         train=partial(train, plan), row_of=row_of, summary=lambda row: row["last_accuracy"],
@@ -95,7 +95,7 @@ def train(plan: dict, setting: dict, data: str, seed: int, **training) -> dict:
 
 
 def ask(task: str, environment: dict | None = None, **given) -> dict:
-    """Return what a task of ``_migration_training`` answers in a process of its own."""
+    """Return the result of a task of ``_migration_training`` in a process of its own."""
     return in_child(PROGRAM, json.dumps({"task": task, **given}), environment=environment)
 
 
@@ -108,10 +108,10 @@ def row_of(run, stage, setting, seed, outcome) -> dict:
 
 
 def times(plan: dict, data: str) -> dict:
-    """Return contestant -> ms an image in training and inference, medians over processes.
+    """Return contestant -> ms per image in training and inference, medians over processes.
 
-    ``runs`` has those of each process, ``kernels`` says what the contestant may use of the
-    processor.
+    ``runs`` has the times of each process, ``kernels`` the instruction sets that the contestant may
+    use.
     """
 
     def in_turns():
@@ -130,7 +130,7 @@ def times(plan: dict, data: str) -> dict:
 
 
 def show(stored: results.Stored) -> None:
-    """Print accuracies, their spread, the exchange of weights, and the times."""
+    """Print accuracies, their spread, the results of exchanged weights, and the times."""
     names = ("stage", "framework", "order", "seed", "last_accuracy", "other_accuracy",
              "images_differ", "seconds")  # fmt: skip
     print_table([*names], [[f"{row[name]}" for name in names] for row in stored.rows])

@@ -1,4 +1,4 @@
-"""Make labkit/tools/reports/labs.json, the stored run that reports hold headline metrics against.
+"""Write labkit/tools/reports/labs.json: the stored run with which reports compare headline metrics.
 
     labkit run --preset smoke --out runs/smoke-1
     labkit run --preset smoke --out runs/smoke-2 -p seed=2 01 02 03 04 05
@@ -6,10 +6,10 @@
 
 Without a RUN it prints what is stored.
 
-Of the RUNs with a lab and a preset the first is stored; the others, which may differ from it in the
-seed alone, show how far the numbers go from run to run. The tolerances are those of
-_lab_tolerances.py: one that does not cover all RUNs is refused, and so is a headline metric without
-one. Entries of labs and presets that no RUN is of stay as they are.
+For each lab and preset the first RUN is stored; the others, which may differ from it only in the
+seed, show how much the numbers vary from run to run. The tolerances are those of
+_lab_tolerances.py: a tolerance that does not cover all RUNs is refused, and so is a headline metric
+without one. Entries of labs and presets without a RUN stay as they are.
 """
 
 import os
@@ -61,7 +61,7 @@ def show(stored: dict[str, dict]) -> None:
 
 
 def entries(labs: list[LabRun]) -> dict[str, dict[str, dict]]:
-    """Return preset -> lab -> what is stored. Raises ``InputError`` for what cannot be."""
+    """Return preset -> lab -> stored entry; raise ``InputError`` if a run cannot be stored."""
     groups: dict[tuple[str, str], list[LabRun]] = {}
     for lab in labs:
         if lab.status != "passed" or lab.problems:
@@ -74,7 +74,7 @@ def entries(labs: list[LabRun]) -> dict[str, dict[str, dict]]:
 
 
 def entry(preset: str, name: str, runs: list[LabRun]) -> dict:
-    """Return what is stored of one lab at one preset; the first of ``runs`` is the reference."""
+    """Return the stored entry of one lab and preset; the first of ``runs`` is the reference."""
     results = runs[0].results
     tolerances = TOLERANCES.get(preset, {}).get(name)
     if tolerances is None:
@@ -86,7 +86,7 @@ def entry(preset: str, name: str, runs: list[LabRun]) -> dict:
     parameters, any_seed = results["parameters"], ANY_SEED[preset]
     for run in runs:
         _same_but_seed(parameters, run)
-    # Where seeds are not compared, another seed's value is no ground for a tolerance.
+    # If seeds are not compared, values of other seeds do not count for the tolerance.
     shown = [run for run in runs if any_seed or _seed(run) == _seed(runs[0])]
     return {
         "command": f"labkit run {name} --preset {preset}",

@@ -2,9 +2,9 @@
 
     python benchmarks/resnet_step.py [--batch 32] [--processes 5] [--rounds 5] [--skip-installed]
 
-Same weights, batch, optimizer (momentum 0.9) and number of threads. Both frameworks take turns,
-process by process; medians over rounds, then over processes. The second table says where the time
-of a step goes in both.
+Both have the same weights, batch, optimizer (momentum 0.9) and number of threads. The frameworks
+take turns, process by process; medians over rounds, then over processes. The second table shows
+where a step spends its time in both.
 """
 
 import json
@@ -33,8 +33,8 @@ NAMES = {
     "torch": "PyTorch eager",
     "installed": "nn.TrainOneStepCell, nn.Conv2d, as installed",
 }
-# What an operator belongs to, by MindSpore's name for it and by PyTorch's; the first that begins
-# so. PyTorch reorders inside its convolutions, and its mul_ and add_ are the optimizer's.
+# Kind -> prefixes of operator names in MindSpore and PyTorch; the first matching kind counts.
+# PyTorch reorders inside its convolutions, and its mul_ and add_ belong to the optimizer.
 KINDS = {
     "convolutions and products, forward": ("Conv2D|", "MatMul|", "aten::mkldnn_convolution",
                                            "aten::addmm"),
@@ -51,7 +51,7 @@ KINDS = {
 
 
 def main():
-    """Run all children and print both tables; or, as a child, measure and print JSON."""
+    """Run all children and print both tables; as a child, measure and print JSON."""
     parser = step_parser(__doc__, batch=32, processes=5, rounds=5)
     parser.add_argument("--skip-installed", action="store_true", help="it takes minutes")
     parser.add_argument("--child", choices=CHILDREN)
@@ -95,7 +95,7 @@ def _rows(mine, theirs):
 
 
 def _by_kind(times):
-    """Sum (operator, milliseconds) pairs by kind; "|" ends an operator's name."""
+    """Sum (operator, milliseconds) pairs by kind; "|" marks the end of an operator's name."""
     sums = {}
     for operator, ms in times:
         kinds = (kind for kind, names in KINDS.items() if f"{operator}|".startswith(names))
@@ -110,7 +110,7 @@ def _data(batch):
 
 
 def _weight(name, shape):
-    """Return a weight drawn from its PyTorch name: He's for matrices, the default elsewhere."""
+    """Return a weight seeded by its PyTorch name: He's for matrices, 1 or 0 for vectors."""
     if len(shape) == 1:
         ones = name.endswith("weight") or name.endswith("running_var")
         return np.full(shape, float(ones), np.float32)
@@ -143,7 +143,7 @@ def _mindspore_setting(batch):
 
 
 def labkit_steps(batch, rounds):
-    """Steps of labkit and MindSpore's own step cell, on the same network."""
+    """Time labkit's steps and MindSpore's own step cell on the same network."""
     from labkit import PlainStep, start
 
     start()
@@ -159,14 +159,14 @@ def labkit_steps(batch, rounds):
         name: lambda step=step: float(step(images, labels).asnumpy())
         for name, step in steps.items()
     }
-    # All begin alike: one that had run three times before the others were compiled, and so had
-    # other memory, took a tenth less than the same step with a finite check.
+    # All start under equal conditions: a step that had run three times before the others were
+    # compiled, and so had other memory, took a tenth less than the same step with a finite check.
     losses = {name: [call() for _ in range(3)] for name, call in calls.items()}
     return interleaved_ms(calls, rounds, 1) | {"losses, labkit": losses["plain"]}
 
 
 def installed_steps(batch, rounds):
-    """MindSpore as it comes: no labkit.start, its own convolutions; one call after the first."""
+    """Time MindSpore as installed: no labkit.start, its own convolutions; the second call only."""
     import mindspore as ms
     from mindspore import nn
 
@@ -192,7 +192,7 @@ def mindspore_profile(batch, rounds):
     fresh, images, labels = _mindspore_setting(batch)
     step = PlainStep(*fresh(), nonfinite="propagate")
     rows = operator_times(step, images, labels, calls=rounds)
-    # The backward pass multiplies with the same operator.
+    # The backward pass uses the same operator, MatMul.
     return _by_kind(
         ("MatMulGrad" if row["scope"].startswith("Gradients") and row["operator"] == "MatMul"
          else row["operator"], row["ms"])
@@ -226,7 +226,7 @@ def _torch_step(batch):
 
 
 def torch_steps(batch, rounds):
-    """PyTorch's eager step, as its tutorials write it."""
+    """Time PyTorch's eager step, written as in its tutorials."""
     step = _torch_step(batch)
     losses = [step() for _ in range(3)]
     return interleaved_ms({"torch": step}, rounds, 1) | {"losses, torch": losses}

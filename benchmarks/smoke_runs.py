@@ -2,9 +2,9 @@
 
     python benchmarks/smoke_runs.py --rounds 50 [--jobs 2]
 
-A round is all notebooks at preset smoke under nbval, in one process on a core of its own. Finished
-rounds are kept in runs/bench/smoke_runs.jsonl (with the revision they ran at), so that a series
-that was stopped goes on; --anew forgets them. Exit code 1 where any notebook has failed.
+A round runs all notebooks at preset smoke under nbval, in one process on a core of its own.
+Finished rounds are kept in runs/bench/smoke_runs.jsonl (with the revision they ran at), so that an
+interrupted series continues; --anew forgets them. Exit code 1 if any notebook has failed.
 """
 
 import json
@@ -33,7 +33,7 @@ NBVAL += ["--nbval-sanitize-with", "notebooks/sanitize.cfg"]
 
 
 def main() -> int:
-    """Run the rounds that are missing, print a table; return the exit code."""
+    """Run the missing rounds and print a table; return the exit code."""
     parser = Parser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--jobs", type=int, default=1, help="rounds at once, each on one core")
@@ -88,7 +88,7 @@ def run_notebooks(core: int) -> dict:
 
 
 def read(report: Path) -> dict:
-    """Return number of cells, seconds by notebook, and failures, from pytest's JUnit report."""
+    """Return number of cells, seconds by notebook and failures from pytest's JUnit report."""
     cases = list(xml.parse(report).iter("testcase"))
     spent, failures = Counter(), []
     for case in cases:
@@ -101,11 +101,11 @@ def read(report: Path) -> dict:
 
 
 def kept() -> list[dict]:
-    """Return the finished rounds, and drop a line that was cut short from the file."""
+    """Return the finished rounds; remove a truncated last line from the file."""
     if not KEPT.exists():
         return []
     whole, end, _ = KEPT.read_bytes().rpartition(b"\n")
-    os.truncate(KEPT, len(whole + end))  # else the next round's line would go on from it
+    os.truncate(KEPT, len(whole + end))  # or the next round's line would be appended to it
     return [json.loads(line) for line in whole.splitlines()]
 
 

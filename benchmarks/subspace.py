@@ -1,9 +1,9 @@
-"""40 snapshots of ResNet-50, 25.6 million weights: reading them once against computing a basis.
+"""40 snapshots of ResNet-50, 25.6 million weights: time to read them and to compute a basis.
 
     python benchmarks/subspace.py [--folder FOLDER] [--rounds 5]
 
-32 components; from the page cache and from the disk, and the peak of anonymous memory. FOLDER holds
-the snapshots while it runs (4.1 GB; the system's temporary one by default).
+32 components; from the page cache and from the disk; also the peak of anonymous memory. FOLDER
+holds the snapshots during the run (4.1 GB; by default the system's temporary folder).
 """
 
 import argparse
@@ -22,14 +22,14 @@ from labkit.base.command_line import Parser
 from labkit.base.cores import usable_cores
 
 SNAPSHOTS, COMPONENTS = 40, 32
-READINGS, MEMORY = 3.0, 4  # at most: times the reading; snapshots beside the basis
-PART = 1 << 18  # numbers that the reading takes at a time, over all snapshots: 1 MB
+READINGS, MEMORY = 3.0, 4  # limits: multiples of the reading time; snapshots beside the basis
+PART = 1 << 18  # numbers that are read at a time, over all snapshots: 1 MB
 CACHED, COLD = "from the page cache", "from the disk"
 READ, LOAD, BASIS = "reading by parts, one thread", "safetensors' load_file", "basis"
 
 
 def main():
-    """Measure and print; or, as a child, do a part of it and print one line of JSON."""
+    """Measure and print; as a child, do one part and print one line of JSON."""
     parser = Parser(description=__doc__.splitlines()[0])
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--rounds", type=int, default=5)
@@ -51,7 +51,7 @@ def main():
 
 
 def measure_basis(place, rounds) -> dict:
-    """Write the snapshots, measure in children of their own, print, and return the figures."""
+    """Write the snapshots, measure in separate children, print and return the figures."""
     with tempfile.TemporaryDirectory(dir=place) as folder:
         in_child(__file__, "--child", "write", folder)
         print("snapshots written", file=sys.stderr)
@@ -77,7 +77,7 @@ def measure_basis(place, rounds) -> dict:
 
 
 def write(folder):
-    """Write snapshots of ResNet-50 on a random walk: every weight moves, in every step."""
+    """Write snapshots of a random walk of ResNet-50 in which every weight moves in every step."""
     from labkit.algorithms.subspace.snapshots import write_snapshot
     from labkit.nets.resnet import resnet50
 
@@ -98,7 +98,7 @@ def write(folder):
 
 
 def times(folder, rounds):
-    """Return the median seconds of readings and of the basis, taken in turns."""
+    """Return the median seconds of the readings and of the basis, timed in turn."""
     from safetensors.numpy import load_file
 
     from labkit.algorithms.subspace.components import principal_components
@@ -126,7 +126,7 @@ def times(folder, rounds):
         for _ in range(int(rounds)):
             for where, by_name in taken.items():
                 for name, call in contestants.items():
-                    matrices.clear()  # two bases at a time would be 6.5 GB
+                    matrices.clear()  # two bases at once would take 6.5 GB
                     give_memory(COMPONENTS * snapshots.size * 4)
                     if where == COLD:
                         forget(snapshots.paths)
@@ -145,16 +145,16 @@ def times(folder, rounds):
 
 
 def give_memory(size):
-    """Touch so much memory and give it back: all contestants find it alike.
+    """Touch ``size`` bytes of memory and free them, so that all contestants start alike.
 
-    On a virtual machine the first touch of memory that its host has taken back is another thing:
-    14 s for a basis's 3.3 GB, against 0.9 s right after.
+    On a virtual machine the first touch of memory that the host has reclaimed is slow: 14 s for a
+    basis of 3.3 GB, against 0.9 s right after.
     """
     np.empty(size, np.uint8).fill(1)
 
 
 def forget(paths):
-    """Take files out of the page cache (their bytes are on the disk: each was synced)."""
+    """Drop files from the page cache (their bytes are on the disk: each file was synced)."""
     for path in paths:
         file = os.open(path, os.O_RDONLY)
         os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -171,7 +171,7 @@ def departure(matrix):
 
 
 def memory(folder):
-    """Return the anonymous memory, MB, before a basis is made, and the most while it is."""
+    """Return the anonymous memory in MB before a basis is computed, and the peak during it."""
     from labkit.algorithms.subspace import Basis
     from labkit.labs.memory import Peak, anonymous_mb
 

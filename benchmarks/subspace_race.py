@@ -5,19 +5,19 @@
     python benchmarks/subspace_race.py --required    no noise and no sweeps, into runs/bench
     python benchmarks/subspace_race.py --quick       few of all on few images, into runs/bench
 
-Stage one trains with momentum 0.9 at a constant rate and saves 40 snapshots. From its end, weights
-and moments, the controls train on: at its rate, at a tenth of it, with a linear decay to zero, in
-batches of 250. The average of the snapshots trains nothing. Stage two starts from the weights of
-the last snapshot, which are those of the end, and takes batches of 250 in the subspace of 32
-components: ``SubspaceStep`` over nn.SGD, rate 1, no momentum, and projected SGD with momentum 0.9.
-All are judged by MNIST's 10 000 test images; nothing is tuned. ``_subspace_plan.py`` says what is
-raced.
+Stage one trains with momentum 0.9 at a constant rate and saves 40 snapshots. The controls continue
+from its end, with its weights and moments (large batches with its weights only): at its rate, at a
+tenth of it, with a linear decay to zero, in batches of 250. The average of the snapshots trains
+nothing. Stage two starts from the weights of the last snapshot, which are those of the end, and
+uses batches of 250 in the subspace of 32 components: ``SubspaceStep`` over nn.SGD, rate 1, no
+momentum, and projected SGD with momentum 0.9. All are judged by MNIST's 10 000 test images; nothing
+is tuned. ``_subspace_plan.py`` defines what is raced.
 
-Seconds are updates times the time of one, without compiling, judging and the basis; these times are
-taken in turns, when all is trained. Where other programs run beside, compare them with each other
-only: "idle_before" of the stored race says whether they did.
+Seconds are the number of updates times the time of one, without compilation, judging and the basis;
+these times are measured in turn after all trainings. If other programs ran at the same time, the
+times can only be compared with each other: see "idle_before" of the stored race.
 
---all, --required and --quick take up what they have finished, from runs/bench; --anew does not.
+--all, --required and --quick reuse finished trainings from runs/bench unless --anew is given.
 """
 
 import argparse
@@ -34,20 +34,20 @@ from labkit.data.prepare import prepare
 from labkit.labs import results
 from labkit.labs.results import subspace_race as race
 
-# Required: after one epoch of stage two over the end of stage one, mean of the seeds.
+# Required gain in accuracy after one epoch of stage two over the end of stage one, mean of seeds.
 GAIN = 0.02
 _SEARCHED = ("searches", "failed_searches", "trials_made")
 _KEPT = ("seconds", "basis_seconds", "explained", *_SEARCHED)
 
 
 def main():
-    """Do what the command line asks for."""
+    """Carry out the command line."""
     options = arguments(__doc__, tuple(PLANS), figure=True)
     train_and_show(race.NAME, options, train_all, check, show, draw)
 
 
 def train_all(options: argparse.Namespace, work: Path, machine: dict) -> results.Stored:
-    """Train everything that is planned, take the times of updates, and return the race."""
+    """Run all planned trainings, time the updates, and return the race."""
     from _race import images_for
     from _subspace_training import kept_ms, train
 
@@ -96,7 +96,7 @@ def _summary(row):
 
 
 def show(stored: results.Stored) -> None:
-    """Print the comparisons, the sweeps, and whether the race shows what is required."""
+    """Print the comparisons, the sweeps, and whether the race meets the requirement."""
     pairs = {(row["setting"], row["noise"]): None for row in stored.select(stage="compare")}
     for setting, noise in pairs:
         print(f"\nstage one: {setting}, {noise:.0%} of the labels random; test accuracy in %\n")
@@ -125,7 +125,7 @@ def _gain(stored, method, **which):
 
 
 def draw(stored: results.Stored, path: Path) -> None:
-    """Write the figure: test error after two epochs, of each method at the best of its rates."""
+    """Write the figure: test error after two epochs, each method at its best rate."""
     from labkit.labs.figures import subspace as subspace_plots
 
     panels = {}
@@ -138,7 +138,7 @@ def draw(stored: results.Stored, path: Path) -> None:
 def _show_compared(lines):
     rows = []
     for line in lines:
-        # Where there is but one accuracy, it is that at the end.
+        # These methods have only one accuracy, the one at the end.
         early = line["one_epoch"] if line["method"] not in ("stage_one", "average") else None
         name = " ".join(str(line[n]) for n in ("batch", "learning_rate") if line[n] is not None)
         numbers = [f"{statistics.mean(line[n]):.3f}" for n in ("loss", "seconds")]

@@ -1,12 +1,12 @@
-"""What a search in the subspace costs: a step of ``SubspaceStep`` against ``PlainStep``.
+"""Cost of a search in the subspace: a step of ``SubspaceStep`` against ``PlainStep``.
 
     python benchmarks/subspace_step.py [--rounds 5] [--batch 250] [--components 32] [--processes 5]
 
-LeNet, the same network, batch and SGD for both, in turns in one process; the median over rounds and
-processes. The basis is random, its rows orthonormal, which costs what any other one does. The batch
-is the same at every call, and before each round the search starts again, so that the first trial is
-accepted: the program says so where it is not. Beside it, each compiled graph of an update by
-itself; their sum is what an update takes but for what happens between them.
+Both use LeNet, the same batch and SGD, and take turns in one process; medians over rounds and
+processes. The basis is random with orthonormal rows; its values do not affect the cost. The batch
+is the same at every call, and before each round the search is restarted, so that the first trial is
+accepted; the program warns if it is not. Each compiled graph of an update is also timed by itself;
+their sum is the time of an update except for what happens between them.
 """
 
 import json
@@ -25,12 +25,12 @@ from _side_by_side import (
     write_results,
 )
 
-MOST = 1.4  # of an ordinary step, where the first trial is accepted
+MOST = 1.4  # limit in multiples of a plain step if the first trial is accepted
 STEPS = 5  # calls of each contestant in a round
 
 
 def main():
-    """Measure in processes of their own and print the table; or, as a child, measure."""
+    """Measure in separate processes and print the table; as a child, measure and print JSON."""
     parser = step_parser(__doc__, batch=250, processes=5, rounds=5)
     parser.add_argument("--components", type=int, default=32)
     parser.add_argument("--json", type=Path, help="also write what was measured to this file")
@@ -58,7 +58,7 @@ def main():
 
 
 def step_ms(batch, components, rounds):
-    """Return the milliseconds of each step and of each graph, and the mean trials of a search."""
+    """Return the milliseconds of each step and graph, and the mean number of trials of a search."""
     from labkit import start
 
     start(device="CPU", seed=1)
@@ -89,7 +89,7 @@ def step_ms(batch, components, rounds):
 
     calls = {
         "plain": fresh(PlainStep, 1e-4)[1],
-        # To where it began: near the optimum the first trial would not do. Its time is its own.
+        # Back to the start: near the optimum the first trial would fail. It is timed separately.
         "restore": lambda: restore(step, fresh_values),
         "bfgs": counted,
         "projected sgd": fresh(SubspaceStep, 1e-4, method="sgd")[1],
@@ -108,7 +108,7 @@ def restore(step, values):
 
 
 def random_basis(parameters, components):
-    """Return what a step reads of a basis, for a random one."""
+    """Return a random basis with the attributes that a step reads."""
     from types import SimpleNamespace
 
     import numpy as np
@@ -124,14 +124,14 @@ def random_basis(parameters, components):
 
 
 def graphs(step, images, labels):
-    """Return name -> function: each compiled graph that an update is made of, by itself."""
+    """Return name -> function that calls one compiled graph of an update by itself."""
     import mindspore as ms
     import numpy as np
     from mindspore import Tensor
 
     update = step.update
     shard, rate = update.basis_shard, Tensor(0.0, ms.float32)
-    half = Tensor(0.5, ms.float32)  # a trial puts the weights back, and moves none by 0
+    half = Tensor(0.5, ms.float32)  # the move is 0, and a trial restores the weights
     flat = update.project(shard.tensor)[1]
     rows = np.zeros((2, shard.components), np.float32)
     (move, inside), start = update.prepare(shard.tensor, shard.of(rows))

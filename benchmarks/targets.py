@@ -1,9 +1,9 @@
-"""What `make bench` has measured beside what it should be, as a table in Markdown.
+"""Measurements of `make bench` beside their targets, as a Markdown table.
 
     python benchmarks/targets.py [--before FOLDER] PROGRAM...
 
-It reads runs/bench/PROGRAM.json. FOLDER is the runs/bench of another state of the project, whose
-programs have run on the same machine: its figures go into a column of their own.
+It reads runs/bench/PROGRAM.json. FOLDER is the runs/bench of another state of the project, measured
+on the same machine; its figures get a column of their own.
 """
 
 import json
@@ -29,25 +29,25 @@ def main():
 
 
 def results(folder: Path, programs: list[str]) -> dict[str, dict]:
-    """Return program -> what it has written to ``folder``, of those that have."""
+    """Return program -> its results in ``folder``, for the programs that have some."""
     paths = {name: folder / f"{name}.json" for name in programs}
     return {name: json.loads(path.read_text()) for name, path in paths.items() if path.exists()}
 
 
 def described(machine: dict) -> str:
-    """Return in a line when and where a program has run."""
+    """Return a line that says when and on which machine a program ran."""
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
     return f"{machine['time']}, {machine['cores']} cores, {machine['processor']}, {versions}"
 
 
 def targets(results: dict[str, dict]) -> dict[str, Target]:
-    """Return what is measured -> its target, of all programs."""
+    """Return name of the measurement -> its target, over all programs."""
     rows = [Target(**row) for result in results.values() for row in result["targets"]]
     return {row.what: row for row in rows}
 
 
 def table(now: dict[str, Target], before: dict[str, Target]) -> list[str]:
-    """Return the lines of the table; those of ``before`` have a column where there are any."""
+    """Return the lines of the table, with a column for ``before`` if it has targets."""
     lines = [["what", "before", "now", "at most", ""], ["---"] * 5]
     for what, (_, measured, most) in now.items():
         earlier = _number(before[what].measured) if what in before else ""

@@ -6,15 +6,15 @@
     python benchmarks/thor_race.py --quick       everything on few images, into runs/bench
 
 Tuning: training on 50 000 of MNIST's 60 000 training images, judged by the other 10 000; the test
-set is not read. As many settings, of the same lengths, for both optimizers; a training stops where
-it reaches the target. Race: each optimizer's winner, and those of the other lengths, on all 60 000
-images, judged by the test set every 39 updates, three seeds that the tuning has not seen.
-Sweeps: the tuned THOR with one option changed at a time, on the tuning's images and seed.
+set is not used. Both optimizers have equally many settings, of the same lengths; a training stops
+when it reaches the target. Race: each optimizer's winner, and the winners of the other lengths, on
+all 60 000 images, judged by the test set every 39 updates, with three seeds that the tuning has not
+used. Sweeps: the tuned THOR with one option changed at a time, on the tuning's images and seed.
 
-Updates do not depend on what else the machine does; seconds do. They are updates times the mean
-time of one, which is measured in one process in turns, refreshes included, compilation apart.
+The number of updates does not depend on the machine's load, but seconds do. They are updates times
+the mean time of one, measured in turn in one process, with refreshes but without compilation.
 
---all and --quick take up what they have finished, from runs/bench; --anew does not.
+--all and --quick reuse finished trainings from runs/bench unless --anew is given.
 """
 
 import itertools
@@ -36,7 +36,7 @@ NAME = "thor_race"
 
 
 def main():
-    """Do what the command line asks for."""
+    """Carry out the command line."""
     options = arguments(__doc__, ("all", "time-only", "quick"))
     machine = look_at_machine()
     labkit.start(device="CPU")
@@ -60,7 +60,7 @@ def main():
 
 
 def train_all(option: str, data: Path, work: Path, anew: bool, machine: dict) -> results.Stored:
-    """Train everything of a plan and return the race, which has no times yet."""
+    """Run all trainings of a plan and return the race, which has no times yet."""
     from _race import images_for, train
 
     plan, tuned = PLANS[option], {}
@@ -75,7 +75,7 @@ def train_all(option: str, data: Path, work: Path, anew: bool, machine: dict) ->
 
 
 def _kept(trainings):
-    """Return the curves that are stored: those of the tuning are too many."""
+    """Return the curves to store: all but the tuning's, which are too many."""
     rows = [row for row in trainings.rows if row["stage"] != "tune"]
     curves = {row["run"]: trainings.curves[row["run"]] for row in rows}
     return {run: curve for run, curve in curves.items() if curve}
@@ -91,9 +91,9 @@ def _summary(row):
 
 
 def tune(trainings: Trainings, net: str) -> dict:
-    """Train every setting of the net's grids; return optimizer -> the winners of each length.
+    """Train every setting of the net's grids; return optimizer -> the winner of each length.
 
-    The first of them is the winner of all.
+    The overall winner comes first.
     """
     plan, tuned = trainings.plan, {}
     for optimizer, settings in plan["grid"][net].items():
@@ -121,7 +121,7 @@ def race(trainings: Trainings, tuned: dict) -> None:
 
 
 def sweep(trainings: Trainings, won: dict) -> None:
-    """Train the tuned THOR with one option changed at a time, all for as many updates."""
+    """Train the tuned THOR with one option changed at a time, all for equally many updates."""
     plan = trainings.plan
     for name, value, setting in sweeps(won, plan["varied"]):
         limits = _limits(plan, updates=plan["sweep_updates"])
@@ -133,8 +133,8 @@ def times(tuned: dict, plan: dict, data: Path) -> dict:
     """Return net -> contestant -> ms, the mean time of an update, and compile_seconds.
 
     All contestants of a net take turns of ``turn`` updates in this process, ``rounds`` times; ms is
-    the median over turns. THOR on the sweeps' net is timed besides with a refresh at every update
-    and without any: at frequency f an update takes cached + (refresh - cached) / f.
+    the median over turns. On the sweeps' net THOR is also timed with a refresh at every update and
+    without any: at frequency f an update takes cached + (refresh - cached) / f.
     """
     from _race import images_for
 
@@ -170,7 +170,7 @@ def _in_turns(settings, images, rounds, turn):
 
 
 def _caller(setting, images, updates):
-    """Return a function that makes one update, and waits for it."""
+    """Return a function that makes one update and waits for it."""
     from _race import batches, make_step
     from mindspore import Tensor
 

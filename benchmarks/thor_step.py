@@ -1,12 +1,12 @@
-"""One THOR step of LeNet against one of Momentum, side by side, refreshes included.
+"""One training step of LeNet with THOR and with Momentum, side by side, refreshes included.
 
     python benchmarks/thor_step.py [--batch 128] [--processes 5] [--rounds 5]
                                    [--kfac-jax PYTHON]
 
-Same network, batch, optimizer behind THOR (momentum) and number of threads. Within a process the
-contestants take turns, 50 steps each: whole cycles of frequency 10 and 50. Medians over rounds,
-then over processes. --kfac-jax adds rows for kfac-jax and the momentum that it is compared with,
-measured by an interpreter that has the package kfac-jax 0.0.8 installed.
+All have the same network, batch, optimizer (momentum, for THOR too) and number of threads. Within a
+process the contestants take turns of 50 steps: whole cycles of frequencies 10 and 50. Medians over
+rounds, then over processes. --kfac-jax adds rows for kfac-jax and the momentum that it is compared
+with, measured with an interpreter that has the package kfac-jax 0.0.8 installed.
 """
 
 import json
@@ -28,11 +28,11 @@ from _side_by_side import (
 )
 
 STEPS = 50
-LIMITS = {10: 1.2, 50: 1.06}  # of Momentum's step, at most
+LIMITS = {10: 1.2, 50: 1.06}  # upper limits, in multiples of Momentum's step
 
 
 def main():
-    """Run the processes and print the table; or, as a child, measure and print JSON."""
+    """Run the processes and print the table; as a child, measure and print JSON."""
     parser = step_parser(__doc__, batch=128, processes=5, rounds=5)
     parser.add_argument("--kfac-jax", metavar="PYTHON")
     parser.add_argument("--child", action="store_true")
@@ -57,7 +57,7 @@ def main():
 
 
 def steps_ms(batch, rounds):
-    """Return the milliseconds of a step of each contestant in this process."""
+    """Return the milliseconds per step of each contestant in this process."""
     from labkit import start
 
     start()

@@ -1,9 +1,9 @@
-"""How long one waits: for the first line of a command, and for all labs as `labkit run` runs them.
+"""Waiting times: for the first line of a command, and for all labs, run by `labkit run`.
 
     python benchmarks/waiting.py [--preset smoke] [--preset lab] [--rounds 5] [--jobs N]
 
-The commands are started in turns, medians over rounds. A run of all labs takes minutes, so that it
-is made once for each preset.
+The commands are started in turn; medians over rounds. A run of all labs takes minutes and is
+therefore made only once per preset.
 """
 
 import statistics
@@ -18,7 +18,7 @@ from _side_by_side import Target, look_at_machine, write_results
 from labkit.base.command_line import Parser
 
 LABKIT = [str(Path(sys.executable).parent / "labkit")]
-# Seconds to the first line of output, and of a run of all labs, at most.
+# Upper limits in seconds: to the first line of output, and for a run of all labs.
 COMMANDS = {"labkit --help": (["--help"], 0.3), "labkit run": (["run", "--preset", "smoke"], 1.0)}
 PRESETS = {"smoke": 100.0, "lab": 720.0}
 
@@ -45,7 +45,7 @@ def main():
 
 
 def first_line(arguments: list[str]) -> float:
-    """Return the seconds until a command has printed a line; then it is ended."""
+    """Return the seconds until a command prints its first line; then end the command."""
     with tempfile.TemporaryDirectory() as folder:
         more = ["--out", folder + "/out"] if arguments[0] == "run" else []
         begin = time.perf_counter()
@@ -58,7 +58,7 @@ def first_line(arguments: list[str]) -> float:
 
 
 def whole_run(preset: str, jobs: str | None) -> float:
-    """Return the seconds of a run of all labs; raise RuntimeError where one has failed."""
+    """Return the seconds of a run of all labs; raise RuntimeError if the run fails."""
     more = [] if jobs is None else ["--jobs", jobs]
     with tempfile.TemporaryDirectory() as folder:
         command = [*LABKIT, "run", "--preset", preset, "--out", folder + "/out", "-q", *more]

@@ -6,16 +6,16 @@
     python data_scripts/cifar10.py --source my_images.tar.gz --out my_cifar    images of your own
 
 The archive is the binary version of its publisher (https://www.cs.toronto.edu/~kriz/cifar.html),
-verified by size, SHA-256 and MD5. Each image becomes a PNG, which loses nothing, named after its
-place: `train/airplane/data_batch_1_00029.png`. The classes in alphabetical order, in which image
-folders are numbered, are those of the labels 0, 1, 2 ... Archives and folders of your own hold
-`train/CLASS/IMAGE` and `val/CLASS/IMAGE`, JPEG or PNG, or unpacked .bin files; they are checked in
-structure, and you are told that they are not the official set.
+verified by size, SHA-256 and MD5. Each image becomes a PNG, which is lossless, named after its
+file and number: `train/airplane/data_batch_1_00029.png`. Image folders number their classes in
+alphabetical order, which is that of the labels 0, 1, 2 ... Your own archives and folders hold
+`train/CLASS/IMAGE` and `val/CLASS/IMAGE`, JPEG or PNG, or unpacked .bin files; their structure is
+checked, and a warning says that they are not the official set.
 
-The images end in `datasets/CIFAR10` or `datasets/CIFAR100` of the project unless `--out` names
-another folder. A class appears whole or not at all; a download or a conversion that broke off is
-continued by the next call. The Python version of the archives is refused: it is a pickle, and a
-pickle can execute any code.
+The images go to `datasets/CIFAR10` or `datasets/CIFAR100` of the project unless `--out` names
+another folder. A class is written whole or not at all; the next call continues an interrupted
+download or conversion. The Python version of the archives is refused: it is a pickle, and a pickle
+can execute any code.
 """
 
 import os
@@ -103,11 +103,11 @@ def prepare(
             archive, or the folder it is in; or an archive or folder of your own, with
             train/CLASS/IMAGE and val/CLASS/IMAGE or unpacked .bin files.
         out: default: the data set's folder under `datasets` of the project.
-        say: takes each line of the report.
+        say: called with each line of the report.
 
     Raises:
-        InputError: when the source is missing, incomplete, damaged or not what it should be, when
-            there is no room, and when ``out`` holds other data.
+        InputError: if the source is missing, incomplete, damaged or not what it should be, there is
+            not enough disk space, or ``out`` holds other data.
     """
     refuse_unknown("dataset", dataset, DATASETS)
     known = DATASETS[dataset]
@@ -155,13 +155,13 @@ def _form_of(known: Dataset, where: str) -> str:
 
 
 def _is_complete(known: Dataset, out: Path) -> bool:
-    """Whether every class of the official data set is in ``out``, by checksum of its images."""
+    """Return whether ``out`` has every class of the official set, by checksum of its images."""
     folders = ClassFolders(out, known.title, SPLITS, official=True)
     return all(folders.whole(split, name, True) for split in SPLITS for name in known.classes)
 
 
 def _convert(known: Dataset, folders: ClassFolders, work: Path, where: str, say: Say) -> None:
-    """Make the classes that are missing from the official archive."""
+    """Make the missing classes from the official archive."""
     out = folders.out
     missing = [s for s in SPLITS for name in known.classes if not folders.whole(s, name)]
     images = sum(map(known.per_class, missing))
@@ -186,7 +186,7 @@ def _convert(known: Dataset, folders: ClassFolders, work: Path, where: str, say:
 def _copy(
     known: Dataset, folders: ClassFolders, work: Path, where: str, form: str, say: Say
 ) -> None:
-    """Take images of the user's own: all are checked before the first appears in its place."""
+    """Copy the user's own images; all are checked before the first is put into its place."""
     with listed(where) as members:
         refuse_full(folders.out, sum(member.size for member in members), len(members))
         images = {} if form == "records" else cifar.images_of_files(known, members, where)

@@ -1,24 +1,24 @@
-r"""Make an image folder of colour digits out of the bundled MNIST: RGB JPEG files, no network.
+r"""Make an image folder of colour digits from the bundled MNIST: RGB JPEG files, no network.
 
     python data_scripts/color_digits.py                                6000 + 1000 images of 32 px
     python data_scripts/color_digits.py --size 64 --train 2000 --val 500
     python data_scripts/color_digits.py --seed 2 --out my_digits
 
-One MNIST digit an image, in one colour on a textured ground of another:
+Each image shows one MNIST digit, in one colour on a textured ground of another:
 
     image = (1 - m) (ground + coarse + fine) + m (ink + fine')
 
 m       (size, size), 0 .. 1: the digit at 80 to 100 % of the side, anywhere it fits
-ground, ink   colours of at least CONTRAST difference in luminance, drawn without a look at the
-        digit: they say nothing about the class; either may be the brighter one
-coarse  up to COARSE grey levels by channel, smooth over a quarter of the side; fine, fine' up to
-        FINE by pixel and channel. Nothing is clipped, so every ground pixel stays at least
+ground, ink   colours that differ by at least CONTRAST in luminance, drawn independently of the
+        digit, and so of the class; either may be the brighter one
+coarse  up to COARSE grey levels per channel, smooth over a quarter of the side; fine, fine' up to
+        FINE per pixel and channel. Nothing is clipped, so every ground pixel stays at least
         CONTRAST - COARSE - 2 FINE = 48 grey levels of luminance away from every ink pixel.
 
 Files are `train/CLASS/ROW.jpg` and `val/CLASS/ROW.jpg`: ROW is the digit's number in MNIST's
-training set (train) or test set (val). Every class has as many images. An image is a function of
-the seed, its set, its row and the size alone; its file besides of Pillow's JPEG encoder. The folder
-appears under its name whole or not at all, and other data is never overwritten.
+training set (train) or test set (val). All classes have the same number of images. An image depends
+only on the seed, its set, its row and the size; its file also on Pillow's JPEG encoder. The folder
+is created whole or not at all, and other data is never overwritten.
 """
 
 import hashlib
@@ -49,7 +49,7 @@ SIZES = (16, 512)
 QUALITY = 90
 CONTRAST, COARSE, FINE = 88.0, 24.0, 8.0
 LUMINANCE = np.array([0.299, 0.587, 0.114])
-# Of MNIST's rarest class, 5: 5421 in the training set and 892 in the test set.
+# Ten times MNIST's rarest class, 5: 5421 images in the training set and 892 in the test set.
 MOST = {"train": 54210, "val": 8920}
 _VERSION = 1  # of the drawing: raise it when an image changes
 _GRID = 5
@@ -65,19 +65,19 @@ def prepare(
 ) -> Path:
     """Put the image folder into ``out``; return ``out``. 6000 + 1000 images of 32 px take 3 s.
 
-    What is there already is verified by its manifest (0.3 s).
+    An existing folder is verified by its manifest (0.3 s).
 
     Args:
         size: side of an image in pixels, 16 .. 512.
         train: number of training images, a multiple of 10.
         val: number of validation images, a multiple of 10.
-        seed: of colours, texture and places.
+        seed: seed of colours, texture and places.
         out: default: a folder named after the parameters, under `datasets` of the project.
-        say: takes each line of the report.
+        say: called with each line of the report.
 
     Raises:
-        InputError: when values are out of range, when ``out`` holds other or damaged data, and
-            when it cannot be written.
+        InputError: if a value is out of range, ``out`` holds other or damaged data, or it cannot be
+            written.
     """
     wanted = _parameters(size, train, val, seed)
     if out is None:
@@ -124,7 +124,7 @@ def place(digit: np.ndarray, size: int, random: np.random.Generator) -> np.ndarr
 
 
 def colours(random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Return the colours of ground and ink, (3,) each, CONTRAST apart in luminance.
+    """Return the colours of ground and ink, (3,) each, at least CONTRAST apart in luminance.
 
     They keep COARSE + FINE away from 0 and 255, so that the texture is never clipped.
     """
@@ -137,15 +137,15 @@ def colours(random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
 
 
 def generator(seed: int, usage: str, row: int) -> np.random.Generator:
-    """Return the random numbers of one image: set ``usage`` of SETS, MNIST's row ``row``."""
+    """Return the random generator of one image: set ``usage`` of SETS, MNIST's row ``row``."""
     return np.random.default_rng([seed, list(SETS).index(usage), row])
 
 
 def _weights(size: int, of: int, begin: float, side: float) -> np.ndarray:
-    """Return (size, of): ``of`` samples spread over ``side`` pixels from ``begin`` on, bilinear.
+    """Return bilinear weights (size, of): ``of`` samples over ``side`` pixels from ``begin`` on.
 
-    The triangle widens where samples are closer than pixels. Outside there is nothing: rows there
-    sum to less than 1.
+    The triangle is wider if samples are closer than pixels. Outside ``side`` there are no samples:
+    rows there sum to less than 1.
     """
     step = of / side
     centres = (np.arange(size)[:, None] + 0.5 - begin) * step - 0.5
@@ -191,7 +191,7 @@ def _manifest(tree: Path, wanted: dict) -> dict:
 
 
 def _digest(tree: Path) -> tuple[int, str]:
-    """Return how many files lie below ``tree`` (but the manifest) and one SHA-256 over all."""
+    """Return the number of files below ``tree``, except the manifest, and one SHA-256 over all."""
     whole, paths = hashlib.sha256(), []
     for folder, _, names in os.walk(tree):
         paths += [os.path.relpath(os.path.join(folder, name), tree) for name in names]
@@ -203,7 +203,7 @@ def _digest(tree: Path) -> tuple[int, str]:
 
 
 def _is_there(out: Path, wanted: dict) -> bool:
-    """Whether ``out`` holds these images; ``InputError`` where it holds anything else."""
+    """Return whether ``out`` holds these images; raise ``InputError`` if it holds others."""
     advice = "Remove it, or choose another folder with --out"
     try:
         if not out.exists() or (out.is_dir() and not any(out.iterdir())):

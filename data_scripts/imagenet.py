@@ -5,19 +5,19 @@
     python data_scripts/imagenet.py --source /archives --classes n01440764,n01443537 --only val
     python data_scripts/imagenet.py --source /archives --folders ilsvrc ilsvrc_eval
 
-ImageNet is given to people with an account at https://image-net.org, so nothing is downloaded
-unless you give the address of a folder that you may use. There, or in a folder of yours, lie
+ImageNet is available with an account at https://image-net.org, so nothing is downloaded unless you
+give the address of a folder that you may use. That folder, or one of your own, holds
 
     ILSVRC2012_img_train.tar       147 897 477 120 bytes, 1000 archives of 732 to 1300 images
     ILSVRC2012_img_val.tar           6 744 924 160 bytes, 50 000 images
-    ILSVRC2012_devkit_t12.tar.gz     2 568 145 bytes, which class each of the 50 000 has
+    ILSVRC2012_devkit_t12.tar.gz     2 568 145 bytes, the class of each of the 50 000 images
 
-Each is verified by size and checksum, once. The development kit says the classes in a MATLAB
-file, which SciPy reads (`pip install scipy`); or give --labels, a text file with the class of image
-1, 2, 3 ... 50 000, one nXXXXXXXX a line. The inner archives are read where they lie. The images end
-in `datasets/ImageNet` of the project unless --out names another folder. A class appears whole or
-not at all, and the next call continues where one broke off. What was downloaded is removed when all
-that was asked for is made. The images are not changed: a handful are CMYK, and n02105855_2933.JPEG
+Each is verified once, by size and checksum. The development kit has the classes in a MATLAB file,
+which SciPy reads (`pip install scipy`); or give --labels, a text file with the classes of images 1,
+2, 3 ... 50 000, one nXXXXXXXX per line. The inner archives are read in place. The images go to
+`datasets/ImageNet` of the project unless --out names another folder. A class is written whole or
+not at all, and the next call continues an interrupted one. Downloads are removed when everything
+that was requested is made. The images are not changed: a handful are CMYK, and n02105855_2933.JPEG
 is a PNG.
 """
 
@@ -60,7 +60,7 @@ class Request:
         return needed + [known.devkit] * ("val" in self.folders and self.labels is None)
 
     def choose(self, names: list[str]) -> list[str]:
-        """Return those of all classes that are wanted; raise ``InputError`` for unknown ones."""
+        """Return the requested ones of all classes; raise ``InputError`` for unknown ones."""
         for wnid in self.classes:
             if wnid not in names:
                 raise InputError(
@@ -90,16 +90,16 @@ def prepare(
         source: folder that holds the archives, or http(s) address of one.
         out: default: `datasets/ImageNet` of the project.
         only: "train" or "val"; None: both.
-        classes: these alone; default: all.
-        first: the first so many in alphabetical order.
+        classes: make only these classes; default: all.
+        first: make only this many classes, the first in alphabetical order.
         labels: text file with the class of each validation image, instead of the development kit.
         folders: names of the two folders in ``out``.
-        say: takes each line of the report.
+        say: called with each line of the report.
         known: the data set; tests give a small one.
 
     Raises:
-        InputError: when an archive is missing, damaged or not the official one, when there is no
-            room, and when ``out`` holds other data.
+        InputError: if an archive is missing, damaged or not the official one, there is not enough
+            disk space, or ``out`` holds other data.
     """
     request = _checked(only, classes, first, labels, folders)
     out = PROJECT / "datasets" / known.folder if out is None else Path(out)
@@ -126,7 +126,7 @@ def _checked(
     labels: str | os.PathLike | None,
     folders: Sequence[str],
 ) -> Request:
-    """Return the request; raise ``InputError`` for arguments that cannot be met."""
+    """Return the request; raise ``InputError`` for invalid arguments."""
     if only is not None:
         refuse_unknown("split", only, SPLITS)
     for wnid in classes:
@@ -147,7 +147,7 @@ def _checked(
 
 
 def _is_complete(request: Request, target: ClassFolders) -> bool:
-    """Whether all that is asked for is there, as far as an earlier call recorded the classes."""
+    """Return whether everything requested exists; False if no earlier call recorded classes."""
     return bool(target.names) and all(
         target.whole(folder, wnid)
         for folder in request.folders.values()
@@ -176,7 +176,7 @@ def _checked_source(source: str | os.PathLike | None, needed: list[Published]) -
 
 @dataclass(frozen=True)
 class _Job:
-    """One call: what is known and asked for, where it goes, and where it is made."""
+    """One call: the data set, the request, where the images go, and where they are made."""
 
     known: Dataset
     request: Request
@@ -185,14 +185,14 @@ class _Job:
     say: Say
 
     def archives(self, where: str) -> dict[str, Path]:
-        """Return the path of each archive that is needed, by its name: downloaded, verified."""
+        """Return the path of each needed archive by its name, downloaded and verified."""
         folder = self.target.out / DOWNLOADS if is_address(where) else Path(where)
         needed = self.request.archives(self.known)
         paths = {published.name: folder / published.name for published in needed}
         if is_address(where):
             missing = [known for known in needed if not paths[known.name].exists()]
             whole = not self.request.classes and self.request.first is None
-            # All classes take the size of their archive once more.
+            # The images of all classes take the size of their archive again.
             size = sum(unreceived(known, folder) + whole * known.size for known in missing)
             refuse_full(self.target.out, size, len(missing))
         for published in needed:
@@ -210,7 +210,7 @@ class _Job:
         return paths
 
     def convert(self, archives: dict[str, Path]) -> None:
-        """Make the classes that are missing, one after the other."""
+        """Make the missing classes, one after the other."""
         request, target = self.request, self.target
         with contextlib.ExitStack() as stack:
             by_split = {split: self._open(split, archives, stack) for split in request.folders}
@@ -235,7 +235,7 @@ class _Job:
     def _open(
         self, split: str, archives: dict[str, Path], stack: contextlib.ExitStack
     ) -> dict[str, list[Member]]:
-        """Return by class its one inner archive (train) or its images (val)."""
+        """Return for each class its one inner archive (train) or its images (val)."""
         known, labels = self.known, self.request.labels
         path = archives[getattr(known, split).name]
         stream = stack.enter_context(open(path, "rb"))

@@ -5,10 +5,10 @@
     python data_scripts/mnist.py --dataset fashion-mnist            download from its publisher
     python data_scripts/mnist.py --dataset fashion-mnist --source debian     the packaged copy
 
-The files end in `datasets/MNIST_Data/{train,test}` or `datasets/Fashion_MNIST/{train,test}` of the
+The files go to `datasets/MNIST_Data/{train,test}` or `datasets/Fashion_MNIST/{train,test}` of the
 project unless `--out` names another folder. Bundled, packaged and downloaded files must be the
-official ones to the bit. Files of your own may differ: they are checked in structure, and you are
-told. A file appears under its name whole or not at all, and other data is never overwritten.
+official ones to the bit. Your own files may differ: their structure is checked, and a warning is
+printed. A file is written whole or not at all, and other data is never overwritten.
 """
 
 import hashlib
@@ -95,15 +95,15 @@ def prepare(
 
     Args:
         dataset: a name of ``DATASETS``.
-        source: "bundled", "download" or "debian" where the data set has it (default: the first it
+        source: "bundled", "download" or "debian" if the data set has it (default: the first it
             has), the http(s) address of a mirror folder or archive, or a folder, .zip or .tar of
             your own. Files are found by name at any depth, plain or gzipped.
         out: default: the data set's folder under `datasets` of the project.
-        say: takes each line of the report.
+        say: called with each line of the report.
 
     Raises:
-        InputError: when the source is missing, incomplete, damaged or not what it should be, when
-            the folder cannot be written, and when ``out`` holds other data.
+        InputError: if the source is missing, incomplete, damaged or not what it should be, the
+            folder cannot be written, or ``out`` holds other data.
     """
     refuse_unknown("dataset", dataset, DATASETS)
     known = DATASETS[dataset]
@@ -160,7 +160,7 @@ def _collect(known: Dataset, where: str, official: bool, folder: Path, say: Say)
             )
             idx.check_pair(images, labels, size=(28, 28))
     except InputError as error:
-        # Name the source: the user has no temporary folder.
+        # Name the source: the user does not know the temporary folder.
         raise InputError(str(error).replace(f"{folder}{os.sep}", f"{where}: ")) from error
     for name, digest in digests.items():
         _judge(known, name, digest, f"{where}: {name}", official, say)
@@ -168,7 +168,7 @@ def _collect(known: Dataset, where: str, official: bool, folder: Path, say: Say)
 
 
 def _judge(known: Dataset, name: str, digest: str, label: str, official: bool, say: Say) -> None:
-    """Compare a checksum with the official one: an error where it must match, else a warning."""
+    """Compare a checksum with the official one: raise an error if it must match, else warn."""
     expected = known.sha256[name]
     if digest == expected:
         return
@@ -186,7 +186,7 @@ def _judge(known: Dataset, name: str, digest: str, label: str, official: bool, s
 
 
 def _refuse_to_replace(targets: dict[str, Path], digests: dict[str, str], say: Say) -> None:
-    """Raise ``InputError`` where a sound file with other content is in the way."""
+    """Raise ``InputError`` if an undamaged file with other content is in the way."""
     for name, digest in _digests(targets).items():
         if digest is None or digest == digests[name]:
             continue
@@ -202,10 +202,10 @@ def _refuse_to_replace(targets: dict[str, Path], digests: dict[str, str], say: S
 
 
 def _digests(paths: dict[str, Path]) -> dict[str, str | None]:
-    """Return the SHA-256 of each file, None for one that is not there.
+    """Return the SHA-256 of each file, None for a missing one.
 
     Raises:
-        InputError: when it cannot be read, or is a pipe, which may wait for ever, or a folder.
+        InputError: if a file cannot be read, or is a pipe, which may block forever, or a folder.
     """
     digests: dict[str, str | None] = {}
     for name, path in paths.items():
@@ -223,7 +223,7 @@ def _digests(paths: dict[str, Path]) -> dict[str, str | None]:
 
 
 def _download(address: str, folder: Path, say: Say) -> Path:
-    """Fetch an archive, or the four gzipped files of a mirror; return its path."""
+    """Fetch an archive, or the four gzipped files of a mirror; return the archive or folder."""
     last = PurePosixPath(urllib.parse.urlsplit(address).path).name
     if last.endswith(ARCHIVES):
         download(address, folder / last, limit=MAX_DOWNLOAD, say=say)

@@ -2,8 +2,8 @@
 
     python data_scripts/record_steps.py            # needs PyTorch: pip install '.[test]'
 
-Writes ``labkit/migration/steps/tiny.npz``, ``resnet18.npz`` and ``resnet50.npz``. In float64: what
-is recorded is then the same on every machine, to more digits than float32 has.
+Writes ``labkit/migration/steps/tiny.npz``, ``resnet18.npz`` and ``resnet50.npz``. It computes in
+float64, so that the records agree on every machine to more digits than float32 has.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,12 +20,12 @@ SETTINGS = {
     "batch": 8,
     "side": 64,
     "smoothing": 0.1,
-    # A warm-up: off by one step is another rate. Large, so that the update is far above the spacing
-    # of float32 numbers; for ten steps on one batch of these steep networks, small.
+    # A warm-up: off by one step gives another rate. Large, so that the update is far above the
+    # spacing of float32 numbers; small for ten steps on one batch, as these networks are steep.
     "learning_rates": [0.01 * (step + 1) for step in range(10)],
     "learning_rates_of_losses": [5e-6 * (step + 1) for step in range(10)],
     "momentum": 0.9,
-    # Large: left out, it changes the updates by far more than their tolerance.
+    # Large: to omit it changes the updates by far more than their tolerance.
     "weight_decay": 0.01,
 }
 TINY = {"classes": 10, "batch": 8, "side": 32, "learning_rate": 0.1, "momentum": 0.9}
@@ -90,7 +90,7 @@ def losses(
     labels: np.ndarray,
     rates: Sequence[float] | None = None,
 ) -> list[float]:
-    """Return the losses of the first steps on the one batch, a step for each learning rate."""
+    """Return the losses of the first steps on one batch, one step per learning rate."""
     module.train()
     dtype = next(module.parameters()).dtype
     batch = torch.from_numpy(images).to(dtype), torch.from_numpy(labels).long()

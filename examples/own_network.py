@@ -64,7 +64,7 @@ def main(folder, technique="accumulation"):
     loss_fn = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
     optimizer = nn.Momentum(network.trainable_params(), learning_rate=0.1, momentum=0.9)
     step = make_step(technique, LossNet(network, loss_fn), optimizer)
-    # Stopped at any moment, the same call continues where the last checkpoint was.
+    # If stopped at any moment, the same call continues from the last checkpoint.
     fit(step, my_dataset(2000, seed=1), epochs=5, folder=folder, resume=True)
     metrics = evaluate(network, loss_fn, my_dataset(1000, seed=2))
     print(f"{technique}: accuracy on other points {metrics['accuracy']:.3f}")

@@ -8,8 +8,8 @@ back", 2019 (arXiv:1907.08610), algorithm 1.
 
     python examples/own_technique.py
 
-What makes it a technique like the others: its state is Parameters, so that a checkpoint holds it;
-its numbers are in ``settings``, so that a resumed training must share them; it is given gradients
+It works like the built-in techniques: its state is Parameters, so that a checkpoint contains it;
+its options are in ``settings``, so that a resumed training must share them; it receives gradients
 that are already averaged over micro-batches and ranks, unscaled and clipped.
 """
 
@@ -27,7 +27,7 @@ from labkit.steps.state import copied
 
 
 class Lookahead(UpdateStage):
-    """Update stage: the optimizer's weights, drawn back to a slow average of them."""
+    """Update stage that pulls the optimizer's weights back to a slow average of them."""
 
     def __init__(self, optimizer, period=5, step_size=0.5):
         super().__init__(optimizer)
@@ -37,7 +37,7 @@ class Lookahead(UpdateStage):
         self.slow = ParameterTuple(copied(weight, "lookahead.slow") for weight in self.parameters)
 
     def construct(self, gradients):
-        # The slow weights start where the training does, not where the stage was built.
+        # The slow weights start from those at the first update, not from those at construction.
         first = self.record.updates == 0
         slow = self.map(ops.partial(chosen, first), self.parameters, self.slow)
         fast = ops.depend(self.parameters, (self.optimizer(ops.depend(gradients, slow))))

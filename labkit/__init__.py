@@ -91,7 +91,7 @@ _NAMES = {
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
 
-# Modules that stood in this folder up to 0.1.0: ``from labkit import schedules`` goes on.
+# Modules that were in this folder up to 0.1.0: ``from labkit import schedules`` still works.
 _ROOMS = {
     "algorithms.subspace": "snapshot_folder snapshots",
     "base": "cores input_files locks printable progress yaml_values",

@@ -1,4 +1,4 @@
-"""One exception for everything a user can get wrong, and the words that point to the right name."""
+"""One exception for everything a user can get wrong, and hints at the right name."""
 
 import difflib
 import sys
@@ -6,17 +6,17 @@ import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-_LONGEST = 1000  # letters of a message
-_NAME = 200  # letters of a name that are compared with others
+_LONGEST = 1000  # characters of a message
+_NAME = 200  # characters of a name that are compared with others
 
 
 class InputError(ValueError):
     """Input that cannot be used: the message says what was expected and what was given.
 
-    The command line prints it without a traceback and exits with code 2. Messages quote what is in
-    files of others: whatever it is, the message is one line of at most 1000 letters that a
-    terminal can show. Lines are joined, what cannot be printed is escaped, the middle of a longer
-    one is left out.
+    The command line prints it without a traceback and exits with code 2. Messages may quote files
+    from others; whatever these contain, the message is one line of at most 1000 characters that a
+    terminal can show. Lines are joined, unprintable characters are escaped, and the middle of a
+    longer message is left out.
 
     Args:
         message: what is wrong.
@@ -32,8 +32,8 @@ def _one_line(message: str) -> str:
     if len(text) > _LONGEST:
         text = f"{text[: _LONGEST - 400]} ... {text[-300:]}"
     if not text.isprintable():
-        # Not only newlines: an escape sequence would be obeyed by the terminal, and half of a pair
-        # of surrogates cannot be written at all.
+        # Not only newlines: a terminal would obey an escape sequence, and an unpaired surrogate
+        # cannot be written at all.
         letters = (letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
         text = "".join(letters)[:_LONGEST]
     return text
@@ -42,7 +42,7 @@ def _one_line(message: str) -> str:
 def nearest(name: object, known: Iterable[str]) -> str:
     """Return `` Did you mean 'x'?`` for the closest of ``known``, or an empty string."""
     by_lower = {str(candidate).lower(): candidate for candidate in known}
-    # Of names of 64 kB one comparison takes seconds; at 0.5 O1 is near to both O2 and O3.
+    # One comparison of names of 64 kB takes seconds; at cutoff 0.5, O1 is close to both O2 and O3.
     close = difflib.get_close_matches(str(name).lower()[:_NAME], by_lower, n=1, cutoff=0.51)
     return f" Did you mean '{by_lower[close[0]]}'?" if close else ""
 
@@ -58,7 +58,7 @@ def refuse_unknown(kind: str, name: object, known: Iterable[str]) -> None:
 
 
 def warn(text: str, category: type[Warning] = UserWarning) -> None:
-    """Warn, and name the line outside of labkit that has led here."""
+    """Warn, and name the line outside labkit from which this was called."""
     frame, level = sys._getframe(1), 2
     while frame.f_back and frame.f_globals.get("__name__", "").startswith("labkit."):
         frame, level = frame.f_back, level + 1
@@ -66,16 +66,16 @@ def warn(text: str, category: type[Warning] = UserWarning) -> None:
 
 
 class WorkerFailed(RuntimeError):
-    """A rank that ``labkit.launch`` started ended badly, or not in time. The message says all.
+    """A rank that ``labkit.launch`` started failed, or did not end in time; the message says all.
 
     Attributes:
-        rank: Its number; None where it was msrun or its scheduler, or several hang.
-        ranks: The numbers of all that the message is about: one, or every one that hangs.
-        exit_code: Of its process; None where a signal ended it, or where it hangs.
+        rank: Number of the rank; None if it was msrun or its scheduler, or if several hang.
+        ranks: Numbers of all ranks that the message is about: one, or every one that hangs.
+        exit_code: Exit code of its process; None if a signal ended it, or if it hangs.
         signal: Name of the signal that ended it, such as ``SIGKILL``; else None.
         tail: The last lines of its log.
-        logs: Rank -> path of its log, where a folder for logs was given.
-        output: Rank -> all it has written.
+        logs: Rank -> path of its log, if a folder for logs was given.
+        output: Rank -> everything it has written.
 
     Args:
         message: what happened, and where.
@@ -103,4 +103,4 @@ class WorkerFailed(RuntimeError):
 
 
 class WorkersTimedOut(WorkerFailed, TimeoutError):
-    """Ranks that had not ended when the time was up; ``tail`` ends with where each one was."""
+    """Ranks had not ended when the time was up; ``tail`` ends with where each of them was."""

@@ -1,7 +1,7 @@
 """Device, seeds, graph mode: the one place that sets global state, through ``start``.
 
-MindSpore is imported inside the functions, so that ``start`` can set what MindSpore reads once,
-at its own import (its log level), when it is called first.
+MindSpore is imported inside the functions, so that ``start``, when called first, can set what
+MindSpore reads only once, at its own import (its log level).
 """
 
 import contextlib
@@ -31,14 +31,14 @@ class Runtime:
     """What ``start`` chose.
 
     Attributes:
-        device: that computes.
-        reason: why that one.
-        seed: of everything random.
-        mindspore: its version.
-        onednn: ONEDNN_MAX_CPU_ISA as it is in force, or ``default``.
-        rank: which process this is; 0 where it has joined no others.
-        ranks: how many there are.
-        cores: that this rank keeps to; empty: all that the process may use.
+        device: the device that computes.
+        reason: why it was chosen.
+        seed: seed of everything random.
+        mindspore: version of MindSpore.
+        onednn: value of ONEDNN_MAX_CPU_ISA in force, or ``default``.
+        rank: number of this process; 0 if it has joined no others.
+        ranks: number of ranks.
+        cores: cores that this rank is bound to; empty: all that the process may use.
     """
 
     device: str
@@ -64,7 +64,7 @@ class Runtime:
 
 @contextlib.contextmanager
 def pynative() -> Iterator[None]:
-    """Run what is inside operator by operator (PyNative mode), to look at what is in between."""
+    """Run the block operator by operator (PyNative mode), to inspect intermediate values."""
     import mindspore
 
     before = mindspore.get_context("mode")
@@ -80,7 +80,7 @@ def available_devices() -> tuple[str, ...]:
     _quieten()
     from mindspore._c_expression import MSContext
 
-    # hal.is_available asks the same question and prints plugin loader warnings besides.
+    # hal.is_available makes the same check, but also prints warnings of the plugin loader.
     handle = MSContext.get_instance()
     return tuple(name for name in DEVICES[1:] if handle.is_pkg_support_device(name))
 
@@ -96,24 +96,24 @@ def needs_onednn_workaround(mindspore_version: str, cpu_flags: set[str] | None =
 def start(device: str = "auto", seed: int = 1, *, distribute: bool = False) -> Runtime:
     """Choose the device, set graph mode and every seed, and print one line saying what was chosen.
 
-    On Ascend and GPU the number of the device is the environment's DEVICE_ID, where it has one.
-    Call it first, before anything is built and before the first convolution. The objects that
-    Python holds at the first call are left out of later garbage collections (``gc.freeze``).
+    On Ascend and GPU the environment variable DEVICE_ID, if set, gives the number of the device.
+    Call this first, before anything is built and before the first convolution. The objects that
+    Python holds at the first call are excluded from later garbage collections (``gc.freeze``).
 
     Args:
-        device: ``auto`` takes the first of Ascend, GPU, CPU that is there; a device named is used
-            or refused, never replaced by a different device.
-        seed: of the framework, of NumPy, of Python and of the data pipeline; 0 .. 2**32 - 1.
+        device: ``auto`` takes the first of Ascend, GPU, CPU that is available; a named device is
+            used or refused, never replaced by a different device.
+        seed: seed of the framework, NumPy, Python and the data pipeline; 0 .. 2**32 - 1.
         distribute: join the other ranks that msrun, mpirun or a script with a rank table has
-            started. The parallel mode stays MindSpore's stand-alone one: the gradient stage of a
+            started. The parallel mode remains MindSpore's stand_alone: the gradient stage of a
             step averages over ranks itself, and nothing may do it a second time.
 
     Returns:
         What was chosen.
 
     Raises:
-        InputError: when the device is unknown or not there, the seed is out of range, or
-            ``distribute`` is asked for where the environment speaks of no ranks.
+        InputError: if the device is unknown or not available, the seed is out of range, or
+            ``distribute`` is True and the environment describes no ranks.
     """
     refuse_unknown("device", device, DEVICES)
     seed, distribute = arguments.seed(seed), arguments.flag("distribute", distribute)
@@ -125,7 +125,7 @@ def start(device: str = "auto", seed: int = 1, *, distribute: bool = False) -> R
     present = available_devices()
     if device != "auto" and device not in present:
         raise InputError(
-            f"device {device} was asked for and is not here; this MindSpore can use: "
+            f"device {device} was requested but is not available; this MindSpore can use: "
             f"{', '.join(present)}. `labkit doctor` says more"
         )
     chosen = present[0] if device == "auto" else device
@@ -136,9 +136,9 @@ def start(device: str = "auto", seed: int = 1, *, distribute: bool = False) -> R
     version = _set_global_state(chosen, seed)
     cores = _join(chosen) if distribute else ()
     runtime = Runtime(chosen, reason, seed, version, onednn, *cluster.rank_and_size(), cores)
-    # MindSpore collects garbage around every compilation, which goes through all that was imported:
-    # 20 ms each time, 2.5 s of the 17.5 that 24 LeNet steps take to compile. What is there at the
-    # first call is there to stay; networks of later ones are not.
+    # MindSpore collects garbage around every compilation, which visits everything imported: 20 ms
+    # each time, 2.5 s of the 17.5 that 24 LeNet steps take to compile. Objects that exist at the
+    # first call are permanent; networks that exist at later calls are not.
     if not gc.get_freeze_count():
         gc.collect()
         gc.freeze()
@@ -151,7 +151,7 @@ def _set_global_state(device: str, seed: int) -> str:
     import numpy
 
     mindspore.set_context(mode=mindspore.GRAPH_MODE)
-    if not cluster.joined():  # MindSpore has numbered the device then, and refuses another call
+    if not cluster.joined():  # after joining, the device is set and MindSpore refuses a second call
         number = device != "CPU" and os.environ.get("DEVICE_ID")
         if number:
             mindspore.set_device(device, cluster.environment_number("DEVICE_ID"))
@@ -172,7 +172,7 @@ def _started_as_rank() -> bool:
 
 
 def _join(device: str) -> tuple[int, ...]:
-    """Join the other ranks, once in a process; return the cores that this one keeps to."""
+    """Join the other ranks, once per process; return the cores that this rank is bound to."""
     import mindspore
     from mindspore.communication import init
 
@@ -189,11 +189,12 @@ def _join(device: str) -> tuple[int, ...]:
 
 
 def _keep_to_share() -> tuple[int, ...]:
-    """Keep to this rank's share of the cores, where all shares are alike; return it.
+    """Bind the process to this rank's share of the cores, if all shares are equal; return it.
 
-    Each rank has a thread a core and one that waits busily: on two cores a LeNet step of two ranks
-    took 17 to 24 ms, 11 to 12 so. Joining took 6 to 40 s longer so: it comes first. The ranks of
-    ``labkit.launch`` know how many they are on this machine; mpirun binds its own.
+    Each rank has one thread per core and one that busy-waits: on two cores, a LeNet step of two
+    ranks took 17 to 24 ms unbound, 11 to 12 bound. Joining took 6 to 40 s longer when bound, so it
+    comes first. The ranks of ``labkit.launch`` know how many of them are on this machine; mpirun
+    binds its own.
     """
     import mindspore
 
@@ -201,11 +202,11 @@ def _keep_to_share() -> tuple[int, ...]:
         return ()
     ranks = cluster.environment_number(cluster.RANKS_HERE, low=1)
     rank, cores = cluster.environment_number("DEVICE_ID"), len(usable_cores())
-    # Three ranks on two cores: the one alone would wait for the two.
+    # Three ranks on two cores: the rank alone on a core would wait for the two that share one.
     if rank >= ranks or ranks == 1 or (ranks > cores and ranks % cores):
         return ()
-    # MindSpore makes its threads at the first product, as many as there are cores then. Their
-    # number decides how sums are rounded: the bits stay those of one process, of virtual workers.
+    # MindSpore creates its threads at the first product, one per core available then. Their number
+    # decides how sums are rounded: results stay bit-equal to one process, to virtual workers.
     ones = mindspore.ops.ones((8, 8), mindspore.float32)
     mindspore.ops.matmul(ones, ones).asnumpy()
     share = equal_shares(ranks)[rank]
@@ -221,10 +222,10 @@ def _apply_onednn_workaround() -> str:
 
 
 def _quieten() -> None:
-    """Lower MindSpore's log before its first import, unless the user has chosen a level.
+    """Reduce MindSpore's logging before its first import, unless the user has chosen a level.
 
     In a notebook the compiler looks for the cell's source file and logs "[ERROR] Get realpath
-    failed" for every Cell, although it compiles: only CRITICAL is shown there. Real failures raise.
+    failed" for every Cell, although it compiles, so only CRITICAL is shown. Real failures raise.
     """
     if "mindspore" not in sys.modules:
         os.environ.setdefault("GLOG_v", "4" if "ipykernel" in sys.modules else "3")

@@ -16,7 +16,7 @@ refuse() {
     exit 2
 }
 
-data_folder() { [ -d "$1" ] || refuse "$1 is no folder"; }
+data_folder() { [ -d "$1" ] || refuse "$1 is not a folder"; }
 
 # What run starts carries this in its environment, and so do its children: msrun makes each rank the
 # leader of a session, which no signal to a group reaches.
@@ -119,7 +119,7 @@ first one; or RANK_TABLE_FILE, which says both. LOG_DIR (default RUN-log)"
     shift 2
     [ -z "${LOG_DIR-}" ] || set -- --log_dir "$LOG_DIR" "$@"
     if [ -n "${RANK_TABLE_FILE-}" ]; then
-        [ -f "$RANK_TABLE_FILE" ] || refuse "RANK_TABLE_FILE is $RANK_TABLE_FILE, which is no file"
+        [ -f "$RANK_TABLE_FILE" ] || refuse "RANK_TABLE_FILE is $RANK_TABLE_FILE, which is not a file"
         set -- --rank_table "$RANK_TABLE_FILE" "$@"
     else
         [ -n "${MASTER-}" ] || refuse "expected MASTER=HOST:PORT or RANK_TABLE_FILE"
@@ -150,11 +150,11 @@ evaluate_thor() {
 data_and_checkpoint() {
     [ $# -ge 2 ] || refuse "expected a folder and a checkpoint"
     data_folder "$1"
-    [ -f "$2" ] || refuse "$2 is no file"
+    [ -f "$2" ] || refuse "$2 is not a file"
 }
 
 # Of the tutorials' scripts: succeed where the next argument is FILE of settings and no option.
 config_first() {
     case ${1-} in '' | -*) return 1 ;; esac
-    [ -f "$1" ] || refuse "$1 is no file"
+    [ -f "$1" ] || refuse "$1 is not a file"
 }

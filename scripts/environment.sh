@@ -92,7 +92,7 @@ holds_more() {
     [ "$place" = "$home" ]
 }
 
-# Refuse a folder that is no environment, or is one that is not ours and cannot be used as it is.
+# Refuse a folder that is not an environment, or an environment of others that cannot be used as it is.
 check_place() {
     [ -e "$venv" ] || [ -L "$venv" ] || return 0
     if ! real_path >/dev/null; then
@@ -146,7 +146,7 @@ claim() {
     whole=yes
     [ ! -e "$marker" ] || whole=
     status=0
-    # pip holds this lock too: it goes on where this shell alone was killed.
+    # pip holds this lock too: it continues if only this shell was killed.
     if command -v flock >/dev/null; then
         exec 9>"$venv/.lock"
         flock -n 9 || status=$?

@@ -4,21 +4,21 @@ r"""Gradient freezing: some updates leave the first layers as they are.
     w_g, s_g <- w_g, s_g                        for those before, which are frozen
 
 with s_g the optimizer's state. The trained parameters, in forward order, make n groups; k(u) = 0
-freezes nothing. The share ``freeze_p`` of all updates has k = 0, whatever its name says; in the
-others k runs over 1 .. n - 1: one after the other (``freeze_type`` 0: 0 0 .. 0 1 2 .. n-1, again
-and again), or alternating with zeros and drawn with P(k) = (n - k) / (1 + 2 + .. + (n - 1))
-(``freeze_type`` 1: 0 3 0 1 0 0 2 ..).
+freezes nothing. A share ``freeze_p`` of all updates has k = 0, contrary to its name; in the others
+k takes the values 1 .. n - 1: in order (``freeze_type`` 0: 0 0 .. 0 1 2 .. n-1, repeated), or
+interleaved with zeros and drawn with P(k) = (n - k) / (1 + 2 + .. + (n - 1)) (``freeze_type`` 1:
+0 3 0 1 0 0 2 ..).
 
 Source: ``mindspore.boost.GradientFreeze`` and ``FreezeOpt`` (2.10.0). Departures:
-- one optimizer, whose state and count of steps go on; MindSpore makes one for each k, so that a
-  layer's momentum is as many moments that do not know of each other, n copies in memory, and each
-  learning rate given as a Cell counts the updates of its k alone;
-- k(u) depends on a seed and the number of updates alone, so that a resumed training goes on with
-  it; there it is drawn from NumPy's global generator, and counted by call;
-- numbers that all parameters share, Adam's powers of beta, go on in every update;
-- the whole gradient is computed, averaged and clipped: what is saved is a frozen layer's update
-  only in its effect, not in its time. MindSpore differentiates by what is trained alone;
-- fewer pieces than groups are refused; there every k then trains all, silently.
+- one optimizer, with one state and one count of steps; MindSpore makes an optimizer for each k, so
+  that a layer's momentum is split into independent moments, n copies in memory, and a learning rate
+  given as a Cell counts only the updates of its k;
+- k(u) depends only on a seed and the number of updates, so that a resumed training continues it; in
+  MindSpore it is drawn from NumPy's global generator, and counted by call;
+- numbers that all parameters share, such as Adam's powers of beta, advance in every update;
+- the whole gradient is computed, averaged and clipped: a frozen layer's update has no effect, but
+  its time is not saved. MindSpore differentiates only with respect to the trained parameters;
+- fewer pieces than groups are refused; in MindSpore every k then silently trains everything.
 """
 
 from collections.abc import Mapping
@@ -44,7 +44,7 @@ class FreezeSchedule:
 
     Attributes:
         groups: name of a parameter -> its group, 0 .. n - 1.
-        first: k(u), the first group that update u trains, (length,) int32; then from the start.
+        first: k(u), the first group that update u trains, (length,) int32; then it repeats.
         settings: plain values, by name, that a resumed training must share.
     """
 
@@ -67,14 +67,14 @@ def freeze_schedule(
 
     Args:
         network: its trainable parameters are frozen in the order in which it holds them.
-        param_groups: n; None: 10, or as many as the network has pieces.
+        param_groups: n; None: 10, or the number of the network's pieces if that is smaller.
         freeze_type: 0 or 1, see above.
         freeze_p: share of the updates that freeze nothing, >= 0 and < 1.
-        total_steps: updates until the schedule begins again, less 1 %.
-        seed: of what ``freeze_type`` 1 draws.
+        total_steps: number of updates; the schedule repeats after 1 % more.
+        seed: seed of the values that ``freeze_type`` 1 draws.
 
     Raises:
-        InputError: for an argument with another value, and a network of fewer pieces than groups.
+        InputError: if an argument has an invalid value or the network fewer pieces than groups.
     """
     freeze_type = arguments.integer("freeze_type", freeze_type, 0, 1)
     freeze_p = arguments.number("freeze_p", freeze_p, at_least=0, below=1)
@@ -115,12 +115,12 @@ def freeze_schedule(
 
 
 def pieces(names: list[str]) -> list[list[str]]:
-    """Return names in runs of three and more; a run goes on over all with "bn" or "bias" in them.
+    """Return names in runs of at least three; names that contain "bn" or "bias" extend a run.
 
-    A convolution, its BatchNorm and its bias are not torn apart: MindSpore's rule.
+    A convolution, its BatchNorm and its bias stay together: MindSpore's rule.
 
     Args:
-        names: of parameters, in forward order.
+        names: names of parameters, in forward order.
     """
     runs: list[list[str]] = [[]]
     for name in names:
@@ -140,10 +140,10 @@ def first_groups(
         return np.resize(period, length).astype(np.int32)
     freezes, frozen = np.zeros(length, bool), 0
     for update in range(1, length):
-        # In this form: 1 - freeze_p of the updates so far, rounded as MindSpore rounds it.
+        # Keep this form: 1 - freeze_p of the updates so far, rounded as MindSpore rounds it.
         freezes[update] = frozen / update < 1 - freeze_p
         frozen += int(freezes[update])
-    # P(k) falls with k. Random numbers of PCG64 and no ``choice``, whose stream may change.
+    # P(k) decreases with k. Drawn from PCG64 directly, not by ``choice``, whose stream may change.
     ends = np.cumsum(np.arange(groups - 1, 0, -1))
     draws = np.random.Generator(np.random.PCG64(seed)).random(frozen) * ends[-1]
     first = np.zeros(length, np.int32)
@@ -152,14 +152,14 @@ def first_groups(
 
 
 class GradFreezeUpdate(UpdateStage):
-    """Update stage: the optimizer, and what it did to frozen parameters undone.
+    """Update stage: run the optimizer, then undo its changes to frozen parameters.
 
     Args:
         optimizer: any ``nn.Optimizer``.
-        schedule: of ``freeze_schedule``.
+        schedule: schedule returned by ``freeze_schedule``.
 
     Raises:
-        InputError: where the optimizer has a parameter that the schedule does not know.
+        InputError: if the optimizer has a parameter that is not in the schedule.
 
     It holds a second copy of all but the last group's parameters and of their optimizer states.
 
@@ -181,7 +181,7 @@ class GradFreezeUpdate(UpdateStage):
         self.settings = dict(schedule.settings)
         self.groups = tuple(schedule.groups[name] for name in names)
         self.first, self.length = Tensor(schedule.first, ms.int32), len(schedule.first)
-        # held: what some update freezes, weights and their states; kept: as they were before it.
+        # held: weights that some update freezes, and their states; kept: their values before it.
         most = int(schedule.first.max())
         held = [
             (schedule.groups[name], parameter)
@@ -190,7 +190,7 @@ class GradFreezeUpdate(UpdateStage):
         ]
         self.held_groups = tuple(group for group, _ in held)
         self.held = ParameterTuple(parameter for _, parameter in held)
-        # Past Cell's own setattr: no checkpoint needs them.
+        # Bypasses Cell's own setattr: no checkpoint needs them.
         kept = ParameterTuple(copied(parameter, "grad_freeze") for parameter in self.held)
         object.__setattr__(self, "kept", kept)
 
@@ -199,11 +199,11 @@ class GradFreezeUpdate(UpdateStage):
         return f"{max(self.groups) + 1} groups of parameters, some frozen in {share:.0%} of updates"
 
     def first_trained(self) -> Tensor:
-        """Return k of the update that is under way, ()."""
+        """Return k of the current update, ()."""
         return ops.gather(self.first, ops.floor_mod(self.record.updates, self.length), 0)
 
     def masked(self, gradients: tuple) -> tuple:
-        """Return the gradients with zeros for what is frozen; arguments as in ``construct``."""
+        """Return the gradients with zeros for frozen parameters; arguments as in ``construct``."""
         return self.map(ops.partial(_masked, self.first_trained()), self.groups, gradients)
 
     def construct(self, gradients: tuple[Tensor, ...]) -> object:

@@ -1,28 +1,29 @@
-r"""Less BatchNorm: a normalised last layer, and residual blocks that normalise their sum alone.
+r"""Less BatchNorm: a normalised last layer, and residual blocks with one BatchNorm each.
 
     y = m  x / |x|  (W / |W|)^T        in place of y = x W^T + b, by row; m one trained number
     |v| = sqrt(max(sum of v^2, 1e-4))  the epsilon of MindSpore's L2Normalize
 
-Of a residual block's BatchNorms only the last one of its main branch is left.
+A residual block keeps only the last BatchNorm of its main branch.
 
 Source: ``mindspore.boost.LessBN`` and ``CommonHeadLastFN`` (2.10.0), and the compiler's pass
 ``mindspore/ccsrc/frontend/optimizer/irpass/less_batch_normalization.cc`` (patterns 1 to 6), which
-works on CPU too. The formula there has a bias; what ``LessBN`` builds has none, nor is one here.
-Departures:
-- slopes are those of this formula; those of MindSpore's L2Normalize divide by the length itself
-  below the epsilon, on CPU: five times too much for a row as short as 2e-3;
-- one Dense, the network's last; MindSpore takes the last one of each Cell that holds some, and
-  leaves the old one at work where that is a SequentialCell;
-- blocks are known by their Cells: an attribute ``downsample``, ``down_sample...`` or
+works on CPU too. The documented formula has a bias; the layer that ``LessBN`` builds does not, and
+neither does labkit's. Departures:
+- derivatives are those of this formula; on CPU, those of MindSpore's L2Normalize divide by the
+  length itself below the epsilon: five times too much for a row of length 2e-3;
+- one Dense, the network's last; MindSpore takes the last one of each Cell that holds any, and
+  leaves the old one in effect if that Cell is a SequentialCell;
+- blocks are recognised by their Cells: an attribute ``downsample``, ``down_sample...`` or
   ``shortcut...``, and two or three pairs of convolution and BatchNorm of their own. The pass looks
   for the operators of ``main + shortcut`` in a graph: it misses ``shortcut + main``, all of
-  PyNative mode, a first block behind a max-pool with a padding of its own, and the last block of
-  ResNets here; inverted residuals (MobileNetV2) and dense blocks, which it knows, stay whole here;
-- Cells are exchanged in place, so that the network is the same function in every mode and where it
-  is evaluated; names and the Parameter of the weight stay as they are. A checkpoint of it is for
-  networks that went through ``less_bn``: any other network takes ``fc.weight`` without an error;
+  PyNative mode, a first block after a max-pool with its own padding, and the last block of labkit's
+  ResNets; inverted residuals (MobileNetV2) and dense blocks, which it recognises, stay whole in
+  labkit;
+- Cells are exchanged in place, so that the network is the same function in every mode and in
+  evaluation; names and the Parameter of the weight are unchanged. Load its checkpoints only into
+  networks changed by ``less_bn``: any other network accepts ``fc.weight`` without an error;
 - gradients are not centralised (``gc_flag``): MindSpore does it for weights whose second axis is a
-  multiple of 16, by an operator that the CPU has not.
+  multiple of 16, by an operator that does not exist on CPU.
 """
 
 from collections.abc import Iterable, Iterator
@@ -39,7 +40,7 @@ from labkit.steps.state import integer_of
 
 EPSILON = 1e-4
 _SHORTCUTS = ("downsample", "down_sample", "shortcut")
-_LISTS = ("params", "order_params")  # of Parameters, in an optimizer's group
+_LISTS = ("params", "order_params")  # lists of Parameters in an optimizer's group
 _BATCH_NORMS = (nn.BatchNorm2d, nn.SyncBatchNorm)
 
 
@@ -47,7 +48,7 @@ class NormalisedDense(nn.Cell):
     """Dense layer of directions: (..., in) -> (..., out), each output a cosine times m.
 
     Args:
-        dense: whose weight and activation it has; a bias it has not.
+        dense: layer whose weight and activation it takes; it has no bias.
     """
 
     def __init__(self, dense: nn.Dense):
@@ -66,7 +67,7 @@ class NormalisedDense(nn.Cell):
 
 
 def directions(rows: Tensor) -> Tensor:
-    """Return v / |v| of each row (N, D), of the type it has; in float32, where squares fit."""
+    """Return v / |v| of each row (N, D) in its type, computed in float32, where squares fit."""
     wide = ops.cast(rows, ms.float32)
     squares = ops.expand_dims(ops.reduce_sum(wide * wide, 1), 1)
     return ops.cast(wide / ops.sqrt(ops.maximum(squares, EPSILON)), rows.dtype)
@@ -78,34 +79,34 @@ class Conversion:
 
     Attributes:
         dense: name of the Dense that is normalised; "" for none.
-        batch_norms: names of the BatchNorms that were taken out.
+        batch_norms: names of the BatchNorms that were removed.
     """
 
     dense: str
     batch_norms: tuple[str, ...]
 
     def text(self) -> str:
-        """Return what was done in one line."""
+        """Return a one-line summary."""
         dense = f"the last Dense `{self.dense}` is normalised" if self.dense else "no Dense changed"
         return f"less_bn: {dense}; {len(self.batch_norms)} BatchNorms taken out"
 
 
 @names_checked
 def less_bn(network: nn.Cell, *, fn_flag: bool = True) -> Conversion:
-    """Normalise the last Dense of a network and take BatchNorms out of its residual blocks.
+    """Normalise the last Dense of a network and remove BatchNorms from its residual blocks.
 
-    In place, and before the optimizer is made; ``fit_to`` makes one that is there again. A second
-    call changes nothing.
+    Changes the network in place. Call it before making the optimizer; ``fit_to`` makes an existing
+    one again. A second call changes nothing.
 
     Args:
-        network: or a loss net.
+        network: network or loss net.
         fn_flag: whether the Dense is normalised.
 
     Returns:
-        What was done.
+        The changes that were made.
 
     Raises:
-        InputError: where there is no Dense, and ``fn_flag`` asks for one.
+        InputError: if there is no Dense and ``fn_flag`` is True.
 
     >>> network = resnet18(10)
     >>> print(less_bn(network).text())
@@ -134,17 +135,17 @@ def less_bn(network: nn.Cell, *, fn_flag: bool = True) -> Conversion:
 
 @names_checked
 def fit_to(optimizer: nn.Optimizer, network: nn.Cell) -> nn.Optimizer:
-    """Return the optimizer, or one of its kind and arguments over what the network has to train.
+    """Return the optimizer, or one made again, with its arguments, for the network's parameters.
 
     A multiplier joins its weight's group. MindSpore makes all optimizers again.
 
     Args:
-        optimizer: that may have been made before ``less_bn``.
-        network: that ``less_bn`` has changed.
+        optimizer: optimizer that may have been made before ``less_bn``.
+        network: network that ``less_bn`` has changed.
 
     Raises:
-        InputError: for an optimizer that has made updates, or cannot be made again: ``nn.LARS``,
-            and schedules of a group of their own.
+        InputError: if the optimizer no longer fits and has made updates or cannot be made again:
+            ``nn.LARS``, and groups with a learning rate of their own.
     """
     there = {id(parameter) for parameter in network.get_parameters()}
     held = {id(parameter) for parameter in optimizer.parameters}
@@ -169,14 +170,14 @@ def fit_to(optimizer: nn.Optimizer, network: nn.Cell) -> nn.Optimizer:
         parts = [group | {n: changed(group[n]) for n in _LISTS if n in group} for group in given]
         groups = [group for group in parts if any(group.get(name) for name in _LISTS)]
     rate = optimizer.init_learning_rate
-    rate = optimizer.learning_rate if rate is None else rate  # None for one that is a Cell
+    rate = optimizer.learning_rate if rate is None else rate  # None if it is a Cell
     arguments = dict(optimizer.init_args)
     arguments |= arguments.pop("kwargs", {})  # nn.Adam's own; MindSpore's copy of an Adam fails
     return type(optimizer)(groups, learning_rate=rate, **arguments)
 
 
 def _spared(cell: nn.Cell) -> Iterator[tuple[str, nn.Cell, str]]:
-    """Yield (name, parent, name there) of the BatchNorms that a residual block does without."""
+    """Yield (name, parent, name in it) of the BatchNorms to remove from a residual block."""
     if not any(name.startswith(_SHORTCUTS) for name in (*vars(cell), *cell.name_cells())):
         return
     children = cell.name_cells().items()

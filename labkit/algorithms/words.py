@@ -1,19 +1,20 @@
-"""The words that options of Adasum and of the subspace search may have, and what they do between
-graphs. No MindSpore import: recipes read them too.
+"""Values of options of Adasum and the subspace search, and what techniques do between graphs.
+
+No MindSpore import: recipes read them too.
 """
 
 ADASUM_REDUCTIONS = ("adasum", "mean", "sum")
 ADASUM_ON = ("updates", "gradients")
 ADASUM_SCOPES = ("layer", "network")
-# Stages that cannot carry a part of an update into the next epoch.
+# ``tail`` of stages that cannot carry a part of an update into the next epoch.
 WHOLE_TAILS = ("flush", "drop")
 
 SEARCH_METHODS = ("bfgs", "sgd")
-# What B is before its first pair, and what a failed search leaves.
+# B before its first pair, and what happens to B after a failed search.
 SEARCH_STARTS = ("identity", "scaled")
 SEARCH_FAILURES = ("reset", "rollback")
 
-# Why the host must see each micro-batch, so that no data set can be sunk into one graph.
+# Why the host must see each micro-batch, so that no data set can be sunk into the graph.
 THOR_ON_HOST = (
     "THOR has a graph that gathers factors and one that does not; the host chooses one of them for "
     "each micro-batch, and inverts the factors before the update"

@@ -1,1 +1,1 @@
-"""What every other room stands on: arguments, files, locks; MindSpore in checkpoints alone."""
+"""Foundations of the other packages: arguments, files, locks; MindSpore only for checkpoints."""

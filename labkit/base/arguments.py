@@ -1,11 +1,11 @@
-"""The one validator: each function returns the value as a plain Python one, or raises.
+"""Validation of arguments: each function returns the value as a plain Python one, or raises.
 
     epochs = integer("epochs", epochs)                      an integer >= 1
     decay = number("decay", decay, at_least=0, below=1)     0 <= decay < 1
     nesterov = flag("nesterov", nesterov)                   True or False
     tail = choice("tail", tail, ("flush", "drop"))          one of these words
 
-NumPy's integers and floats are welcome everywhere, True and False are numbers nowhere.
+NumPy's integers and floats are accepted everywhere; True and False never count as numbers.
 """
 
 import functools
@@ -23,7 +23,7 @@ from labkit.errors import InputError, nearest
 
 C = TypeVar("C", bound=Callable)
 
-# How a message names a bound, and whether a value keeps it.
+# How a message writes a bound, and the test that a value keeps to it.
 _BOUNDS = {
     "at_least": (">=", operator.ge),
     "above": (">", operator.gt),
@@ -54,7 +54,7 @@ def integer(name: str, value: object, at_least: int = 1, at_most: int | None = N
     """Return ``value`` as an int.
 
     Raises:
-        InputError: if it is no integer, or not ``at_least <= value <= at_most``.
+        InputError: unless it is an integer with ``at_least <= value <= at_most``.
     """
     bounds: dict[str, float | None] = {"at_least": at_least, "at_most": at_most}
     if not is_integer(value) or not _inside(value, bounds):
@@ -74,7 +74,7 @@ def number(
     """Return ``value`` as a float.
 
     Raises:
-        InputError: if it is no finite number, or outside a bound that is given.
+        InputError: if it is not a finite number, or is outside a given bound.
     """
     bounds = {"at_least": at_least, "above": above, "at_most": at_most, "below": below}
     if not is_number(value) or not _inside(value, bounds):
@@ -110,7 +110,7 @@ def seed(value: object, name: str = "seed") -> int:
 
 
 def wrong(name: str, value: object, expected: str, hint: str = "") -> InputError:
-    """Return the error of an argument: what was expected, and what was given."""
+    """Return the error for an argument: what was expected, and what was given."""
     return InputError(f"{name}: expected {expected}, got {value!r}{hint and '.' + hint}")
 
 
@@ -119,10 +119,10 @@ class UnknownName(InputError, TypeError):
 
 
 def names_checked(function: C) -> C:
-    """Decorate a function or a dataclass that answers a misspelled keyword with the nearest one.
+    """Decorate a function or a dataclass to answer an unknown keyword with the nearest name.
 
     Raises:
-        UnknownName: in place of Python's TypeError, which it is as well.
+        UnknownName: instead of Python's TypeError, of which it is a subclass.
     """
     if inspect.isclass(function):
         function.__init__ = names_checked(function.__init__)  # type: ignore[method-assign]
@@ -142,7 +142,7 @@ def names_checked(function: C) -> C:
 
 
 def fit_workers(workers: object) -> int:
-    """Return ``workers``, at most the cores of this process; say so where that is fewer."""
+    """Return ``workers``, limited to this process's cores; print a message if that is fewer."""
     workers = integer("num_parallel_workers", workers)
     cores = len(usable_cores())
     if workers > cores:

@@ -1,4 +1,4 @@
-"""Reading MindSpore's ``.ckpt`` files without MindSpore's reader: their values, or their places."""
+"""Reading MindSpore's ``.ckpt`` files without MindSpore's reader: values, or where they lie."""
 
 import contextlib
 import os
@@ -15,7 +15,7 @@ from labkit.base.checkpoint_format import KINDS, TEXT, Entry, Malformed, parse
 from labkit.base.input_files import Place, open_file
 from labkit.errors import InputError
 
-# Bytes of tensors that are read and not expected: an array of rates may be longer than it was.
+# Bytes of unexpected tensors that are read: an array of rates may be longer than it was.
 _SPARE = 1 << 26
 
 
@@ -25,7 +25,7 @@ class DamagedCheckpoint(InputError):
 
 @dataclass(frozen=True)
 class Unread:
-    """A tensor that was not expected, and so was not read: what the file says of it."""
+    """A tensor that was not expected and so was not read, as the file describes it."""
 
     name: str
     dtype: str
@@ -45,19 +45,20 @@ def read(
 ) -> dict[str, Any]:
     """Return the values of a ``.ckpt`` file by name: Parameters, and texts as ``str``.
 
-    A CRC that is there is verified. Equal to what ``ms.load_checkpoint`` returns; refused are
-    tensors of 4-bit integers, map tensors and encrypted files.
+    The values equal those of ``ms.load_checkpoint``. A CRC, if present, is verified. Tensors of
+    4-bit integers, map tensors and encrypted files are refused.
 
     Args:
         path: The file.
-        need_crc: Refuse a file that does not end with a CRC, as one that has been cut.
-        expected: Name -> (type, shape) of the tensors that are needed; None: all. Of others the
-            smallest are read, up to 64 MB; the rest, which may be GB of a hole, are ``Unread``.
+        need_crc: Refuse a file that does not end with a CRC, such as a truncated one.
+        expected: Name -> (type, shape) of the tensors that are needed; None: all. Of the others,
+            the smallest are read, up to 64 MB; the rest, which may be GB of zeros in a sparse file,
+            are ``Unread``.
         rename: Name in the file -> name of the value.
 
     Raises:
-        DamagedCheckpoint: For a file that is not such a one to its last byte.
-        InputError: Where no file is there.
+        DamagedCheckpoint: If the file is not a ``.ckpt`` file to its last byte.
+        InputError: If there is no such file.
     """
     with _opened(path, need_crc, rename) as (file, entries):
         unread = {} if expected is None else _unexpected(entries, expected)
@@ -65,15 +66,15 @@ def read(
 
 
 def places(path: str | os.PathLike, rename: Callable[[str], str] | None = None) -> dict[str, Place]:
-    """Return where the tensors of a ``.ckpt`` file lie, by name, once its CRC is verified.
+    """Return where the tensors of a ``.ckpt`` file lie, by name; a CRC, if present, is verified.
 
     Args:
         path: The file.
         rename: As for ``read``.
 
     Raises:
-        DamagedCheckpoint: As ``read``, and for a tensor in several slices (above 512 MB).
-        InputError: Where no file is there.
+        DamagedCheckpoint: As for ``read``, and for a tensor in several slices (above 512 MB).
+        InputError: If there is no such file.
     """
     with _opened(path, False, rename) as (_, entries):
         tensors = {}
@@ -88,7 +89,7 @@ def places(path: str | os.PathLike, rename: Callable[[str], str] | None = None) 
 def _opened(
     path: str | os.PathLike, need_crc: bool, rename: Callable[[str], str] | None
 ) -> Iterator[tuple[Any, dict[str, Entry]]]:
-    """Give the file and what it holds; raise ``DamagedCheckpoint`` for what is wrong with it."""
+    """Yield the file and its entries; raise ``DamagedCheckpoint`` for anything wrong with it."""
     path = arguments.path("path", path)
     if not os.path.isfile(path):
         raise InputError(f"no checkpoint at {path}")
@@ -135,12 +136,12 @@ def _value(file: BufferedReader, entry: Entry) -> str | ms.Parameter:
         left = left[part.length :]
     if entry.kind == TEXT:
         try:
-            # NumPy's text has four bytes a character, and zeros at its end.
+            # NumPy's text has four bytes per character, and zeros at its end.
             return str(data.data, "utf-32-le", "surrogatepass").rstrip("\0")
         except UnicodeDecodeError as error:
-            raise Malformed(f"{entry.name!r} is no text") from error
+            raise Malformed(f"{entry.name!r} is not text") from error
     if entry.kind == "Bool" and data.max() > 1:
         raise Malformed(f"{entry.name!r} is neither True nor False in one of its places")
-    # from_numpy takes the array itself; Tensor(...) would be a third copy for a moment.
+    # from_numpy uses the array itself; Tensor(...) would briefly need a third copy.
     tensor = ms.Tensor.from_numpy(data.view(KINDS[entry.kind]).reshape(entry.shape))
     return ms.Parameter(tensor, name=entry.name)

@@ -1,12 +1,12 @@
-"""What lies where in MindSpore's ``.ckpt`` files, without MindSpore's reader.
+"""The layout of MindSpore's ``.ckpt`` files, parsed without MindSpore's reader.
 
 ``ms.load_checkpoint`` (2.10) copies a tensor's bytes into memory of the size that its shape says:
 64 bytes for an int32 scalar corrupt the heap, 4096 end the process with SIGSEGV, and 8 bytes for a
-(300, 400) float32 are taken for a whole tensor. Here every length is first compared with its shape.
+(300, 400) float32 pass for a whole tensor. This module first compares every length with its shape.
 
-The format is the message ``Checkpoint`` of mindspore/train/checkpoint.proto: values of a name and a
-tensor (shape, type, bytes). Those above 512 MB come in slices with the same name and shape; at the
-end are, where it was asked for, ``crc_num`` and a CRC-32.
+The format is the message ``Checkpoint`` of mindspore/train/checkpoint.proto: values, each with a
+name and a tensor (shape, type, bytes). A tensor above 512 MB is stored in slices with the same name
+and shape. The file ends with ``crc_num`` and a CRC-32 if they were requested.
 """
 
 import math
@@ -25,7 +25,7 @@ KINDS = {
     **{"Int8": np.int8, "Int16": np.int16, "Int32": np.int32, "Int64": np.int64},
     **{"UInt8": np.uint8, "UInt16": np.uint16, "UInt32": np.uint32, "UInt64": np.uint64},
 }
-if hasattr(np_dtype, "bfloat16"):  # NumPy is of the version that MindSpore was built with
+if hasattr(np_dtype, "bfloat16"):  # if NumPy has the version that MindSpore was built with
     KINDS["BFloat16"] = np_dtype.bfloat16
 _CRC, _CRC_BYTES = b"crc_num", 17
 _CIPHER = b"\xd8\x5e\x3a\x7f"
@@ -36,11 +36,11 @@ _CHUNK = 1 << 20
 
 
 class Malformed(Exception):
-    """What is wrong with a file, in words."""
+    """A malformed file; the message says what is wrong with it."""
 
 
 class Span(NamedTuple):
-    """A text or message of a file: where it begins, and its bytes."""
+    """A text or message in a file: where it begins, and its length in bytes."""
 
     start: int
     length: int
@@ -48,7 +48,7 @@ class Span(NamedTuple):
 
 @dataclass
 class Entry:
-    """One value of the file: what it says of itself, and where its bytes are."""
+    """One value of the file: its declared name, type and shape, and where its bytes are."""
 
     name: str
     kind: str
@@ -57,15 +57,15 @@ class Entry:
 
     @property
     def size(self) -> int:
-        """Its bytes, in all slices."""
+        """The number of bytes in all slices."""
         return sum(part.length for part in self.slices)
 
 
 def parse(file: BinaryIO, need_crc: bool) -> dict[str, Entry]:
-    """Return by name what a file holds, without reading the values; see ``checkpoint_files.read``.
+    """Return a file's entries by name, without reading values; see ``checkpoint_files.read``.
 
     Raises:
-        Malformed: for what is no whole checkpoint.
+        Malformed: if the file is not a complete checkpoint.
     """
     end = os.fstat(file.fileno()).st_size
     if end > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
@@ -100,7 +100,7 @@ def parse(file: BinaryIO, need_crc: bool) -> dict[str, Entry]:
 
 
 def _without_crc(file: BinaryIO, end: int, need_crc: bool) -> int:
-    """Return where the values end; raise ``Malformed`` where a CRC does not fit them."""
+    """Return where the values end; raise ``Malformed`` if a CRC does not match them."""
     file.seek(max(end - _CRC_BYTES, 0))
     tail = file.read(_CRC_BYTES)
     if not tail.startswith(_CRC):
@@ -125,7 +125,7 @@ def _exactly(file: BinaryIO, count: int) -> bytes:
 
 
 def _fields(file: BinaryIO, message: object) -> Iterator[tuple[int, int | Span]]:
-    """Yield (number, content) of the fields of a protobuf message; nothing lies beyond its end."""
+    """Yield (number, content) of a protobuf message's fields; none may extend beyond its end."""
     if not isinstance(message, Span):
         raise Malformed("expected text or a message, not a number")
     place, end = message.start, message.start + message.length
@@ -144,7 +144,7 @@ def _fields(file: BinaryIO, message: object) -> Iterator[tuple[int, int | Span]]
 
 
 def _varint(file: BinaryIO, place: int, end: int) -> tuple[int, int]:
-    """Return the number at a place of a file, and the place behind it."""
+    """Return the number at a place in a file, and the place after it."""
     file.seek(place)
     value = 0
     for index, byte in enumerate(file.read(min(10, end - place))):
@@ -163,7 +163,7 @@ def _text(file: BinaryIO, content: object) -> str:
     try:
         text = _exactly(file, content.length).decode()
     except UnicodeDecodeError as error:
-        raise Malformed("a name that is no text") from error
+        raise Malformed("a name that is not text") from error
     if not text.isprintable():
         raise Malformed(f"the name {text!r}")
     return text
@@ -196,7 +196,7 @@ def _entry(file: BinaryIO, message: object) -> Entry:
 
 
 def _check_size(entry: Entry) -> None:
-    """Raise ``Malformed`` unless type, shape and number of bytes belong together."""
+    """Raise ``Malformed`` unless type, shape and number of bytes are consistent."""
     if entry.kind == TEXT:
         fits = entry.shape == (0,) and 0 < entry.size <= _LONGEST_TEXT and entry.size % 4 == 0
         if fits and len(entry.slices) == 1:
@@ -205,7 +205,7 @@ def _check_size(entry: Entry) -> None:
     if entry.kind not in KINDS:
         expected = f"expected one of {', '.join(KINDS)}"
         raise Malformed(f"{entry.name!r} is of type {entry.kind!r}; {expected}")
-    if entry.shape == (0,):  # how old versions of MindSpore write a scalar
+    if entry.shape == (0,):  # a scalar, as old versions of MindSpore write it
         entry.shape = ()
     if not all(0 < length < 1 << 63 for length in entry.shape):
         raise Malformed(f"{entry.name!r} has the shape {entry.shape}")

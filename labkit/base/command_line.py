@@ -1,4 +1,4 @@
-"""A parser of options that names the nearest one where a name is unknown."""
+"""An option parser that suggests the nearest name for an unknown one."""
 
 import argparse
 import re
@@ -10,10 +10,10 @@ _CHOICE = re.compile(r"invalid choice: '(.*)' \(choose from (.*)\)$")
 
 
 class Parser(argparse.ArgumentParser):
-    """Takes options by their whole names only, and answers a misspelled one with the nearest.
+    """Accepts options by their full names only, and suggests the nearest for a misspelled one.
 
     Args:
-        **settings: as of ``argparse.ArgumentParser``.
+        **settings: as for ``argparse.ArgumentParser``.
     """
 
     def __init__(self, **settings: Any) -> None:

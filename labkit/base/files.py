@@ -1,4 +1,4 @@
-"""Files that are written whole, or not at all: under a temporary name beside, then renamed."""
+"""Files written completely or not at all: under a temporary name beside them, then renamed."""
 
 import contextlib
 import json
@@ -16,32 +16,31 @@ from labkit.base import arguments, locks
 from labkit.errors import InputError
 
 _PART = ".part-"
-# Of one that is being written: process, its start in 1/100 s, process space, boot, host, chance.
+# Name while being written: PID, process start in 1/100 s, PID namespace, boot, host, random part.
 _OWNED = re.compile(r"\.part-(\d+)-(\d+)-(\w+)-(\w+)-(.+)-[^-]*", re.DOTALL)
-# Where it is not seen whether the process that writes is alive: it has not written for so long.
+# If it is unknown whether the writing process is alive: the time since its last write.
 _STALE_SECONDS = 24 * 3600.0
 
 
 @contextmanager
 def whole_file(path: str | os.PathLike, what: str, parents: bool = True) -> Iterator[Path]:
-    """Give a temporary path to write to; on leaving, sync the file and rename it to ``path``.
+    """Yield a temporary path to write to; on leaving, sync the file and rename it to ``path``.
 
-    Left by an exception, nothing is renamed and the temporary file is removed; ``path`` is then as
-    it was.
+    On an exception, the temporary file is removed and ``path`` stays as it was.
 
     Args:
         path: Where the file will be.
         what: What the file is, for the message: ``cannot write {what} {path}``.
-        parents: Make its folder if it is not there.
+        parents: Create its folder if it does not exist.
 
     Raises:
-        InputError: Where the system refuses.
+        InputError: If the file cannot be written.
     """
     path = arguments.path("path", path)
     try:
         if parents:
             path.parent.mkdir(parents=True, exist_ok=True)
-        os.stat(path.parent)  # names the folder where it is gone
+        os.stat(path.parent)  # raises an error that names the folder if it is gone
         with scratch_folder(path.parent) as scratch:
             temporary = scratch / f"part{path.suffix}"
             yield temporary
@@ -54,13 +53,13 @@ def whole_file(path: str | os.PathLike, what: str, parents: bool = True) -> Iter
 
 
 def write_text(path: str | os.PathLike, text: str, what: str, parents: bool = True) -> None:
-    """Write a text file in UTF-8, complete or not at all; arguments as in ``whole_file``.
+    """Write a text file in UTF-8, completely or not at all; arguments as in ``whole_file``.
 
     Raises:
-        InputError: Where the system refuses.
+        InputError: If the file cannot be written.
     """
     with whole_file(path, what, parents) as temporary:
-        # Half of a pair of surrogates (a path that is no UTF-8) is spelled as JSON does.
+        # A lone surrogate (from a path that is not UTF-8) is escaped as in JSON.
         temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
@@ -73,19 +72,19 @@ def write_json(
     allow_nan: bool = True,
     parents: bool = True,
 ) -> None:
-    """Write ``value`` as a JSON file in UTF-8, complete or not at all; see ``whole_file``.
+    """Write ``value`` as a JSON file in UTF-8, completely or not at all; see ``whole_file``.
 
     Args:
         path: Where the file will be.
-        value: What ``json.dumps`` takes.
+        value: Any value that ``json.dumps`` accepts.
         what: What the file is, for the message.
-        indent: Spaces of each level; None for one line.
-        allow_nan: Write NaN and infinity, which strict readers of JSON refuse.
-        parents: Make its folder if it is not there.
+        indent: Spaces per level; None for one line.
+        allow_nan: Write NaN and infinity, which strict JSON parsers reject.
+        parents: Create its folder if it does not exist.
 
     Raises:
-        InputError: Where the system refuses.
-        ValueError: For NaN and infinity that are not allowed; ``path`` is then as it was.
+        InputError: If the file cannot be written.
+        ValueError: For NaN or infinity if not allowed; ``path`` then stays as it was.
     """
     text = json.dumps(value, indent=indent, allow_nan=allow_nan, ensure_ascii=False) + "\n"
     write_text(path, text, what, parents)
@@ -93,9 +92,9 @@ def write_json(
 
 @contextmanager
 def scratch_folder(parent: Path) -> Iterator[Path]:
-    """Give a temporary folder in ``parent``; what ended processes left of theirs there is removed.
+    """Yield a temporary folder in ``parent``; remove those that ended processes left there.
 
-    It is on the file system of ``parent``: ``os.replace`` from one to the other is atomic.
+    It is on the file system of ``parent``, so ``os.replace`` from one to the other is atomic.
     """
     remove_unfinished(parent, only_ended=True)
     with tempfile.TemporaryDirectory(prefix=_own_prefix(), dir=parent) as scratch:
@@ -103,19 +102,19 @@ def scratch_folder(parent: Path) -> Iterator[Path]:
 
 
 def no_link(path: str | os.PathLike, flags: int) -> int:
-    """Open a file for ``open(..., opener=no_link)``: no link, which leads elsewhere, and no pipe.
+    """Open a file for ``open(..., opener=no_link)``, refusing links and pipes.
 
-    What is written into a planted link lands elsewhere; opening a pipe may wait for ever. Either
+    A write through a planted link lands elsewhere, and opening a pipe may wait forever. Either
     raises ``OSError`` (ELOOP, ENXIO).
     """
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
 
 
 def refuse_links(folder: str | os.PathLike) -> None:
-    """Raise ``InputError`` for the first thing in ``folder`` that is no ordinary file or folder.
+    """Raise ``InputError`` for the first entry in ``folder`` that is not a plain file or folder.
 
-    What is written into a link lands elsewhere, what is read comes from elsewhere, and opening a
-    pipe may wait for ever. ``folder`` itself may be a link; one that is not there holds none.
+    Writes through a link land elsewhere, reads come from elsewhere, and opening a pipe may wait
+    forever. ``folder`` itself may be a link, and may be missing.
     """
     left = [Path(folder)]
     while left:
@@ -123,7 +122,7 @@ def refuse_links(folder: str | os.PathLike) -> None:
         try:
             with os.scandir(place) as entries:
                 by_name = sorted(entries, key=lambda entry: entry.name)
-        except OSError:  # gone, or not readable: that is said where it is needed
+        except OSError:  # gone or not readable: reported by the code that needs it
             continue
         for entry in by_name:
             if entry.is_dir(follow_symlinks=False):
@@ -137,11 +136,11 @@ def refuse_links(folder: str | os.PathLike) -> None:
 
 
 def remove_unfinished(folder: str | os.PathLike, only_ended: bool = False) -> None:
-    """Remove what processes that were killed while they wrote have left in ``folder``.
+    """Remove what processes that were killed while writing have left in ``folder``.
 
-    Nothing that a live process of this machine is writing; where that cannot be seen (of another
-    host, or of a labkit that did not note its process), only what is a day old; with
-    ``only_ended``, as in a folder that may be anybody's, none of it.
+    What a live process of this machine is writing stays. If the process is unknown (it is on
+    another host, or its labkit did not note it), only what is a day old is removed; with
+    ``only_ended``, for a folder that may be anybody's, nothing of unknown processes.
     """
     for unfinished in Path(folder).glob(f"{_PART}*"):
         with contextlib.suppress(OSError):
@@ -150,13 +149,13 @@ def remove_unfinished(folder: str | os.PathLike, only_ended: bool = False) -> No
 
 
 def _sync_folder(folder: str | os.PathLike) -> None:
-    """Have the names in ``folder`` on the disk: a rename is lost in a power cut until then."""
+    """Flush the names in ``folder`` to disk: until then, a power cut loses a rename."""
     try:
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except OSError:
-        return  # a folder that may be written and not be listed
+        return  # a folder that may be written but not listed
     try:
-        # Not every file system can (EINVAL); the file is there, and its bytes are on the disk.
+        # Not every file system supports it (EINVAL); the file's bytes are on the disk already.
         with contextlib.suppress(OSError):
             os.fsync(handle)
     finally:
@@ -173,7 +172,7 @@ def _is_left_over(unfinished: Path, only_ended: bool) -> bool:
     ended = None
     if owned := _OWNED.fullmatch(unfinished.name):
         pid, created, space, boot, host = owned.groups()
-        # "None" and a start at 0 are of a process that could not read them.
+        # "None" and a start at 0 come from a process that could not determine them.
         named = {"host": host, "boot": None if boot == "None" else boot, "pid": int(pid)}
         named |= {"space": int(space) if space.isdigit() else None}
         ended = locks.has_ended(named | {"created": int(created) / 100 or None})
@@ -184,7 +183,7 @@ def _is_left_over(unfinished: Path, only_ended: bool) -> bool:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder, or make sure that files can be made in it; else ``InputError``."""
+    """Create a folder if needed; raise ``InputError`` unless files can be created in it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
@@ -199,7 +198,7 @@ def natural_order(path: str | os.PathLike) -> list[int | str]:
 
 
 def refusal(folder: str | os.PathLike) -> str:
-    """Return why ``folder`` cannot be written to or made, or an empty text; leaves no trace."""
+    """Return why ``folder`` cannot be written to or created, else ""; leave no trace."""
     existing = Path(folder).absolute()
     while not os.path.lexists(existing):
         existing = existing.parent
@@ -208,7 +207,7 @@ def refusal(folder: str | os.PathLike) -> str:
         target = f": a link to {os.readlink(existing)}, which is not there" if dangles else ""
         return f"{existing} is not a folder{target}"
     try:
-        # Asking the permissions is not enough: root may write anywhere, and not in /proc.
+        # Checking permissions is not enough: root may write anywhere, but not in /proc.
         with tempfile.TemporaryFile(dir=existing):
             return ""
     except OSError as error:

@@ -1,7 +1,7 @@
-"""Files that others have made, read with limits: nothing waits, nothing is read without end.
+"""Files made by others, read with limits: no read waits, and none goes on without end.
 
-A run folder, a rank table or settings may come from anywhere. A named pipe waits for ever for
-somebody to write, /dev/zero never ends, and few bytes of JSON can become many objects.
+A run folder, a rank table or settings may come from anywhere. A named pipe waits forever for a
+writer, /dev/zero never ends, and a few bytes of JSON can become many objects.
 """
 
 import json
@@ -16,13 +16,13 @@ from labkit.errors import InputError
 
 # The largest text that labkit writes is an executed notebook with its pictures, of some MB.
 TEXT_BYTES = 64 << 20
-# A list or mapping of JSON is three bytes in the file and up to 230 in memory: 2 million, 0.5 GB.
+# A JSON list or mapping takes three bytes in the file and up to 230 in memory: 2 million, 0.5 GB.
 _VALUES = 2_000_000
 _DEEPEST = 100
 
 
 class Place(NamedTuple):
-    """Of a tensor in a file: its type, its shape, and the byte where its numbers begin."""
+    """A tensor in a file: its type, its shape, and the byte where its numbers begin."""
 
     kind: str
     shape: tuple[int, ...]
@@ -34,14 +34,14 @@ def open_file(path: str | os.PathLike) -> BufferedReader:
 
     Raises:
         OSError: As ``open`` does.
-        InputError: For a folder, a pipe, a device or a socket, and for what is no path.
+        InputError: For a folder, a pipe, a device or a socket, or if ``path`` is not a path.
     """
     path = arguments.path("path", path)
     try:
-        # O_NONBLOCK: opening a pipe would wait for a writer. O_NOCTTY: a terminal too.
+        # O_NONBLOCK: opening a pipe would wait for a writer. O_NOCTTY: do not adopt a terminal.
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except ValueError as error:
-        raise InputError(f"{path} is no name of a file ({error})") from error
+        raise InputError(f"{path} is not a file name ({error})") from error
     kind = os.fstat(handle).st_mode
     if not stat.S_ISREG(kind):
         os.close(handle)
@@ -65,7 +65,7 @@ def read_bytes(path: str | os.PathLike, limit: int = TEXT_BYTES) -> bytes:
 
 
 def first_bytes(path: str | os.PathLike, count: int) -> bytes:
-    """Return the first ``count`` bytes of a regular file; none of one that cannot be read."""
+    """Return the first ``count`` bytes of a regular file, or b"" if it cannot be read."""
     try:
         with open_file(path) as file:
             return file.read(count)
@@ -74,17 +74,17 @@ def first_bytes(path: str | os.PathLike, count: int) -> bytes:
 
 
 def read_text(path: str | os.PathLike, limit: int = TEXT_BYTES) -> str:
-    """Return the text of a regular file, with line feeds as ends of lines.
+    """Return the text of a regular file, with line feeds as line ends.
 
     Raises:
         OSError: As ``open`` does.
-        InputError: As in ``read_bytes``, and for what is no UTF-8.
+        InputError: As in ``read_bytes``, and for text that is not UTF-8.
     """
     content = read_bytes(path, limit)
     try:
         return content.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as error:
-        raise InputError(f"{path} is no UTF-8 text ({error.reason} at {error.start})") from error
+        raise InputError(f"{path} is not UTF-8 text ({error.reason} at {error.start})") from error
 
 
 def read_json(path: str | os.PathLike) -> Any:
@@ -95,11 +95,10 @@ def read_json(path: str | os.PathLike) -> Any:
 def parse_json(text: str, object_pairs_hook: Callable | None = None) -> Any:
     """Return the value of a JSON text; every string in it can be written as UTF-8.
 
-    Half of a pair of surrogates, which JSON can spell and UTF-8 cannot, becomes U+FFFD.
+    A lone surrogate, which JSON can spell and UTF-8 cannot, becomes U+FFFD.
 
     Raises:
-        InputError: For what is no JSON, for more than 100 levels, and for more than 2 million
-            values.
+        InputError: For text that is not JSON, more than 100 levels, or more than 2 million values.
     """
     values = text.count(",") + text.count("[") + text.count("{")
     if values > _VALUES:
@@ -109,10 +108,10 @@ def parse_json(text: str, object_pairs_hook: Callable | None = None) -> Any:
     except RecursionError as error:
         raise InputError(f"JSON of more than {_DEEPEST} levels") from error
     except ValueError as error:
-        raise InputError(f"no JSON: {error}") from error
+        raise InputError(f"not JSON: {error}") from error
     if _depth(value) > _DEEPEST:
         raise InputError(f"JSON of more than {_DEEPEST} levels")
-    # Only an escape can hold such a half; then all is written and read once more.
+    # Only an escape can spell a lone surrogate; then the value is written and read once more.
     if "\\ud" in text or "\\uD" in text:
         whole = json.dumps(value, ensure_ascii=False)
         letters = whole.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
@@ -121,7 +120,7 @@ def parse_json(text: str, object_pairs_hook: Callable | None = None) -> Any:
 
 
 def _depth(value: Any) -> int:
-    """Return how many lists and mappings lie in each other, without recursion."""
+    """Return how deeply lists and mappings are nested, without recursion."""
     depth, level = 0, [value] if isinstance(value, dict | list) else []
     while level and depth <= _DEEPEST:
         depth += 1

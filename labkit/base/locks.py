@@ -1,8 +1,8 @@
-"""One process at a time writes a folder: locks that go with their process, and name it.
+"""Locks that let one process at a time write a folder; they name the process and end with it.
 
-``flock`` alone does not say who holds a lock, nor does every network file system carry it from
-machine to machine. So ``.lock`` holds a line about its owner: host, process and when it started.
-An owner that ends well takes the file away; one that is killed leaves it behind.
+``flock`` alone does not say who holds a lock, and not every network file system passes it on
+between machines. So ``.lock`` holds a line about its owner: host, process and start time.
+An owner that ends normally removes the file; one that is killed leaves it behind.
 """
 
 import contextlib
@@ -23,8 +23,8 @@ from labkit.errors import InputError
 
 NAME = ".lock"
 _WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP)
-_PATIENCE = 2.0  # seconds for a lock whose owner has ended
-_LONGEST = 4096  # bytes of a lock file that are looked at
+_PATIENCE = 2.0  # seconds to wait for a lock whose owner has ended
+_LONGEST = 4096  # bytes of a lock file that are read
 _HELD: set[int] = set()
 _SAID: set[int] = set()
 
@@ -37,22 +37,22 @@ def _say(text: str) -> None:
 def locked(
     folder: str | os.PathLike, what: str, say: Callable[[str], None] = _say
 ) -> Iterator[None]:
-    """Make ``folder``, and keep every other process out of it that asks here.
+    """Create ``folder`` and lock it against every other process that calls this function.
 
-    The lock goes with the process, however that ends.
+    The lock ends with the process, however the process ends.
 
     Args:
-        folder: To be locked; its ``.lock`` names this process.
-        what: What this process does there, for the message of one that is refused: "a training".
-        say: Is called with a line where the lock of a process that has ended is taken over, and
-            once where the file system has no locks: the folder is used then, unless ``.lock``
-            names a live process.
+        folder: The folder to lock; its ``.lock`` names this process.
+        what: What this process does there, for the error of a refused process: "a training".
+        say: Called with a line when a lock that was left behind is taken over, and once if the
+            file system has no locks: the folder is then used unless ``.lock`` names a process that
+            may be alive.
 
     Raises:
-        InputError: With host and process, where one is in it (this very process too) and where one
-            of another host has left its lock: whether it has ended cannot be seen from here. Also
-            where the folder cannot be written, or holds a ``.lock`` of another program, which
-            stays as it is.
+        InputError: Naming host and process, if a process uses the folder (this one included) or
+            one on another host has left its lock: this host cannot tell whether it has ended. Also
+            if the folder cannot be written, or holds the ``.lock`` of another program, which is
+            left as it is.
     """
     folder = Path(folder)
     try:
@@ -66,7 +66,7 @@ def locked(
         yield
     finally:
         if handle in _HELD:  # not in a forked child
-            # Before the lock is let go: who waits for it must not get one on a nameless file.
+            # Before the lock is released: a waiting process must not lock a file without a name.
             with contextlib.suppress(OSError):
                 if _has_name(handle, folder):
                     (folder / NAME).unlink()
@@ -75,16 +75,16 @@ def locked(
 
 
 def owner() -> dict[str, Any]:
-    """Return what names this process: host, boot, space of process numbers, number, start."""
+    """Return what identifies this process: host, boot, PID namespace, PID and start time."""
     return {**_place(), "pid": os.getpid(), "created": _created(os.getpid())}
 
 
 def has_ended(named: Mapping[str, Any]) -> bool | None:
-    """Return whether the process that ``owner`` has named has ended; None where nobody can tell."""
+    """Return whether the process that ``owner`` has named has ended; None if it is unknown."""
     place = _place()
     boots = (named.get("boot"), place["boot"])
     if named.get("host") == place["host"] and None not in boots and boots[0] != boots[1]:
-        return True  # the machine was started again since
+        return True  # the machine has been restarted since
     if any(named.get(key) != place[key] for key in place):
         return None
     created = _created(named.get("pid"))
@@ -95,7 +95,7 @@ def has_ended(named: Mapping[str, Any]) -> bool | None:
 
 @functools.cache
 def _place() -> dict[str, Any]:
-    """Return host, boot and process space: only where all three agree do numbers mean the same."""
+    """Return host, boot and PID namespace: PIDs are comparable only if all three agree."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
         space = os.stat("/proc/self/ns/pid").st_ino
@@ -108,7 +108,7 @@ def _created(pid: object) -> float | None:
     """Return when a live process of this machine started, in seconds; None if there is none."""
     import psutil
 
-    if type(pid) is not int:  # psutil takes None for this very process
+    if type(pid) is not int:  # psutil takes None to mean this process
         return None
     try:
         process = psutil.Process(pid)
@@ -120,15 +120,15 @@ def _created(pid: object) -> float | None:
 
 
 def _number(value: Any, otherwise: float) -> float:
-    """Return ``value`` where it is a number of seconds, as nan and 10^400 are not."""
+    """Return ``value`` if it is a usable number of seconds, not NaN or 10^400, or ``otherwise``."""
     usable = isinstance(value, int | float) and abs(value) < 2**53
     return value if usable else otherwise
 
 
 def _acquired(folder: Path, say: Callable[[str], None]) -> int:
-    """Return a handle to the folder's lock file that holds the lock."""
+    """Lock the folder's lock file and return its handle."""
     while True:
-        # Not through a link, and without waiting for the other end of a pipe.
+        # Follow no link, and do not wait for the other end of a pipe.
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         handle = os.open(folder / NAME, flags, 0o644)
         try:
@@ -137,14 +137,14 @@ def _acquired(folder: Path, say: Callable[[str], None]) -> int:
         except BaseException:
             os.close(handle)
             raise
-        os.close(handle)  # its owner took the file away in between
+        os.close(handle)  # its owner removed the file in between
 
 
 def _is_held(handle: int, folder: Path, say: Callable[[str], None]) -> bool:
-    """Take the lock; return False where the file has lost its name meanwhile."""
+    """Take the lock; return False if the file has lost its name meanwhile."""
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         raise InputError(f"{folder / NAME} is not a plain file; expected the lock of a training")
-    import fcntl  # here: Windows has none, and `labkit doctor` says there what is supported
+    import fcntl  # not at the top: Windows lacks it, and `labkit doctor` must run there
 
     locks, until = True, time.monotonic() + _PATIENCE
     while True:
@@ -152,7 +152,7 @@ def _is_held(handle: int, folder: Path, say: Callable[[str], None]) -> bool:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             owner = _read(handle, patience=0.2) or {}
-            # A child that its owner was just starting lets go as soon as it runs.
+            # A child that the owner was just starting releases the lock as soon as it runs.
             if has_ended(owner) and time.monotonic() < until:
                 time.sleep(0.05)
                 continue
@@ -179,7 +179,7 @@ def _is_held(handle: int, folder: Path, say: Callable[[str], None]) -> bool:
 
 
 def _has_name(handle: int, folder: Path) -> bool:
-    """Return whether the open lock file is still, or again, the folder's."""
+    """Return whether the open file is still, or again, the folder's lock file."""
     try:
         return os.path.samestat(os.fstat(handle), os.lstat(folder / NAME))
     except FileNotFoundError:
@@ -189,14 +189,14 @@ def _has_name(handle: int, folder: Path) -> bool:
 def _take_over(
     named: Mapping[str, Any], folder: Path, locks: bool, say: Callable[[str], None]
 ) -> None:
-    """Say that the owner of a lock is gone, or raise ``InputError`` where it may not be."""
+    """Report that a lock is taken over; raise ``InputError`` if its owner may still hold it."""
     place, ended = _place(), has_ended(named)
-    # One machine's own locks hold for all its containers, which see other process numbers.
+    # A machine's own locks apply to all its containers, which see other PIDs.
     key = "host" if place["boot"] is None else "boot"
     if ended:
         say(f"{folder} was left locked by {_who(named)}, which has ended; taken over")
     elif locks and named.get(key) == place[key]:
-        # Also a copy of a folder in use: the process lives, and holds the lock of the other.
+        # Also for a copy of a folder in use: the process lives, and holds the original's lock.
         say(f"{folder} was left locked by {_who(named)}, which does not hold it; taken over")
     elif ended is None:
         raise InputError(
@@ -221,16 +221,16 @@ def _who(named: Mapping[str, Any]) -> str:
 
 
 def _read(handle: int, patience: float = 0.0) -> dict[str, Any] | None:
-    """Return what a lock file says of its owner; {} where it says nothing, None: not labkit's."""
+    """Return what a lock file says about its owner: {} if nothing, None if it is not labkit's."""
     until = time.monotonic() + patience
-    # Zeros: its bytes were not on the disk yet when the power was cut.
+    # Zeros: the power was cut before its bytes were on the disk.
     while not (text := os.pread(handle, _LONGEST, 0).strip(b"\0 \n")) and time.monotonic() < until:
         time.sleep(0.02)  # it is being written
     try:
         named = parse_json(text.decode(errors="replace")) if text else {}
     except InputError:
         return None
-    if type(named) is int:  # an earlier labkit wrote the number alone, and left it there
+    if type(named) is int:  # an earlier labkit wrote only the PID, and left the file behind
         return {"pid": named}
     return named if named == {} or isinstance(named, dict) and "pid" in named else None
 
@@ -244,7 +244,7 @@ def _sign(handle: int, folder: Path, what: str) -> None:
 
 
 def _let_go_in_child() -> None:
-    """Close a forked child's copies: they would hold the locks after this process has ended."""
+    """Close a forked child's handles, which would hold the locks after this process has ended."""
     for handle in _HELD:
         with contextlib.suppress(OSError):
             os.close(handle)

@@ -1,10 +1,10 @@
-"""The memory that a container has left: its limit, which the machine's own numbers do not show."""
+"""The memory left in a container, whose limit the machine's own numbers do not show."""
 
 import contextlib
 from pathlib import Path
 
-# Of control groups, versions 2 and 1: the limit, what is used, and the name of that part of it
-# which is pages of files that the system takes back when room is wanted.
+# For control groups of versions 2 and 1: the limit, the usage, and the name of that part of the
+# usage that is cached file pages, which the system reclaims when memory is needed.
 _FILES = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
@@ -25,7 +25,7 @@ def left_in_container(groups: Path = Path("/sys/fs/cgroup")) -> int | None:
 
 
 def statistic(path: Path, name: str) -> int:
-    """Return the number after ``name`` in a file of statistics; 0 where there is none."""
+    """Return the number after ``name`` in a file of statistics; 0 if there is no such number."""
     with contextlib.suppress(OSError, ValueError):
         for line in path.read_text().splitlines():
             if line.startswith(f"{name} "):

@@ -1,15 +1,15 @@
-"""Text out of files, as a terminal may show it."""
+"""Text from files, made safe to show in a terminal."""
 
 import re
 
-# C0 but tab and line end, DEL, C1, and what turns the direction of the text around it.
+# C0 except tab and line feed, DEL, C1, and characters that change the direction of text.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
 def printable(text: str) -> str:
-    """Return ``text`` with control characters written out, as ``\\u001b``.
+    """Return ``text`` with control characters escaped, for example as ``\\u001b``.
 
-    An escape sequence in a log or a name could else set the terminal's title or clipboard, or hide
-    what stands before it. JSON stays JSON.
+    Otherwise an escape sequence in a log or a name could set the terminal's title or clipboard, or
+    hide the text before it. JSON remains JSON.
     """
     return _CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text)

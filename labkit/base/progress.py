@@ -1,4 +1,4 @@
-"""One progress display: a bar where a person watches, a plain line every few seconds elsewhere."""
+"""One progress display: a bar if a person is watching, else a plain line every few seconds."""
 
 import os
 import sys
@@ -12,9 +12,9 @@ _SECONDS_BETWEEN_LINES = 5.0
 def has_front_end() -> bool:
     """Return whether a Jupyter server started this kernel for a page that somebody looks at.
 
-    Not so under papermill, nbconvert, nbval and ``labkit run``: a saved widget is an empty box, or
-    a bar that stands at 0 %. A server names its session; a program that executes a notebook,
-    even one started from such a session, takes no input for it.
+    False under papermill, nbconvert, nbval and ``labkit run``: a saved widget is an empty box, or
+    a bar stuck at 0 %. A server names its session; a program that executes a notebook, even if it
+    was started from such a session, accepts no input for it.
     """
     return bool(os.environ.get("JPY_SESSION_NAME")) and not _asked_for() and _takes_input()
 
@@ -24,24 +24,24 @@ def _asked_for() -> bool:
 
 
 def _takes_input() -> bool:
-    """Whether the kernel's present request comes from where a person could answer."""
+    """Return whether the kernel's current request comes from a client that can ask a person."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return getattr(getattr(shell, "kernel", None), "_allow_stdin", True)
 
 
 def is_headless() -> bool:
-    """Return whether progress goes to a log: wherever nobody looks at a page or a terminal."""
+    """Return whether progress goes to a log because nobody looks at a page or a terminal."""
     if "ipykernel" in sys.modules:
         return not has_front_end()
     return _asked_for() or not sys.stderr.isatty()
 
 
 class Progress:
-    """Progress through ``total`` steps; a context manager. Where it is headless, plain lines.
+    """Progress through ``total`` steps, a context manager; plain lines if ``is_headless``.
 
     Args:
-        name: what is under way
+        name: what is in progress
         total: number of steps
         done: steps done before this process (a resumed run)
     """
@@ -56,7 +56,7 @@ class Progress:
         self._start = self._last = time.monotonic()
 
     def advance(self, text: str | Callable[[], str] = "", steps: int = 1) -> None:
-        """Count ``steps`` more; ``text`` (or a function that returns it) is shown behind them."""
+        """Count ``steps`` more; show ``text`` (or what it returns) after the count."""
         self.done += steps
         now = time.monotonic()
         due = now - self._last >= (0.5 if self._bar is not None else _SECONDS_BETWEEN_LINES)

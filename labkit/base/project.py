@@ -10,28 +10,28 @@ from shlex import quote
 from labkit.base.input_files import read_text
 from labkit.errors import InputError
 
-# The name in pyproject.toml, today's and that of up to 0.1.0.
+# The name in pyproject.toml: the current one, and the one up to version 0.1.0.
 _DISTRIBUTIONS = ("mindspore-labs", "labkit")
 
 
 def own_checkout() -> Path | None:
-    """Return the checkout that this very labkit is imported from; None for an installed copy.
+    """Return the checkout that this labkit is imported from; None for an installed copy.
 
-    Code is executed from no other one: what lies in a folder above may be anybody's.
+    Code is executed from no other checkout: one in a folder above may be anybody's.
     """
     root = Path(__file__).resolve().parents[2]
     return root if _names_labkit(root) else None
 
 
 def version() -> str:
-    """Return labkit's version: as its checkout states it, installed or not, else the installed one.
+    """Return labkit's version: its checkout's, installed or not, else the installed one.
 
-    "unknown" for a copy of the package alone, without pyproject.toml and never installed.
+    "unknown" for a mere copy of the package, without pyproject.toml and never installed.
     """
     root = own_checkout()
     if root is not None:
         return tomllib.loads((root / "pyproject.toml").read_text("utf-8"))["project"]["version"]
-    from importlib import metadata  # 40 ms, in an installed copy alone
+    from importlib import metadata  # takes 40 ms, and only an installed copy needs it
 
     try:
         return metadata.version(_DISTRIBUTIONS[0])
@@ -40,11 +40,11 @@ def version() -> str:
 
 
 def project_root(start: Path | None = None) -> Path | None:
-    """Return the nearest folder, ``start`` (default: here) or above, of labkit's pyproject.toml.
+    """Return the nearest folder, from ``start`` (default: here) up, with labkit's pyproject.toml.
 
-    Passed over are projects of other users, as git does with repositories: on a shared machine
-    anybody may put one into a folder above. Trusted besides one's own are, as root, those of the
-    user who called sudo, and the one that the variable ``LABKIT_PROJECT`` names.
+    Projects of other users are skipped, as git does with repositories: on a shared machine anybody
+    may put one into a folder above. Trusted besides the user's own are the project that the
+    variable ``LABKIT_PROJECT`` names and, for root, those of the user who called sudo.
     """
     here = Path(start or Path.cwd()).resolve()
     return next((root for root in _roots(here) if _is_trusted(root)), None)
@@ -54,7 +54,7 @@ def find_project(start: Path | None = None) -> Path:
     """Return the checkout with the labs: around ``start`` (default: here), else labkit's own.
 
     Raises:
-        InputError: outside a checkout, and where the only one is another user's
+        InputError: outside a checkout, or if the only one is another user's
     """
     for place in (start or Path.cwd(), Path(__file__).parent):
         root = project_root(place)
@@ -80,11 +80,11 @@ def _roots(here: Path) -> Iterable[Path]:
 
 
 def _is_trusted(root: Path) -> bool:
-    """Whether a project is this labkit's own checkout, belongs to the user, or is named trusted."""
+    """Return whether a project is labkit's own checkout, the user's, or named as trusted."""
     if root == own_checkout() or not hasattr(os, "geteuid"):
         return True
     named = os.environ.get("LABKIT_PROJECT", "")
-    # A relative path would trust any folder that is changed into.
+    # A relative path would trust any folder that the user changes into.
     if os.path.isabs(named) and Path(os.path.realpath(named)) == root:
         return True
     owners = {os.geteuid()}
@@ -92,16 +92,16 @@ def _is_trusted(root: Path) -> bool:
     if os.geteuid() == 0 and re.fullmatch(r"[0-9]{1,10}", caller):
         owners.add(int(caller))
     parts = (root, root / "pyproject.toml", root / "notebooks")
-    # Of a link, the link's owner counts.
+    # For a link, the owner of the link itself counts.
     return all(part.lstat().st_uid in owners for part in parts if os.path.lexists(part))
 
 
 def _names_labkit(folder: Path) -> bool:
     try:
-        # Anybody's may lie here: a pipe is not waited for, nor is anything read without end.
+        # The file may be anybody's: read_text neither waits for a pipe nor reads without end.
         settings = tomllib.loads(read_text(folder / "pyproject.toml"))
     except (OSError, ValueError, RecursionError):
-        # No such file here, or one that is not ours to judge: look further up.
+        # The file is missing or cannot be judged: look further up.
         return False
     project = settings.get("project")
     return isinstance(project, dict) and project.get("name") in _DISTRIBUTIONS

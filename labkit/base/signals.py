@@ -1,4 +1,4 @@
-"""SIGTERM as an exception, so that what a command has started is ended with it."""
+"""SIGTERM as an exception, so that what a command has started ends with the command."""
 
 import signal
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def ended_by_sigterm() -> Iterator[None]:
-    """Raise ``SystemExit`` where SIGTERM comes: it would end Python at once, and leave kernels."""
+    """Raise ``SystemExit`` on SIGTERM, which would end Python at once and leave kernels running."""
     before = signal.signal(signal.SIGTERM, _terminate)
     try:
         yield
@@ -16,7 +16,7 @@ def ended_by_sigterm() -> Iterator[None]:
 
 
 def _terminate(number: int, frame: object) -> None:
-    # A second one, to the group and by the script, would end what is being done finally. Not
-    # SIG_IGN: a signal that is ignored would stay ignored in what is started.
+    # A second SIGTERM (one to the group, one from the script) would interrupt the clean-up. Not
+    # SIG_IGN: an ignored signal would stay ignored in processes that are started.
     signal.signal(number, lambda *_: None)
     raise SystemExit(128 + number)

@@ -1,4 +1,4 @@
-"""YAML that others have written, as plain values: no code, no more values than the text has."""
+"""YAML written by others, as plain values: no code, and no more values than the text has."""
 
 import json
 import os
@@ -12,11 +12,11 @@ from labkit.errors import InputError
 
 # PyYAML reads some 50 kB a second. A recipe's settings with comments are 2 kB.
 LONGEST = 1 << 16
-# For each token PyYAML looks at all brackets that are open. Where MindSpore has raised the limit of
-# recursion to 10 000, 60 kB of "[" take it 5 s.
+# For each token PyYAML looks at all open brackets. Once MindSpore has raised the recursion limit to
+# 10 000, 60 kB of "[" take 5 s.
 _DEEPEST = 100
-# Besides its own errors PyYAML passes on what a value happens to raise: 2024-13-45 ValueError,
-# !!bool x KeyError, !!timestamp x AttributeError, brackets some hundred times RecursionError.
+# Besides its own errors PyYAML propagates those of values: 2024-13-45 raises ValueError, !!bool x
+# KeyError, !!timestamp x AttributeError, and some hundred nested brackets RecursionError.
 _FAULTS = (
     yaml.YAMLError,
     ArithmeticError,
@@ -29,11 +29,11 @@ _FAULTS = (
 
 
 def read_yaml(path: str | os.PathLike, first: bool = False) -> Any:
-    """Return the value in a YAML file; ``InputError`` where it cannot be read.
+    """Return the value in a YAML file; raise ``InputError`` if it cannot be read.
 
     Args:
-        path: of the file.
-        first: take the first document of several, where another would be refused.
+        path: path of the file.
+        first: take the first of several documents instead of refusing them.
     """
     try:
         return parse_yaml(read_text(Path(path), LONGEST), first=first)
@@ -46,16 +46,16 @@ def parse_yaml(
 ) -> Any:
     """Return the value of a YAML text.
 
-    An alias may repeat a single value only: aliases of lists make 10^9 values of 355 bytes.
+    An alias may only repeat a single value: aliases of lists can turn 355 bytes into 10^9 values.
 
     Args:
-        text: Of at most 64 kB.
-        loader: What makes plain values of the text's nodes.
+        text: At most 2^16 characters.
+        loader: Class that turns the text's nodes into plain values.
         first: As in ``read_yaml``.
 
     Raises:
-        InputError: For aliases of lists, for what is no YAML, for a longer text, and for more than
-            100 brackets in each other.
+        InputError: For aliases of lists or mappings, text that is not YAML, a longer text, and
+            more than 100 nested brackets.
     """
     if len(text) > LONGEST:
         raise InputError(f"expected YAML of at most {LONGEST} letters, got {len(text)}")
@@ -76,7 +76,7 @@ def parse_yaml(
 
     try:
         value = Loader(text).get_data() if first else yaml.load(text, Loader=Loader)
-        # Numbers of more than 4300 digits cannot be printed, halves of letters not be written.
+        # Numbers of more than 4300 digits cannot be printed, lone surrogates cannot be encoded.
         json.dumps(value, ensure_ascii=False, default=str).encode()
     except InputError:
         raise

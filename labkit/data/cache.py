@@ -1,4 +1,4 @@
-"""MindSpore's dataset cache for evaluation: finished images kept by a server of their own."""
+"""MindSpore's dataset cache for evaluation: a separate server keeps the preprocessed images."""
 
 import mindspore.dataset as ds
 
@@ -8,25 +8,27 @@ from labkit.errors import InputError
 
 
 def open_cache(session_id: int, folder: ImageFolder) -> ds.DatasetCache:
-    """Return the cache of a session, after asking the server whether it has it.
+    """Return the cache of a session, after checking that the server has the session.
 
-    The server is that of MS_CACHE_HOST and MS_CACHE_PORT as they were when MindSpore was imported.
-    Files that change after they were cached come out as they were: a new session for new files.
+    The server is given by MS_CACHE_HOST and MS_CACHE_PORT as they were when MindSpore was imported.
+    Files that change after they were cached are returned in their old state; changed files need a
+    new session.
 
     Raises:
-        InputError: when the session or the server is not there.
+        InputError: if the session or the server does not exist.
     """
     session_id = integer("cache_session_id", session_id, at_least=0)
     try:
         cache = ds.DatasetCache(session_id=session_id, size=0)
-        # The session is first asked for when rows are: one file costs 40 ms, and fails here.
+        # MindSpore looks for the session only when rows are read: reading one file takes 40 ms,
+        # and a missing session fails here.
         probe = ds.ImageFolderDataset(
             str(folder.path), sampler=ds.SequentialSampler(0, 1), cache=cache
         )
         next(probe.create_tuple_iterator(num_epochs=1, output_numpy=True))
         return ds.DatasetCache(session_id=session_id, size=0)
     except (ValueError, RuntimeError) as error:
-        # MindSpore's reason is one line among headings and places in its source.
+        # MindSpore's reason is one line among headings and source locations.
         reason = str(error).rpartition("Error Message'.")[2].rpartition("[ERROR] ")[2]
         line = reason.strip().partition("\n")[0]
         raise InputError(

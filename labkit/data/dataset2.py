@@ -2,10 +2,9 @@
 
 Source: src/dataset.py of the tutorials (official/cv/resnet of MindSpore's models repository). It is
 ``labkit.data.imagefolder.create_dataset`` with these arguments. Departures: evaluation keeps its
-incomplete last batch and the order of the file names, so that every image counts (there up to
-batch_size - 1 images are left out, other ones each time: 16 of ImageNet's 50 000 with 32 on one
-device); shards are exact; the ranks are those that ``labkit.start(distribute=True)`` has joined,
-nothing is joined here.
+incomplete last batch and the order of the file names, so that every image counts (the source leaves
+out up to batch_size - 1 images, different ones each time: 16 of ImageNet's 50 000 with 32 on one
+device); shards are exact; ``labkit.start(distribute=True)`` joins the ranks, not this function.
 """
 
 import os
@@ -37,21 +36,22 @@ def create_dataset2(
     """Return the pipeline of one folder of classes: (B, 3, S, S) float32, (B,) int32.
 
     Args:
-        dataset_path: folder with one folder a class.
-        do_train: random crops and flips, shuffled, whole batches; or resize and centre crop.
+        dataset_path: folder with one folder per class.
+        do_train: True: random crops and flips, shuffled, whole batches; False: resize and centre
+            crop.
         repeat_num: passes over the data in one epoch of the dataset.
         batch_size: B.
-        target: "Ascend": this process' part of the images wherever it has joined others; "GPU",
-            "CPU": only with ``distribute``.
-        distribute: whether the images are shared out among the ranks.
-        enable_cache: whether evaluation keeps the finished images in MindSpore's dataset cache.
-        cache_session_id: of that cache, a number or its digits.
+        target: "Ascend": this process reads its share of the images whenever it has joined other
+            ranks; "GPU", "CPU": only with ``distribute``.
+        distribute: whether the ranks share the images.
+        enable_cache: whether evaluation keeps the preprocessed images in MindSpore's dataset cache.
+        cache_session_id: session of that cache, a number or its digits.
         train_image_size: S in training (an argument of r1.6).
         eval_image_size: S in evaluation.
 
     Raises:
-        InputError: when there is a cache without session, when several ranks have not been joined,
-            and as in ``imagefolder.create_dataset``.
+        InputError: if the cache has no session, if the ranks that share the images have not been
+            joined, and as in ``imagefolder.create_dataset``.
     """
     choice("target", target, TARGETS)
     do_train, distribute = flag("do_train", do_train), flag("distribute", distribute)
@@ -76,7 +76,7 @@ def create_dataset2(
 
 
 def _share(target: str, distribute: bool) -> tuple[int, int]:
-    """Return (rank, number of ranks) that share the images."""
+    """Return (this rank, number of ranks that share the images)."""
     if not distribute and target != "Ascend":
         return 0, 1
     if not cluster.joined() and (distribute or cluster.ranks_started() > 1):

@@ -1,18 +1,20 @@
-"""Which image files a folder of classes holds, and whether each can be used. No MindSpore import.
+"""The image files of a folder of classes, and whether each can be used. No MindSpore import.
 
-The layout is ImageNet's: FOLDER/CLASS/FILE, one folder a class. MindSpore's own reader takes every
-entry of a class folder for an image, hidden folders for classes, and fails in the middle of an
-epoch on the first that is not one. So everything is looked at before a pipeline is built:
+The layout is ImageNet's: FOLDER/CLASS/FILE, one folder per class. MindSpore's own reader takes
+every entry of a class folder for an image and hidden folders for classes, and fails in the middle
+of an epoch on the first entry that is not an image. So every entry is checked before a pipeline is
+built:
 
-- JPEG and PNG, known by content, not by name. Grayscale, palette, CMYK, YCCK, 16-bit files and
-  files with an alpha channel become three channels of 8 bits (`labkit.data.imagefolder` says how).
-- Refused, by name: a file that is empty, cut short or no JPEG or PNG (.txt and .DS_Store as well),
+- Accepted: JPEG and PNG, recognised by content, not by name. Grayscale, palette, CMYK, YCCK, 16-bit
+  files and files with an alpha channel become three channels of 8 bits (see
+  `labkit.data.imagefolder`).
+- Refused, by name: a file that is empty, cut short or not a JPEG or PNG (also .txt and .DS_Store),
   a CMYK JPEG without Adobe's marker, an empty class folder, a folder in a class folder, a hidden
-  folder, an image outside of the class folders. Other files beside the class folders do no harm.
+  folder, an image outside of the class folders. Other files beside the class folders are ignored.
 
-Only headers and ends of files are read. A file damaged in between is found when it is decoded, by
-MindSpore, whose RuntimeError names it; or not at all where a decoder conceals it, as every JPEG
-decoder does.
+Only headers and ends of files are read, and the whole of a file that does not end with its end
+marker. Damage in between shows when MindSpore decodes the file, in a RuntimeError that names it, or
+not at all if the decoder conceals it, as every JPEG decoder does.
 """
 
 import os
@@ -31,7 +33,7 @@ SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 _FORMATS = ("JPEG", "PNG")
 _PNG_END = b"IEND\xaeB`\x82"
 _SHOWN = 5
-_MOST_BYTES = 256 << 20  # ImageNet's largest image has 15 MB
+_MOST_BYTES = 256 << 20  # ImageNet's largest image is 15 MB
 
 
 @dataclass(frozen=True)
@@ -40,9 +42,10 @@ class ImageFolder:
 
     Attributes:
         path: the folder.
-        classes: names in the order of their labels.
-        images: how many images they hold.
-        sizes: the smallest (height, width) of all images; None where files were not opened.
+        classes: class names in the order of their labels.
+        images: number of images of all classes.
+        sizes: the smallest height and the smallest width of all images; None if the files were not
+            opened.
     """
 
     path: Path
@@ -55,7 +58,7 @@ def class_names(dataset_path: str | os.PathLike) -> tuple[str, ...]:
     """Return the names of the class folders, sorted: the index of a name is its label.
 
     Raises:
-        InputError: when the folder is missing or holds no class.
+        InputError: if the folder is missing or holds no class.
     """
     root = existing_folder("dataset_path", dataset_path, "one folder a class")
     faults: list[str] = []
@@ -67,15 +70,15 @@ def class_names(dataset_path: str | os.PathLike) -> tuple[str, ...]:
 def read_folder(
     dataset_path: str | os.PathLike, *, check: bool = True, deep: bool = True
 ) -> ImageFolder:
-    """List the images of a folder of classes and look into each; 0.6 s for 12 000 small JPEGs.
+    """List the images of a folder of classes and check each; 0.6 s for 12 000 small JPEGs.
 
     Args:
         dataset_path: the folder.
-        check: False: the files are not opened, only their places are checked (0.04 s for 12 000).
-        deep: whether 16-bit grayscale is allowed: Pillow turns it white, MindSpore reads it.
+        check: False: the files are not opened, only the layout is checked (0.04 s for 12 000).
+        deep: whether 16-bit grayscale is allowed: MindSpore reads it, Pillow turns it white.
 
     Raises:
-        InputError: when something cannot be used; it names the first five faults and their number.
+        InputError: if anything cannot be used; names the first five faults and counts the others.
     """
     root = existing_folder("dataset_path", dataset_path, "one folder a class")
     faults: list[str] = []
@@ -96,7 +99,7 @@ def read_folder(
 
 
 def existing_folder(name: str, path: object, content: str) -> Path:
-    """Return the folder that argument ``name`` names; raise ``InputError`` for anything else."""
+    """Return ``path``, given as argument ``name``; raise ``InputError`` if it is not a folder."""
     folder = arguments.path(name, path, "the path of a folder")
     if not os.path.isdir(folder):
         state = "a file" if os.path.exists(folder) else "not there"
@@ -122,7 +125,7 @@ def _class_names(root: Path, faults: list[str]) -> tuple[str, ...]:
 
 
 def _files(root: Path, names: tuple[str, ...], faults: list[str]) -> Iterator[Path]:
-    """Yield the files of every class; add to ``faults`` what is no file, and empty classes."""
+    """Yield the files of every class; add other entries and empty classes to ``faults``."""
     for name in names:
         entries = _entries(root / name)
         if not entries:
@@ -172,10 +175,10 @@ def _look(path: Path, deep: bool) -> tuple[str | None, tuple[int, int]]:
                     whole = _ends_with(file, b"\xff\xd9") or _jpeg_is_whole(_content(file))
                 return _fault(image, whole, deep), image.size
     except InputError:
-        return "is no regular file; expected a JPEG or PNG file", (0, 0)
+        return "is not a regular file; expected a JPEG or PNG file", (0, 0)
     except Image.DecompressionBombError:
         return f"has more than {2 * (Image.MAX_IMAGE_PIXELS or 0)} pixels", (0, 0)
-    # Of files damaged at random Pillow's readers also raise struct.error, SyntaxError, IndexError.
+    # Pillow's readers also raise struct.error, SyntaxError, IndexError for randomly damaged files.
     except Exception as error:
         return _unreadable(path, error), (0, 0)
 
@@ -184,7 +187,7 @@ def _fault(image: Image.Image, whole: bool, deep: bool) -> str | None:
     if not whole:
         return f"is cut short: the end of the {image.format} image is missing"
     # MindSpore takes every CMYK JPEG for Adobe's, whose values are inverted: without the marker
-    # colours come out inverted, by up to 244 grey levels.
+    # colours come out inverted, wrong by up to 244 grey levels.
     if image.mode == "CMYK" and "adobe" not in image.info:
         return "is a CMYK JPEG without Adobe's marker; expected RGB, or CMYK with the marker"
     # Pillow clips 16 bits to 8 on conversion, so that nearly all of the image becomes white.
@@ -197,11 +200,11 @@ def _unreadable(path: Path, error: Exception) -> str:
     try:
         with Image.open(path) as image:
             return f"is a {image.format} image; expected JPEG or PNG"
-    # Its other readers too: of a .bmp DecompressionBombError, of a .dds NotImplementedError.
+    # Pillow's other readers too: DecompressionBombError for a .bmp, NotImplementedError for a .dds.
     except Exception:
         if isinstance(error, OSError) and error.strerror:
             return f"cannot be read ({error.strerror})"
-        return "is no image that can be read; expected a JPEG or PNG file"
+        return "is not a readable image; expected a JPEG or PNG file"
 
 
 def _ends_with(file: BinaryIO, end: bytes) -> bool:
@@ -216,7 +219,7 @@ def _content(file: BinaryIO) -> bytes:
 
 
 def _jpeg_is_whole(content: bytes) -> bool:
-    """Whether an end marker follows the last scan: bytes may come after it, as cameras write.
+    """Return whether an end marker follows the last scan; some cameras append bytes to the marker.
 
     The end marker of a thumbnail comes before the first scan. Neither marker occurs inside a scan.
     """
@@ -234,9 +237,9 @@ def _raise(root: Path, faults: list[str]) -> None:
 
 
 def check_same_classes(train: str | os.PathLike, val: str | os.PathLike) -> tuple[str, ...]:
-    """Return the class names that two folders share; raise ``InputError`` where they differ.
+    """Return the class names that two folders share; raise ``InputError`` if they differ.
 
-    One class more in one of them would shift the labels of all that follow.
+    An additional class in one folder would shift the labels of all classes after it.
     """
     names, others = class_names(train), class_names(val)
     if names != others:

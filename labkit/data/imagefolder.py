@@ -1,24 +1,25 @@
 """The ImageNet-style pipeline: a folder of classes becomes a MindSpore dataset.
 
 It yields images float32 (batch, 3, image_size, image_size) and labels int32 (batch,). The label
-is the index of the class folder's name among all, sorted (`imagefiles.class_names`).
+is the index of the class folder's name in the sorted list of names (`imagefiles.class_names`).
 
 Training   RandomCropDecodeResize(image_size, scale (0.08, 1), ratio (3/4, 1.333)), flip 1/2,
            Normalize(255 mean, 255 std), HWC2CHW; shuffled, incomplete last batch dropped.
 Evaluation Decode, Resize(256/224 image_size), CenterCrop(image_size), Normalize, HWC2CHW; in
            order of the file names, every image once.
-Source: `create_dataset` of "ResNet-50 migration" (the first five arguments, no augmentation: that
-is ``augment=False``) and `create_dataset2` of the ResNet-50 and THOR tutorials. Departures: workers
-fit the cores (they ask for 8), evaluation keeps its incomplete last batch (`create_dataset2` drops
-it), and shards are exact, see ``create_dataset``.
+Source: `create_dataset` of "ResNet-50 migration" (the first five arguments; it has no augmentation,
+which is ``augment=False``) and `create_dataset2` of the ResNet-50 and THOR tutorials. Departures:
+the number of workers is limited to the cores (the sources ask for 8), evaluation keeps its
+incomplete last batch (`create_dataset2` drops it), and shards are exact (see ``create_dataset``).
 
-Files become three channels as follows (equal to Pillow's convert("RGB") to the bit, but for 16-bit
-grayscale, CMYK within 1 grey level): grayscale is repeated, a palette looked up, alpha dropped,
-CMYK with Adobe's marker converted, of 16 bits the upper 8 are taken, EXIF orientation is ignored.
-What `labkit.data.imagefiles` cannot use is refused by name when the dataset is created.
+Files are converted to three channels as follows: grayscale is repeated, a palette looked up, alpha
+dropped, CMYK with Adobe's marker converted, the upper 8 of 16 bits taken, EXIF orientation ignored.
+The result is bit for bit that of Pillow's convert("RGB"), except for 16-bit grayscale and for CMYK,
+which is within 1 grey level. Files that `labkit.data.imagefiles` cannot use are refused by name
+when the dataset is created.
 
-The order is a function of the seed (`labkit.runtime.start`) alone; random crops and flips are one
-of the seed and of num_parallel_workers. `dataset.set_init_step` resumes both exactly.
+The order depends on the seed (`labkit.runtime.start`) alone, random crops and flips on the seed and
+num_parallel_workers. `dataset.set_init_step` resumes both exactly.
 """
 
 import functools
@@ -48,7 +49,7 @@ STD = (0.229, 0.224, 0.225)
 SCALE = (0.08, 1.0)
 RATIO = (0.75, 1.333)
 # "mindspore": the C++ operations, whose bilinear resize has no antialiasing. "pillow": the same
-# operations on PIL images, equal to Pillow's and so to torchvision's on PIL images.
+# operations on PIL images, equal to Pillow's and thus to torchvision's on PIL images.
 BACKENDS = ("mindspore", "pillow")
 
 
@@ -73,35 +74,37 @@ def create_dataset(
 ) -> ds.Dataset:
     """Return the pipeline over one folder: (B, 3, S, S) float32, (B,) int32, S = image_size.
 
-    An incomplete last batch has a shape of its own, for which a network compiles again.
+    An incomplete last batch has another shape, for which a network compiles again.
 
     Args:
-        dataset_path: folder with one folder a class.
+        dataset_path: folder with one folder per class.
         batch_size: B.
-        rank_size: how many ranks share the images. In training every rank gets floor(N / rank_size)
-            of one common shuffle, so all make as many steps; up to rank_size - 1 images are left
-            out, other ones each epoch. In evaluation consecutive parts, every image on exactly one
-            rank, whose numbers differ by at most 1: add up counts, do not average. (MindSpore's
-            own shards show images twice to be of equal size.)
-        rank_id: which of them this is.
-        do_train: training, or evaluation.
+        rank_size: number of ranks that share the N images. In training every rank gets floor(N /
+            rank_size) images of one common shuffle, so all make the same number of steps; up to
+            rank_size - 1 images are left out, different ones each epoch. In evaluation ranks get
+            consecutive parts, every image on exactly one rank, whose sizes differ by at most 1: add
+            up counts, do not average. (MindSpore's own shards repeat images to have equal sizes.)
+        rank_id: this rank, from 0.
+        do_train: True: training; False: evaluation.
         image_size: S.
         resize: length of the shorter side before the centre crop; "auto": image_size * 256 / 224,
             rounded; None: no resize, for images of the right size.
-        mean: by channel, for values from 0 to 1.
-        std: by channel, for values from 0 to 1.
-        augment: False: training images are made as in evaluation (the seed's pipeline).
+        mean: mean of each channel, for values from 0 to 1.
+        std: standard deviation of each channel, for values from 0 to 1.
+        augment: False: training images are preprocessed as in evaluation (the pipeline of
+            "ResNet-50 migration").
         backend: "mindspore", or "pillow": the antialiased resize of a PyTorch pipeline, 2 to 5
-            times slower (`labkit.data.parity` measures the difference); not with augment, whose
-            random numbers no seed sets there.
+            times slower (`labkit.data.parity` measures the difference); not with augmentation,
+            because no seed sets Pillow's random numbers.
         repeat_size: passes over the data in one epoch of the dataset.
-        num_parallel_workers: of each operation; fitted to the cores, which one printed line says.
-        cache_session_id: evaluation: keep the finished images in MindSpore's dataset cache, under
-            the number that `dataset-cache --generate_session` gives.
+        num_parallel_workers: workers of each operation; limited to the number of cores, with a
+            printed notice.
+        cache_session_id: evaluation only: keep the preprocessed images in MindSpore's dataset
+            cache, under the number that `dataset-cache --generate_session` prints.
         check: False: do not open the files beforehand (0.6 s for 12 000 small ones).
 
     Raises:
-        InputError: when arguments do not fit, or a folder or file cannot be used.
+        InputError: if arguments do not fit, or a folder or file cannot be used.
     """
     do_train, augment = flag("do_train", do_train), flag("augment", augment)
     batch_size = integer("batch_size", batch_size)
@@ -163,19 +166,20 @@ def create_datasets(
     num_parallel_workers: int = 1,
     check: bool = True,
 ) -> tuple[ds.Dataset, ds.Dataset, tuple[str, ...]]:
-    """Return the training set, the validation set and the class names of a folder of both.
+    """Return the training set, the validation set and the class names of a folder with both.
 
-    ``augment`` and ``repeat_size`` are for training, ``cache_session_id`` is for validation,
-    ``backend`` too where training is augmented; all else is for both, as in ``create_dataset``.
+    ``augment`` and ``repeat_size`` apply to training, ``cache_session_id`` to validation;
+    ``backend`` applies to validation only if training is augmented. All other arguments apply to
+    both, as in ``create_dataset``.
 
     Args:
-        folder: folder of the two.
-        batch_size: as in ``create_dataset``, as all that follows except:
+        folder: folder that holds the two folders of images.
+        batch_size: as in ``create_dataset``, as are all other arguments except:
         train: name of the folder of training images.
         val: name of the folder of validation images.
 
     Raises:
-        InputError: when their classes are not the same, and as in ``create_dataset``.
+        InputError: if their classes are not the same, and as in ``create_dataset``.
     """
     folder = arguments.path("folder", folder, "the path of a folder")
     names = check_same_classes(folder / train, folder / val)
@@ -209,10 +213,10 @@ def create_datasets(
 
 @names_checked
 def load_image(path: str | os.PathLike, image_size: int) -> np.ndarray:
-    """Return one file as evaluation gives it to a network: (3, S, S) float32, S = image_size.
+    """Return one file preprocessed as in evaluation: (3, S, S) float32, S = image_size.
 
     Raises:
-        InputError: for what is no image.
+        InputError: if the file is not a usable image.
     """
     length = resize_length(image_size, "auto")
     check_image(Path(path))
@@ -270,7 +274,7 @@ def three_numbers(name: str, values: Sequence[float]) -> list[float]:
 
 
 def resize_length(image_size: int, resize: int | str | None) -> int | None:
-    """Return the length of the shorter side that ``resize`` means: a number, "auto" or None."""
+    """Return the length of the shorter side for ``resize``: a number, "auto" or None."""
     image_size = integer("image_size", image_size)
     if resize is None:
         return None
@@ -281,7 +285,7 @@ def resize_length(image_size: int, resize: int | str | None) -> int | None:
 
 
 def _refuse_small(folder: ImageFolder, image_size: int, length: int | None) -> None:
-    """Refuse what CenterCrop would frame in black: images that nothing makes large enough."""
+    """Refuse images that are too small without a resize: CenterCrop would frame them in black."""
     if length is None and folder.sizes is not None and min(folder.sizes) < image_size:
         raise InputError(
             f"image folder {folder.path} holds images of {folder.sizes[0]} rows or "

@@ -4,10 +4,10 @@ The pipeline is that of MindSpore's tutorial on gradient accumulation (r1.0): Re
 LINEAR, two Rescales, HWC2CHW, labels to int32, shuffle with a buffer of 10 000, batch, repeat.
 It yields images float32 (batch, 1, 32, 32) and labels int32 (batch,).
 
-The order of the images is a function of the seed (`mindspore.set_seed`, read when an iterator is
-made) and of nothing else, not of the number of workers, and `dataset.set_init_step` resumes it
-exactly. The images themselves are within 0.76 grey levels of exact bilinear interpolation: Resize
-on uint8 works in integers and rounds.
+The order of the images depends only on the seed (`mindspore.set_seed`, read when an iterator is
+made), not on the number of workers, and `dataset.set_init_step` resumes it exactly. The images
+themselves are within 0.76 grey levels of exact bilinear interpolation: Resize on uint8 works in
+integers and rounds.
 """
 
 import os
@@ -39,7 +39,7 @@ PIXELS = (28, 28)
 
 @dataclass(frozen=True)
 class _Files:
-    """One checked set: the folder that holds its two files, which set it is, and its size."""
+    """One checked set: the folder of its two files, its usage, and its number of images."""
 
     folder: Path
     usage: str
@@ -70,18 +70,20 @@ def create_dataset(
             that holds `train` and `test`.
         batch_size: images in a batch.
         repeat_size: passes over the data in one epoch of the dataset.
-        num_parallel_workers: of each operation; fitted to the cores, which one printed line says.
-        usage: "train" or "test"; None: whichever set ``data_path`` holds.
+        num_parallel_workers: workers of each operation; limited to the number of cores, with a
+            printed notice.
+        usage: "train" or "test"; None: the set that ``data_path`` holds.
         shuffle: whether the images come in a new order each epoch.
-        drop_remainder: whether an incomplete last batch is dropped; None: as ``shuffle`` says.
-        images: use the first so many images; None: all.
+        drop_remainder: whether an incomplete last batch is dropped; None: same as ``shuffle``.
+        images: number of images to use, the first ones of the file; None: all.
         rescale: "correct", or "seed" for the tutorial's order of the two Rescales.
-        rank_size: how many ranks share the images, all of them, as in ``imagefolder``: shuffled in
-            parts of one size, in file order in parts that hold every image once.
-        rank_id: which of them this is.
+        rank_size: number of ranks that share the images, which must be all images of the set. As
+            in ``imagefolder``: equal parts of the shuffled images, or, in file order, parts that
+            together hold every image once.
+        rank_id: this rank, from 0.
 
     Raises:
-        InputError: when files are missing or broken, or an argument does not fit them.
+        InputError: if files are missing or broken, or an argument does not fit them.
     """
     choice("rescale", rescale, RESCALES)
     shuffle = flag("shuffle", shuffle)
@@ -132,15 +134,15 @@ def create_eval_dataset(
 
     Args:
         data_path: as in ``create_dataset``.
-        batch_size: default 1000, or all images if there are fewer. An incomplete last batch has a
-            shape of its own, for which a compiled network compiles again (0.2 to 0.45 s): 1000
+        batch_size: default 1000, or all images if there are fewer. An incomplete last batch has
+            another shape, for which a compiled network compiles again (0.2 to 0.45 s): 1000
             divides MNIST's 10 000 test images.
         num_parallel_workers: as in ``create_dataset``.
         usage: as in ``create_dataset``.
         images: as in ``create_dataset``.
-        rescale: as in ``create_dataset``, as are the next two.
-        rank_size: how many ranks share the images.
-        rank_id: which of them this is.
+        rescale: as in ``create_dataset``.
+        rank_size: as in ``create_dataset``.
+        rank_id: as in ``create_dataset``.
 
     Raises:
         InputError: as in ``create_dataset``.
@@ -171,7 +173,7 @@ def load_arrays(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return images, float32 (count, 1, 32, 32), and labels, int32 (count,), in file order.
 
-    They are made by the pipeline itself; the 60 000 training images take 246 MB and 2 s. The
+    The pipeline itself produces them; the 60 000 training images take 246 MB and 2 s. The
     arguments and errors are those of ``create_dataset``.
     """
     dataset = create_eval_dataset(data_path, usage=usage, images=images, rescale=rescale)
@@ -199,9 +201,9 @@ def image_operations(rescale: str) -> Sequence[vision.transforms.ImageTensorOper
 def _sampler(count: int, shuffle: bool) -> ds.Sampler:
     """Choose the first ``count`` rows, in file order or shuffled again each epoch.
 
-    RandomSampler(num_samples=count) would draw another subset of the whole file every epoch, so
-    the shuffle goes on top of a sequential sampler. The tutorial's default sampler shuffles too:
-    the order for all 60 000 images is the same as with it.
+    RandomSampler(num_samples=count) would draw a different subset of the whole file every epoch,
+    so the shuffle is applied on top of a sequential sampler. The tutorial's default sampler
+    shuffles too: for all 60 000 images the order is the same.
     """
     first = ds.SequentialSampler(0, count)
     if not shuffle:
@@ -232,7 +234,7 @@ def _find_files(data_path: str | os.PathLike, usage: str | None) -> _Files:
 
 
 def _refuse_lookalikes(folder: Path, usage: str, wanted: set[str]) -> None:
-    # MnistDataset opens every file whose name contains these words, a .gz or a copy as well, and
+    # MnistDataset opens every file whose name contains these words, including a .gz or a copy, and
     # fails on it in the middle of a run.
     words = [f"{_FILE_PREFIX[usage]}-{kind}" for kind in ("images", "labels")]
     for path in sorted(folder.iterdir()):

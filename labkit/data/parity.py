@@ -1,16 +1,16 @@
-"""How far MindSpore's preprocessing is from a PyTorch pipeline's, stage by stage.
+"""Differences between MindSpore's preprocessing and that of a PyTorch pipeline, stage by stage.
 
 `pillow_preprocess` is torchvision's Resize, CenterCrop, ToTensor, Normalize on a PIL image, written
 with Pillow and NumPy. `preprocessing_differences` compares each stage alone, on the same input, and
-then the whole; the parts explain the whole:
+then the whole pipeline. The largest differences of the stages bound that of the whole:
 
-    whole <= (decode + resize + crop) / (255 min std) + normalise,      largest differences of each
+    whole <= (decode + resize + crop) / (255 min std) + normalise
 
-for both resizes average pixels, so that they do not enlarge a difference that comes in (+1 grey
-level for their rounding, where decode is not 0). The resize makes nearly all of it: Pillow's
-bilinear widens its triangle when it shrinks an image (antialiasing), MindSpore's always reads four
-pixels. Enlarging, both are the same formula. The crop differs by one pixel where the rest is 3 more
-than a multiple of 4: torchvision rounds rest / 2 to even, MindSpore cuts it.
+because both resizes average pixels and so do not enlarge a difference in their input (plus 1 grey
+level for their rounding if decode is not 0). The resize causes nearly all of it: Pillow's bilinear
+filter widens its triangle when it shrinks an image (antialiasing), MindSpore's always reads four
+pixels. When enlarging, both use the same formula. The crop differs by one pixel if the rest (side
+minus size) is 3 more than a multiple of 4: torchvision rounds rest / 2 to even, MindSpore cuts it.
 Sources: torchvision 0.19 `transforms/functional.py`; Pillow `Resample.c`.
 """
 
@@ -35,9 +35,9 @@ class Difference:
     Attributes:
         stage: name of the row.
         largest: the largest difference.
-        mean: their mean.
-        unit: of both.
-        limit: an upper bound of ``largest`` for any image; None where the image decides.
+        mean: the mean difference.
+        unit: unit of ``largest`` and ``mean``.
+        limit: an upper bound of ``largest`` for any image; None if it depends on the image.
     """
 
     stage: str
@@ -72,7 +72,7 @@ def pillow_decode(path: str | os.PathLike) -> np.ndarray:
 
 
 def pillow_resize(pixels: np.ndarray, length: int | None) -> np.ndarray:
-    """Resize (H, W, 3) uint8 so that the shorter side is ``length``; None: leave it."""
+    """Resize (H, W, 3) uint8 so that the shorter side is ``length``; None: no resize."""
     rows, columns = pixels.shape[:2]
     rows, columns = resized_shape(rows, columns, length)
     image = Image.fromarray(pixels).resize((columns, rows), Image.Resampling.BILINEAR)
@@ -80,7 +80,7 @@ def pillow_resize(pixels: np.ndarray, length: int | None) -> np.ndarray:
 
 
 def resized_shape(rows: int, columns: int, length: int | None) -> tuple[int, int]:
-    """Return (rows, columns) with the shorter one ``length``, the longer one rounded down."""
+    """Return (rows, columns) with the shorter side ``length`` and the longer side rounded down."""
     if length is None:
         return rows, columns
     if rows <= columns:
@@ -89,7 +89,7 @@ def resized_shape(rows: int, columns: int, length: int | None) -> tuple[int, int
 
 
 def centre_crop(pixels: np.ndarray, size: int) -> np.ndarray:
-    """Return the (size, size) centre of (H, W, 3), framed in black where it is smaller."""
+    """Return the (size, size) centre of (H, W, 3); a smaller image is framed in black."""
     missing = [max(size - side, 0) for side in pixels.shape[:2]]
     if any(missing):
         frame = [(rest // 2, (rest + 1) // 2) for rest in missing]
@@ -110,7 +110,7 @@ def exact_bilinear(pixels: np.ndarray, shape: tuple[int, int], *, antialias: boo
     """Resize (H, W, 3) to (rows, columns) in float64, without rounding.
 
     Each axis is one matrix of triangle weights around (i + 1/2) H / rows - 1/2, edges repeated.
-    The triangle is one pixel wide on each side, with ``antialias`` H / rows where that is more.
+    The triangle reaches one pixel to each side or, with ``antialias``, H / rows if that is more.
     """
     rows, columns = (
         _triangles(of, to, antialias) for of, to in zip(pixels.shape[:2], shape, strict=True)
@@ -143,9 +143,9 @@ def preprocessing_differences(
         whole with backend "pillow".
 
     Raises:
-        InputError: when there are no paths, a file holds no image, or an argument does not fit.
+        InputError: if there are no paths, a file is not an image, or an argument does not fit.
     """
-    # A path by itself would be read letter by letter.
+    # A single path as text would be iterated letter by letter.
     several = isinstance(paths, Iterable) and not isinstance(paths, str | bytes | os.PathLike)
     files = list(paths) if several else []
     if not files:
@@ -164,16 +164,16 @@ def preprocessing_differences(
 
 
 def _stages(largest: dict[str, float], std: Sequence[float]) -> list[tuple[str, str, float | None]]:
-    """Return name, unit and upper bound of each stage, whose ``largest`` differences are known."""
+    """Return name, unit and upper bound of each stage, given the ``largest`` differences."""
     decode = largest["decode"] + (largest["decode"] > 0)
     pixels = decode + largest["resize"] + largest["crop"]
     return [
         ("decode", GREY, None),
         ("resize", GREY, None),
-        # Fixed point of 11 bits by axis, cut to quarters, then rounded: 0.78 measured.
+        # Fixed point of 11 bits per axis, truncated to quarters, then rounded: 0.78 measured.
         ("resize: MindSpore's rounding", GREY, 1.0),
         ("resize: antialiasing alone", GREY, None),
-        # Half a grey level by axis, and weights of 22 bits: 0.99 measured.
+        # Half a grey level per axis, and weights of 22 bits: 0.99 measured.
         ("resize: Pillow's rounding", GREY, 1.01),
         ("crop", GREY, None),
         ("crop: offset", PIXELS, 1.0),
@@ -183,7 +183,7 @@ def _stages(largest: dict[str, float], std: Sequence[float]) -> list[tuple[str, 
     ]
 
 
-# float32: (x - 255 m) / (255 s) against (x / 255 - m) / s, up to 2.6 large, a few roundings each.
+# float32: (x - 255 m) / (255 s) and (x / 255 - m) / s, values up to 2.6, a few roundings each.
 NORMALISE_LIMIT = 2e-6
 
 
@@ -227,7 +227,7 @@ def _one_image(
 
 
 def _offset(crop: Callable, shape: tuple[int, int], image_size: int) -> np.ndarray:
-    """Return where MindSpore's crop begins minus where torchvision's does: rows, columns."""
+    """Return the offset of MindSpore's crop minus that of torchvision's: rows, columns."""
     index = np.zeros((*shape, 3), dtype=np.float32)
     index[..., 0], index[..., 1] = np.indices(shape)
     return (crop(index) - centre_crop(index, image_size))[..., :2].max(axis=(0, 1))

@@ -1,4 +1,4 @@
-"""Find a prepared data set, preparing it first from the bundled files where it is not there yet."""
+"""Find a prepared data set, or prepare it: from bundled files, Fashion-MNIST from a download."""
 
 import subprocess
 import sys
@@ -24,20 +24,20 @@ def prepare(
 ) -> Path:
     """Return the folder of data set ``name`` in the checkout, with train/ and test/ or val/ in it.
 
-    The script under ``data_scripts`` verifies what is there and makes what is not; it is that of
-    the checkout that this labkit is imported from; for an installed copy, of the user's own around
-    the working folder. Every choice of "color-digits" has a folder of its own.
+    The script under ``data_scripts`` verifies existing files and makes missing ones. It belongs to
+    the checkout that labkit is imported from or, for an installed copy, to the user's own checkout
+    around the working folder. Each combination of options of "color-digits" has its own folder.
 
     Args:
         name: "mnist", "fashion-mnist" or "color-digits".
-        size: of "color-digits": side of an image in pixels (default 32).
-        train: of "color-digits": number of training images (default 6000).
-        val: of "color-digits": number of validation images (default 1000).
-        seed: of "color-digits" (default 1).
+        size: for "color-digits": side of an image in pixels (default 32).
+        train: for "color-digits": number of training images (default 6000).
+        val: for "color-digits": number of validation images (default 1000).
+        seed: for "color-digits": seed of the images (default 1).
 
     Raises:
-        InputError: when the name is unknown, an option is not one of the data set, there is no
-            such checkout, and in the script's own words.
+        InputError: if the name is unknown, the data set does not have an option, there is no such
+            checkout, or the script fails; the message is then the script's.
     """
     refuse_unknown("data set", name, _NAMES)
     given = {"size": size, "train": train, "val": val, "seed": seed}
@@ -64,6 +64,6 @@ def prepare(
 
 @names_checked
 def color_digits_folder(size: int = 32, train: int = 6000, val: int = 1000, seed: int = 1) -> str:
-    """Return the folder's name for these parameters: ``color_digits_32px_6000_1000``."""
+    """Return the folder's name for these parameters, such as ``color_digits_32px_6000_1000``."""
     last = "" if seed == _COLOR_DIGITS["seed"] else f"_seed{seed}"
     return f"color_digits_{size}px_{train}_{val}{last}"

@@ -1,10 +1,10 @@
-"""LeNet on MNIST by Adasum over ranks: what lab 04 starts, to compare with virtual workers.
+"""LeNet on MNIST with Adasum over ranks: lab 04 starts it, to compare with virtual workers.
 
     python -m labkit.demos.adasum_on_ranks FOLDER [--updates N] [--seed N]      under msrun
 
-Micro-batch n is that of worker n mod N, in whichever process: N virtual ones in one, or
-N ranks with one each. Rank r writes FOLDER/rank_<r>.npz: the weights after training with Adasum,
-and the milliseconds of an update for each reduction.
+Micro-batch n belongs to worker n mod N, whether N virtual workers share one process or N ranks have
+one worker each. Rank r writes FOLDER/rank_<r>.npz: the weights after training with Adasum, and the
+milliseconds of an update for each reduction.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def train(
 ) -> list[float]:
     """Make ``updates`` updates of each of ``steps`` with this process's micro-batches.
 
-    They are cut from images (N, 1, 32, 32) and labels (N,). The steps take turns. Returns the
-    milliseconds of an update of each, at the median without the first one, which compiles.
+    They are cut from images (N, 1, 32, 32) and labels (N,). The steps take turns. Returns each
+    step's median time of an update in milliseconds, without the first update, which compiles.
     """
     from mindspore import Tensor
 

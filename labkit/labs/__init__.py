@@ -1,1 +1,1 @@
-"""What a lab's notebook calls: presets, run folders, measurements, figures, exercises, results."""
+"""The notebooks' interface: presets, run folders, measurements, figures, exercises, results."""

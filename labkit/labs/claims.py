@@ -1,4 +1,4 @@
-"""What a lab claims, as a table: what was measured, what is expected, and whether it is so."""
+"""A table of a lab's claims: what was measured, what is expected, and whether the claim holds."""
 
 import operator
 import re
@@ -9,7 +9,7 @@ import numpy as np
 from labkit.base.arguments import wrong
 from labkit.errors import InputError
 
-# Stands around the measured column and nowhere else: notebooks/sanitize.cfg knows it by this.
+# Encloses the measured column and is used nowhere else: notebooks/sanitize.cfg relies on it.
 BAR = "│"
 YES, NO = "✓", "✗"
 _NUMBER = r"([-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?)(\s*%)?"
@@ -21,16 +21,17 @@ Claim = tuple[str, Any, Any]
 
 
 def check(*claims: Claim) -> None:
-    """Print a table of claims, a line each, and raise where one of them does not hold.
+    """Print a table of claims, one per line, and raise if one of them does not hold.
 
     Args:
-        *claims: (name, measured, expected). What is expected of a number is a text, which is
-            printed as it stands: ``"< 1e-5"``, ``"> 5 %"``, ``"≥ 0.978"``, ``"4 ± 1e-4"``. Of
-            anything else, and where it is no text of this form, it is what must be equal.
+        *claims: (name, measured, expected). A bound on a number is given as a text, which is
+            printed as it is: ``"< 1e-5"``, ``"> 5 %"``, ``"≥ 0.978"``, ``"4 ± 1e-4"``. Any other
+            ``expected`` must equal ``measured``.
 
     Raises:
-        AssertionError: naming the claims that do not hold, when all have been printed.
-        InputError: when there is none, or a name or expectation cannot stand in the table.
+        AssertionError: if claims do not hold; it names them, after all have been printed.
+        InputError: if there is no claim, a bound is malformed or its ``measured`` not a number, or
+            a text has a line break or the table's bar.
     """
     rows = [_row(*claim) for claim in claims]
     if not rows:
@@ -63,7 +64,7 @@ def holds(measured: Any, expected: Any) -> bool:
     """Return whether a claim holds; see ``check``. NaN is neither above nor below anything.
 
     Raises:
-        InputError: for a bound on what is no number.
+        InputError: if a bound is malformed, or ``measured`` is not a number to compare with it.
     """
     if isinstance(expected, str):
         if match := _BOUND.fullmatch(expected):

@@ -1,4 +1,4 @@
-"""Compare two trainings by their parameters, leaf by leaf."""
+"""Compare two trainings by their parameters, one by one."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def largest_differences(
         expected: name -> array
 
     Raises:
-        InputError: when both are empty, or do not hold the same names and shapes: a comparison of
-            nothing would always agree.
+        InputError: if both are empty, because an empty comparison would always agree, or their
+            names or shapes differ.
     """
     if not expected or actual.keys() != expected.keys():
         raise wrong("actual", sorted(actual), f"the names {sorted(expected)}, at least one")
@@ -55,18 +55,18 @@ def relative_error(actual: Mapping[str, np.ndarray], expected: Mapping[str, np.n
 
 @names_checked
 def restarted(step: Step, weights: Mapping[str, np.ndarray], rate: float | None = None) -> Step:
-    """Put a step back to these weights, and its optimizer's moments to 0; return it.
+    """Reset a step to these weights, and its optimizer's moments to 0; return it.
 
-    What the step has compiled is used again: building a new one takes as long as hundreds of LeNet
-    steps. Its counts of updates go on; a group of micro-batches must not be half full.
+    The compiled graph is used again: building a new step takes as long as hundreds of LeNet steps.
+    The step's counts of updates continue; it must not be within a group of micro-batches.
 
     Args:
-        step: with ``nn.Momentum``, or ``nn.SGD`` without momentum.
-        weights: an array by name of each Parameter that is trained.
-        rate: the new learning rate; None leaves what it is.
+        step: step with ``nn.Momentum``, or ``nn.SGD`` without momentum.
+        weights: name -> array of each trained Parameter.
+        rate: the new learning rate; None: unchanged.
 
     Raises:
-        InputError: for a ``rate`` where the optimizer's is no constant.
+        InputError: if ``rate`` is given and the optimizer's learning rate is not a constant.
     """
     import mindspore as ms
     from mindspore import Parameter, Tensor, ops

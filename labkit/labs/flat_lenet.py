@@ -1,4 +1,4 @@
-"""LeNet-5 whose weights are one vector: what lab 05 moves along directions, and judges."""
+"""LeNet-5 with its weights as one vector, which lab 05 moves along directions and judges."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,13 +12,13 @@ from labkit.reference.losses import cross_entropy
 from labkit.steps.losses import LossNet
 from labkit.steps.state import set_state
 
-_PART = 1000  # images that are judged at once
+_PART = 1000  # images per forward pass
 
 
 class FlatLeNet:
     """A LeNet-5 with softmax cross entropy, at any vector (M,) of its weights.
 
-    Weights stand in the vector in the order of ``trainable_params``, as in a ``Basis``.
+    The vector holds the weights in the order of ``trainable_params``, as in a ``Basis``.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class FlatLeNet:
         self._ends = np.cumsum([parameter.size for parameter in self._parameters])
 
     def vector(self, arrays: Mapping[str, Any]) -> np.ndarray:
-        """Return weights by name, as ``parameter_values`` has them, as a float64 vector (M,)."""
+        """Return weights by name, as from ``parameter_values``, as a float64 vector (M,)."""
         parts = [np.ravel(arrays[parameter.name]) for parameter in self._parameters]
         return np.concatenate(parts).astype(np.float64)
 
@@ -42,7 +42,7 @@ class FlatLeNet:
         }
 
     def put(self, vector: np.ndarray, network: nn.Cell | None = None) -> nn.Cell:
-        """Set the weights of ``network``, or of the own one, to a vector (M,); return it."""
+        """Set the weights of ``network``, or of ``self.network``, to a vector (M,); return it."""
         network, values = network or self.network, self.by_name(vector)
         for parameter in network.trainable_params():
             set_state(parameter, values[parameter.name].astype(np.float32))
@@ -56,7 +56,7 @@ class FlatLeNet:
     def gradient(
         self, vector: np.ndarray, images: np.ndarray, labels: np.ndarray
     ) -> tuple[float, np.ndarray]:
-        """Return (mean loss, gradient (M,)) at a vector, by hand in float64, without MindSpore."""
+        """Return (mean loss, gradient (M,)) at a vector, in float64 NumPy without MindSpore."""
         loss, slopes, _ = reference.lenet_gradients(self.by_name(vector), images, labels)
         return loss, self.vector(slopes)
 
@@ -70,7 +70,7 @@ class FlatLeNet:
     def judge(
         self, vector: np.ndarray, images: np.ndarray, labels: np.ndarray
     ) -> tuple[float, float]:
-        """Return (share of images classified rightly, their mean loss in nats) at a vector (M,)."""
+        """Return (share of images classified correctly, mean loss in nats) at a vector (M,)."""
         outputs = self.predicted(vector, images)
         loss, _ = cross_entropy(outputs, labels)
         return float((outputs.argmax(axis=1) == labels).mean()), loss

@@ -1,4 +1,4 @@
-"""A lab as its notebook uses it: settings, run folder, figures and claims behind one object."""
+"""The interface of a lab's notebook: settings, run folder, figures and claims in one object."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class OpenLab:
 
     Attributes:
         run: the run folder.
-        settings: what the lab runs with, by name.
+        settings: the lab's settings, by name.
     """
 
     run: Run
@@ -29,21 +29,21 @@ class OpenLab:
 
     @property
     def as_written(self) -> bool:
-        """Whether these are the settings that the text speaks of: preset lab, any seed."""
+        """Whether these are the settings of the text: those of preset lab, with any seed."""
         seed = {"seed": self.settings["seed"]} if "seed" in self.settings else {}
         return self.settings == choose(self.run.lab, "lab", **seed)
 
     @names_checked
     def value(self, *, smoke: Any, lab: Any) -> Any:
-        """Return ``smoke`` at that preset, else ``lab``: how much of something a cell does."""
+        """Return ``smoke`` at preset smoke, else ``lab``: the amount of work in a cell."""
         return smoke if self.run.preset == "smoke" else lab
 
     def check(self, *rows: claims.Claim) -> None:
-        """Print a table of claims and raise where one does not hold; as ``claims.check``."""
+        """Print a table of claims and raise if one does not hold; as ``claims.check``."""
         claims.check(*rows)
 
     def check_text(self, *rows: claims.Claim) -> None:
-        """As ``check``, for what the text says of its own settings; at others it says so."""
+        """Call ``check`` if ``as_written``, else print that the claims are not compared."""
         if self.as_written:
             claims.check(*rows)
         else:
@@ -54,9 +54,9 @@ class OpenLab:
         """Display a figure and keep it in the run folder.
 
         Args:
-            figure: of matplotlib
-            name: of its file, without the suffix
-            alt: what is to be seen: alternative text
+            figure: a matplotlib figure
+            name: name of its file, without the suffix
+            alt: alternative text, which describes the figure
         """
         self.run.figure(figure, name)
         plots.show(figure, alt, dpi=plots.SHARP)
@@ -70,14 +70,14 @@ class OpenLab:
         size: tuple[float, float] = (4.6, 3.2),
         **sliders: Slider,
     ) -> None:
-        """Display a figure to be moved, and keep its stills; as ``interactive.move``.
+        """Display a figure with sliders, and save its stills; as ``interactive.move``.
 
         Args:
             draw: draws on an axis, given the sliders' values
-            name: of the file of the stills
-            alt: what is to be seen: alternative text
-            stills: positions of the sliders that a page shows side by side; at preset smoke two
-            size: of one picture, inches
+            name: name of the file of the stills
+            alt: alternative text, which describes the figure
+            stills: positions of the sliders, drawn side by side; preset smoke uses the first two
+            size: size of one picture in inches
             **sliders: one for each further argument of ``draw``
         """
         save = lambda figure: self.run.figure(figure, name)  # noqa: E731
@@ -86,12 +86,12 @@ class OpenLab:
 
     @names_checked
     def compare_guess(self, guess: float | None, measured: float, unit: str = "") -> None:
-        """Print one line: what was guessed beside what was measured.
+        """Print one line with the guessed and the measured value.
 
         Args:
-            guess: the learner's number; None for none
-            measured: what it is
-            unit: of both
+            guess: the learner's number; None: no guess yet
+            measured: the measured value
+            unit: unit of both
         """
         said, guessed = f"measured {measured:.3g} {unit}".rstrip(), "none"
         verdict = "to compare, set guess = a number and run again"
@@ -100,7 +100,7 @@ class OpenLab:
             off = abs(guess - measured) / max(abs(measured), 1e-300)
             verdict = "close" if off < 0.1 else "near" if off < 0.5 else "far off: why?"
             guessed = f"{guess:g}"
-        # As in a table of claims: what stands between the bars differs between runs.
+        # As in a table of claims, the text between the bars differs between runs.
         print(f"your guess {claims.BAR} {guessed}; {said} {claims.BAR} {verdict}")
 
     @names_checked
@@ -114,18 +114,18 @@ class OpenLab:
 
 @names_checked
 def open_lab(name: str, namespace: Mapping[str, Any]) -> OpenLab:
-    """Start MindSpore and open a lab with what its cell of parameters has set.
+    """Start MindSpore and open a lab with the values that its cell of parameters sets.
 
     Prints the line of ``labkit.start`` and the settings.
 
     Args:
-        name: of the lab
+        name: name of the lab
         namespace: ``globals()`` of its notebook: ``preset``, ``device`` and every setting of the
-            lab by its name; None is the preset's
+            lab by its name; None: the preset's value
 
     Raises:
-        InputError: when the lab is unknown, its cell of parameters does not set a name, or a value
-            is of no use.
+        InputError: if the lab is unknown, its cell of parameters does not set a name, or a value
+            is invalid.
     """
     refuse_unknown("lab", name, LABS)
     settings = [*LABS[name][PRESETS[0]]]

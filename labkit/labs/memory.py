@@ -1,8 +1,8 @@
-"""Peak memory of a training, measured in a child process of its own.
+"""Peak memory of a training, measured in a separate child process.
 
-What is counted is anonymous memory (RssAnon of /proc/self/status): what the training allocates,
-without the pages of shared libraries, which come and go. It has no high-water mark in the kernel,
-so a thread reads it every 2 ms; peaks are held for whole kernels and repeat at every update.
+The measure is anonymous memory (RssAnon of /proc/self/status): what the training allocates, without
+the pages of shared libraries, which come and go. The kernel keeps no high-water mark of it, so a
+thread reads it every 2 ms; peaks last for whole kernels and recur at every update.
 """
 
 from __future__ import annotations
@@ -30,18 +30,19 @@ _DENSE_WIDTH, _DENSE_LAYERS = 2880, 3  # 24.9 million parameters
 def peak_memory_mb(network: str, batch: int, micro_batch: int | None = None) -> float:
     """Return the peak anonymous memory (MB, 10^6 bytes) of a process that makes three updates.
 
-    Both steps check for non-finite values. About 160 MB of it are Python and MindSpore.
+    ``AccumulatedStep`` and ``PlainStep`` check for non-finite values. Python and MindSpore take
+    about 160 MB of the peak.
 
     Args:
         network: ``lenet`` (images 32×32), ``dense`` (25 million parameters) or ``resnet18`` (images
             3×32×32)
         batch: images in an update
         micro_batch: images in a micro-batch of ``AccumulatedStep``; None: the whole batch at once,
-            through ``PlainStep``
+            with ``PlainStep``
 
     Raises:
-        InputError: when the network is unknown, or the micro-batch does not divide the batch.
-        RuntimeError: when the child fails, with what it has written.
+        InputError: if the network is unknown, or the micro-batch does not divide the batch.
+        RuntimeError: if the child fails; the message contains its stderr.
     """
     return _peaks(network, [batch], micro_batch)[0]
 
@@ -49,11 +50,11 @@ def peak_memory_mb(network: str, batch: int, micro_batch: int | None = None) -> 
 def _peaks(network: str, batches: Sequence[int], micro_batch: int | None) -> list[float]:
     """Return ``peak_memory_mb`` of each size, all trained in one process.
 
-    Only for one micro-batch, where all sizes are one graph: the graphs of smaller full batches
-    stayed in the next one's peak, up to 12 % of it (LeNet, 32 to 4096 images).
+    Give several sizes only with a micro-batch, for which all sizes share one graph: the graphs of
+    smaller full batches stayed in the next peak, up to 12 % of it (LeNet, 32 to 4096 images).
     """
     _check(network, batches, micro_batch)
-    # Not at the top: the child, whose memory is measured, does without.
+    # Not at the top: the child, whose memory is measured, does not need this import.
     from labkit.ranks.processes import child_environment, module_command
 
     sizes = (str(number) for number in (micro_batch or 0, *batches))
@@ -76,7 +77,7 @@ def _check(network: str, batches: Iterable[int], micro_batch: int | None) -> Non
 
 @names_checked
 def sweep(batches: Iterable[int], micro_batch: int = 32, network: str = "lenet") -> list[dict]:
-    """Return a row (batch, full_mb, accumulated_mb) for each size of ``batches``, two at a time."""
+    """Return a row (batch, full_mb, accumulated_mb) for each batch size; runs two at a time."""
     batches = list(batches)
     if not batches:
         return []
@@ -122,7 +123,7 @@ class Peak:
 
 
 def _measure(network: str, micro_batch: int, batches: Sequence[int]) -> None:
-    """Train for a few updates of each size in this process, print the peaks: the child's part."""
+    """Train for a few updates of each size and print the peaks; runs in the child process."""
     import numpy as np
     from mindspore import Tensor, nn
 

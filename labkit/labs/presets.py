@@ -1,7 +1,7 @@
 """The settings of every lab at every preset, so that no notebook repeats a number.
 
-``smoke`` is for tests (half a minute a notebook), ``lab`` gives the numbers the text speaks of
-(under 4 minutes on two cores), ``paper`` is the source document's own full-scale setting.
+``smoke`` is for tests (half a minute per notebook), ``lab`` gives the numbers in the text (under 4
+minutes on two cores), ``paper`` is the source document's own full-scale setting.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ Settings = dict[str, Any]
 
 
 def _presets(**settings: Any) -> dict[str, Settings]:
-    """Return preset -> setting -> value of a table: a tuple where the presets differ."""
+    """Return preset -> setting -> value; a tuple holds the values of the presets, in order."""
     return {
         preset: {
             name: value[column] if isinstance(value, tuple) else value
@@ -26,8 +26,8 @@ def _presets(**settings: Any) -> dict[str, Settings]:
     }
 
 
-# Lab 05 on 5 000 images, as benchmarks/subspace_race.py trains them: small batches at a learning
-# rate that is never lowered, so that the end of stage one is noisy.
+# Lab 05 on 5 000 images, as in benchmarks/subspace_race.py: small batches at a constant learning
+# rate, so that the end of stage one is noisy.
 _TWO_STAGES: Settings = {
     "train_images": (800, 5_000, 5_000),
     "batch_size": 8,
@@ -56,8 +56,8 @@ LABS = {
         seed=1,
         workers=1,
     ),
-    # Half a ResNet-18 on small images: what two cores train in two minutes. `paper` is the source
-    # document's ResNet-50, as labkit/recipes/resnet50_config.py trains it.
+    # A ResNet-18 of half the width on small images, which two cores train in two minutes. `paper`
+    # is the source document's ResNet-50, as labkit/recipes/resnet50_config.py trains it.
     "02_resnet50_migration": _presets(
         depth=(18, 18, 50),
         width=(0.5, 0.5, 1.0),
@@ -75,8 +75,9 @@ LABS = {
         seed=1,
         workers=(1, 1, 8),
     ),
-    # Learning rates, damping, epochs: what benchmarks/thor_race.py measured on a validation split,
-    # with the same budget for both optimizers. The source's ResNet-50 is for the second notebook.
+    # Learning rates, damping, epochs: from the tuning of benchmarks/thor_race.py on a validation
+    # split, with the same budget for both optimizers. The second notebook has the source's
+    # ResNet-50.
     "03_thor": _presets(
         learning_rate=1.2,
         damping=3.0,
@@ -91,8 +92,8 @@ LABS = {
         evaluate_every=(10, 39, 39),
         seed=1,
     ),
-    # The race's THOR for a little while. `paper` is the source document's ResNet-50 on 8 devices,
-    # as labkit/recipes/thor_config.py trains it ("ascend"); what is measured is then as in `lab`.
+    # A short training with the race's THOR. `paper` is the source document's ResNet-50 on 8
+    # devices, as labkit/recipes/thor_config.py trains it ("ascend"); measurements are as in `lab`.
     "03_thor_in_depth": _presets(
         learning_rate=(1.2, 1.2, 0.05803),
         damping=(3.0, 3.0, 0.03),
@@ -105,8 +106,8 @@ LABS = {
         data="",
         seed=1,
     ),
-    # The single worker's learning rate and the mean's own: of benchmarks/adasum_race.py. The source
-    # trains a ResNet-50, which the second notebook does at `paper`; the race is then that of `lab`.
+    # benchmarks/adasum_race.py gave the learning rates of a single worker and of the mean. The
+    # source trains a ResNet-50; the second notebook does so at `paper`, this one races as at `lab`.
     "04_adasum": _presets(
         workers=(4, 16, 16),
         learning_rate=0.03,
@@ -132,7 +133,7 @@ LABS = {
     ),
     "05_dimension_reduction": _presets(**_TWO_STAGES),
     # `paper` is the source document's ResNet-50 on 8 devices, as labkit/recipes/subspace_config.py
-    # trains it; all before that is then as at `lab`.
+    # trains it; all sections before it are then as at `lab`.
     "05_dimension_reduction_in_depth": _presets(
         **_TWO_STAGES
         | {
@@ -147,7 +148,7 @@ LABS = {
     ),
 }
 
-# In lab 04 the first updates are compared with float64, the others are the race.
+# In lab 04 the first updates are compared with float64; the race is the rest.
 _ADASUM_UPDATES = 8
 _SUBSPACE_UPDATES = 4
 
@@ -156,12 +157,12 @@ def choose(lab: str, preset: str, **named: Any) -> Settings:
     """Return the settings of a lab; a named value, if not None, replaces the preset's.
 
     Args:
-        lab: as in ``LABS``.
+        lab: one of ``LABS``.
         preset: one of ``PRESETS``.
         **named: values by the names of the lab's settings.
 
     Raises:
-        InputError: when a lab, preset or setting is unknown, or the lab cannot run with a value.
+        InputError: if a lab, preset or setting is unknown, or the lab cannot run with a value.
     """
     refuse_unknown("lab", lab, LABS)
     refuse_unknown("preset", preset, PRESETS)
@@ -235,7 +236,7 @@ def _text(name: str, value: object) -> None:
         raise wrong(name, value, "the path of a folder, or an empty text")
 
 
-# More data workers than cores are no error: the pipeline fits them.
+# More data workers than cores are allowed: the pipeline limits their number.
 _COUNTS = """epochs start_epoch second_epochs batch_size second_batch_size micro_steps workers
     frequency evaluate_every saves_per_epoch trials""".split()
 _POSITIVE = """learning_rate mean_learning_rate momentum_learning_rate damping thor_epochs
@@ -247,7 +248,7 @@ _CHECKS: dict[str, Callable[[str, Any], object]] = {
     "weight_decay": partial(number, at_least=0),
     "train_images": partial(integer, at_most=60_000),
     "val_images": partial(integer, at_most=10_000),
-    "components": partial(integer, at_least=2),  # two span the plane that a path is drawn in
+    "components": partial(integer, at_least=2),  # two span the plane of a drawn path
     "warmup_epochs": partial(integer, at_least=0),
     "seed": lambda name, value: seed(value, name),
     "width": partial(_among, (0.25, 0.5, 1, 2)),

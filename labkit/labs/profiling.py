@@ -1,8 +1,8 @@
-"""Where the time of a step goes, operator by operator, from MindSpore's own CPU profiler.
+"""The time of a step, operator by operator, from MindSpore's own CPU profiler.
 
-A row is one operator of the compiled graph, or with ``by_operator`` one kind: ``count`` and ``ms``
-are per call of the step. Kernels run one after another on CPU, so that the times add up; what is
-missing to the time of a call is launches and Python (``other``).
+A row is one operator of the compiled graph or, with ``by_operator``, one kind of operator;
+``count`` and ``ms`` are per call of the step. Kernels run one after another on CPU, so the times
+add up; the rest of the time of a call is launches and Python (``other``).
 """
 
 import csv
@@ -21,17 +21,17 @@ def operator_times(step: Callable, *batch: Any, calls: int = 3) -> list[dict]:
     """Return the rows (operator, scope, count, ms) of ``calls`` calls of ``step``, slowest first.
 
     ``operator`` is the kernel's name (``Conv2D``), ``scope`` the path of the cells around it, which
-    begins with ``Gradients`` in the backward pass; MindSpore files the gradients of all equal
-    MatMuls under one of them. A last row ``other`` is the rest of the time of a call.
+    begins with ``Gradients`` in the backward pass; MindSpore reports the gradients of all equal
+    MatMuls under one of them. The last row, ``other``, is the rest of the time of a call.
 
     Args:
-        step: a compiled step or network on CPU, called as ``step(*batch)``; its updates are made
+        step: a compiled step or network on CPU, called as ``step(*batch)``; its updates take effect
         *batch: tensors; one call before the measured ones compiles
-        calls: measured calls, >= 1
+        calls: number of measured calls, >= 1
 
     Raises:
-        InputError: when the device is not the CPU (the others' profilers write other files), or
-            ``calls`` is not at least 1.
+        InputError: if the device is not the CPU (profilers of other devices write other files), or
+            ``calls`` is less than 1.
     """
     import mindspore
 
@@ -66,7 +66,7 @@ def by_operator(rows: Iterable[dict]) -> list[dict]:
 
 @names_checked
 def calls_per_second(call: Callable[[], object], seconds: float) -> float:
-    """Call ``call`` once, which compiles, and then for at least ``seconds``; return its rate."""
+    """Call ``call`` once, to compile it, then for at least ``seconds``; return calls per second."""
     seconds = number("seconds", seconds, at_least=0)
     call()
     calls, begin = 0, time.perf_counter()
@@ -81,7 +81,7 @@ def _profile(step: Callable, batch: tuple, calls: int, folder: str) -> float:
     """Profile into ``folder``; return the mean milliseconds of a call."""
     from mindspore.profiler import ProfilerActivity, profile, tensorboard_trace_handler
 
-    # analyse_flag: no timeline, which takes seconds and prints; the CPU's table is there without.
+    # analyse_flag: skip the timeline, which takes seconds and prints; the CPU's table is written.
     handler = tensorboard_trace_handler(folder, analyse_flag=False)
     with profile(activities=[ProfilerActivity.CPU], on_trace_ready=handler):
         begin = time.perf_counter()

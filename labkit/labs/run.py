@@ -1,4 +1,4 @@
-"""A lab's run folder, as its notebook uses it: figures, files, and results.json at the end."""
+"""A lab's run folder, for its notebook: figures, files, and results.json at the end."""
 
 import os
 import platform
@@ -29,10 +29,10 @@ class Run:
     Attributes:
         lab: name of the lab.
         preset: smoke, lab or paper.
-        parameters: that the lab runs with, by name.
+        parameters: the lab's parameters, by name.
         runtime: what ``labkit.start`` returned.
         folder: the run folder.
-        started: when, in seconds of ``time.monotonic``.
+        started: start of the run, in seconds of ``time.monotonic``.
     """
 
     lab: str
@@ -49,16 +49,16 @@ class Run:
     ) -> "Run":
         """Open the run folder: ``$LABKIT_RUN`` if set, else a new ``runs/<lab>-<preset>-<time>``.
 
-        ``runs`` is made in the project around the working folder, or here if there is none.
+        ``runs`` is made in the project around the working folder, or else in the working folder.
 
         Args:
             lab: name of the lab.
             preset: smoke, lab or paper.
-            parameters: that the lab runs with, by name.
+            parameters: the lab's parameters, by name.
             runtime: what ``labkit.start`` returned.
 
         Raises:
-            InputError: when the folder cannot be made.
+            InputError: if the folder cannot be made.
         """
         asked = os.environ.get("LABKIT_RUN")
         if asked:
@@ -74,13 +74,13 @@ class Run:
 
     @names_checked
     def path(self, name: str) -> Path:
-        """Return the place of a file in the run folder; its parent folder is made.
+        """Return the path of a file in the run folder; make its parent folder.
 
         Args:
-            name: of the file, relative to the run folder.
+            name: name of the file, relative to the run folder.
 
         Raises:
-            InputError: when the name would lead out of the run folder.
+            InputError: if the name would lead out of the run folder.
         """
         place = self.folder / name
         # Both resolved: runs/ may be a link to another disk.
@@ -94,8 +94,8 @@ class Run:
         """Save a figure as ``figures/<name>.png`` and return its path.
 
         Args:
-            figure: of matplotlib.
-            name: of the file, without its suffix.
+            figure: a matplotlib figure.
+            name: name of the file, without its suffix.
         """
         place = self.path(f"{FIGURES}/{name}.png")
         with whole_file(place, "the figure") as temporary:
@@ -104,13 +104,13 @@ class Run:
 
     @names_checked
     def records(self, name: str) -> Records:
-        """Return new records for a loop of one's own, written row by row to ``<name>/records.csv``.
+        """Return new records for a custom loop, written row by row to ``<name>/records.csv``.
 
-        What an earlier execution has left there is replaced. ``labkit attach`` and ``labkit
-        report`` find them as they find those of ``fit``.
+        Records of an earlier execution are replaced. ``labkit attach`` and ``labkit report`` find
+        the new records as they find those of ``fit``.
 
         Args:
-            name: of the folder.
+            name: name of the folder.
         """
         records = Records(self.path(f"{name}/{RECORDS}"))
         records.remove_file()
@@ -120,11 +120,11 @@ class Run:
     def finish(self, metrics: Mapping[str, Any], headline: Sequence[str] = ()) -> Path:
         """Write results.json with status "passed".
 
-        Under `labkit run` the status stays "running" until the kernel has ended, and the runner
-        says what became of it: a cell further down may still fail.
+        Under `labkit run` the status stays "running" until the kernel has ended and the runner
+        writes the final status, because a later cell may still fail.
 
         Args:
-            metrics: numbers, texts, truths, or lists and mappings of them. NaN and the infinities
+            metrics: numbers, texts, booleans, or lists and mappings of them. NaN and the infinities
                 are written as the texts "nan", "inf" and "-inf".
             headline: names of the metrics that the closing table of `labkit run` shows.
 
@@ -132,8 +132,8 @@ class Run:
             The path of results.json.
 
         Raises:
-            InputError: when a headline is not a metric; nothing is written then.
-            TypeError: when a metric cannot be written; nothing is written then.
+            InputError: if a headline is not a metric; nothing is written then.
+            TypeError: if a metric cannot be written; nothing is written then.
         """
         for name in headline:
             refuse_unknown("headline metric", name, metrics)
@@ -174,7 +174,7 @@ def describe(
 
 
 def _of_the_runner(folder: Path) -> dict[str, Any]:
-    """Return what a runner that executes this run has noted in its results.json, if one does."""
+    """Return what the runner of this run has written to results.json; empty without a runner."""
     results, _ = read_json(folder / RESULTS)
     if results.get("status") != "running":
         return {}
@@ -183,9 +183,10 @@ def _of_the_runner(folder: Path) -> dict[str, Any]:
 
 
 def new_folder(parent: Path, prefix: str = "") -> Path:
-    """Make and return ``parent/<prefix><time>``, numbered if that second has one already.
+    """Make and return ``parent/<prefix><time>``, numbered if it already exists for that second.
 
-    Raises ``InputError`` where the folder cannot be made.
+    Raises:
+        InputError: if the folder cannot be made.
     """
     stamp = prefix + time.strftime("%Y%m%d-%H%M%S")
     try:
@@ -212,9 +213,9 @@ def installed_version(package: str) -> str | None:
 def git_revision(folder: Path) -> str | None:
     """Return the git revision of the checkout that labkit runs from, with "+" if it was changed.
 
-    "+" as well where git does not say.
-    None where ``folder`` is not in a git work tree that has labkit's pyproject.toml under version
-    control (an unpacked archive inside somebody's own repository must not record that one's).
+    "+" is also added if git does not report the changes. The result is None if ``folder`` is not in
+    a git work tree that has labkit's pyproject.toml under version control: an unpacked archive
+    inside the user's own repository must not record that repository's revision.
     """
     root = project_root(folder)
     if root is None or _git(root, "ls-files", "--error-unmatch", "pyproject.toml") is None:

@@ -1,11 +1,11 @@
-"""The files of a run's folder: their names, and how those that are JSON are written and read.
+"""The files of a run folder: their names, and how the JSON files are written and read.
 
-run.json and sweep.json say what a run or a sweep was asked for. In a lab's own folder are
-results.json (what it ran with and what came of it), any number of records.csv, figures/*.png, the
-executed notebook, log.txt and, after a failure, kernel.log.
+run.json and sweep.json record what was requested of a run or a sweep. A lab's own folder holds
+results.json (its settings and its outcome), any number of records.csv, figures/*.png, the executed
+notebook, log.txt and, after a failure, kernel.log.
 
-What is read may be another machine's, half written or damaged: the unusable part of it is left
-out, and named in a sentence.
+A file may come from another machine, be half written or damaged: readers leave out the unusable
+parts and describe each in a sentence.
 """
 
 import json
@@ -25,7 +25,7 @@ RUN, RESULTS, RECORDS = "run.json", "results.json", "records.csv"
 SWEEP, SWEEP_TABLE, SWEEP_RUNS = "sweep.json", "sweep.csv", "runs"
 LOG, KERNEL_LOG, FIGURES = "log.txt", "kernel.log", "figures"
 STATUSES = ("passed", "failed", "running", "interrupted")
-# Every key of results.json that is used again, by what it must be to be used.
+# Every key of results.json that is read again, with the type it must have.
 _KINDS: dict[str, type | tuple[type, ...]] = {
     **dict.fromkeys(("lab", "preset", "device", "git", "started", "notebook"), str),
     **dict.fromkeys(("parameters", "versions", "runtime", "inputs", "metrics", "error"), dict),
@@ -37,11 +37,11 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
 
 
 def read_json(path: Path) -> tuple[dict[str, Any], list[str]]:
-    """Return the object in a JSON file, and what is wrong with it.
+    """Return the object in a JSON file, and what is wrong with the file.
 
     Returns:
-        ``({}, [])`` for a file that is not there; ``{}`` and a sentence for one that is no object
-        or cannot be read.
+        ``({}, [])`` if the file does not exist; ``{}`` and a sentence if it cannot be read or does
+        not hold an object.
     """
     try:
         content = input_files.read_json(path)
@@ -55,12 +55,12 @@ def read_json(path: Path) -> tuple[dict[str, Any], list[str]]:
 
 
 def write_json(path: Path, record: Mapping[str, Any]) -> None:
-    """Write run.json, sweep.json or results.json, whole or not at all, into a folder that is there.
+    """Write run.json, sweep.json or results.json, whole or not at all, into an existing folder.
 
     Raises:
-        InputError: when it cannot be written.
+        InputError: if it cannot be written.
     """
-    # Of a lab that has removed its folder nothing could be found in a new one.
+    # parents=False: if a lab has removed its folder, a new folder would lack all its other files.
     files.write_json(path, record, "the file", indent=2, allow_nan=False, parents=False)
 
 
@@ -68,7 +68,7 @@ def write_results(folder: Path, record: Mapping[str, Any]) -> Path:
     """Write results.json into ``folder`` and return its path.
 
     Raises:
-        OSError: when the folder is gone, or the file cannot be written.
+        OSError: if the folder is gone, or the file cannot be written.
     """
     with _system_errors():
         write_json(folder / RESULTS, record)
@@ -76,14 +76,14 @@ def write_results(folder: Path, record: Mapping[str, Any]) -> Path:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file of a run, as ``write_results`` writes its own."""
+    """Write a text file of a run; raise errors as ``write_results`` does."""
     with _system_errors():
         files.write_text(path, text, "the file", parents=False)
 
 
 @contextmanager
 def _system_errors() -> Iterator[None]:
-    """Raise the system's own error where a file cannot be written: a full disk ends one lab."""
+    """Raise the system's own error if a file cannot be written: a full disk ends one lab only."""
     try:
         yield
     except InputError as error:
@@ -100,7 +100,7 @@ def read_results(folder: Path) -> tuple[dict[str, Any], list[str]]:
 def usable(content: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Return the usable part of the content of a results.json, and a sentence for each other part.
 
-    Every key that is returned has the type that labkit gives it; null counts as no key.
+    Every returned key has the type that labkit writes; a null value counts as a missing key.
     """
     results: dict[str, Any] = {}
     problems: list[str] = []
@@ -125,8 +125,8 @@ def usable(content: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
 def status_of(results: Mapping[str, Any]) -> str:
     """Return passed, failed, running, interrupted, or unknown.
 
-    A results.json that says "running" is believed as long as the process it names is alive; where
-    that is of another host, always: from here it cannot be seen.
+    A status "running" in results.json is accepted as long as the process it names is alive, and
+    always if the process is on another host, where it cannot be checked.
     """
     status = results.get("status")
     if status not in STATUSES:
@@ -138,24 +138,24 @@ def status_of(results: Mapping[str, Any]) -> str:
 
 
 def other_host(results: Mapping[str, Any]) -> str | None:
-    """Return the host that a lab runs on, if it is not this one."""
+    """Return the host that a lab runs on if it is a different host, else None."""
     host = results.get("host")
     return host if host and host != socket.gethostname() else None
 
 
 def runner_stamp() -> dict[str, Any]:
-    """Return the keys of results.json that name this process as the one that runs the lab."""
+    """Return the entries of results.json that name this process as the runner of the lab."""
     owner = locks.owner()
     return {"host": owner["host"], "pid": owner["pid"], "pid_created": owner["created"]}
 
 
 def plain(value: Any, name: str) -> Any:
-    """Return ``value`` as JSON can hold it; NumPy and MindSpore numbers and arrays become Python's.
+    """Return ``value`` as plain JSON types; NumPy and MindSpore numbers and arrays become Python's.
 
     NaN and the infinities, which JSON does not have, become the texts "nan", "inf" and "-inf".
 
     Raises:
-        TypeError: when it holds anything else; the message says what in ``name`` it was.
+        TypeError: if it holds anything else; the message gives its place within ``name``.
     """
     if value is None or isinstance(value, bool | int | str):
         return value
@@ -184,9 +184,9 @@ def last_lines(path: Path, count: int, limit: int = 20_000) -> list[str]:
     """Return the last lines of a log that are not empty, as a terminal shows them.
 
     Args:
-        path: of the log; one that cannot be read has no lines.
-        count: how many lines.
-        limit: bytes that are read.
+        path: path of the log; a log that cannot be read has no lines.
+        count: largest number of lines.
+        limit: largest number of bytes to read, from the end.
     """
     try:
         with input_files.open_file(path) as file:
@@ -199,7 +199,7 @@ def last_lines(path: Path, count: int, limit: int = 20_000) -> list[str]:
 
 
 def last_state(line: str) -> str:
-    """Return what a terminal shows of a line that redraws itself with carriage returns."""
+    """Return what a terminal finally shows of a line that carriage returns redraw."""
     return line.rstrip("\r").rsplit("\r", 1)[-1]
 
 

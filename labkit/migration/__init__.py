@@ -2,9 +2,9 @@
 
     match, load, state_dict, read_torch, write_torch, convert_file, convert_back    weights
     trace, compare_step, first_difference, stage_table                             one step
-    rule (synthetic weights and images), recorded (steps of PyTorch that are shipped)
+    rule (synthetic weights and images), recorded (PyTorch steps shipped with labkit)
 
-Importing it imports MindSpore: call ``labkit.start`` first.
+Importing this package imports MindSpore: call ``labkit.start`` first.
 """
 
 from labkit.migration import fixtures as recorded  # noqa: F401

@@ -1,4 +1,4 @@
-"""Hold one step against another, stage by stage, tensor by tensor."""
+"""Compare one step with another, stage by stage, tensor by tensor."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,9 +10,9 @@ from labkit.errors import InputError, refuse_unknown
 from labkit.migration.fixtures import Digest
 from labkit.migration.trace import STAGES, Trace
 
-# Largest difference of a tensor over the largest value of the reference's. Weights are carried over
-# bit by bit. The others are bounds of the requirement or about ten times what was measured over
-# ResNet-18 and -50 against float64.
+# Largest difference of a tensor over the largest value of the reference's. Weights are transferred
+# bit by bit. The other bounds are those of the requirement, or about ten times what was measured
+# for ResNet-18 and -50 against float64.
 STEP_TOLERANCE = {
     "preprocessing": 1e-6,
     "weights": 0.0,
@@ -22,8 +22,8 @@ STEP_TOLERANCE = {
     "update": 1e-3,
     "statistics": 1e-4,
 }
-# Where a tensor's largest value is below this part of its stage's, it is rounding: a convolution's
-# bias before BatchNorm has no gradient but noise.
+# A tensor whose largest value is below this share of its stage's is rounding noise, such as the
+# gradient of a convolution's bias before BatchNorm.
 _NOISE = 1e-6
 
 
@@ -33,12 +33,12 @@ class Row:
 
     Attributes:
         stage: one of ``STAGES``.
-        name: of the tensor.
+        name: name of the tensor.
         difference: largest absolute difference over the largest value of the reference; infinite
-            where shapes differ, a value is not finite, or one side lacks the tensor.
-        tolerance: of the stage.
-        passed: whether the difference is within it.
-        note: what else there is to say, or an empty text.
+            if shapes differ, a value is not finite, or one side lacks the tensor.
+        tolerance: tolerance of the stage.
+        passed: whether the difference is within the tolerance.
+        note: an explanation, or an empty text.
     """
 
     stage: str
@@ -55,21 +55,21 @@ def compare_step(
 ) -> list[Row]:
     """Return a ``Row`` for each tensor of each stage, in the order in which a fault spreads.
 
-    An update is known no better than the spacing of float32 numbers of its weight's size, which is
-    taken off its difference (in the recorded steps at most 0.7 % of a tensor's largest update for
-    ResNet-18, 3 % for ResNet-50, both in a BatchNorm's bias of 3).
+    An update is known only to the spacing of float32 numbers of its weight's size, so this spacing
+    is subtracted from its difference (in the recorded steps at most 0.7 % of a tensor's largest
+    update for ResNet-18, 3 % for ResNet-50, both in a BatchNorm's bias of 3).
 
     In the stage ``forward`` only cells that both sides have are compared; ``not_compared`` names
     the others. In every other stage a tensor that one side lacks is a failed row.
 
     Args:
-        actual: the step to judge, of ``trace``.
-        reference: of ``torch_trace``, ``recorded.load`` or ``trace``.
-        tolerance: stage -> tolerance, for those that differ from ``STEP_TOLERANCE``.
+        actual: the step to judge, from ``trace``.
+        reference: a step from ``torch_trace``, ``recorded.load`` or ``trace``.
+        tolerance: stage -> tolerance, for the stages that differ from ``STEP_TOLERANCE``.
 
     Raises:
-        InputError: when ``actual`` is a recorded step, a stage is unknown, a tolerance is no number
-            >= 0, or there is nothing to compare.
+        InputError: if ``actual`` is a recorded step, a stage is unknown, a tolerance is not a
+            number >= 0, or there is nothing to compare.
     """
     if any(isinstance(v, Digest) for values in actual.stages.values() for v in values.values()):
         raise InputError(
@@ -89,7 +89,7 @@ def compare_step(
 
 
 def first_difference(rows: Sequence[Row]) -> Row | None:
-    """Return the first row that failed: where to look; None if all passed."""
+    """Return the first row that failed, which is where to look; None if all passed."""
     return next((row for row in rows if not row.passed), None)
 
 
@@ -101,14 +101,14 @@ def not_compared(actual: Trace, reference: Trace) -> list[str]:
 
 
 def stage_table(rows: Sequence[Row]) -> str:
-    """Return one line a stage: how many tensors, the worst of them, and the verdict."""
+    """Return one line per stage: tensors, failures, and the first failed or the worst tensor."""
     lines = [
         f"{'stage':14}{'tensors':>8}{'failed':>8}  {'largest difference':>18}  {'tolerance':>9}  at"
     ]
     for stage in dict.fromkeys(row.stage for row in rows):
         of_stage = [row for row in rows if row.stage == stage]
         failed = [row for row in of_stage if not row.passed]
-        # Of a failed stage the first fault is what one wants to see, of a sound one the worst.
+        # Show the first fault of a failed stage, and the worst tensor of a stage that passed.
         shown = failed[0] if failed else max(of_stage, key=lambda row: row.difference)
         note = f" ({shown.note})" if shown.note else ""
         lines.append(
@@ -156,7 +156,7 @@ def _difference(value: object, expected: object, floor: float, slack: float) -> 
 
 
 def _spacing(weight: object) -> float:
-    """Return the distance of two float32 numbers of a weight's size; see ``compare_step``."""
+    """Return the spacing of float32 numbers of a weight's size; see ``compare_step``."""
     return 0.0 if weight is None else float(np.spacing(np.float32(_largest(weight))))
 
 

@@ -2,7 +2,7 @@
 
 Nothing in a file is executed: ``.safetensors`` holds no code, and ``.pth`` is read by PyTorch with
 ``weights_only=True``, which refuses pickled objects other than tensors and plain containers. Before
-2.6 that could be led to execute code (CVE-2025-32434): an older PyTorch is refused.
+PyTorch 2.6 a file could still execute code (CVE-2025-32434), so older versions are refused.
 """
 
 import os
@@ -22,12 +22,12 @@ from labkit.errors import InputError, refuse_unknown
 if TYPE_CHECKING:
     import torch
 
-# What trainers call the tensors in a file that also holds other things.
+# Entries under which training programs store the tensors in a file that also holds other data.
 _ENTRIES = ("state_dict", "model_state_dict", "model")
 _SAFE_TORCH = (2, 6)
 _TORCH, _SAFETENSORS = (".pth", ".pt", ".bin"), (".safetensors",)
 
-# .safetensors' names of types -> NumPy's.
+# Type names of .safetensors -> NumPy's.
 _KINDS = {
     "BOOL": "?",
     **{"F16": "<f2", "F32": "<f4", "F64": "<f8"},
@@ -46,12 +46,12 @@ def read_torch(path: str | os.PathLike, *, entry: str | None = None, prefix: str
 
     Args:
         path: ``.safetensors``, or ``.pth``, ``.pt``, ``.bin`` (needs PyTorch 2.6 or later).
-        entry: which entry of the file holds them, if it holds more; default: the file itself, or
-            the one of ``state_dict``, ``model_state_dict``, ``model`` that is there.
-        prefix: to take off every name, as ``module.`` of ``DataParallel``.
+        entry: the entry that holds the tensors, if the file holds more; default: the file itself,
+            or the first of ``state_dict``, ``model_state_dict``, ``model`` that exists.
+        prefix: prefix to remove from every name, such as ``module.`` of ``DataParallel``.
 
     Raises:
-        InputError: when the file is not there, is damaged, or would have to execute code, and when
+        InputError: if the file does not exist, is damaged, or would have to execute code, or if
             PyTorch is older than 2.6.
     """
     path = arguments.path("path", path)
@@ -73,14 +73,14 @@ def read_torch(path: str | os.PathLike, *, entry: str | None = None, prefix: str
 
 @names_checked
 def write_torch(path: str | os.PathLike, state: Mapping) -> Path:
-    """Write arrays as PyTorch's file ``path``, whole or not at all; return the path.
+    """Write arrays to the PyTorch file ``path``, completely or not at all; return the path.
 
     Args:
-        path: ``.pth`` (needs PyTorch) or ``.safetensors``; its folder is made if it is not there.
+        path: ``.pth`` (needs PyTorch) or ``.safetensors``; its folder is created if missing.
         state: name -> array.
 
     Raises:
-        InputError: when the name ends otherwise, or the file cannot be written.
+        InputError: if the name has a different ending, or the file cannot be written.
     """
     path = arguments.path("path", path)
     if path.suffix not in (".pth", ".safetensors"):
@@ -140,15 +140,15 @@ def _read_pickle(path: Path, entry: str | None) -> State:
             "could execute code. Save its state_dict() alone"
         ) from error
     except Exception as error:
-        # Of 3000 files damaged at random some raise IndexError, AssertionError, TypeError or
-        # struct.error out of PyTorch, besides RuntimeError and EOFError.
+        # Some of 3000 randomly damaged files made PyTorch raise IndexError, AssertionError,
+        # TypeError or struct.error, besides RuntimeError and EOFError.
         raise InputError(f"{path} cannot be read: cut short or damaged ({error})") from error
     tensors = _tensors(path, content, entry)
     return {str(name): _array(name, tensor) for name, tensor in tensors.items()}
 
 
 def _tensors(path: Path, content: object, entry: str | None) -> Mapping:
-    """Return the dict of tensors in what a file held."""
+    """Return the dict of tensors in the content of a file."""
     if not isinstance(content, Mapping):
         raise InputError(f"{path}: expected tensors by name, got a {type(content).__name__}")
     content = {str(name): value for name, value in content.items()}
@@ -167,7 +167,7 @@ def _tensors(path: Path, content: object, entry: str | None) -> Mapping:
         )
     odd = [name for name, value in tensors.items() if not hasattr(value, "detach")]
     if odd:
-        raise InputError(f"{path}: {odd[0]} of {entry} is no tensor")
+        raise InputError(f"{path}: {odd[0]} of {entry} is not a tensor")
     return tensors
 
 

@@ -1,8 +1,8 @@
-"""Steps that PyTorch computed once, small enough to ship: for use where PyTorch is not installed.
+"""Recorded PyTorch steps, small enough to ship, for use where PyTorch is not installed.
 
-Of each tensor a digest is kept: some of its numbers, and a few sums of all of its numbers with
-random signs. What the digest cannot see is an error in few numbers of a large tensor that misses
-the kept ones and is small beside sqrt(size) times the tolerance.
+A digest of each tensor is kept: some of its numbers, and a few sums of all its numbers with random
+signs. A digest cannot detect an error in a few numbers of a large tensor that misses the kept ones
+and is small compared with sqrt(size) times the tolerance.
 
 Weights and batch are those of ``labkit.migration.synthetic``; ``data_scripts/record_steps.py``
 made the files, in float64, so that they agree on every machine.
@@ -23,19 +23,19 @@ from labkit.migration.trace import Trace
 
 FOLDER = Path(__file__).parent / "steps"
 KEPT, SUMS = 24, 4
-_UNPACKED = 64 << 20  # bytes; those of a ResNet-50 are 0.2 MB
+_UNPACKED = 64 << 20  # bytes; a ResNet-50 takes 0.2 MB
 
 
 @dataclass(frozen=True)
 class Digest:
-    """What is kept of a tensor.
+    """The digest of a tensor.
 
     Attributes:
-        shape: of the tensor.
+        shape: shape of the tensor.
         largest: its largest absolute value.
         kept: some of its numbers.
-        sums: sum_i s_i x_i / sqrt(n) with signs s_i = +-1: of the size of one number's error where
-            errors are independent of one another.
+        sums: sum_i s_i x_i / sqrt(n) with signs s_i = +-1; their error is of the size of one
+            number's error if the errors are independent of one another.
     """
 
     shape: tuple[int, ...]
@@ -56,7 +56,7 @@ class Digest:
         other = Digest.of(value)
         by_number = float(np.abs(other.kept - self.kept).max(initial=0.0))
         by_sum = float(np.abs(other.sums - self.sums).max(initial=0.0))
-        # Equal tensors: float64 sums may be taken in another order on another machine.
+        # Equal tensors may differ here: another machine may add float64 numbers in another order.
         by_sum = by_sum if by_sum > 1e-12 * self.largest else 0.0
         return max(abs(other.largest - self.largest), by_number, by_sum)
 
@@ -70,7 +70,7 @@ def _positions(size: int) -> np.ndarray:
 
 
 def _sums(flat: np.ndarray) -> np.ndarray:
-    # Which signs a number has, as SUMS bits: one sum for each of the 16 kinds, in one pass.
+    # The signs of each number as SUMS bits: one pass adds up each of the 16 combinations of signs.
     kinds = np.random.PCG64(flat.size).random_raw(flat.size) >> np.uint64(20)
     kinds &= np.uint64(2**SUMS - 1)
     by_kind = np.bincount(kinds.view(np.int64), flat, 2**SUMS)
@@ -84,7 +84,7 @@ def names() -> list[str]:
 
 
 def load(name: str) -> Trace:
-    """Return a recorded step; its ``settings`` are those of ``settings(name)``."""
+    """Return a recorded step; ``settings(name)`` returns its settings."""
     header, arrays = _read(name)
     stages: dict[str, dict[str, object]] = {}
     start = 0
@@ -97,18 +97,18 @@ def load(name: str) -> Trace:
 
 
 def settings(name: str) -> dict:
-    """Return with what a step was recorded, and ``losses``, those of ten steps on its batch.
+    """Return the settings of a recorded step, and ``losses``, those of ten steps on its batch.
 
-    Depth, classes, batch size, side of the images, label smoothing (PyTorch's), learning rates (of
-    the step, and of the ten), momentum, weight decay (of weights with more than one dimension).
-    ``tiny`` has no depth, smoothing and decay, one learning rate, and ``running_var``, BatchNorm's
-    running variance after the ten steps.
+    They are depth, classes, batch size, side of the images, label smoothing (PyTorch's), learning
+    rates (of the step, and of the ten), momentum, and weight decay (of weights with more than one
+    dimension). ``tiny`` has no depth, smoothing or decay, one learning rate, and ``running_var``,
+    BatchNorm's running variance after the ten steps.
     """
     return _read(name)[0]["settings"]
 
 
 def save(name: str, trace: Trace, settings: dict) -> Path:
-    """Write a step of PyTorch as ``name``; return the file."""
+    """Write a PyTorch step as ``name``; return the path of the file."""
     tensors, arrays = [], []
     for stage, values in trace.stages.items():
         for tensor, value in values.items():
@@ -136,12 +136,12 @@ def _read(name: str) -> tuple[dict, np.ndarray]:
                 raise ValueError(f"{len(sizes)} tensors and numbers {numbers.shape}")
             header["origin"], header["settings"]
             return header, numbers
-    # What NumPy, zipfile and a header of other kinds happen to lead to: TokenError, BadZipFile.
+    # NumPy, zipfile and a malformed header raise many kinds of errors: TokenError, BadZipFile, ...
     except Exception as error:
         raise InputError(f"the recorded step {path} is damaged ({error})") from error
 
 
 def _length(value: object) -> int:
     if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r} is no length")
+        raise ValueError(f"{value!r} is not a length")
     return value

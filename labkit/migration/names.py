@@ -1,7 +1,7 @@
-"""Which PyTorch tensor is which MindSpore parameter: a map made from the network's own cells.
+"""Match PyTorch tensors with MindSpore parameters, by a map made from the network's own cells.
 
-The cells' paths are taken for the modules' paths (``renames`` says where they differ), and the
-kind of cell says what its parameters are called and how they lie in memory:
+The paths of cells are assumed to be those of PyTorch's modules (``renames`` says where they
+differ); the type of a cell determines the names of its parameters and their layout in memory:
 
     nn.BatchNorm*                     gamma, beta, moving_mean, moving_variance
                                       <- weight, bias, running_mean, running_var
@@ -11,14 +11,14 @@ kind of cell says what its parameters are called and how they lie in memory:
     nn.Embedding, nn.EmbeddingLookup  embedding_table <- weight
     nn.PReLU                          w <- weight
     nn.Conv1d, nn.Conv1dTranspose     weight (out, in, 1, k) <- (out, in, k)
-    nn.BatchNorm3d                    holds its parameters in a cell of its own, bn2d: left out
+    nn.BatchNorm3d                    holds its parameters in an inner cell, bn2d, which is left out
     everything else                   the same name and shape (mint.nn, Dense, Conv2d, Conv3d, and
                                       LSTM, GRU, RNN: the same order of gates, the same two biases)
 
-tests/migration/test_layers.py holds each of them against PyTorch. nn.Conv2dTranspose with
+tests/migration/test_layers.py compares each of them with PyTorch. nn.Conv2dTranspose with
 ``output_padding`` is refused: MindSpore 2.10 appends zeros where PyTorch computes values.
-``num_batches_tracked`` of PyTorch's BatchNorm counts batches and takes no part in training there
-(its momentum is a number): MindSpore has no such parameter, so it is carried along beside them.
+``num_batches_tracked`` of PyTorch's BatchNorm counts batches and does not affect training if
+momentum is a number; MindSpore has no such parameter, so it is carried beside the parameters.
 """
 
 from collections.abc import Iterator, Mapping
@@ -34,7 +34,7 @@ from labkit.errors import InputError, nearest
 COUNTER = "num_batches_tracked"
 _NORM = {"gamma": "weight", "beta": "bias"}
 _STATISTICS = {"moving_mean": "running_mean", "moving_variance": "running_var"}
-# First match counts. (cells, attribute here -> name in PyTorch, None if it has no such tensor)
+# The first match counts. (cells, attribute in MindSpore -> name in PyTorch, None if it has none)
 _RULES = (
     ((_BatchNorm,), _NORM | _STATISTICS),
     ((_InstanceNorm,), _NORM | dict.fromkeys(_STATISTICS)),
@@ -57,17 +57,17 @@ class Pair:
 
 @names_checked
 def pairs(network: nn.Cell, renames: Mapping[str, str] | None = None) -> list[Pair]:
-    """Return a ``Pair`` for each place of a parameter in ``network``, in its own order.
+    """Return a ``Pair`` for each place of a parameter in ``network``, in the network's order.
 
     A parameter that two cells share (tied weights) has two pairs, as it has two names in PyTorch.
 
     Args:
-        network: whose parameters.
+        network: the network whose parameters are paired.
         renames: parts of MindSpore paths -> parts of PyTorch paths, whole words between dots:
             ``{"end_point": "fc", "e2.0": "conv2"}``.
 
     Raises:
-        InputError: when a rename changes no path, or two parameters get one PyTorch name.
+        InputError: if a rename changes no path, or two parameters get the same PyTorch name.
     """
     renames = dict(renames or {})
     unused = set(renames)
@@ -101,17 +101,17 @@ def pairs(network: nn.Cell, renames: Mapping[str, str] | None = None) -> list[Pa
 def _places(
     cell: nn.Cell, path: tuple[str, ...] = (), above: tuple[nn.Cell, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], nn.Cell]]:
-    """Yield (path, cell) for each place in a network; a cell used in two places has two."""
+    """Yield (path, cell) for each place in a network; a cell used in two places comes twice."""
     yield path, cell
     for name, child in cell._cells.items():
-        # A cell that holds one above it (as `self.parent`) would go round for ever.
+        # A cell that holds one above it (as `self.parent`) would recurse forever.
         if child is not None and all(child is not parent for parent in (*above, cell)):
             below = path if isinstance(cell, nn.BatchNorm3d) else (*path, name)
             yield from _places(child, below, (*above, cell))
 
 
 def _refuse_other_function(path: tuple[str, ...], cell: nn.Cell) -> None:
-    """Refuse a cell that computes something else than PyTorch's with the same weights."""
+    """Refuse a cell that does not compute the same as PyTorch's with the same weights."""
     padding = getattr(cell, "output_padding", 0)
     if isinstance(cell, nn.Conv2dTranspose) and np.any(np.asarray(padding) != 0):
         raise InputError(
@@ -123,10 +123,10 @@ def _refuse_other_function(path: tuple[str, ...], cell: nn.Cell) -> None:
 
 @dataclass(frozen=True)
 class Match:
-    """What belongs together, and what does not.
+    """The parameters and tensors that belong together, and those that do not.
 
     Attributes:
-        pairs: on both sides with the right shape.
+        pairs: parameters that both sides have, with the right shape.
         missing: names of the network that the PyTorch tensors do not have.
         unknown: names of the PyTorch tensors that the network does not have.
         misshapen: (pair, shape of the PyTorch tensor).
@@ -146,7 +146,7 @@ class Match:
 
     @property
     def summary(self) -> str:
-        """What does not belong together, on one line: the first three of each kind."""
+        """The mismatches on one line: the first three of each kind."""
         kinds = {
             "no PyTorch tensor for": self.missing,
             "no parameter of the network for": self.unknown,
@@ -172,10 +172,10 @@ class Match:
 
 @names_checked
 def match(network: nn.Cell, state: Mapping, renames: Mapping[str, str] | None = None) -> Match:
-    """Hold the parameters of ``network`` against PyTorch tensors by name and shape.
+    """Match the parameters of ``network`` with PyTorch tensors by name and shape.
 
     Args:
-        network: whose parameters.
+        network: the network whose parameters are matched.
         state: PyTorch name -> array (anything with a shape).
         renames: as in ``pairs``.
     """
@@ -206,10 +206,10 @@ def _torch_attribute(cell: nn.Cell, attribute: str) -> str | None:
 
 
 def renamed(name: str, renames: Mapping[str, str]) -> tuple[str, set[str]]:
-    """Return a dotted name with every rename applied, and those that changed it.
+    """Return a dotted name with every rename applied, and the renames that changed it.
 
-    One pass from the left, the longest rename first: what one rename wrote no other one reads, so
-    that two names can be swapped. A part renamed to an empty text is left out.
+    It makes one pass from the left, with the longest rename first: no rename applies to the output
+    of another, so that two names can be swapped. A part renamed to an empty text is left out.
     """
     olds = sorted(((old.split("."), old) for old in renames), key=lambda old: -len(old[0]))
     words, written, used = name.split("."), [], set()

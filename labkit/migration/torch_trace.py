@@ -18,10 +18,10 @@ def torch_trace(
     """Take one training step with a PyTorch module and return what it computed.
 
     Args:
-        module: images -> logits; the step changes it. Its type (float32, float64) is that of the
-            trace and of its arrays.
+        module: images -> logits; the step changes it. The trace and its arrays have its type
+            (float32, float64).
         loss_fn: (logits, labels) -> mean loss.
-        optimizer: over ``module.parameters()``.
+        optimizer: an optimizer over ``module.parameters()``.
         images: (B, ...).
         labels: (B,) integers.
     """
@@ -44,7 +44,7 @@ def torch_trace(
     loss.backward()
     gradients = {
         name: (torch.zeros_like(p) if p.grad is None else p.grad).numpy().copy()
-        # A parameter that two modules share counts under both names, as in the state dict.
+        # A parameter that two modules share appears under both names, as in the state dict.
         for name, p in module.named_parameters(remove_duplicate=False)
         if p.requires_grad
     }

@@ -36,7 +36,7 @@ class Trace:
     """One step of one framework.
 
     Attributes:
-        origin: which framework, version and precision it was.
+        origin: framework, version and precision.
         stages: stage -> name -> array (or ``fixtures.Digest``).
     """
 
@@ -72,24 +72,24 @@ def trace(
 ) -> Trace:
     """Take one training step with a MindSpore network and return what it computed.
 
-    The outputs of the cells are recorded in PyNative mode first; BatchNorm's statistics are put
-    back. The step is taken in the mode that is set: graph mode, or inside
-    ``labkit.runtime.pynative()`` without compiling (0.9 s instead of 3.1 for 17 convolutions; on
-    CPU the same to two roundings of float32).
+    The outputs of the cells are recorded first, in PyNative mode, and BatchNorm's statistics
+    restored. The step is then taken in the current mode: graph mode, or without compiling inside
+    ``labkit.runtime.pynative()`` (0.9 s instead of 3.1 s for 17 convolutions; on CPU the results
+    agree to two roundings of float32).
 
-    Hazard: a cell that draws random numbers (Dropout with p > 0) draws in both; no two frameworks
-    draw the same.
+    Hazard: a cell that draws random numbers (Dropout with p > 0) draws in both passes, and
+    different frameworks draw different numbers.
 
     Args:
         network: images -> logits; the step changes its parameters, as training does.
         loss_fn: (logits, labels) -> mean loss.
-        optimizer: over ``network.trainable_params()``.
+        optimizer: an optimizer over ``network.trainable_params()``.
         images: (B, ...) float32.
         labels: (B,) int32.
         renames: as in ``names.pairs``; cell paths are renamed likewise.
 
     Raises:
-        InputError: when the optimizer has other parameters than the network's trainable ones.
+        InputError: if the optimizer's parameters are not exactly the network's trainable ones.
     """
     _check_optimizer(network, optimizer)
     batch = ms.Tensor(images, ms.float32), ms.Tensor(labels, ms.int32)
@@ -149,7 +149,7 @@ def _values(network: nn.Cell, names: list[Pair]) -> Arrays:
 
 
 def _forward(network: nn.Cell, images: ms.Tensor, renames: Mapping[str, str]) -> Arrays:
-    """Return the output of every cell in the order of the calls, statistics left as they were."""
+    """Return the output of every cell in the order of the calls; statistics stay unchanged."""
     frozen = [p for p in network.get_parameters() if not p.requires_grad]
     kept = [p.asnumpy().copy() for p in frozen]
     outputs: Arrays = {}
@@ -174,9 +174,9 @@ def recorder(outputs: dict, name: str, kind: type, as_array: Callable) -> Callab
     """Return a forward hook that keeps a copy of each output; the second call's is ``name#2``.
 
     Args:
-        outputs: where to.
-        name: of the cell.
-        kind: of a tensor; other outputs are left out.
+        outputs: dict that receives the copies.
+        name: name of the cell.
+        kind: type of a tensor; outputs of other types are left out.
         as_array: tensor -> array.
     """
 

@@ -1,4 +1,4 @@
-"""Weights from PyTorch into a MindSpore network and back, bit by bit."""
+"""Transfer weights from PyTorch to a MindSpore network and back, bit by bit."""
 
 import os
 from collections.abc import Mapping
@@ -15,20 +15,20 @@ from labkit.migration.names import COUNTER, Match, match, pairs
 from labkit.steps.state import set_state
 from labkit.training import checkpoint
 
-_MOST_LINES = 8  # of a message, one for each tensor
+_MOST_LINES = 8  # of a message, which has one line per tensor
 
 
 @names_checked
 def load(network: nn.Cell, state: Mapping, renames: Mapping[str, str] | None = None) -> Match:
-    """Put PyTorch's tensors into ``network`` and return the ``Match``.
+    """Load PyTorch's tensors into ``network`` and return the ``Match``.
 
     Args:
-        network: is changed only when everything fits.
+        network: the network to set; it is changed only if everything fits.
         state: PyTorch name -> array.
         renames: as in ``names.pairs``.
 
     Raises:
-        InputError: when a name or shape has no counterpart, a value is not finite, or the
+        InputError: if a name or shape has no counterpart, a value is not finite, or the
             parameter's type cannot hold every value exactly.
     """
     matched = match(network, state, renames)
@@ -57,19 +57,19 @@ def state_dict(
     renames: Mapping[str, str] | None = None,
     counters: Mapping[str, int] | None = None,
 ) -> State:
-    """Return the parameters of ``network`` as PyTorch names them.
+    """Return the parameters of ``network`` under PyTorch's names.
 
     bfloat16 becomes float32, which holds it exactly.
 
     Args:
-        network: whose parameters.
+        network: the network whose parameters are returned.
         renames: as in ``names.pairs``.
         counters: name -> value of ``num_batches_tracked``; default: 0 for each BatchNorm.
 
     Raises:
-        InputError: when a counter is of no BatchNorm, or no integer >= 0.
+        InputError: if a counter belongs to no BatchNorm, or is not an integer >= 0.
     """
-    # NumPy has no bfloat16 that PyTorch or safetensors would take.
+    # NumPy has no bfloat16 that PyTorch or safetensors would accept.
     values = {
         p.name: np.asarray(p.asnumpy(), np.float32 if p.dtype == ms.bfloat16 else None)
         for p in network.get_parameters()
@@ -101,14 +101,14 @@ def convert_file(
     entry: str | None = None,
     prefix: str = "",
 ) -> Match:
-    """Write PyTorch's file ``source`` as the MindSpore checkpoint ``target``, through ``network``.
+    """Convert the PyTorch file ``source`` to the MindSpore checkpoint ``target``, via ``network``.
 
-    The counters of BatchNorm are kept in it under their own names.
+    The checkpoint also holds the counters of BatchNorm, under their own names.
 
     Args:
         source: a file that ``read_torch`` reads.
         target: the checkpoint.
-        network: takes the weights.
+        network: the network into which the weights are loaded.
         renames: as in ``names.pairs``.
         entry: as in ``read_torch``.
         prefix: as in ``read_torch``.
@@ -130,19 +130,19 @@ def convert_back(
     network: nn.Cell,
     renames: Mapping[str, str] | None = None,
 ) -> Path:
-    """Write the MindSpore checkpoint ``source`` as PyTorch's file ``target``; return its path.
+    """Convert the MindSpore checkpoint ``source`` to the PyTorch file ``target``; return its path.
 
-    What the checkpoint holds besides, as of an optimizer, is left behind.
+    Other entries of the checkpoint, such as those of an optimizer, are left out.
 
     Args:
         source: the checkpoint.
         target: ``.safetensors``, or ``.pth`` (needs PyTorch).
-        network: takes the weights.
+        network: the network into which the weights are loaded.
         renames: as in ``names.pairs``.
 
     Raises:
-        InputError: when the checkpoint lacks a parameter of ``network`` or has one of another
-            shape or type.
+        InputError: if the checkpoint lacks a parameter of ``network`` or has one of another shape
+            or type.
     """
     saved = checkpoint.read(source, network)
     names = [parameter.name for parameter in network.get_parameters()]
@@ -166,7 +166,7 @@ def _count(source: str | os.PathLike, name: str, value: object) -> int:
 
 
 def _exactly(name: str, value: np.ndarray, parameter: ms.Parameter) -> np.ndarray:
-    """Return ``value`` in the shape and type of ``parameter``, or raise where it does not fit."""
+    """Return ``value`` in the shape and type of ``parameter``; raise if it does not fit."""
     kind = parameter.asnumpy().dtype
     if value.dtype.kind == "f" and not np.isfinite(value).all():
         raise InputError(f"{name} holds NaN or infinite values")

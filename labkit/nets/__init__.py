@@ -1,4 +1,4 @@
-"""Networks; and what there is by name, for recipes to read before MindSpore is imported."""
+"""Networks, and the choices that recipes read before MindSpore is imported."""
 
 DEPTHS = (18, 34, 50, 101, 152)
 INITIALISERS = ("seed", "seed_table", "torchvision", "pytorch")

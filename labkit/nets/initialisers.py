@@ -1,8 +1,8 @@
-r"""Initial weights by the name of a scheme, from a seed and the Parameter's own name.
+r"""Initial weights by a named scheme, from a seed and the Parameter's name.
 
-fan_in and fan_out of a weight (out, in, k...) are in * prod(k) and out * prod(k), with grouped
-convolutions' in per group, as PyTorch and MindSpore both count them. U(b) is uniform in [-b, b),
-N(s) normal with standard deviation s.
+fan_in and fan_out of a weight (out, in, k...) are in * prod(k) and out * prod(k); for a grouped
+convolution, in is counted per group, as in PyTorch and MindSpore. U(b) is uniform in [-b, b), N(s)
+normal with standard deviation s.
 
     scheme       weight of Conv2d                 everything else
     seed         U(sqrt(6 / (fan_in + fan_out)))  dense weights N(0.01); the rest untouched
@@ -14,10 +14,10 @@ N(s) normal with standard deviation s.
 ``seed`` is what the migration document's train.py does: XavierUniform and TruncatedNormal() (which
 is cut off at -2 and 2, not at two of its standard deviations of 0.01: it is a normal distribution).
 ``seed_table`` is what its table says instead: kaiming_normal_ is HeNormal, constant_ is Constant.
-HeNormal's default is fan_in, torchvision's ResNet asks for fan_out (He et al. 2015, eq. 14): in a
-1x1 convolution from 64 to 256 channels the table's weights are twice as large. ``pytorch`` is what
-torch.nn's layers begin with: kaiming_uniform_(a=sqrt(5)); MindSpore's nn.Conv2d and nn.Dense do as
-well, except that they leave it to the global random state.
+HeNormal's default is fan_in, while torchvision's ResNet uses fan_out (He et al. 2015, eq. 14): in a
+1x1 convolution from 64 to 256 channels the table's weights are twice as large. ``pytorch`` is the
+default of torch.nn's layers, kaiming_uniform_(a=sqrt(5)), and of MindSpore's nn.Conv2d and
+nn.Dense, except that these draw from the global random state.
 """
 
 import hashlib
@@ -37,9 +37,9 @@ from labkit.base import arguments
 from labkit.base.arguments import choice, names_checked
 from labkit.errors import InputError
 
-# Kinds of layers, of MindSpore's ``nn`` and ``mint.nn`` side by side: what a Parameter is for
-# follows from the Cell that owns it. Names are the user's, and ``nn`` and ``mint.nn`` call the same
-# thing ``gamma`` and ``weight``. nn.BatchNorm3d is no norm here, and holds one that is.
+# Kinds of layers in MindSpore's ``nn`` and ``mint.nn``: the role of a Parameter follows from the
+# Cell that owns it. Names are the user's choice, and ``nn`` and ``mint.nn`` call the same Parameter
+# ``gamma`` and ``weight``. nn.BatchNorm3d is not in the list: it holds a layer that is.
 NORMS = (
     _BatchNorm,
     _NormBase,
@@ -88,13 +88,13 @@ def ones(random: Random, shape: Shape, weight_shape: Shape) -> np.ndarray:
     return np.ones(shape)
 
 
-# Attributes of the layers of nn and of mint.nn, with the running statistics.
+# Attributes of the layers of nn and mint.nn, including the running statistics.
 _NORM_RULES = dict.fromkeys(("gamma", "weight", "moving_variance", "running_var"), ones)
 _NORM_RULES |= dict.fromkeys(("beta", "bias", "moving_mean", "running_mean"), zeros)
 _NORM_RULES |= {"num_batches_tracked": zeros}
 _FAN_IN_RULES = {"weight": uniform_fan_in, "bias": uniform_fan_in}
 _PYTORCH = ((CONVOLUTIONS + DENSE, _FAN_IN_RULES), (NORMS, _NORM_RULES))
-# For each scheme (kinds of layers, {attribute: rule}); the first that fits a layer is taken.
+# For each scheme (kinds of layers, {attribute: rule}); the first pair that fits a layer applies.
 SCHEMES = {
     "seed": ((CONVOLUTIONS_2D, {"weight": xavier_uniform}), (DENSE, {"weight": normal_001})),
     "seed_table": ((CONVOLUTIONS_2D, {"weight": kaiming_normal_fan_in}), (NORMS, _NORM_RULES)),
@@ -108,13 +108,13 @@ SCHEMES = {
 
 @dataclass(frozen=True)
 class Initialised:
-    """What ``initialise`` did.
+    """Result of ``initialise``.
 
     Attributes:
         scheme: name of the scheme.
-        seed: that it used.
+        seed: the seed that was used.
         rules: name of a Parameter -> name of its rule.
-        untouched: names of the Parameters that no rule covers; they are as they were.
+        untouched: names of the Parameters that no rule covers; they are unchanged.
     """
 
     scheme: str
@@ -131,22 +131,22 @@ class Initialised:
 
 @names_checked
 def initialise(network: nn.Cell, scheme: str, seed: int | None = None) -> Initialised:
-    """Set the Parameters of ``network`` by ``scheme``, in place, and say which by what rule.
+    """Set the Parameters of ``network`` by ``scheme``, in place; report the rule of each.
 
-    A Parameter's values follow from the seed, its name (as it is now: a Cell around the network may
-    prefix it) and its shape alone: not from the global random state, nor from other layers.
+    A Parameter's values depend only on the seed, its name (its present name: a Cell around the
+    network may prefix it) and its shape, not on the global random state or on other layers.
     Frozen Parameters are set as well. Parameters that no rule covers (embeddings, recurrent and
-    transposed layers, a Cell's own Parameters) are left as they are, and listed.
+    transposed layers, a Cell's own Parameters) are left unchanged, and listed.
 
     Args:
         network: the Cell.
-        scheme: a name of ``SCHEMES``; see the head of this module.
-        seed: 0 .. 2**32 - 1; None: the one given to ``labkit.start``, or where there is none, a
-            new one, which is in what is returned.
+        scheme: a name of ``SCHEMES``; see the docstring of this module.
+        seed: 0 .. 2**32 - 1; None: the seed given to ``labkit.start`` or, if there is none, a new
+            one, which the result contains.
 
     Raises:
-        InputError: when the scheme is unknown, the seed out of range, ``network`` no Cell, or a
-            Parameter is shared by two layers whose rules differ.
+        InputError: if the scheme is unknown, the seed is out of range, ``network`` is not a Cell,
+            or a Parameter is shared by two layers whose rules differ.
     """
     choice("scheme", scheme, SCHEMES)
     if not isinstance(network, nn.Cell):
@@ -163,7 +163,7 @@ def initialise(network: nn.Cell, scheme: str, seed: int | None = None) -> Initia
                 )
     for parameter, rule, weight_shape in chosen.values():
         value = rule(_random(seed, parameter.name), parameter.shape, weight_shape)
-        # As steps.state.set_state, which says when set_data is lost on a graph that has run.
+        # As in steps.state.set_state, which says when a graph that has run ignores set_data.
         ops.assign(parameter, Tensor(value, parameter.dtype))
     return Initialised(
         scheme,
@@ -174,7 +174,7 @@ def initialise(network: nn.Cell, scheme: str, seed: int | None = None) -> Initia
 
 
 def _rules_of(cell: nn.Cell, scheme: tuple) -> Iterator[tuple[Parameter, Rule, Shape]]:
-    """Yield (Parameter, rule, shape of the layer's weight) for what ``cell`` itself holds."""
+    """Yield (Parameter, rule, shape of the layer's weight) for Parameters of ``cell`` itself."""
     for kinds, rules in scheme:
         if isinstance(cell, kinds):
             weight = getattr(cell, "weight", None)
@@ -192,7 +192,7 @@ def _fans(shape: Shape) -> tuple[int, int]:
 
 
 def _random(seed: int, name: str) -> Random:
-    """Return a generator of its own for a seed and a name."""
+    """Return a random generator that depends only on a seed and a name."""
     words = np.frombuffer(hashlib.sha256(name.encode()).digest(), np.uint32)
     return np.random.default_rng([seed, *words.tolist()])
 

@@ -1,17 +1,17 @@
-"""Layers: a pooling, and two that go another way on CPU, where MindSpore's own kernel is slow.
+"""Layers: global average pooling, and two that avoid slow kernels of MindSpore on CPU.
 
-``PaddedConv2d`` stays fast where the maps are small: in the last stages of a ResNet. On CPU,
-MindSpore's convolution (oneDNN's gemm kernel for plain layouts) makes one matrix product
-per image, of as many rows as the map has positions. A 2x2 map leaves it 4 rows, and 14 to 30
-GFLOP/s of the 100 that it reaches on 8x8 maps (two cores, AVX2). There the whole batch goes
-through one product instead:
+``PaddedConv2d`` stays fast on small maps, as in the last stages of a ResNet. On CPU, MindSpore's
+convolution (oneDNN's gemm kernel for plain layouts) computes one matrix product per image, with as
+many rows as the map has positions. On a 2x2 map these are 4 rows, and it reaches 14 to 30 GFLOP/s,
+as opposed to 100 on 8x8 maps (two cores, AVX2). For small maps the whole batch goes through one
+product instead:
 
     Y (B P, O) = X (B P, C k k) W (C k k, O),        P positions of the output map
 
 with X gathered from the input map by a product with a constant matrix of zeros and ones.
 
-``TiledMaxPool2d`` is max-pooling by windows that lie side by side. The backward pass of
-MindSpore's own is oneDNN's reference kernel there, which takes more than a convolution.
+``TiledMaxPool2d`` is max-pooling with adjacent windows. On CPU, the backward pass of MindSpore's
+own max-pooling is oneDNN's reference kernel, which takes longer than a convolution.
 """
 
 import mindspore as ms
@@ -20,19 +20,19 @@ from mindspore import Tensor, nn, ops
 
 from labkit.base.arguments import wrong
 
-# Largest output map, in positions, that pays, by kernel size. Processor time of the convolution
-# over that of one product, forward and backward, ResNet-50's channels, 32 images: 1x1 on 2x2 2.0 to
-# 2.8, on 4x4 0.85; 3x3 on 2x2 2.2 to 3.0, on 4x4 0.7 to 1.3.
+# Largest output map, in positions, for which one product is faster, by kernel size. Processor time
+# of the convolution divided by that of one product, forward and backward, ResNet-50's channels, 32
+# images: 1x1 on 2x2 2.0 to 2.8, on 4x4 0.85; 3x3 on 2x2 2.2 to 3.0, on 4x4 0.7 to 1.3.
 _SMALL = {1: 4, 3: 4}
 
 
 class PaddedConv2d(nn.Conv2d):
     """``nn.Conv2d`` with padding (k - 1) / 2 and no bias: (B, C, H, W) -> (B, O, H', W').
 
-    The one parameter is ``weight`` (O, C, k, k). On GPU and Ascend, and for larger maps, it is
+    The only Parameter is ``weight`` (O, C, k, k). On GPU and Ascend, and for larger maps, it calls
     ``nn.Conv2d``; both forms agree to float32 rounding.
 
-    Hazard: where a map holds an infinity, the product form returns NaN for that image where
+    Hazard: if a map holds an infinity, the product form returns NaN for that image, whereas
     ``nn.Conv2d`` returns infinities and NaN.
 
     Args:
@@ -42,7 +42,7 @@ class PaddedConv2d(nn.Conv2d):
         stride: H' = ceil(H / stride).
 
     Raises:
-        InputError: when the kernel is even.
+        InputError: if the kernel is even.
     """
 
     def __init__(self, in_channels: int, out_channels: int, kernel: int, stride: int = 1):
@@ -84,15 +84,16 @@ class PaddedConv2d(nn.Conv2d):
 class TiledMaxPool2d(nn.MaxPool2d):
     """``nn.MaxPool2d(size, stride=size)``: (B, C, H, W) -> (B, C, H // size, W // size).
 
-    On CPU, where ``size`` divides H and W, adaptive pooling has the same windows, and a gradient to
-    the first of equal largest numbers as well: both are equal to the bit. Forward and backward,
-    (32, 6, 28, 28) by 2: 0.6 ms instead of 1.7 on two cores.
+    On CPU, if ``size`` divides H and W, it calls adaptive pooling, which has the same windows and
+    also gives the gradient to the first of several equal maxima: both are equal to the bit. Forward
+    and backward, (32, 6, 28, 28) by 2: 0.6 ms instead of 1.7 ms on two cores.
 
-    Hazard: of a window that holds a NaN behind another number MindSpore's own result is a NaN or
-    not, by its place; here it is not. A window that begins with NaN, or is NaN, is NaN.
+    Hazard: for a window with a NaN after another number, ``nn.MaxPool2d`` returns NaN or not,
+    depending on the position; this layer returns no NaN. A window that begins with NaN, or is all
+    NaN, gives NaN.
 
     Args:
-        size: of a window, in both directions.
+        size: side of a window, in both directions.
     """
 
     def __init__(self, size: int):
@@ -110,7 +111,7 @@ class TiledMaxPool2d(nn.MaxPool2d):
 class GlobalAveragePool(nn.Cell):
     """The mean over all positions, (B, C, H, W) -> (B, C, 1, 1): AdaptiveAvgPool2d(1).
 
-    By ReduceMean, as the source document does; MindSpore had no AdaptiveAvgPool2d then.
+    Computed by ReduceMean, as in the source document; MindSpore had no AdaptiveAvgPool2d then.
     """
 
     def construct(self, x: Tensor) -> Tensor:
@@ -123,7 +124,7 @@ def _on_cpu() -> bool:
 
 @ops.constexpr
 def _selection(height: int, width: int, kernel: int, stride: int) -> Tensor:
-    """Return S (H W, H' W' k k) of zeros and ones: map times S are the patches, padded with 0."""
+    """Return S (H W, H' W' k k) of zeros and ones: map times S gives the zero-padded patches."""
     pad = (kernel - 1) // 2
     numbers = np.pad(np.arange(1, height * width + 1).reshape(height, width), pad)
     patches = np.lib.stride_tricks.sliding_window_view(numbers, (kernel, kernel))
@@ -132,9 +133,9 @@ def _selection(height: int, width: int, kernel: int, stride: int) -> Tensor:
 
 
 def exchange(parent: nn.Cell, key: str, cell: nn.Cell) -> None:
-    """Put ``cell`` in the place of ``parent``'s Cell ``key``; names of Parameters stay."""
-    # Not by setattr, which would put the parent's name before them.
+    """Replace the Cell ``key`` of ``parent`` by ``cell``; names of Parameters do not change."""
+    # Not by setattr, which would prefix them with the parent's name.
     parent._cells[key] = cell
     if isinstance(parent, nn.SequentialCell):
-        # What it calls. Not its cells(), which leave out one that it holds a second time.
+        # The list that it calls. Not from cells(), which omits the repetition of a Cell held twice.
         parent.cell_list = list(parent._cells.values())

@@ -11,10 +11,10 @@ class LeNet5(nn.Cell):
     """Images (B, num_channel, 32, 32) -> logits (B, num_class).
 
     Args:
-        num_class: classes.
-        num_channel: channels of the input.
-        conv_bias: whether the convolutions have a bias. Without (as MindSpore's Conv2d): 61 684
-            trainable parameters for 10 classes and 1 channel; with: 61 706.
+        num_class: number of classes.
+        num_channel: number of input channels.
+        conv_bias: whether the convolutions have a bias. Without it (as MindSpore's Conv2d) there
+            are 61 684 trainable parameters for 10 classes and 1 channel, with it 61 706.
     """
 
     @names_checked
@@ -30,8 +30,8 @@ class LeNet5(nn.Cell):
         self.flatten = nn.Flatten()
 
     def construct(self, x: Tensor) -> Tensor:
-        # Their order does not matter, to the bit of every gradient; after the pooling a quarter of
-        # the numbers is left to ReLU.
+        # ReLU after pooling acts on a quarter of the numbers. The order of the two does not change
+        # a bit of any gradient.
         x = self.relu(self.max_pool2d(self.conv1(x)))
         x = self.relu(self.max_pool2d(self.conv2(x)))
         x = self.flatten(x)

@@ -7,7 +7,7 @@ Departures from the paper are torchvision's: a bottleneck's stride is on its 3x3
 Cells carry torchvision's names, so that ``labkit.migration`` maps weights by name.
 
 The blog post that the lab starts from (MindSpore r1.6) builds another network under the same name.
-Its three differences can be switched on one by one: ``differences``, all of them in ``BLOG``.
+The argument ``differences`` switches its three differences on one by one; ``BLOG`` is all of them.
 """
 
 from collections.abc import Collection, Sequence
@@ -112,16 +112,16 @@ class ResNet(nn.Cell):
 
     Args:
         block: ``ResidualBlock`` or ``ResidualBlockBase``.
-        layer_nums: blocks of each of the four stages.
-        in_channels: channels into each stage; the first is what the stem makes.
-        out_channels: channels out of each stage.
-        strides: of each stage's first block.
+        layer_nums: number of blocks in each of the four stages.
+        in_channels: input channels of each stage; the first is the number that the stem returns.
+        out_channels: output channels of each stage.
+        strides: stride of each stage's first block.
         num_classes: width of the logits.
-        differences: those of the blog to build in, names out of ``BLOG``.
+        differences: differences of the blog to build in, names from ``BLOG``.
 
     Raises:
-        InputError: when a list does not have four entries, channels do not join up, or a
-            difference is unknown.
+        InputError: if a list does not have four entries, the channels of consecutive stages do not
+            match, or a difference is unknown.
     """
 
     @names_checked
@@ -217,11 +217,11 @@ def resnet(
     Args:
         depth: number of layers with weights.
         class_num: width of the logits.
-        width: factor of all channels; with 1/2 a quarter of the arithmetic, for small images.
-        differences: names out of ``BLOG``.
+        width: factor of all channels; 1/2 takes a quarter of the arithmetic, for small images.
+        differences: names from ``BLOG``.
 
     Raises:
-        InputError: when there is no such depth, or the width makes no whole multiples of 4.
+        InputError: if the depth is unknown, or a number of channels is not a multiple of 4.
     """
     if depth not in _DEPTHS:
         raise wrong("depth", depth, f"one of {DEPTHS}")

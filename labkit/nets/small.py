@@ -15,7 +15,7 @@ class NormNet(nn.Cell):
         norm: "batch" (nn.BatchNorm2d), "group" (nn.GroupNorm, 4 groups of 2 channels) or "none".
 
     Raises:
-        InputError: for another norm.
+        InputError: if ``norm`` is unknown.
     """
 
     @names_checked
@@ -39,7 +39,7 @@ class NextToken(nn.Cell):
 
     Args:
         vocabulary: number of tokens.
-        width: of the embedding.
+        width: width of the embedding.
     """
 
     @names_checked

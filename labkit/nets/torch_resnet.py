@@ -1,6 +1,6 @@
 """The PyTorch originals of ``labkit.nets.resnet``: torchvision's ResNets v1.5, for comparison only.
 
-Written for this project, with torchvision's names: its state dicts load here and these load there.
+Written for this project, with torchvision's names: the state dicts of each load in the other.
 Needs PyTorch (the ``test`` extra); nothing else in labkit imports this file. The lab shows it
 beside the MindSpore version.
 """

@@ -1,1 +1,1 @@
-"""Programs on ranks: started by ``launch``, watched, ended, and their failures named."""
+"""Programs on ranks: ``launch`` starts, watches and ends them, and explains their failures."""

@@ -1,7 +1,7 @@
-"""Ranks: how many were started, what all of them hold, and whether they hold the same.
+"""Ranks: how many were started, what each of them holds, and whether they hold the same.
 
 A rank is one process of a distributed training (one device each). ``labkit.start`` with
-``distribute=True`` joins them; what is here can be called after it, on every rank alike.
+``distribute=True`` joins them; after that, the functions below can be called on every rank.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     import numpy as np
     from mindspore import Parameter, Tensor, nn
 
-# Who says how many ranks there are: msrun and the source documents' scripts, msrun, mpirun.
+# Variables with the number of ranks: of msrun and the source documents' scripts, msrun, mpirun.
 SIZES = ("RANK_SIZE", "MS_WORKER_NUM", "OMPI_COMM_WORLD_SIZE")
-RANKS_HERE = "LOCAL_WORLD_SIZE"  # ranks of this machine, as torchrun names it; from labkit.launch
-_TEXT = 1000  # bytes of a refusal that the other ranks get to see
+RANKS_HERE = "LOCAL_WORLD_SIZE"  # ranks of this machine; torchrun's name, set by labkit.launch
+_TEXT = 1000  # bytes of an error message that the other ranks receive
 
 
 def ranks_started() -> int:
-    """Return how many ranks the environment of this process speaks of; 1 where it says nothing.
+    """Return the number of ranks in this process's environment; 1 if there is none.
 
     Raises:
-        InputError: when a variable is no positive number.
+        InputError: if a variable is not a positive integer.
     """
     for name in SIZES:
         if os.environ.get(name):
@@ -38,7 +38,7 @@ def ranks_started() -> int:
 
 
 def environment_number(name: str, low: int = 0) -> int:
-    """Return an environment variable, set, as a number; ``InputError`` unless it is >= ``low``."""
+    """Return a set environment variable as an int; raise ``InputError`` unless >= ``low``."""
     text = os.environ[name]
     if not (text.isascii() and text.isdigit()) or int(text) < low:
         raise InputError(f"the environment has {name}={text!r}; expected a number >= {low}")
@@ -53,7 +53,7 @@ def joined() -> bool:
 
 
 def rank_and_size() -> tuple[int, int]:
-    """Return this rank and how many there are; (0, 1) in a process that has joined no other."""
+    """Return this rank and the number of ranks; (0, 1) in a process that has not joined others."""
     if not joined():
         return 0, 1
     from mindspore.communication import get_group_size, get_rank
@@ -62,7 +62,7 @@ def rank_and_size() -> tuple[int, int]:
 
 
 def gather(values: Iterable[float]) -> np.ndarray:
-    """Return what every rank holds, (ranks, n) float64, bit-exact; ``values`` (n,) on each.
+    """Return the ``values`` of all ranks, (ranks, n) float64, bit-exact; (n,) on each rank.
 
     Call it on every rank: each waits for all others.
     """
@@ -96,10 +96,10 @@ def agree(**values: object) -> None:
 
 @contextmanager
 def together() -> Iterator[None]:
-    """Let no rank go on alone: what one raises in the block, all raise, as ``InputError``.
+    """Make ranks fail together: if one raises in the block, all others raise ``InputError``.
 
     Use it on every rank; each waits at the end of the block for all others, so nothing in it may
-    wait for another rank. Without it the others would wait for ever for the one that has refused.
+    wait for another rank. Without it the others would wait forever for the rank that has raised.
     An error of the system (a full disk) is an ``InputError`` on its own rank too.
     """
     refusal: Exception | None = None
@@ -120,7 +120,7 @@ def together() -> Iterator[None]:
 
 
 def gather_bytes(data: bytes) -> np.ndarray:
-    """Return what every rank holds, (ranks, n) uint8; ``data`` n bytes, as many on each rank."""
+    """Return the ``data`` of all ranks, (ranks, n) uint8; it has n bytes on every rank."""
     import numpy as np
 
     own = np.frombuffer(data, np.uint8)
@@ -129,19 +129,19 @@ def gather_bytes(data: bytes) -> np.ndarray:
         return own[None]
     from mindspore import Tensor
 
-    # The CPU's collectives take no integers and no float64: two bytes in a float32, which holds
-    # all integers to 2^24.
+    # Collectives on CPU support neither integers nor float64: each float32, which holds all
+    # integers up to 2^24, carries two bytes.
     pairs = np.append(own, np.zeros(len(own) % 2, np.uint8)).view(np.uint16)
     gathered = _gatherer()(Tensor(pairs.astype(np.float32))).asnumpy().astype(np.uint16)
     return gathered.view(np.uint8).reshape(ranks, 2 * len(pairs))[:, : len(own)]
 
 
 def take_from_first(parameters: Iterable[Parameter]) -> None:
-    """Set Parameters, the same on every rank in name and shape, to the first rank's values.
+    """Set Parameters, with the same names and shapes on every rank, to the first rank's values.
 
-    They are float32, or counts up to 2**53. BatchNorm's running statistics are of each rank's own
-    images; a checkpoint holds the first rank's, and evaluation over ranks has to use the same ones
-    everywhere.
+    They are float32, or counts up to 2**53. BatchNorm's running statistics come from each rank's
+    own images; the network of a checkpoint has the first rank's, and evaluation over ranks must use
+    the same ones everywhere.
     """
     parameters = list(parameters)
     rank, ranks = rank_and_size()
@@ -159,7 +159,7 @@ def take_from_first(parameters: Iterable[Parameter]) -> None:
 
 
 def digest(cell: nn.Cell) -> str:
-    """Return the SHA-256 of names and bytes of every Parameter of ``cell``."""
+    """Return the SHA-256 of the names and bytes of all Parameters of ``cell``."""
     digest = hashlib.sha256()
     for parameter in sorted(cell.get_parameters(), key=lambda parameter: parameter.name):
         digest.update(parameter.name.encode() + parameter.asnumpy().tobytes())
@@ -168,7 +168,7 @@ def digest(cell: nn.Cell) -> str:
 
 @functools.cache
 def _gatherer() -> nn.Cell:
-    """The cell that gathers: one, so that it is compiled once for each length."""
+    """Return the one cell that gathers, so that it is compiled only once for each length."""
     from mindspore import nn, ops
 
     class Gather(nn.Cell):

@@ -1,4 +1,4 @@
-"""The errors of ranks that did not end well: who, why, the last lines, where the log is."""
+"""The errors of ranks that failed: which one, why, its last lines, where the log is."""
 
 import re
 import signal
@@ -12,48 +12,48 @@ from labkit.ranks.plan import Plan
 
 Error = TypeVar("Error", bound=WorkerFailed)
 Who = TypeVar("Who", bound=int | str)
-_LINES = 20  # of the log of the one that failed; shared out among several
+_LINES = 20  # of the log of the rank that failed; divided among several
 # What MindSpore writes for its own developers, and what Python's fault handler adds.
 _NOISE = re.compile(
     r"\s*$|\[(DEBUG|INFO|WARNING)\]|-{10,}$|- C\+\+ Call Stack|mindspore/ccsrc/\S+:\d+ "
     r"|Extension modules: |Thread 0x\w+ \(most recent call first\):$|  <no Python frame>"
 )
-_OUTSIDE = ": from outside"  # of a signal
+_OUTSIDE = ": from outside"  # the origin of a signal
 _TRACEBACK = "Traceback (most recent call last):"
 _COLLECTIVE = re.compile(r"Launch kernel failed: \S*(AllReduce|AllGather|Broadcast)")
-# The words of an error that a rank or the scheduler has only because another rank is gone.
+# Words of errors that a rank or the scheduler raises only because another rank is gone.
 _ECHO = re.compile(
     r"time[d-]? ?out|heartbeat|reconnect|abnormal compute graph node|broken pipe|peer"
     r"|connect\w* .*(refused|reset|lost|closed|fail)|(lost|fail\w*) .*connect"
     rf"|{_COLLECTIVE.pattern}",
     re.IGNORECASE,
 )
-# Above the first words of an error that one of MindSpore's kernels has.
+# Lines above the first words of an error from one of MindSpore's kernels.
 _HEADING = re.compile(r"-{10,}$|- .*:$|$")
 
-# MindSpore's error on the ranks that have joined, when others have not in time.
+# MindSpore's error on the ranks that have joined when others have not joined in time.
 _ALONE = "Failed to initialize distributed job cluster because some processes"
 _JOINING = re.compile(r'management\.py", line \d+ in init$', re.MULTILINE)
 _LOST = re.compile(r"The node: (\d+) is timed out")  # in the scheduler's log
 
 
 class Failures:
-    """Says of a ``Job`` what went wrong; ``kept``: whether the logs are there after the call."""
+    """Explains why a ``Job`` failed; ``kept``: whether the logs are there after the call."""
 
     def __init__(self, job: msrun.Job, plan: Plan, kept: bool) -> None:
         self._job, self._plan, self._kept = job, plan, kept
 
     def somebody_is_absent(self) -> bool:
-        """Return whether who failed first did so because a different rank did not join in time."""
+        """Return whether the first to fail did so because another rank did not join in time."""
         failed = self._job.failed()
         return bool(failed) and is_alone(self._job.log(failed[0]))
 
     def first_cause(self) -> WorkerFailed:
-        """Return the error that names who failed by itself, not who failed because of it."""
+        """Return the error of the process that failed by itself, not of those it made fail."""
         job, failed = self._job, self._job.failed()
         logs = {name: job.log(name) for name in job.pids}
         name = failed[0]
-        # Of those that have failed it is known, and not 0.
+        # The exit code of a failed process is known and not 0.
         code = job.codes[name] or 0
         if lost := self._lost_elsewhere(name, code, logs):
             return lost
@@ -66,9 +66,9 @@ class Failures:
         return self._error(name, own if own is not None and own > 0 else None)
 
     def absent(self, ranks: list[int]) -> WorkerFailed:
-        """Return the error for ranks that ran, and had not joined the others in time."""
+        """Return the error for running ranks that had not joined the others in time."""
         seconds = self._plan.cluster_timeout
-        # The others may not have noticed yet, and were still waiting for them.
+        # Some of ``ranks`` may have joined and still be waiting for the absent ones.
         ranks = [rank for rank in ranks if not joins(self._job.log(rank))] or ranks
         return self._several(
             WorkerFailed,
@@ -77,7 +77,7 @@ class Failures:
         )
 
     def timed_out(self, ranks: list[int]) -> WorkersTimedOut:
-        """Return the error for ranks that had not ended in time; their logs say where they were."""
+        """Return the error for ranks that did not end in time; their logs show where they were."""
         still = f"{_named(ranks)} of {self._ranks()} still ran"
         ended = [rank for rank in self._plan.ranks if rank not in ranks]
         if ranks and ended:
@@ -88,11 +88,11 @@ class Failures:
         return self._several(WorkersTimedOut, message, ranks)
 
     def msrun(self) -> WorkerFailed:
-        """Return the error for an msrun that has ended while its ranks had not."""
+        """Return the error for an msrun that ended before its ranks."""
         return self._error("msrun", self._job.process.returncode)
 
     def cut_off(self) -> WorkerFailed:
-        """Return the error for the ranks of another node than node 0, which is gone."""
+        """Return the error for the ranks of a node that has lost node 0."""
         who = f"{_named(self._plan.ranks)} of {self._ranks()}"
         message = f"{self._job.without_master()}; {who} cannot go on without it"
         return self._several(WorkerFailed, message, list(range(self._plan.workers)), False)
@@ -100,7 +100,7 @@ class Failures:
     def _lost_elsewhere(
         self, name: Name, code: int, logs: Mapping[Name, str]
     ) -> WorkerFailed | None:
-        """The error for a rank of another node, where this node's end because it is gone."""
+        """Return the error for a lost rank of another node that made this node's ranks end."""
         by_sigterm = code in (-signal.SIGTERM, 128 + signal.SIGTERM)
         echo = name == msrun.SCHEDULER or by_sigterm or is_echo(logs[name])
         if self._plan.nodes == 1 or not echo:
@@ -146,7 +146,7 @@ class Failures:
         return self._made(kind, f"{message}\n{shown}", where, ranks=ranks, tail=lines_of_all)
 
     def _made(self, kind: type[Error], message: str, where: str, **more: Any) -> Error:
-        """The error, with where the logs are and what they hold."""
+        """Return the error, with the paths and the contents of the logs."""
         where = f"  {where}" if self._kept else "  no log is kept: log_dir is None"
         paths = {rank: self._job.path(rank) for rank in self._plan.ranks}
         logs = {rank: path for rank, path in paths.items() if self._kept and path.exists()}
@@ -159,7 +159,7 @@ class Failures:
 
 def _cause(code: int | None, error: str | None, more: str = "") -> str:
     if code == 128 + signal.SIGTERM and error is None:
-        # Of a rank that tidied up first, as labkit's commands do.
+        # A rank that cleaned up first, as labkit's commands do.
         return f"was ended by SIGTERM{more or _OUTSIDE} (exit code {code})"
     if code is not None and code < 0:
         cause = f"was ended by {processes.signal_name(-code)}"
@@ -169,7 +169,7 @@ def _cause(code: int | None, error: str | None, more: str = "") -> str:
             cause += more or _OUTSIDE
         return cause
     if error is not None and _COLLECTIVE.search(error):
-        # Its patience on CPU is 30 s, or MS_CPU_COMM_OP_TIMEOUT.
+        # The timeout of a collective on CPU is 30 s, or MS_CPU_COMM_OP_TIMEOUT.
         error += ": not every rank arrived in time; one has ended, or is behind"
     return ("failed" + (f": {error}" if error else "")) + (f" (exit code {code})" if code else "")
 
@@ -206,37 +206,37 @@ def last_error(log: str) -> str | None:
 
 
 def is_echo(log: str) -> bool:
-    """Return whether the last error of a log is one that a rank has because another is gone."""
+    """Return whether the last error in a log is one caused by another rank being gone."""
     error = last_error(log)
     return error is not None and _ECHO.search(error) is not None
 
 
 def is_alone(log: str) -> bool:
-    """Return whether the last error of a log is that not all have joined in time."""
+    """Return whether the last error in a log says that not all ranks joined in time."""
     return _ALONE in (last_error(log) or "")
 
 
 def joins(log: str) -> bool:
-    """Return whether a log that ends with where its rank was shows it waiting for the others."""
+    """Return whether a log that ends with a stack trace shows its rank waiting for the others."""
     return is_alone(log) or _JOINING.search(log) is not None
 
 
 def lost_ranks(scheduler: str) -> list[int]:
-    """Return the ranks that the scheduler has heard no more of, by its log."""
+    """Return the ranks that the scheduler no longer heard from, according to its log."""
     return sorted({int(rank) for rank in _LOST.findall(scheduler)})
 
 
 def culprit(ended: Sequence[Who], logs: Mapping[Who, str], last: Who) -> Who:
-    """Return who failed by itself, of those that ended badly.
+    """Return which of the failed processes failed by itself.
 
-    Usually the first to end; where its error says that a different rank is gone, the first with an
-    error that does not. A rank may take seconds from its error to its end, in which the others
-    may fail, and end, before it.
+    Usually this is the first to end; if its error says that a different rank is gone, it is the
+    first with an error that does not. A rank may take seconds from its error to its end, and in
+    that time others may fail and end before it.
 
     Args:
-        ended: names of what has failed, in the order in which they ended.
-        logs: log of every one that was started, also of those that still run.
-        last: name whose own error counts only where nobody else has one (the scheduler).
+        ended: names of the failed processes, in the order in which they ended.
+        logs: log of every process that was started, including those that still run.
+        last: name whose own error counts only if no other process has one (the scheduler).
     """
     own = [name for name in logs if last_error(logs[name]) and not is_echo(logs[name])]
     own.sort(key=lambda name: (name == last, ended.index(name) if name in ended else len(ended)))

@@ -1,8 +1,8 @@
-"""Start a program on ranks, and say at once what failed where: ``labkit.launch``.
+"""Start a program on ranks, and report at once what failed where: ``labkit.launch``.
 
-MindSpore's msrun by itself takes a fixed port, waits 600 s for ranks that do not come, answers
-every error with "please check logs", and after a rank was lost waits for its scheduler: a run of
-two ranks in which one raises took 45 s by msrun alone, and 15 s by ``launch``.
+MindSpore's msrun by itself uses a fixed port, waits 600 s for missing ranks, answers every error
+with "please check logs", and waits for its scheduler after a rank was lost: a run of two ranks in
+which one raises took 45 s with msrun alone, and 15 s with ``launch``.
 """
 
 import os
@@ -20,20 +20,20 @@ from labkit.ranks import plan as plans
 from labkit.ranks.failures import Failures
 from labkit.ranks.master import watched
 
-_POLL = 0.02  # seconds; an exit code can be read for up to a second, until msrun looks itself
-_SETTLE = 1.0  # seconds for ranks that fail together to do so, before one of them is named
+_POLL = 0.02  # seconds; an exit code can be read for up to a second, until msrun collects it
+_SETTLE = 1.0  # seconds for ranks that fail together to end, before one of them is named
 _PARTING = 30.0  # seconds for ranks to end after the scheduler; MindSpore ends them within 25
-_WHERE = 3.0  # seconds for hanging ranks to write where they are
+_WHERE = 3.0  # seconds for hanging ranks to write their stack traces
 
 
 @dataclass(frozen=True)
 class Launched:
-    """What ranks left that have all ended with exit code 0.
+    """Logs and output of ranks that have all ended with exit code 0.
 
     Attributes:
-        logs: rank -> path of its log; empty where no folder for logs was given.
-        output: rank -> all it has written, to standard output and standard error.
-        seconds: that the call took.
+        logs: rank -> path of its log; empty if no folder for logs was given.
+        output: rank -> everything it has written to standard output and standard error.
+        seconds: how long the call took, in seconds.
     """
 
     logs: dict[int, Path]
@@ -55,42 +55,42 @@ def launch(
     cwd: str | os.PathLike | None = None,
     env: Mapping[str, str] | None = None,
 ) -> Launched:
-    """Run a program on ``workers`` ranks of this machine; return when all have ended well.
+    """Run a program on ``workers`` ranks of this machine; return when all have succeeded.
 
         launch("train.py", "--epochs", 3, workers=2, timeout=600)
         launch("-m", "labkit.recipes.thor", "train", "--run_distribute", "True", workers=8,
                timeout=None, log_dir="runs/logs")
 
-    However it ends, by Ctrl-C or by the end of this process too, no process is left, nor one that
-    a rank has started.
+    However the call ends, even by Ctrl-C or with this process, it leaves no process running, not
+    even one that a rank has started.
 
     Args:
         script: a Python file, or ``-m`` with a module's name as the first of ``args``. msrun runs
-            it on every rank, and once more as the scheduler: there, joining (``labkit.start`` with
+            it on every rank, and once more as the scheduler, where joining (``labkit.start`` with
             ``distribute=True``) does not return before the ranks have ended.
         *args: arguments of the program.
-        workers: ranks of this machine. On a CPU each keeps to an equal share of its cores from
-            ``labkit.start`` on, where they can be shared equally; with ``LOCAL_WORLD_SIZE`` "1"
-            in ``env`` all use all.
-        timeout: seconds for all of it; None for no limit.
+        workers: number of ranks on this machine. On a CPU, each uses an equal share of the cores
+            from ``labkit.start`` on, if they can be divided equally; with ``LOCAL_WORLD_SIZE`` set
+            to "1" in ``env``, every rank uses all cores.
+        timeout: seconds for the whole call; None for no limit.
         cluster_timeout: seconds for the ranks to find each other.
-        nodes: how many machines. Call it on each, with the same number of workers; ranks are
-            numbered on from node to node.
-        node_rank: which machine this is.
-        master: ``HOST:PORT`` of node 0, the same on all. With one node none is needed: a free port
-            of the loopback address is taken. Hazard: MindSpore asks nobody who joins for a
-            password, and encrypts nothing: HOST must be an address of a network that you trust.
+        nodes: number of machines. Call ``launch`` on each, with the same number of workers; the
+            numbering of ranks continues from node to node.
+        node_rank: number of this machine.
+        master: ``HOST:PORT`` of node 0, the same on all nodes. One node does not need it: a free
+            port of the loopback address is used. Hazard: MindSpore asks processes that join for no
+            password, and encrypts nothing: HOST must be an address in a network that you trust.
         log_dir: folder for worker_<rank>.log, scheduler.log and msrun.log; None: not kept.
-        cwd: folder that the ranks work in; this process's if None.
+        cwd: working folder of the ranks; None for that of this process.
         env: variables for the ranks, in addition to this process's.
 
     Returns:
         The ranks' logs and output.
 
     Raises:
-        InputError: when the program cannot be started.
-        WorkerFailed: as soon as a rank ends with an exit code that is not 0, or by a signal; and
-            within about a minute after another node has failed or cannot be reached any more.
+        InputError: if the program cannot be started.
+        WorkerFailed: as soon as a rank ends with a nonzero exit code or by a signal; and within
+            about a minute after another node has failed or can no longer be reached.
         WorkersTimedOut: when the time is up.
     """
     began = time.monotonic()
@@ -119,7 +119,7 @@ def launch(
 
 
 def _watch(job: msrun.Job, plan: plans.Plan, until: float, kept: bool) -> None:
-    """Return when all ranks have ended well; raise what went wrong."""
+    """Return when all ranks have succeeded; raise the error that explains a failure."""
     say = Failures(job, plan, kept)
     while True:
         job.look()
@@ -162,7 +162,7 @@ def _checked(env: Mapping[str, str] | None) -> Mapping[str, str]:
 
 
 def _logs(log_dir: str | os.PathLike | None, plan: plans.Plan, stack: ExitStack) -> Path:
-    """The folder for logs, without what an earlier call left there."""
+    """Return the folder for logs, without files that an earlier call left there."""
     if log_dir is None:
         made = tempfile.TemporaryDirectory(prefix="labkit-ranks-")
         return Path(stack.enter_context(made))
@@ -171,7 +171,7 @@ def _logs(log_dir: str | os.PathLike | None, plan: plans.Plan, stack: ExitStack)
         folder.mkdir(parents=True, exist_ok=True)
         for rank in plan.ranks:
             (folder / f"worker_{rank}.log").unlink(missing_ok=True)
-        # They are written from their start, and where one is a link, into what it points to.
+        # Logs are overwritten from their start, and through a link its target would be.
         msrun.own_log(folder, plan).unlink(missing_ok=True)
         if plan.node_rank == 0:
             (folder / "scheduler.log").unlink(missing_ok=True)

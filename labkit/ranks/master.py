@@ -1,11 +1,11 @@
-"""Node 0 as another node sees it: whether MindSpore's scheduler is there and can be reached.
+"""Node 0 as seen from another node: whether MindSpore's scheduler is there and can be reached.
 
-The scheduler, on node 0, gives up a rank that it has not heard of for 30 s. On another node the
-ranks alone notice that the scheduler is gone, and MindSpore ends them by SIGTERM: 25 s after it was
-killed, 37 to 42 s after the link was cut. A rank that takes SIGTERM as an exception, as those of
-the recipes do, hears of it when it is back in Python, and no sooner: one that was in a function
-written in C still ran 150 s after the cut. So the calling process keeps a connection of its own,
-on which nothing is ever sent: the kernel of each side answers for it, however busy the processes.
+The scheduler, on node 0, gives up on a rank that it has not heard from for 30 s. On another node
+only the ranks notice that the scheduler is gone, and MindSpore ends them by SIGTERM: 25 s after it
+was killed, 37 to 42 s after the link was cut. A rank that handles SIGTERM as an exception, as the
+recipes do, receives it only when it is back in Python: one that was in a function written in C
+still ran 150 s after the cut. So the calling process keeps its own connection, on which nothing is
+ever sent: the kernel of each side answers for it, however busy the processes are.
 """
 
 import errno
@@ -18,8 +18,8 @@ from labkit.base.arguments import wrong
 from labkit.ranks.plan import Plan
 
 _SILENCE = "MS_NODE_TIMEOUT"  # seconds, MindSpore's own
-_AGAIN = 1.0  # seconds between two attempts to connect: the scheduler listens after some seconds
-_PROBE = 5  # seconds between two of the kernel's own looks whether the other side answers
+_AGAIN = 1.0  # seconds between attempts to connect: the scheduler listens after some seconds
+_PROBE = 5  # seconds between the kernel's own checks that the other side answers
 _UNDER_WAY = (errno.EINPROGRESS, errno.EALREADY)
 
 
@@ -27,12 +27,12 @@ class Master:
     """A silent connection to the scheduler."""
 
     def __init__(self, host: str, port: int, silence: int) -> None:
-        """Remember whom to connect to.
+        """Prepare a connection to the scheduler.
 
         Args:
             host: name or address of node 0.
-            port: that the scheduler listens on.
-            silence: seconds without an answer after which it is gone.
+            port: port that the scheduler listens on.
+            silence: seconds without an answer after which the scheduler counts as gone.
         """
         self._name, self._silence = f"node 0 at {host}:{port}", silence
         first = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -43,7 +43,7 @@ class Master:
         self._socket = self._made()
 
     def look(self) -> None:
-        """Note whether the scheduler is there; wait for nothing."""
+        """Note whether the scheduler is there, without waiting."""
         if self._connected:
             self._listen()
         elif self._gone is None and time.monotonic() >= self._next:
@@ -51,11 +51,11 @@ class Master:
             self._connect()
 
     def gone(self, seconds: float = 0.0) -> str | None:
-        """Return what became of a scheduler that was connected, as a sentence without its stop.
+        """Return how a connected scheduler was lost, as a sentence without its full stop.
 
         Args:
-            seconds: for which it must have been gone; None is returned before, and while it is
-                there or has not been connected yet.
+            seconds: how long it must have been gone. The result is None until then, and while the
+                scheduler is there or has not been connected yet.
         """
         return self._gone if time.monotonic() - self._since >= seconds else None
 
@@ -74,10 +74,10 @@ class Master:
         return made
 
     def _connect(self) -> None:
-        """Begin to connect, or see what became of it."""
+        """Begin to connect, or check an attempt that has begun."""
         error = self._socket.connect_ex(self._address)
-        # On one machine the kernel may give a client the very port that it asks for, while nobody
-        # listens there yet: it is connected with itself. With SO_REUSEADDR the scheduler gets it.
+        # On one machine the kernel may give a client the very port that it connects to, while
+        # nobody listens there yet: a connection to itself. SO_REUSEADDR lets the scheduler bind it.
         itself = self._socket.getsockname() == self._address
         self._connected = error in (0, errno.EISCONN) and not itself
         if not self._connected and error not in _UNDER_WAY:
@@ -101,11 +101,11 @@ class Master:
 
 @contextmanager
 def watched(plan: Plan, variables: Mapping[str, str]) -> Iterator[Master | None]:
-    """Give node 0 as the plan's node sees it; None where that is node 0 itself.
+    """Yield the connection of the plan's node to node 0, or None if it is node 0 itself.
 
     Raises:
-        InputError: on another node, when the variables have an MS_NODE_TIMEOUT that is no number
-            of seconds.
+        InputError: on another node, if the variables have an MS_NODE_TIMEOUT that is not a
+            positive integer (seconds).
     """
     if plan.node_rank == 0:
         yield None

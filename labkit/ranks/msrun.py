@@ -1,4 +1,4 @@
-"""MindSpore's msrun as a process of ours: its command, and the ranks it has started."""
+"""MindSpore's msrun as a child process: its command, and the ranks that it has started."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from labkit.ranks import cluster, processes
 from labkit.ranks.master import Master
 from labkit.ranks.plan import Plan
 
-# Who was started: the number of a rank, SCHEDULER, or "msrun" itself.
+# Name of a started process: the number of a rank, SCHEDULER, or "msrun" itself.
 Name = int | str
 SCHEDULER = "the scheduler"
-# msrun prints such a line before each start, in this order, and runs "python" for each.
+# msrun prints such a line before each process that it starts, in this order; each is a "python".
 _STARTS = re.compile(r"^Start (?:scheduler process|worker process with rank id:(\d+)),", re.M)
 _PROGRAM = "python"
 _PATIENCE = 5.0  # seconds for ranks that are asked to end
-# Ranks that wait for each other ask again at such intervals, when they join and when they leave.
+# Intervals at which ranks that wait for each other ask again, when they join and when they leave.
 # MindSpore's 3 to 5 s are for thousands: two that add three numbers took 12 to 16 s, now 8 to 10.
 _INTERVAL = ("MS_RETRY_INTERVAL_LOWER", "MS_RETRY_INTERVAL_UPPER")
 _FAILED = re.compile(r"Worker process (\d+) exit with exception\. Error code: (-?\d+)")
 
 
 class Job:
-    """msrun and what it has started on this machine, and node 0 where that is another machine.
+    """msrun, the processes it has started on this machine, and node 0 if that is elsewhere.
 
     Attributes:
         process: msrun.
         pids: name -> pid.
-        codes: name -> exit code, -n for the signal n, None where it was not to be seen; of those
-            that have ended, in the order in which they did.
+        codes: name -> exit code (-n for signal n, None if it could not be observed) of the
+            processes that have ended, in the order in which they ended.
     """
 
     def __init__(
@@ -64,15 +64,15 @@ class Job:
             self._master.look()
 
     def _ended_since(self) -> list[Name]:
-        """Who has ended since the last look, in the order in which they did.
+        """Return which processes have ended since the last look, in the order of their ends.
 
-        Several may have: msrun kills the others within a second of the first. Its log, written
+        There may be several: msrun kills the others within a second of the first. Its log, written
         before it does so, says which was the first.
         """
         left = {name: pid for name, pid in self.pids.items() if self.codes.get(name) is None}
         if not any(map(_ended, left.values())):
             return []
-        # Looked at again: the first may have been alive when a later rank was seen killed.
+        # Check all again: the first may have been checked while alive, just before its end.
         ended = [name for name, pid in left.items() if _ended(pid)]
         if len(ended) > 1 and (first := _FAILED.search(self.log("msrun"))):
             ended.sort(key=lambda name: self.pids[name] != int(first[1]))
@@ -86,7 +86,7 @@ class Job:
             self.pids[name] = pid
             # msrun makes each rank the leader of a session.
             self._sessions[pid] = processes.created(pid)
-            # On one machine there may be several nodes: the scheduler is that of node 0.
+            # Several nodes may run on one machine: only node 0's scheduler is used.
             if name == SCHEDULER and self._plan.node_rank:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
@@ -96,10 +96,10 @@ class Job:
         return [rank for rank in self._plan.ranks if rank not in self.codes]
 
     def failed(self) -> list[Name]:
-        """Return who has ended badly, in the order in which they did."""
+        """Return which processes have failed, in the order in which they ended."""
         well = all(self.codes.get(rank) == 0 for rank in self._plan.ranks)
-        # Alone, ranks that have ended well need no scheduler. On several nodes it is the one that
-        # hears of a rank that another node has lost.
+        # On one node, ranks that have succeeded no longer need the scheduler. On several, it is the
+        # scheduler that learns of a rank that another node has lost.
         scheduler = self._plan.node_rank == 0 and not (well and self._plan.nodes == 1)
         return [
             name
@@ -108,23 +108,23 @@ class Job:
         ]
 
     def ended_well(self) -> bool:
-        """Return whether every rank has ended with 0, and nobody needs the scheduler any more."""
+        """Return whether every rank has ended with 0 and the scheduler is no longer needed."""
         over = self.process.poll() is not None
         if self.failed() or (self._plan.nodes > 1 and self._plan.node_rank == 0 and not over):
             return False
-        # msrun ends with 0 where the end of a rank could not be seen.
+        # If a rank's exit code could not be observed, msrun's own 0 says that it succeeded.
         return (over and self.process.returncode == 0) or all(
             self.codes.get(rank) == 0 for rank in self._plan.ranks
         )
 
     def without_master(self, seconds: float = 0.0) -> str | None:
-        """Return what became of node 0, where this is another and it is gone for so long."""
+        """Return how node 0 was lost, if this is another node and it is gone for ``seconds``."""
         return None if self._master is None else self._master.gone(seconds)
 
     def show_where(self, seconds: float) -> None:
-        """Have the ranks that run write where each of their threads is; it ends them.
+        """Make the running ranks write a stack trace of each thread, which ends them.
 
-        Python's fault handler does it on SIGABRT, in C code that waits for others as well.
+        Python's fault handler does it on SIGABRT, even in C code that waits for other ranks.
         """
         asked = [self.pids[rank] for rank in self.running() if rank in self.pids]
         for pid in asked:
@@ -136,13 +136,13 @@ class Job:
             time.sleep(0.05)
 
     def ask(self) -> None:
-        """Have the ranks that take SIGTERM end by themselves: files closed, locks let go.
+        """Ask the ranks that handle SIGTERM to end by themselves, files closed, locks released.
 
-        One that waits in a collective does not hear it.
+        A rank that waits in a collective does not react to it.
         """
         asked = [self.pids[rank] for rank in self.running() if rank in self.pids]
         asked = [pid for pid in asked if _takes(pid, signal.SIGTERM)]
-        # It kills all ranks within a second of the first one's end.
+        # Stop msrun: it kills all ranks within a second of the first one's end.
         self.process.send_signal(signal.SIGSTOP)
         for pid in asked:
             with contextlib.suppress(OSError):
@@ -165,7 +165,7 @@ class Job:
         return path.read_text(errors="replace") if path.exists() else ""
 
     def _started(self) -> list[int]:
-        """Pids of the programs that msrun has started and that are not known, oldest first."""
+        """Return the pids of programs that msrun has started and not in ``pids``, oldest first."""
         started = []
         with contextlib.suppress(psutil.NoSuchProcess):
             for child in psutil.Process(self.process.pid).children():
@@ -175,7 +175,7 @@ class Job:
         return [pid for _, pid in sorted(started)]
 
     def _code(self, pid: int) -> int | None:
-        """Exit code of an ended process: its own while msrun has not looked, else msrun's word."""
+        """Return an ended process's exit code: its own until msrun collects it, then as logged."""
         with contextlib.suppress(OSError, ValueError):
             status = int(Path(f"/proc/{pid}/stat").read_text().rsplit(maxsplit=1)[-1])
             return os.waitstatus_to_exitcode(status)
@@ -187,7 +187,7 @@ class Job:
 def started(
     plan: Plan, logs: Path, cwd: Path, env: dict[str, str], master: Master | None
 ) -> Iterator[Job]:
-    """Start msrun; give it as a ``Job`` and end whatever of it is left at the end."""
+    """Start msrun and yield it as a ``Job``; on leaving, end whatever is left of it."""
     sessions: dict[int, float | None] = {}
     with processes.guarded(sessions) as mark, own_log(logs, plan).open("wb") as log:
         process = subprocess.Popen(
@@ -207,7 +207,7 @@ def started(
             job.ask()
             raise
         finally:
-            process.kill()  # first: it would log the end of its ranks
+            process.kill()  # first, or it would log the end of its ranks
             process.wait()
 
 
@@ -218,7 +218,7 @@ def command(plan: Plan, logs: Path) -> list[str]:
         *("--local_worker_num", plan.workers, "--join", "True"),
         *("--master_addr", plan.host, "--master_port", plan.port),
         *("--cluster_time_out", plan.cluster_timeout, "--log_dir", logs),
-        # Else msrun follows each log with a "tail -f". There is no rank of this number.
+        # Otherwise msrun follows each log with a "tail -f". There is no rank with this number.
         *("--tail_worker_log", plan.nodes * plan.workers),
         *(("--node_rank", plan.node_rank) if plan.nodes > 1 else ()),
         *(_PROGRAM, *plan.command),
@@ -227,7 +227,7 @@ def command(plan: Plan, logs: Path) -> list[str]:
 
 
 def variables(plan: Plan, name: Name) -> dict[str, str]:
-    """Return what msrun itself puts into the environment of a rank, or of ``SCHEDULER``."""
+    """Return the variables that msrun itself sets for a rank, or for ``SCHEDULER``."""
     values = {
         "MS_ROLE": "MS_SCHED" if name == SCHEDULER else "MS_WORKER",
         "MS_SCHED_HOST": plan.host,
@@ -243,10 +243,11 @@ def variables(plan: Plan, name: Name) -> dict[str, str]:
 
 
 def own_variables(plan: Plan, more: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that msrun is given whatever this process has: its needs, and ``more``.
+    """Return the variables that msrun gets on top of this process's: those it needs, and ``more``.
 
-    Where this process or ``more`` has one of the first two, or a PYTHONPATH or PATH, it counts. So
-    does an interval at which ranks ask again; else that is 1 s on one machine, MindSpore's on more.
+    PYTHONFAULTHANDLER, PYTHONUNBUFFERED or an interval at which ranks ask again is used as this
+    process or ``more`` sets it; PYTHONPATH and PATH are extended. The default interval is 1 s on
+    one machine, MindSpore's on several.
     """
     given = os.environ | dict(more)
     own = {
@@ -257,13 +258,13 @@ def own_variables(plan: Plan, more: Mapping[str, str]) -> dict[str, str]:
     own[cluster.RANKS_HERE] = str(plan.workers)
     if plan.nodes == 1 and not any(name in given for name in _INTERVAL):
         own |= dict.fromkeys(_INTERVAL, "1")
-    # In a notebook labkit.start hides MindSpore's errors, which are false there for every cell.
+    # In a notebook labkit.start hides MindSpore's errors, because every cell causes false ones.
     if "ipykernel" in sys.modules and os.environ.get("GLOG_v") == "4":
         own["GLOG_v"] = "3"
     own |= more
     own["PYTHONPATH"] = processes.python_path(given.get("PYTHONPATH"))
     if plan.command[0] == "-m" and plan.command[1].partition(".")[0] == "labkit":
-        # No module of the working folder; one's own module may well be there.
+        # Import nothing from the working folder; a user's own module, however, may be there.
         own["PYTHONSAFEPATH"] = "1"
     # msrun starts "python": that of this interpreter's environment must come first.
     programs = str(Path(sys.executable).parent)
@@ -272,7 +273,7 @@ def own_variables(plan: Plan, more: Mapping[str, str]) -> dict[str, str]:
 
 
 def _takes(pid: int, number: int) -> bool:
-    """Whether a process has a handler of its own for a signal."""
+    """Return whether a process has its own handler for a signal."""
     try:
         caught = re.search(r"^SigCgt:\t(\w+)$", Path(f"/proc/{pid}/status").read_text(), re.M)
     except OSError:
@@ -281,7 +282,7 @@ def _takes(pid: int, number: int) -> bool:
 
 
 def _ended(pid: int) -> bool:
-    # Read here and not by psutil, 50 times a second: 1.4 % of a core instead of 2.1.
+    # Read directly, not by psutil: 50 times a second this takes 1.4 % of a core instead of 2.1.
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -290,5 +291,5 @@ def _ended(pid: int) -> bool:
 
 
 def own_log(logs: Path, plan: Plan) -> Path:
-    """Return the path of msrun's own output, one for each node: they may share a network disk."""
+    """Return the path of msrun's own output, one per node: nodes may share a network disk."""
     return logs / (f"msrun_{plan.node_rank}.log" if plan.nodes > 1 else "msrun.log")

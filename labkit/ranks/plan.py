@@ -1,4 +1,4 @@
-"""What ``labkit.launch`` was asked for, checked before anything is started."""
+"""The request to ``labkit.launch``, checked before anything is started."""
 
 import math
 import os
@@ -14,13 +14,13 @@ from labkit.base import arguments
 from labkit.base.arguments import integer, number, wrong
 from labkit.errors import InputError
 
-_PORTS = range(1024, 65536)  # those that msrun takes
+_PORTS = range(1024, 65536)  # those that msrun accepts
 _LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The checked request; ``workers`` are those of this node, ``command`` is behind ``python``."""
+    """The checked request; ``workers`` is per node, ``command`` is what follows ``python``."""
 
     msrun: Path
     command: tuple[str, ...]
@@ -51,9 +51,9 @@ def plan(
     cwd: Path,
     port: int,
 ) -> Plan:
-    """Return the request of ``launch`` as a ``Plan``; ``InputError`` for what cannot be run.
+    """Return the request of ``launch`` as a ``Plan``; raise ``InputError`` if it cannot be run.
 
-    ``port`` is one of the loopback address, for ranks of this machine alone.
+    ``port`` is a port of the loopback address, used if ``master`` is None.
     """
     workers, nodes = integer("workers", workers), integer("nodes", nodes)
     node_rank = integer("node_rank", node_rank, 0, nodes - 1)
@@ -75,10 +75,10 @@ def plan(
 
 @contextmanager
 def held_port() -> Iterator[int]:
-    """Give a free port of the loopback address, which nobody else is given until the end.
+    """Yield a free port of the loopback address, reserved until the end of the block.
 
-    The port is bound and not listened on: a server that sets SO_REUSEADDR, as MindSpore's scheduler
-    does, can take it, and the kernel gives it to no other process that asks for any free port. The
+    The port is bound but not listened on: a server that sets SO_REUSEADDR, as MindSpore's scheduler
+    does, can take it, but the kernel gives it to no other process that asks for any free port. The
     scheduler binds it seconds after it was chosen.
     """
     with socket.socket() as holder:
@@ -88,7 +88,7 @@ def held_port() -> Iterator[int]:
 
 
 def folder(name: str, path: str | os.PathLike, exists: bool = False) -> Path:
-    """Return ``path`` as an absolute one; ``InputError`` unless it is, or can be, a folder."""
+    """Return ``path`` made absolute; raise ``InputError`` unless it is or can become a folder."""
     path = arguments.path(name, path, "a folder").absolute()
     if path.exists() and not path.is_dir():
         raise InputError(f"{name}: expected a folder, got {path}, which is a file")
@@ -98,7 +98,7 @@ def folder(name: str, path: str | os.PathLike, exists: bool = False) -> Path:
 
 
 def _command(script: object, args: Sequence[object], cwd: Path) -> tuple[str, ...]:
-    """The command line behind ``python``: a script's absolute path or -m, then the arguments."""
+    """Return the command line after ``python``: a script's absolute path or -m, then arguments."""
     for position, part in enumerate((script, *args)):
         if isinstance(part, bool) or not isinstance(part, str | os.PathLike | Real):
             name = f"argument {position}" if position else "script"
@@ -125,7 +125,7 @@ def _beside_python(name: str) -> Path:
 
 
 def _address(master: object) -> tuple[str, int]:
-    """(host, port) of HOST:PORT; an IPv6 host stands in brackets."""
+    """Return (host, port) of HOST:PORT; an IPv6 host is written in brackets."""
     host, colon, port = master.rpartition(":") if isinstance(master, str) else ("", "", "")
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     if not colon or not bare or (bare == host and ":" in host):
@@ -140,10 +140,10 @@ def _address(master: object) -> tuple[str, int]:
 
 
 def _refuse_taken(host: str, port: int) -> None:
-    """Node 0 is where the ranks meet: the address must be of this machine, and the port free."""
+    """Raise ``InputError`` unless node 0's address is of this machine and its port is free."""
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     with socket.socket(family) as probe:
-        # As the scheduler does: what is left of a connection that was closed is no obstacle.
+        # As the scheduler does: the remains of a closed connection do not block the port.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(address)

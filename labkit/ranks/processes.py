@@ -1,9 +1,9 @@
 """Processes that must not outlive the call that started them.
 
-Every process of a call carries a mark in its environment, which children inherit: one that has
-changed its session, or whose parent is gone, is found by it as well. A guard, a small process of
-its own, waits for the calling process to end, however that ends (a kernel that is restarted gets
-no chance to tidy up), and ends then what carries the mark.
+Every process of a call carries a mark in its environment, which children inherit. The mark also
+finds processes that have changed their session or lost their parent. A guard, a small separate
+process, waits for the calling process to end, however it ends (a kernel that is restarted gets no
+chance to clean up), and then ends every process that carries the mark.
 """
 
 import contextlib
@@ -23,27 +23,27 @@ from typing import IO
 import psutil
 
 MARK = "LABKIT_LAUNCH"
-# Two looks this far apart that find nothing: in the middle of an exec a process shows no
+# Seconds between two searches that must find nothing: in the middle of an exec a process shows no
 # environment for some microseconds.
 _AGAIN = 0.02
-_PATIENCE = 10.0  # seconds; SIGKILL takes milliseconds where no device or network disk hangs
-_READY = b"ready\n"  # a guard's first word; it takes 0.2 s to start, 3 s where others compute
-_START = 30.0  # seconds for it
+_PATIENCE = 10.0  # seconds; SIGKILL takes milliseconds unless a device or network disk hangs
+_READY = b"ready\n"  # a guard's first output; it starts in 0.2 s, or 3 s on a busy machine
+_START = 30.0  # seconds for a guard to start
 
 
 @contextlib.contextmanager
 def guarded(
     sessions: Mapping[int, float | None] = MappingProxyType({}),
 ) -> Iterator[dict[str, str]]:
-    """Give the variables to start processes with, and end every one of them when it is left.
+    """Yield the variables to start processes with; on leaving, end all of these processes.
 
-    Ended by SIGKILL: the processes themselves, their descendants, whatever carries the mark. What
-    escapes is a process that has all three: another session, no parent and another environment.
-    Warns (``RuntimeWarning``) where the guard does not start, or has not lived to the end.
+    SIGKILL ends the processes themselves, their descendants and whatever carries the mark. Only a
+    process with another session, no parent and another environment, all three, escapes.
+    Warns (``RuntimeWarning``) if the guard does not start, or does not live to the end.
 
     Args:
-        sessions: ids of sessions that belong to the processes, with the time their leader was
-            created; may grow meanwhile. They find children that have another environment and
+        sessions: session id -> time at which its leader was created, for sessions that belong to
+            the processes; may grow meanwhile. It finds children that have another environment and
             have lost their parent.
     """
     mark = uuid.uuid4().hex
@@ -90,7 +90,7 @@ def _warn(what: str) -> None:
 
 
 def end(mark: str, sessions: Mapping[int, float | None] = MappingProxyType({})) -> None:
-    """End all processes of a mark, until none is left; ``RuntimeError`` where one cannot be."""
+    """End all processes with a mark or session; raise ``RuntimeError`` if one does not end."""
     until = time.monotonic() + _PATIENCE
     empty = 0
     while empty < 2:
@@ -105,10 +105,10 @@ def end(mark: str, sessions: Mapping[int, float | None] = MappingProxyType({})) 
 
 
 def module_command(module: str, *arguments: str) -> list[str]:
-    """Return the command that runs a module of labkit in a Python of its own.
+    """Return the command that runs a module of labkit in a separate Python process.
 
     -P: ``-m`` alone puts the working folder first on the path, so that a signal.py or torch.py that
-    lies there would be executed. Where labkit is, ``child_environment`` says.
+    lies there would be executed. The child finds labkit through ``child_environment``.
     """
     return [sys.executable, "-P", "-m", module, *arguments]
 
@@ -121,17 +121,17 @@ def child_environment() -> dict[str, str]:
 def python_path(before: str | None) -> str:
     """Return PYTHONPATH with the folder that this labkit was imported from in front.
 
-    Empty parts are left out: they would be the child's working folder.
+    Empty parts are dropped: they would stand for the child's working folder.
     """
     root = str(Path(__file__).resolve().parents[2])
-    # An installed one is found anyway, and its folder would come before the standard library.
+    # An installed labkit is found anyway, and its folder would precede the standard library.
     own = [] if root.endswith("-packages") else [root]
     return os.pathsep.join([*own, *filter(None, (before or "").split(os.pathsep))])
 
 
 def _family(mark: str, sessions: Mapping[int, float | None]) -> set[int]:
-    """Pids that live: with the mark, in one of the sessions, and the descendants of both."""
-    # A leader created at another time is a stranger with the number of one that is long gone.
+    """Return the pids of live processes with the mark, in the sessions, and their descendants."""
+    # A leader created at another time is an unrelated process that has reused the id.
     own = {number for number, time in sessions.items() if created(number) in (None, time)}
     parents, family = {}, set()
     for process in psutil.process_iter(["pid", "ppid", "status"]):
@@ -147,7 +147,7 @@ def _family(mark: str, sessions: Mapping[int, float | None]) -> set[int]:
 
 
 def created(pid: int) -> float | None:
-    """Return the time a process was created; None where there is none of this number."""
+    """Return the time at which a process was created; None if there is no such process."""
     try:
         return psutil.Process(pid).create_time()
     except psutil.Error:
@@ -169,7 +169,7 @@ def _session(pid: int) -> int | None:
 
 
 def signal_name(number: int) -> str:
-    """Return ``SIGKILL``, or the number of a signal that has no name."""
+    """Return the name of a signal, such as ``SIGKILL``, or its number if it has no name."""
     try:
         return signal.Signals(number).name
     except ValueError:  # a real-time signal

@@ -1,7 +1,7 @@
 """Rank tables: the JSON file that names an Ascend cluster's servers, devices and rank numbers.
 
 The form is HCCL's 1.0, as the tutorials print it for 8 devices of one server and 16 of two; every
-value is a text. ``RANK_TABLE_FILE`` in the environment points a program to it.
+value is a string. The environment variable ``RANK_TABLE_FILE`` points a program to it.
 """
 
 import ipaddress
@@ -19,7 +19,7 @@ from labkit.base.input_files import parse_json, read_text
 from labkit.errors import InputError, nearest
 
 _VERSION, _STATUS, _RESERVE = "1.0", "completed", "reserve"
-# Of the table, a server and a device: keys that it must have, and those that it may have.
+# Required and optional keys of the table, of a server and of a device.
 _LEVELS = (
     (("version", "server_count", "server_list", "status"), ()),
     (("server_id", "device"), ("host_nic_ip",)),
@@ -27,9 +27,9 @@ _LEVELS = (
 )
 _LISTS = (("server_list", "servers"), ("device", "devices"))
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,8}")
-# An address of which parts are starred out, as published tables have it: 10.*.*.*
+# An address with parts starred out, as in published tables: 10.*.*.*
 _MASKED = re.compile(r"(\d{1,3}|\*)(\.(\d{1,3}|\*)){3}")
-# Of 1024 servers with 8 devices each: 1 MB, 2 s.
+# A table of 1024 servers with 8 devices each: 1 MB, 2 s.
 _BYTES = 2 << 20
 _SHOWN = 5
 _CONF = re.compile(r"address_(\d+)\s*=\s*(\S+)", re.ASCII)
@@ -37,13 +37,13 @@ _LONGEST_NUMBER = 4
 
 
 class RankTableError(InputError):
-    """A rank table that is wrong; ``problems`` has a sentence for each thing that is."""
+    """An invalid rank table; ``problems`` has one sentence for each thing that is wrong."""
 
     def __init__(self, source: str, problems: Sequence[str]) -> None:
         self.problems = tuple(problems)
         more = f"; and {len(self.problems) - _SHOWN} more" if len(self.problems) > _SHOWN else ""
         shown = "; ".join(self.problems[:_SHOWN])
-        super().__init__(f"{source} is no usable rank table: {shown}{more}")
+        super().__init__(f"{source} is not a usable rank table: {shown}{more}")
 
 
 @names_checked
@@ -58,8 +58,8 @@ def make(
         device_ids: number of each device on the server; 0, 1, ... if None.
 
     Raises:
-        RankTableError: as ``check``.
-        InputError: when the lengths differ.
+        RankTableError: as for ``check``.
+        InputError: if the lengths differ.
     """
     if isinstance(device_ips, str) or not isinstance(device_ips, Iterable):
         raise wrong("device_ips", device_ips, "a list of addresses")
@@ -79,12 +79,12 @@ def make(
 
 
 def merge(*tables: Mapping[str, Any]) -> dict[str, Any]:
-    """Return one table of all servers, in the order given, the ranks numbered through from 0.
+    """Return one table of all servers, in the given order, with ranks numbered from 0 throughout.
 
-    Servers and devices keep their order, and a single table its ranks.
+    Servers and devices keep their order; a single table keeps its ranks.
 
     Raises:
-        RankTableError: when one of the tables is wrong, or two have the same server or device
+        RankTableError: if one of the tables is invalid, or two have the same server or device
             address.
     """
     if not tables:
@@ -104,19 +104,19 @@ def merge(*tables: Mapping[str, Any]) -> dict[str, Any]:
 def check(table: Any, source: str = "this", masked: bool = False) -> dict[str, Any]:
     """Return ``table`` if a cluster can be started with it.
 
-    It must have HCCL's keys and no others, counts that are right, addresses that are addresses,
-    no server, device or rank twice, ranks 0 to n - 1 without a gap, and status "completed".
+    It must have HCCL's keys and no others, correct counts, valid addresses, no server, device or
+    rank twice, ranks 0 to n - 1 without a gap, and status "completed".
 
     Args:
-        table: read from JSON.
-        source: what the message calls it.
-        masked: take server addresses that are starred out (10.*.*.*), in published tables, each
-            for one of its own.
+        table: the value read from JSON.
+        source: name of the table in error messages.
+        masked: accept server addresses that are starred out (10.*.*.*), as in published tables,
+            each as a distinct address.
 
     Raises:
-        RankTableError: when something is wrong with it.
+        RankTableError: if the table is invalid.
     """
-    # Values can be looked at only where keys and kinds are right.
+    # Values can be checked only if keys and kinds are right.
     problems = list(_form_problems(table)) or list(_value_problems(table, masked))
     if problems:
         raise RankTableError(source, problems)
@@ -124,21 +124,21 @@ def check(table: Any, source: str = "this", masked: bool = False) -> dict[str, A
 
 
 def read(path: str | os.PathLike, masked: bool = False) -> dict[str, Any]:
-    """Return the table of a file; ``InputError`` where there is none or it is not right."""
+    """Return the table in a file; raise ``InputError`` if it is missing or invalid."""
     try:
         table = parse_json(read_text(path, _BYTES), object_pairs_hook=_once)
     except OSError as error:
         raise InputError(f"cannot read {path} ({error.strerror}); expected a rank table") from error
-    except ValueError as error:  # an InputError is one
-        raise InputError(f"{path} is no JSON file ({error}); expected a rank table") from error
+    except ValueError as error:  # InputError included
+        raise InputError(f"{path} is not a JSON file ({error}); expected a rank table") from error
     return check(table, source=str(path), masked=masked)
 
 
 def write(table: Mapping[str, Any], path: str | os.PathLike) -> Path:
-    """Check a table and write it as a file, whole or not at all; return the path.
+    """Check a table and write it to a file, completely or not at all; return the path.
 
     Raises:
-        InputError: when its folder is not there: it may be misspelt.
+        InputError: if its folder does not exist: it may be misspelt.
     """
     check(table)
     path = arguments.path("path", path)
@@ -149,7 +149,7 @@ def write(table: Mapping[str, Any], path: str | os.PathLike) -> Path:
 
 
 def size(table: Mapping[str, Any]) -> tuple[int, int]:
-    """Return (servers, devices) of a table that was checked."""
+    """Return (number of servers, number of devices) of a table that was checked."""
     servers = table["server_list"]
     return len(servers), sum(len(server["device"]) for server in servers)
 
@@ -185,12 +185,12 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     names = [name for name, _ in pairs]
     if len(set(names)) < len(names):
         name = Counter(names).most_common(1)[0][0]
-        raise ValueError(f"{name!r} is there twice in one object")
+        raise ValueError(f"{name!r} appears twice in one object")
     return dict(pairs)
 
 
 def _form_problems(value: Any, place: str = "", level: int = 0) -> Iterator[str]:
-    """Sentences about keys and kinds of values of a table, then of its servers and devices."""
+    """Yield what is wrong with keys and kinds of values of a table, its servers and devices."""
     own = list(_key_problems(place or "the table", value, *_LEVELS[level]))
     yield from own
     if own or level == len(_LISTS):
@@ -207,7 +207,7 @@ def _form_problems(value: Any, place: str = "", level: int = 0) -> Iterator[str]
 def _key_problems(
     name: str, value: object, required: Sequence[str], optional: Sequence[str]
 ) -> Iterator[str]:
-    """Sentences about one object: keys that lack or are too many, values that are no texts."""
+    """Yield what is wrong with one object: missing or extra keys, values that are not strings."""
     if not isinstance(value, Mapping):
         yield f"{name}: expected an object with {', '.join(required)}, got {_short(value)}"
         return
@@ -223,7 +223,7 @@ def _key_problems(
 
 
 def _value_problems(table: Mapping[str, Any], masked: bool) -> Iterator[str]:
-    """Sentences about the values of a table of the right form."""
+    """Yield what is wrong with the values of a table of the right form."""
     servers = table["server_list"]
     for key, expected in (("version", _VERSION), ("status", _STATUS)):
         if table[key] != expected:
@@ -279,7 +279,7 @@ def _twice(name: str, values: Iterable[str]) -> Iterator[str]:
 
 
 def _plain(value: str) -> str:
-    """Return an address in its shortest spelling, of which IPv6 has several; else the text."""
+    """Return an address in its shortest spelling (IPv6 has several), any other text unchanged."""
     try:
         return str(ipaddress.ip_address(value))
     except ValueError:

@@ -1,6 +1,6 @@
 """Full training programs, one per technique, for one device or many."""
 
-# As the command line has it -> its module.
+# Name on the command line -> module.
 RECIPES = {
     "accumulation": "accumulation",
     "resnet50": "resnet50",

@@ -1,4 +1,4 @@
-"""``python -m labkit.recipes train|eval|predict|plan RECIPE ...``: what ``labkit`` does."""
+"""``python -m labkit.recipes train|eval|predict|plan RECIPE ...``: the same as ``labkit``."""
 
 import sys
 

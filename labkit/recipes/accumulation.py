@@ -4,13 +4,13 @@
     labkit train accumulation --data_path FOLDER --settings resnet50
     labkit eval accumulation --data_path MNIST_Data --checkpoint_path FILE
 
-MNIST_Data holds train/ and test/ (data_scripts/mnist.py makes it), FOLDER train/ and val/ with one
-folder a class. ``labkit.recipes.accumulation_config`` has the settings "lenet" (the default) and
-"resnet50" and says what else can be set.
+MNIST_Data holds train/ and test/ (data_scripts/mnist.py makes it), FOLDER holds train/ and val/,
+each with one folder per class. ``labkit.recipes.accumulation_config`` describes the settings, among
+them the named ones "lenet" (the default) and "resnet50".
 
 Source: "Gradient Accumulation Algorithm" (MindSpore tutorial r1.0). Departures: the gradients are
-averaged, the last micro-batches of an epoch make an update of their own, and every image counts in
-the evaluation; the source's own way can be had by name.
+averaged (source: --reduction sum), the last micro-batches of an epoch make an update of their own
+(source: --tail carry), and every image counts in the evaluation.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def build_step(config: AccumulationConfig, network: nn.Cell, micro_batches: int)
 
 
 def updates_in_epoch(config: AccumulationConfig, micro_batches: int, ranks: int = 1) -> int:
-    """Return the updates of an epoch; only ``flush`` makes one of its last micro-batches."""
+    """Return the updates in an epoch; only ``flush`` makes one of leftover micro-batches."""
     full = micro_batches // config.micro_steps
     return full if config.tail != "flush" else -(-micro_batches // config.micro_steps)
 

@@ -1,9 +1,9 @@
 """The settings of ``labkit.recipes.accumulation``: the tutorial's LeNet, or a ResNet.
 
-Source: the tutorial on gradient accumulation (MindSpore r1.0): LeNet-5 on MNIST, micro-batches of
-32, 4 in an update, Momentum(0.01, 0.9), 3 epochs. Its gradients are summed: ``reduction="sum"``.
-Its last micro-batches of an epoch, which do not fill an update, it carries into the next:
-``tail="carry"``. Its two Rescales are in the wrong order: ``rescale="seed"``.
+Source: the tutorial on gradient accumulation (MindSpore r1.0): LeNet-5 on MNIST, 4 micro-batches of
+32 in an update, Momentum(0.01, 0.9), 3 epochs. It sums the gradients (``reduction="sum"``), carries
+the last micro-batches of an epoch, which do not fill an update, into the next epoch
+(``tail="carry"``), and has its two Rescales in the wrong order (``rescale="seed"``).
 """
 
 from dataclasses import dataclass, fields
@@ -15,14 +15,14 @@ from labkit.recipes.config import MixedConfig
 from labkit.recipes.settings import one_of, positive, share
 from labkit.steps import options as steps
 
-# What says something of the ResNet and of image folders alone.
+# Settings that apply only to the ResNet and to image folders.
 _OF_RESNET = ("depth", "image_size", "initialiser", "augment", "cache_session_id")
 
 
 @names_checked
 @dataclass(frozen=True)
 class AccumulationConfig(MixedConfig):
-    """Everything that decides a training but the data and the machine."""
+    """Everything that determines a training, except the data and the machine."""
 
     network: str = one_of(
         "lenet", ("lenet", "resnet"), "lenet: LeNet-5 on MNIST; resnet: a ResNet on an image folder"

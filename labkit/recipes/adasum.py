@@ -4,15 +4,15 @@
     labkit train adasum --data_path FOLDER --settings one_device
     labkit eval adasum --data_path FOLDER --checkpoint_path FILE
 
-FOLDER holds train/ and val/, each with one folder a class, or is such a folder of classes itself
-(the tutorial's; there is no evaluation after training then). ``labkit.recipes.adasum_config`` has
-the settings "servers" (the default: 16 ranks, 8 to a server) and "one_device" (which stands for
-them) and says what else can be set. --ranks 8 starts eight ranks.
+FOLDER holds train/ and val/, each with one folder per class, or is itself a folder of classes (as
+in the tutorial; then there is no evaluation after training). ``labkit.recipes.adasum_config``
+describes the settings, among them the named ones "servers" (the default: 16 ranks, 8 per server)
+and "one_device" (the same training on one device). --ranks 8 starts eight ranks.
 
 Source: "Adaptive Gradient Summation Algorithm" (MindSpore tutorial r1.7), training.py. Departures:
-Adasum as labkit has it, on any device and from two workers on; every image counts in the
-evaluation; every rank keeps checkpoints of its own, RUN/rank_<n>/checkpoint, since each worker's
-optimizer has moments of its own; training resumes from there.
+labkit's Adasum, on any device and with two or more workers; every image counts in the evaluation;
+every rank keeps its own checkpoints, RUN/rank_<n>/checkpoint, since each worker's optimizer has its
+own moments; a training can resume, from there.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def build_step(config: AdasumConfig, network: nn.Cell, micro_batches: int) -> St
 
 
 def updates_in_epoch(config: AdasumConfig, micro_batches: int, ranks: int) -> int:
-    """Return the updates of an epoch, each from a group of micro-batches of every worker."""
+    """Return the updates in an epoch, each from a group of micro-batches of every worker."""
     inside = 1 if ranks > 1 else config.node_size
     in_an_update = config.workers * config.micro_steps * inside
     full = micro_batches // in_an_update
@@ -69,7 +69,7 @@ def build_optimizer(config: AdasumConfig, network: nn.Cell, updates: int) -> nn.
 def callbacks(
     config: AdasumConfig, network: nn.Cell, micro_batches: int, resume: bool
 ) -> list[Callback]:
-    """Return what prints ``epoch: 1 step: 312 loss is 5.5303826``; the step is the update's."""
+    """Return callbacks that print ``epoch: 1 step: 312 loss is 5.5303826``; step counts updates."""
     from labkit.ranks import cluster
 
     updates = updates_in_epoch(config, micro_batches, cluster.rank_and_size()[1])

@@ -1,12 +1,12 @@
-"""The settings of ``labkit.recipes.adasum``: the tutorial's, and what it leaves open.
+"""The settings of ``labkit.recipes.adasum``: the tutorial's, and those that it leaves open.
 
-Source: the Adasum tutorial (ResNet-50, ImageNet, 2 servers of 8 devices, 256 images on each: with
-1 281 167 images an epoch has 312 steps) and the lr_generator and resnet samples of r1.6 that it
-takes the learning rate and the loss from.
+Source: the Adasum tutorial (ResNet-50, ImageNet, 2 servers of 8 devices, 256 images on each device:
+with 1 281 167 images an epoch has 312 steps), and the lr_generator and resnet samples of r1.6, from
+which it takes the learning rate and the loss.
 
-Departures: weight decay spares normalisation layers and biases by what they are, not by their
-names; the defaults of keep_batchnorm_fp32 and drop_overflow_update are True (there False): an image
-that is not finite drops its micro-batch.
+Departures: weight decay exempts normalisation layers and biases by what they are, not by their
+names; keep_batchnorm_fp32 and drop_overflow_update are True by default (in the tutorial False): a
+micro-batch with an image that is not finite is dropped.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from labkit.recipes.settings import count, one_of
 @names_checked
 @dataclass(frozen=True)
 class AdasumConfig(WarmUpConfig):
-    """Everything that decides a training but the data and the machine."""
+    """Everything that determines a training, except the data and the machine."""
 
     reduction: str = one_of("adasum", words.ADASUM_REDUCTIONS, "of labkit.AdasumStep")
     on: str = one_of("updates", words.ADASUM_ON, "of labkit.AdasumStep: what is combined")
@@ -41,9 +41,9 @@ class AdasumConfig(WarmUpConfig):
         at_most("warmup_epochs", self.warmup_epochs, "epoch_size", self.epoch_size)
 
 
-# "servers": the tutorial's 16 devices. "one_device": the same training on one, 4096 images in an
-# update and 312 updates in an epoch, which holds 5004 micro-batches: 8 of them are what a server
-# averages, and the 12 that are left over go, as in the tutorial the images that no batch takes.
+# "servers": the tutorial's 16 devices. "one_device": the same training on one, with 4096 images in
+# an update and 312 updates in an epoch of 5004 micro-batches. A server averages 8 of them, and the
+# 12 left over are dropped, as the tutorial drops the images that fill no batch.
 NAMED = {
     "servers": AdasumConfig(),
     "one_device": AdasumConfig(workers=2, tail="drop"),

@@ -4,7 +4,7 @@ python -m labkit.recipes train RECIPE --data_path FOLDER [--SETTING VALUE ...] [
 python -m labkit.recipes eval RECIPE --data_path FOLDER --checkpoint_path FILE
 python -m labkit.recipes predict RECIPE --checkpoint_path FILE IMAGE ...
 python -m labkit.recipes plan RECIPE [--devices N] [--SETTING VALUE ...] [--measured RUN]
-python -m labkit.recipes.NAME train ...    of one recipe, by the name of its module
+python -m labkit.recipes.NAME train ...    for one recipe, by the name of its module
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ USAGE = f"usage: {{}} {'|'.join(COMMANDS)} RECIPE [OPTION ...]\n"
 
 
 def main(arguments: Sequence[str], program: str) -> int:
-    """Run ``COMMAND RECIPE [OPTION ...]``; return 0, 1 where a rank failed, 2 for bad input."""
+    """Run ``COMMAND RECIPE [OPTION ...]``; return 0, 1 if a rank failed, or 2 for bad input."""
     given = list(arguments)
     if not given or given[0] in ("-h", "--help"):
         what = "\n".join(f"  {name:8} {words}" for name, words in COMMANDS.items())
@@ -64,12 +64,12 @@ def run(recipe: Recipe, arguments: Sequence[str] | None, program: str | None = N
     A checkpoint in its run folder is evaluated with the settings of its training.
 
     Args:
-        recipe: what is run.
+        recipe: the recipe.
         arguments: the command and its options; None: those of this process.
-        program: how usage lines call it.
+        program: name of the program in usage lines.
 
     Returns:
-        0; 2 for bad input and 1 where a rank has failed, with the message on standard error.
+        0 on success; 2 for bad input and 1 if a rank failed, with the message on standard error.
     """
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     options = _parse(recipe, arguments, program)
@@ -120,7 +120,7 @@ def _plan(recipe: Recipe, options: argparse.Namespace, arguments: list[str]) -> 
 
     base = recipe.named[options.settings]
     config = settings.read(type(base), options.config, options.set, base)
-    # What a step prints when it is built does not belong to the answer.
+    # What a step prints when it is built is not part of the plan.
     with contextlib.redirect_stdout(sys.stderr):
         made = plan.make(
             recipe,
@@ -141,7 +141,7 @@ _DOES = {"train": _train, "eval": _evaluate, "predict": _predict, "plan": _plan}
 def _start(
     recipe: Recipe, options: argparse.Namespace, arguments: list[str], run_folder: str
 ) -> int:
-    """Start this command on several ranks, or show it; its own options go to each of them."""
+    """Start this command on several ranks, or show it; each rank gets the recipe's own options."""
     command = [f"labkit.recipes.{recipe.name}", *start.without_options(arguments)]
     if not start.asked(options):
         start.show(command)
@@ -172,7 +172,7 @@ def _machine(options: argparse.Namespace) -> dict[str, Any]:
 class _Parser(Parser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         known, rest = super().parse_known_args(args, namespace)
-        # Here and not by the parser of all commands, which knows no options.
+        # Refused here, not by the parser of all commands, which has no options.
         if rest and self.get_default("settings"):
             self.error(f"unrecognized arguments: {' '.join(rest)}")
         return known, rest

@@ -21,8 +21,8 @@ from labkit.recipes.settings import (
 )
 from labkit.steps import options as steps
 
-# What a resumed training may change: where and how often it writes, what is fitted anyway, in which
-# messages gradients are sent, and who feeds the batches.
+# Settings that a resumed training may change: where and how often it writes, what is fitted to the
+# machine anyway, in which messages gradients are sent, and how batches reach the step.
 MAY_CHANGE = (
     "save_checkpoint",
     "save_checkpoint_epochs",
@@ -40,10 +40,10 @@ MAY_CHANGE = (
 @names_checked
 @dataclass(frozen=True)
 class TrainingConfig:
-    """Everything that decides a training but the data and the machine: what all recipes set.
+    """Everything that determines a training in all recipes, except the data and the machine.
 
     Raises:
-        InputError: when a value is not right, or values do not go together.
+        InputError: if a value is invalid, or values do not fit together.
     """
 
     batch_size: int = count(256, "images in one micro-batch on one rank")
@@ -110,7 +110,7 @@ class TrainingConfig:
             raise wrong("save_checkpoint_steps", value, "None with dataset_sink_mode True")
 
     def step_options(self) -> dict[str, Any]:
-        """Return the arguments of a step that these settings are."""
+        """Return the arguments that these settings give to a step."""
         return {"all_reduce_fusion_config": self.all_reduce_fusion_config}
 
 
@@ -137,11 +137,11 @@ class MixedConfig(TrainingConfig):
 
     @property
     def nonfinite(self) -> str:
-        """The word of a step for ``drop_overflow_update``."""
+        """The value of a step's option ``nonfinite`` for ``drop_overflow_update``."""
         return "drop_micro" if self.drop_overflow_update else "propagate"
 
     def step_options(self) -> dict[str, Any]:
-        """Return the arguments of a step that these settings are."""
+        """Return the arguments that these settings give to a step."""
         names = ("precision", "nonfinite", "loss_scale")
         return super().step_options() | {name: getattr(self, name) for name in names}
 
@@ -149,7 +149,7 @@ class MixedConfig(TrainingConfig):
 @names_checked
 @dataclass(frozen=True)
 class WarmUpConfig(MixedConfig):
-    """The settings of recipes whose rates are those of ``labkit.steps.schedules.get_lr``."""
+    """The settings of recipes whose learning rates ``labkit.steps.schedules.get_lr`` returns."""
 
     lr_init: float = rate(0.0, "learning rate at the beginning")
     lr_end: float = rate(0.0, "learning rate at the end of the schedule")
@@ -168,12 +168,12 @@ class WarmUpConfig(MixedConfig):
 
 
 def refuse_sink(config: TrainingConfig, reason: str) -> None:
-    """Raise ``InputError`` for a data set that is to be sunk where the step is not one graph."""
+    """Raise ``InputError`` if dataset_sink_mode is on; for recipes whose step is not one graph."""
     if config.dataset_sink_mode:
         raise InputError(f"dataset_sink_mode: expected False, got True: {reason}")
 
 
 def at_most(name: str, value: int, other: str, most: int) -> None:
-    """Raise ``InputError`` unless a setting is at most a second setting."""
+    """Raise ``InputError`` if a setting is greater than a second setting."""
     if value > most:
         raise InputError(f"{name} is {value} and {other} {most}; expected at most as many epochs")

@@ -1,7 +1,8 @@
-"""What a recipe's step takes of a device: memory, traffic and files, by technique.
+"""What a recipe's step needs on a device: memory, traffic and files, by technique.
 
-The step is the recipe's own, built and never called. Adasum's and the subspace's own state depends
-on the ranks, and on a first stage's files: it is added to the step that theirs are derived from.
+The step is the recipe's own; it is built and never called. The steps of Adasum and of the subspace
+need ranks and the files of a first stage: for them, the step that they are derived from is built,
+and the size of their own state is added.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Costs:
-    """A step, and what its technique takes: bytes of a device by name.
+    """A step, and what its technique needs on a device, in bytes by name.
 
     Attributes:
-        step: built, and never called.
-        within: held in the step's Parameters.
-        beside: held by the technique and by no Parameter of ``step``.
-        during: there while an update is made.
-        traffic: of an update, besides the gradients' AllReduce.
-        every: (updates, traffic of one in so many).
-        ring: ranks that average gradients; None: all.
-        averages: of gradients, in an update.
-        files: on disk.
+        step: the step, built and never called.
+        within: memory held in the step's Parameters.
+        beside: memory held by the technique, but by no Parameter of ``step``.
+        during: memory held only while an update is made.
+        traffic: traffic of every update, besides the gradients' AllReduce.
+        every: (n, traffic of one update in every n).
+        ring: number of ranks that average gradients; None: all.
+        averages: number of averages of gradients in an update.
+        files: files on disk.
     """
 
     step: Step
@@ -50,30 +51,31 @@ class Costs:
 def costs_of(
     recipe: Recipe, config: Any, network: nn.Cell, micro_batches: int, devices: int
 ) -> Costs:
-    """Return what a training takes.
+    """Return what a training needs.
 
     Args:
-        recipe: that is trained.
+        recipe: the recipe that is trained.
         config: its settings.
-        network: built as they say; becomes a part of the step.
-        micro_batches: of a device in an epoch.
-        devices: that train together.
+        network: a network built from these settings; it becomes a part of the step.
+        micro_batches: micro-batches of a device in an epoch.
+        devices: number of devices that train together.
 
     Raises:
-        InputError: where the step refuses the settings.
+        InputError: if the step refuses the settings.
     """
     return _COSTS.get(recipe.name, _plain)(recipe, config, network, micro_batches, devices)
 
 
 def activations_of(step: Step, image: tuple[int, ...], batch: int) -> int:
-    """Return the bytes of all layers' outputs for a batch, by a forward pass of a single image.
+    """Return the bytes of all layers' outputs for a batch, from a forward pass of a single image.
 
     The backward pass needs the inputs of most layers, which are other layers' outputs. A graph
-    that reuses their memory, or computes them again, takes less: MindSpore's CPU took 101 MB for
-    each image more of ResNet-50's at 224 pixels, for 128 here. In float16 it took 222, for 86.
+    that reuses their memory, or recomputes them, needs less: with ResNet-50 at 224 pixels MindSpore
+    on CPU took 101 MB per additional image, where this function returns 128 MB. In float16 it took
+    222 MB, where this function returns 86 MB.
 
     Args:
-        step: its network is called, in PyNative mode.
+        step: the step, whose network is called in PyNative mode.
         image: shape of the network's input without the batch.
         batch: images in a micro-batch.
     """
@@ -174,7 +176,7 @@ def _stage_2(recipe: Recipe, config: Any, network: nn.Cell, _: int, n: int) -> C
     step = _accumulated(config, network, build_optimizer(config, network))
     weights, components = 4 * numbers_of(step), config.n_components
     searches = config.method == "bfgs"
-    # P^T P g, and with a search P^T d; beside them in memory g and w.
+    # P^T P g, and with a search P^T d; memory also holds g and w.
     products = 2 if searches else 1
     projected = 4 * n * rows_of_rank(components, n)
     return Costs(
@@ -198,7 +200,7 @@ _COSTS: dict[str, Callable[[Recipe, Any, nn.Cell, int, int], Costs]] = {
 
 
 def _accumulated(config: MixedConfig, network: nn.Cell, optimizer: nn.Optimizer) -> Step:
-    """The step that Adasum's and the subspace's are, without what needs ranks or snapshots."""
+    """Return the step that Adasum's and the subspace's derive from: it needs no ranks or files."""
     from labkit.steps.accumulation import AccumulatedStep
     from labkit.steps.losses import LossNet
 

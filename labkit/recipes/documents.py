@@ -1,20 +1,20 @@
-"""The tutorials' own folders, files and logs: what ``layout="documents"`` writes besides.
+"""The tutorials' own folders, files and logs, which ``layout="documents"`` writes in addition.
 
-In the run folder, i the number of a device on its machine, E an epoch, S an epoch's steps:
+In the run folder; i is the number of a device on its machine, E an epoch, S the steps in an epoch:
 
     resnet50     resnet-E_S.ckpt
     thor         train_parallel{i}/ckpt_0/resnet-E_S.ckpt of every device;
                  on GPU train_parallel/ckpt_{rank}/resnet-E_S.ckpt
     adasum       device{i}/
-    subspace-1   device{i}_stage_1/, and of the first device checkpoint_stage_1/resnet-E_S.ckpt and
-                 checkpoint_stage_1/checkpoint_pca/resnet-E_S.ckpt, the trainable weights
-    subspace-2   device{i}_stage_2/, and of the first checkpoint_stage_2/resnet-E_S.ckpt
+    subspace-1   device{i}_stage_1/; in the first device's also checkpoint_stage_1/resnet-E_S.ckpt
+                 and checkpoint_stage_1/checkpoint_pca/resnet-E_S.ckpt, the trainable weights
+    subspace-2   device{i}_stage_2/; in the first device's also checkpoint_stage_2/resnet-E_S.ckpt
 
-Each folder of a device has train.log, what its process prints, and env.log.
+The folder of a device also holds train.log, the output of its process, and env.log.
 
-Departures: the run folder's own files stay, from which a training resumes; env.log holds the
-variables that say which rank this is, not all, among which may be passwords; machines that share a
-run folder would share device{i}: give each its own.
+Departures: the run folder keeps its own files, from which a training resumes; env.log holds only
+the environment variables that identify the rank, since the others may contain passwords; machines
+that share a run folder would share device{i}: give each machine its own run folder.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ class Tree:
     """Where a tutorial writes.
 
     Attributes:
-        device: folder of a device, "{}" its number; "": the run folder, without logs.
-        checkpoints: folder below it, or None for none.
-        snapshots: folder below that of the trainable weights, or None.
-        every_device: whether every device writes checkpoints, or the first alone.
+        device: folder of a device, "{}" for its number; "": the run folder, without logs.
+        checkpoints: folder for checkpoints below ``device``, or None.
+        snapshots: folder for the trainable weights below ``checkpoints``, or None.
+        every_device: whether every device writes checkpoints, or only the first one.
     """
 
     device: str
@@ -69,7 +69,7 @@ def tree(recipe: str, device: str) -> Tree:
     """Return where the tutorial of a recipe writes on "CPU", "GPU" or "Ascend".
 
     Raises:
-        InputError: for a recipe whose tutorial names no folder.
+        InputError: if the tutorial of the recipe names no folders.
     """
     if recipe not in TREES:
         raise wrong("layout", "documents", f"'run': the tutorial of {recipe} names no folders")
@@ -77,7 +77,7 @@ def tree(recipe: str, device: str) -> Tree:
 
 
 class Log(AbstractContextManager):
-    """Once begun, and until it is left, copies what Python prints into a device's train.log."""
+    """Context manager that, once begun, copies what Python prints into a device's train.log."""
 
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
@@ -85,14 +85,14 @@ class Log(AbstractContextManager):
         self._streams = (sys.stdout, sys.stderr)
 
     def begin(self) -> None:
-        """Make the folder, write env.log, and copy; the log of a resumed training goes on."""
+        """Make the folder, write env.log and start to copy; a resumed training appends."""
         if self.folder is None:
             return
         make_folder(self.folder)
         known = sorted(name for name in os.environ if name.startswith(_PREFIXES))
         text = "".join(f"{name}={os.environ[name]}\n" for name in known)
         write_text(self.folder / "env.log", text, "env.log")
-        # Not in the locale's encoding, which may lack a letter that is printed.
+        # Not in the locale's encoding, which may lack a character that is printed.
         utf8 = {"encoding": "utf-8", "errors": "backslashreplace"}
         self._file = (self.folder / "train.log").open("a", buffering=1, **utf8)
         self._streams = (sys.stdout, sys.stderr)
@@ -105,7 +105,7 @@ class Log(AbstractContextManager):
 
 
 class _Both:
-    """A stream whose text goes into a file too."""
+    """A stream whose text is also written to a file."""
 
     def __init__(self, stream: TextIO, file: TextIO) -> None:
         self._stream, self._copy = stream, file
@@ -122,9 +122,9 @@ def of(config: Any, recipe: str, rank: int) -> tuple[Log, list[Callback]]:
     """Return the log of this rank's device, and the callbacks that write the tutorial's files.
 
     Args:
-        config: the recipe's settings; for layout "run" nothing is written.
-        recipe: the name of its module.
-        rank: this process's.
+        config: the recipe's settings; with layout "run" nothing is written.
+        recipe: name of the recipe's module.
+        rank: rank of this process.
     """
     if config.layout == "run":
         return Log(None), []

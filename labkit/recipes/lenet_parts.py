@@ -1,6 +1,6 @@
-"""LeNet-5 and MNIST, for ``labkit.recipes.accumulation``; the others have ``resnet50_parts``.
+"""LeNet-5 and MNIST, for ``labkit.recipes.accumulation``; others use ``resnet50_parts``.
 
-What needs MindSpore is imported when it is called, after ``labkit.start``.
+What needs MindSpore is imported inside the functions, which are called after ``labkit.start``.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def datasets(
 def training_images(
     config: AccumulationConfig, dataset_path: str | Path | None
 ) -> tuple[int, int, str]:
-    """Return (images, classes, where that is from); for None those of MNIST."""
+    """Return (images, classes, source of these numbers); for None those of MNIST."""
     if dataset_path is None:
         return _MNIST, len(_DIGITS), "MNIST, since no data_path is given"
     from labkit.data import mnist
@@ -63,7 +63,7 @@ def image_shape(config: AccumulationConfig) -> tuple[int, int, int]:
 
 
 def network_name(config: AccumulationConfig) -> str:
-    """Return what lines for people call the network."""
+    """Return the name of the network in printed lines."""
     return "LeNet-5"
 
 
@@ -76,9 +76,9 @@ def build_network(config: AccumulationConfig) -> nn.Cell:
 
 
 def image(config: AccumulationConfig, path: Path) -> np.ndarray:
-    """Return the network's input, (1, 32, 32), for a file of an image.
+    """Return the network's input (1, 32, 32) for an image file, preprocessed as for evaluation.
 
-    MNIST's digits are white on black, 28 x 28.
+    MNIST's digits are white on black, 28 x 28 pixels.
     """
     import numpy as np
     from PIL import Image

@@ -1,7 +1,8 @@
-"""The keys of the models repository's YAML files (official/cv/resnet/config): what becomes of each.
+"""Convert the keys of the models repository's YAML files (official/cv/resnet/config) to settings.
 
-Most are settings of the same name. Others are mapped to settings here; those that ask for nothing,
-and those that the command line says, are left out; all others are refused with what they mean.
+Most are settings of the same name, and others are mapped to settings here. Keys that request
+nothing, and keys that the command line covers, are left out. Any other key of these files is
+refused, with its meaning.
 """
 
 from collections.abc import Container, Mapping
@@ -12,12 +13,12 @@ from labkit.errors import InputError
 
 _DEPTHS = {f"resnet{depth}": depth for depth in (18, 34, 50, 101, 152)}
 # conv_init, dense_init -> scheme of labkit.nets.initialisers.
-# HeUniform is the layers' own beginning, which train.py leaves.
+# HeUniform is the layers' default, which train.py does not change.
 _SCHEMES = {
     ("XavierUniform", "TruncatedNormal"): "seed",
     ("HeUniform", "HeUniform"): "pytorch",
 }
-# What the command line, the run folder and the machine say here.
+# Keys that in labkit the command line, the run folder or the machine determines.
 _ELSEWHERE = frozenset(
     "data_url train_url checkpoint_url data_path output_path load_path device_target device_num "
     "device_id run_distribute checkpoint_path checkpoint_file_path save_checkpoint_path net_name "
@@ -25,7 +26,7 @@ _ELSEWHERE = frozenset(
     "save_graphs_path eval_dataset_path eval_start_epoch eval_interval mode_name infer_label "
     "eval_data_path result_dir dataset_path lars_epsilon lars_coefficient".split()
 )
-# key -> (the value that asks for nothing, what it is there).
+# key -> (the value that requests nothing, meaning of the key in the repository).
 _OFF: Mapping[str, tuple[Any, str]] = {
     "enable_modelarts": (False, "training on Huawei's ModelArts service"),
     "enable_profiling": (False, "MindSpore's profiler"),
@@ -45,10 +46,11 @@ _OFF: Mapping[str, tuple[Any, str]] = {
 
 
 def translated(content: Mapping[Any, Any], known: Container[str]) -> dict[Any, Any]:
-    """Return settings for the keys of a file; ``known`` settings, and strange keys, as they are.
+    """Return settings for the keys of a file; keep ``known`` settings and unknown keys as they are.
 
     Raises:
-        InputError: for a key of the models repository that asks for what the recipe has not.
+        InputError: if a key of the models repository requests what the recipe does not have, or
+            keys contradict each other.
     """
     content = _without_cache(content)
     given = {key: value for key, value in content.items() if key in known}
@@ -93,7 +95,7 @@ def _initialiser(rest: dict[Any, Any]) -> dict[str, Any]:
 
 
 def _without_cache(content: Mapping[Any, Any]) -> dict[Any, Any]:
-    """enable_cache in the place of a session's number where it is False."""
+    """Return the keys without enable_cache; if it is False, also without cache_session_id."""
     rest = dict(content)
     enabled = rest.pop("enable_cache", None)
     if enabled is False:
@@ -104,12 +106,12 @@ def _without_cache(content: Mapping[Any, Any]) -> dict[Any, Any]:
 
 
 def _loss(rest: dict[Any, Any]) -> dict[str, Any]:
-    """use_label_smooth, for recipes without a setting of this name."""
+    """Return the setting for use_label_smooth, for recipes without a setting of this name."""
     return {"label_smooth_factor": 0.0} if rest.pop("use_label_smooth", True) is False else {}
 
 
 def _check_optimizer(rest: dict[Any, Any], known: Container[str]) -> None:
-    # Only THOR has a damping; stage two of the subspace is without a momentum.
+    # Only THOR has a damping; only stage two of the subspace has no momentum.
     own = "Thor" if "damping_init" in known else "Momentum" if "momentum" in known else "SGD"
     name = rest.pop("optimizer", own)
     if name != own:

@@ -1,10 +1,10 @@
-"""What to do where a device's memory is not enough: said beside MindSpore's own error."""
+"""Advice that is added to MindSpore's own error when a device runs out of memory."""
 
 import contextlib
 from collections.abc import Iterator
 
 # MindSpore 2.10 on CPU says "Memory isn't enough and alloc failed", r1.6 on a device
-# "Device(id:0) memory isn't enough and alloc failed"; Ascend and the allocators the others.
+# "Device(id:0) memory isn't enough and alloc failed"; the others are Ascend's and the allocators'.
 _PHRASES = (
     "memory isn't enough",
     "memory not enough",
@@ -16,14 +16,14 @@ _PHRASES = (
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error is one of a device or a process whose memory is not enough."""
+    """Return whether an error means that a device or a process has run out of memory."""
     text = str(error).lower().replace("\N{RIGHT SINGLE QUOTATION MARK}", "'")
     return isinstance(error, MemoryError) or any(phrase in text for phrase in _PHRASES)
 
 
 @contextlib.contextmanager
 def advice(batch_size: int, micro_steps: int) -> Iterator[None]:
-    """Add to an error about memory what to do; it stays the error that it is.
+    """Add advice to an out-of-memory error, which is otherwise raised unchanged.
 
     A traceback shows the advice below the error (``__notes__``).
 

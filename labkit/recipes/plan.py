@@ -1,13 +1,13 @@
-"""What a training of a recipe takes, before it is started: ``labkit plan RECIPE``.
+"""The cost of a recipe's training, before it is started: ``labkit plan RECIPE``.
 
-    steps     of an epoch: by the sampler of the data pipeline; updates: by the recipe's function
+    steps     in an epoch, from the data pipeline's sampler; updates, from the recipe's function
     memory    of one device: the Parameters of the recipe's step, which is built and not run, and
-              what an update holds besides, with the outputs of all layers for a batch
-    network   a ring AllReduce of b bytes over n devices: each sends, and receives, 2 (n - 1) / n b;
-              an AllGather: it receives (n - 1) b. All that is exchanged is float32
-    hours     steps times the seconds of one, or updates times the seconds of one in a training
+              what an update holds in addition, with the outputs of all layers for a batch
+    network   in a ring AllReduce of b bytes over n devices each sends and receives 2 (n - 1) / n b,
+              in an AllGather it receives (n - 1) b. Everything exchanged is float32
+    hours     steps times seconds per step, or updates times seconds per update of a short training
 
-It is computed; nothing is trained. ``LEFT_OUT`` is not in it.
+The plan is computed; nothing is trained. It does not include ``LEFT_OUT``.
 """
 
 from __future__ import annotations
@@ -56,21 +56,22 @@ def make(
 ) -> dict[str, Any]:
     """Return the plan of a training, as plain values: bytes, counts, hours.
 
-    Builds the network and the step on the CPU; the first stage of ``subspace-2`` need not be there.
+    Builds the network and the step on the CPU; for ``subspace-2`` no first stage is needed.
 
     Args:
-        recipe: what would be trained.
+        recipe: the recipe that would be trained.
         config: its settings.
-        devices: that would train together, one rank each.
+        devices: number of devices that would train together, one rank each.
         dataset_path: as for ``Recipe.train``: its images are counted. None: the source's data set.
-        images: of the training set, instead of counted ones.
+        images: number of training images, instead of counting them.
         step_time: seconds of one micro-batch, or None.
-        measured: run folder of a short training with these settings: its updates' seconds count.
+        measured: run folder of a short training with these settings, whose seconds per update are
+            used.
 
     Raises:
         InputError: for settings, devices or images that the training would refuse, for a run folder
-            of another training, and for both ``dataset_path`` and ``images``, or both ``step_time``
-            and ``measured``.
+            of another training, and if both ``dataset_path`` and ``images``, or both ``step_time``
+            and ``measured``, are given.
     """
     if images is not None and dataset_path is not None:
         raise InputError("got --images and --data_path; expected one of them")
@@ -192,7 +193,7 @@ def _network(costs: Costs, devices: int) -> dict[str, Any]:
 
 
 def text(plan: dict[str, Any]) -> str:
-    """Return a plan as lines for people; sizes in MB (10^6 bytes)."""
+    """Return a plan as lines to read, with sizes in MB (10^6 bytes)."""
     steps, memory, network = plan["steps"], plan["memory"], plan["network"]
     rows = [("settings", "")]
     settings = {name: value for name, value in plan["settings"].items() if value is not None}

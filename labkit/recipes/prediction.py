@@ -1,4 +1,4 @@
-"""Which classes images are of: a checkpoint's answer, printed and drawn."""
+"""Predict the classes of images with a checkpoint, print them and draw them."""
 
 from __future__ import annotations
 
@@ -33,25 +33,25 @@ def predict(
     top: int = 5,
     picture: str | Path | None = None,
 ) -> list[list[tuple[str, float]]]:
-    """Print a line for each image, its likeliest classes with their probabilities; return them.
+    """Print a line with the likeliest classes and probabilities of each image, and return them.
 
-    The classes have the names of the training's folders, from classes.json beside the checkpoint;
-    without that file, their numbers.
+    Classes are named after the folders of the training, from classes.json beside the checkpoint;
+    without that file they are numbered.
 
     Args:
-        recipe: that the checkpoint is of.
+        recipe: recipe of the checkpoint.
         config: its settings.
-        checkpoint_path: of ``Recipe.train``, or of the network alone.
-        images: files, of any size.
+        checkpoint_path: checkpoint of ``Recipe.train``, or of the network alone.
+        images: image files; of any size for a ResNet, 28 x 28 pixels for LeNet-5.
         device: as for ``labkit.start``.
-        top: classes shown of each image.
+        top: number of classes shown for each image.
         picture: PNG file to draw the images into, with the likeliest class of each.
 
     Returns:
         For each image its ``top`` classes as pairs (class, probability), the likeliest first.
 
     Raises:
-        InputError: for a checkpoint of another network, and what is no image.
+        InputError: for a checkpoint of another network, and for a file that is not an image.
     """
     top = integer("top", top)
     if not images:
@@ -79,7 +79,7 @@ def predict(
 def _probabilities(
     recipe: Recipe, config: TrainingConfig, checkpoint_path: str | Path, images: Sequence[Any]
 ) -> np.ndarray:
-    """(images, classes), float64: softmax of the network's logits."""
+    """Return the softmax of the network's logits: (images, classes), float64."""
     import numpy as np
     from mindspore import Tensor
     from scipy.special import softmax
@@ -113,7 +113,7 @@ def _check_picture(path: Path) -> None:
 
 
 def _draw(path: Path, images: Sequence[Any], likeliest: list[list[tuple[str, float]]]) -> None:
-    """One picture an image, with its class and probability above it."""
+    """Draw each image with its class and probability above it."""
     from matplotlib.figure import Figure
     from PIL import Image
 

@@ -1,6 +1,6 @@
-"""A full training program: what all recipes do, around a step of their own.
+"""A full training program: what all recipes share, around a step of their own.
 
-A recipe's module says what is different: its settings, its step, and what it prints.
+The module of a recipe defines what differs: its settings, its step, and what it prints.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _TOP = (1, 5)
 
 @dataclass(frozen=True)
 class Trained:
-    """What ``train`` did: the run folder, one record per update, and the evaluation, or None."""
+    """Result of ``train``: the run folder, one record per update, and the evaluation or None."""
 
     folder: Path
     records: Records
@@ -41,7 +41,7 @@ class Trained:
 def evaluation(
     config: TrainingConfig, network: nn.Cell, val_set: Dataset, ranks: int
 ) -> dict[str, float]:
-    """Return accuracies and mean loss over every image, added up over the ranks."""
+    """Return accuracies and mean loss over every image, combined across the ranks."""
     from labkit.steps.step import running_statistics
     from labkit.training.evaluation import evaluate
 
@@ -56,23 +56,24 @@ class Recipe:
     """A training program on an image folder.
 
     Attributes:
-        name: of the recipe's module.
-        description: for ``--help``: the module's docstring.
-        named: settings by name, the first of which are those without ``--settings``.
+        name: name of the recipe's module.
+        description: text for ``--help``: the module's docstring.
+        named: settings by name; without ``--settings`` the first are used.
         build_step: (settings, network, micro-batches in an epoch) -> step cell.
-        parts: settings -> module of data and network: ``resnet50_parts``, or one that has its
+        parts: settings -> module of data and network: ``resnet50_parts``, or one that has the same
             ``datasets``, ``build_network``, ``network_name``, ``image``, ``image_shape`` and
             ``training_images``.
-        data: what is said of the folder of data.
-        callbacks: (settings, network, micro-batches in an epoch, whether it resumes) -> what the
-            first rank's training calls, and shows instead of the progress display; None: nothing.
-        evaluation: called as ``evaluation`` is, on every rank.
-        check_classes: (settings, class names), before a training; raises ``InputError``.
-        say: (evaluation, checkpoint): prints more of a checkpoint's evaluation, on the first rank.
-        folder_of_rank: of several ranks, each writes records and checkpoints of its own, into
-            rank_<n>/ of the run folder, for a step that holds other values on each.
+        data: description of the data folder, for ``--help``.
+        callbacks: (settings, network, micro-batches in an epoch, whether it resumes) -> callbacks
+            of the first rank, which replace its progress display; None: keep the display.
+        evaluation: called like the function ``evaluation``, on every rank.
+        check_classes: (settings, class names), called before training; may raise ``InputError``.
+        say: (evaluation, checkpoint): prints more about a checkpoint's evaluation, on the first
+            rank.
+        folder_of_rank: whether each of several ranks writes its own records and checkpoints, into
+            rank_<n>/ of the run folder; for a step whose values differ between ranks.
         updates: (settings, micro-batches of a rank in an epoch, ranks) -> updates in an epoch.
-        devices: of the source's training; a plan's, where none are given.
+        devices: number of devices in the source's training, the default of ``labkit plan``.
     """
 
     name: str
@@ -99,21 +100,21 @@ class Recipe:
         device_num: int | None = None,
         resume: bool = False,
     ) -> Trained:
-        """Train on this device or as one rank of several; evaluate, in float32, what val/ holds.
+        """Train on this device or as one rank of several; evaluate any evaluation set in float32.
 
-        Each rank trains on its part of the images; the first writes.
+        Each rank trains on its part of the images; the first writes (see ``folder_of_rank``).
 
         Args:
             config: the recipe's settings.
-            dataset_path: folder with train/ and val/, or of one folder a class.
+            dataset_path: folder with train/ and val/, or with one folder per class.
             device: as for ``labkit.start``.
             distribute: as for ``labkit.start``.
-            device_num: how many ranks there must be; None: as many as were started.
+            device_num: required number of ranks; None: as many as were started.
             resume: continue from the newest checkpoint in the run folder.
 
         Raises:
-            InputError: when the folder, the number of ranks or an earlier training does not fit,
-                and where ranks hold different weights, data or settings.
+            InputError: if the folder, the number of ranks or an earlier training does not fit, or
+                if ranks hold different weights, data or settings.
         """
         started = start(config, device, distribute, device_num)
         train_set, val_set, classes = self.parts(config).datasets(
@@ -138,13 +139,14 @@ class Recipe:
         Args:
             config: the recipe's settings.
             dataset_path: as for ``train``.
-            checkpoint_path: of ``train``, or of the network alone, as of ``labkit.migration``.
-            device: as for ``train``, as the next two.
-            distribute: as for ``labkit.start``.
-            device_num: how many ranks there must be.
+            checkpoint_path: checkpoint of ``train``, or of the network alone, such as one of
+                ``labkit.migration``.
+            device: as for ``train``.
+            distribute: as for ``train``.
+            device_num: as for ``train``.
 
         Raises:
-            InputError: as ``train``, for a checkpoint of another network, and for other classes.
+            InputError: as for ``train``, and for a checkpoint of another network or other classes.
         """
         started = start(config, device, distribute, device_num)
         _, val_set, classes = self.parts(config).datasets(
@@ -164,7 +166,7 @@ class Recipe:
         return result
 
     def main(self, arguments: Sequence[str] | None = None) -> int:
-        """Run the command; return its exit code, as ``command.run``."""
+        """Run the command and return its exit code, as ``command.run`` does."""
         return command.run(self, arguments)
 
 
@@ -181,7 +183,7 @@ class _Training:
 
     @property
     def folder(self) -> Path:
-        """Where this rank's records and checkpoints are, whichever rank writes them."""
+        """The folder of this rank's records and checkpoints, whichever rank writes them."""
         run = Path(self.config.save_checkpoint_path)
         return run / f"rank_{self.rank}" if self.recipe.folder_of_rank and self.ranks > 1 else run
 
@@ -201,7 +203,7 @@ class _Training:
         return self.recipe.folder_of_rank or self.rank == 0
 
     def run(self, train_set: Dataset, val_set: Dataset | None) -> Trained:
-        """Train, and evaluate where there is something to evaluate on."""
+        """Train, and evaluate if there is an evaluation set."""
         config, recipe = self.config, self.recipe
         if self.resume:
             run_folder.check_resume(config, self.classes, self.folder)
@@ -234,7 +236,7 @@ class _Training:
         return Trained(self.folder, records, result)
 
     def _callbacks(self, network: nn.Cell, micro_batches: int) -> list[Callback]:
-        """Return what the training calls: who writes describes the run folder."""
+        """Return the callbacks of the training; a rank that writes describes the run folder."""
         callbacks = []
         if self.writes:
             callbacks.append(run_folder.description(self.config, self.classes, self.folder))
@@ -266,7 +268,7 @@ class _Training:
 def start(
     config: TrainingConfig, device: str, distribute: bool, device_num: int | None
 ) -> runtime.Runtime:
-    """Call ``labkit.start`` and make sure that the ranks are as many as were asked for."""
+    """Call ``labkit.start`` and check that the number of ranks is the requested one."""
     ranks = cluster.ranks_started()
     if not distribute and (ranks > 1 or (device_num or 1) > 1):
         raise wrong(
@@ -284,7 +286,7 @@ def start(
 
 
 def check_ranks(config: TrainingConfig, ranks: int) -> None:
-    """Raise ``InputError`` for settings that do not go with so many ranks."""
+    """Raise ``InputError`` if the settings do not allow this number of ranks."""
     if config.save_checkpoint_steps and config.micro_steps > 1 and ranks > 1:
         raise InputError(
             "save_checkpoint_steps with micro_steps > 1 on several ranks: a checkpoint holds the "

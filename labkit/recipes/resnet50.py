@@ -3,13 +3,13 @@
     labkit train resnet50 --data_path FOLDER --epoch_size 90
     labkit eval resnet50 --data_path FOLDER --checkpoint_path FILE
 
-FOLDER holds train/ and val/, each with one folder a class, or is such a folder of classes itself
-(the document's; there is no evaluation after training then). ``labkit.recipes.resnet50_config``
-says what can be set, with its default. --ranks 8 starts eight ranks.
+FOLDER holds train/ and val/, each with one folder per class, or is itself a folder of classes (as
+in the document; then there is no evaluation after training). ``labkit.recipes.resnet50_config``
+describes the settings and their defaults. --ranks 8 starts eight ranks.
 
 Source: "ResNet-50 migration", train.py and eval.py. Departures: a real warm-up, augmentation, exact
-shards, no decay for biases whatever they are called, the network as torchvision builds it; the
-document's own way can be had by name, but for its network.
+shards, no weight decay for biases whatever their names, and torchvision's network. Two settings
+follow the document instead: --lr_schedule cosine_as_in_the_blog and --augment False.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def build_step(config: Config, network: nn.Cell, micro_batches: int) -> Step:
-    """Return the step cell, its optimizer and rates for epochs of ``micro_batches``."""
+    """Return the step cell, with optimizer and rates for epochs of ``micro_batches``."""
     from labkit.steps import schedules
 
     updates = updates_in_epoch(config, micro_batches)

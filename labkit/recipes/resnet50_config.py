@@ -1,12 +1,12 @@
 """The settings of ``labkit.recipes.resnet50``, their defaults and where these come from.
 
-The first names are those of the migration document's config. It does not print their values: the
-defaults are those of the sample that it was written from
+The first names are those of the migration document's config; the document does not print their
+values. The defaults are those of the sample that it was written from
 (docs/sample_code/migration_sample/src/config.py of MindSpore's docs, r1.6), a ResNet-50 on ImageNet
-with 256 images an update: 256 on one device, or batch_size=32 on each of 8. Departures: class_num
-is counted in the data (there 1000), save_checkpoint_path is a folder of this training's own (there
-./ckpt/). The document's train.py writes a checkpoint every 5 steps whatever its config says; here
-the config counts.
+with 256 images per update: 256 on one device, or batch_size=32 on each of 8. Departures: class_num
+is counted in the data (in the sample 1000), and save_checkpoint_path is a folder for this training
+alone (in the sample ./ckpt/). The document's train.py writes a checkpoint every 5 steps whatever
+its config says; labkit follows the config.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ SCHEDULES = ("cosine", "cosine_as_in_the_blog")
 @names_checked
 @dataclass(frozen=True)
 class Config(TrainingConfig):
-    """Everything that decides a training but the data and the machine."""
+    """Everything that determines a training, except the data and the machine."""
 
     class_num: int | None = None
     lr: float = positive(0.256, "largest learning rate")

@@ -1,6 +1,6 @@
-"""The parts of a recipe: data, network, loss and step as its settings say.
+"""The parts of a recipe: data, network, loss and step, built from its settings.
 
-What needs MindSpore is imported when it is called, after ``labkit.start``.
+What needs MindSpore is imported inside the functions, which are called after ``labkit.start``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from labkit.steps.step import Step
     from labkit.steps.update import UpdateStage
 
-# (training, evaluation): the tutorials' code; the text of the one on dimension reduction; THOR's.
+# (training, evaluation) folders: in the tutorials' code, in the text of the dimension reduction
+# tutorial, and in THOR's tutorial.
 _TREES = (("train", "val"), ("train", "validation_preprocess"), ("ilsvrc", "ilsvrc_eval"))
 
 
@@ -59,7 +60,7 @@ def datasets(
 def folders(dataset_path: str | Path) -> tuple[Path, Path, Path]:
     """Return (the folder, its training folder, its evaluation folder).
 
-    All three are the folder itself where it is one of classes.
+    All three are the folder itself if it holds the folders of the classes.
     """
     root = Path(dataset_path)
     names = dict.fromkeys(name for tree in _TREES for name in tree)
@@ -78,7 +79,7 @@ def folders(dataset_path: str | Path) -> tuple[Path, Path, Path]:
 def training_images(
     config: TrainingConfig, dataset_path: str | Path | None
 ) -> tuple[int, int, str]:
-    """Return (images, classes, where that is from); those of ImageNet for None."""
+    """Return (images, classes, source of these numbers); for None those of ImageNet."""
     if dataset_path is None:
         from labkit.data.sources.ilsvrc import ILSVRC2012
 
@@ -96,12 +97,12 @@ def image_shape(config: TrainingConfig) -> tuple[int, int, int]:
 
 
 def updates_in_epoch(config: TrainingConfig, micro_batches: int, ranks: int = 1) -> int:
-    """Return the updates of an epoch whose last micro-batches make one of their own."""
+    """Return the updates in an epoch, where leftover micro-batches make an update of their own."""
     return -(-micro_batches // config.micro_steps)
 
 
 def with_classes(config: TrainingConfig, classes: Sequence[object]) -> TrainingConfig:
-    """Return ``config`` with a class_num that the data's classes fit into."""
+    """Return ``config`` with a class_num that is at least the number of classes in the data."""
     wanted = config.class_num
     if wanted is not None and wanted < len(classes):
         raise InputError(
@@ -112,7 +113,7 @@ def with_classes(config: TrainingConfig, classes: Sequence[object]) -> TrainingC
 
 
 def network_name(config: TrainingConfig) -> str:
-    """Return what lines for people call the network."""
+    """Return the name of the network in printed lines."""
     return f"ResNet-{config.depth}"
 
 
@@ -131,7 +132,7 @@ def build_network(config: TrainingConfig) -> nn.Cell:
 
 
 def image(config: TrainingConfig, path: Path) -> np.ndarray:
-    """Return the network's input for a file of an image, as evaluation makes it: (3, S, S)."""
+    """Return the network's input (3, S, S) for an image file, preprocessed as for evaluation."""
     from labkit.data import imagefolder
 
     return imagefolder.load_image(path, config.image_size)
@@ -157,7 +158,7 @@ def build_evaluation_loss(config: TrainingConfig) -> nn.Cell:
 
 
 def warm_up_rates(config: WarmUpConfig, epochs: int, updates: int) -> np.ndarray:
-    """Return the learning rates of ``epochs`` with so many updates each."""
+    """Return the learning rates of ``epochs`` epochs with ``updates`` updates each."""
     from labkit.steps import schedules
 
     return schedules.get_lr(
@@ -172,7 +173,7 @@ def warm_up_rates(config: WarmUpConfig, epochs: int, updates: int) -> np.ndarray
 
 
 def momentum(network: nn.Cell, rates: np.ndarray, decay: float, factor: float) -> nn.Optimizer:
-    """Return nn.Momentum with weight decay of weights alone, and a rate for each update."""
+    """Return nn.Momentum with weight decay on weights only, and a rate for each update."""
     import mindspore as ms
     from mindspore import nn
 
@@ -182,10 +183,10 @@ def momentum(network: nn.Cell, rates: np.ndarray, decay: float, factor: float) -
 
 
 def monitors(micro_batches: int) -> list[Callback]:
-    """Return TimeMonitor and LossMonitor, once in an epoch: what THOR's tutorial prints with.
+    """Return TimeMonitor and LossMonitor, which print once per epoch, as in THOR's tutorial.
 
     ``epoch: 1 step: 5004, loss is 4.4182425`` is the loss of the first rank's last micro-batch,
-    while records.csv has that of every update.
+    while records.csv has the loss of every update.
     """
     from mindspore.train import LossMonitor, TimeMonitor
 
@@ -193,17 +194,17 @@ def monitors(micro_batches: int) -> list[Callback]:
 
 
 def printed_losses(micro_batches: int, updates: int, words: str) -> list[Callback]:
-    """Return what prints as the other tutorials' trainings do, and TimeMonitor.
+    """Return a callback that prints as the other tutorials' trainings do, and a TimeMonitor.
 
     ============== Starting Training ==============
     epoch: 1 step: 625 loss is  5.2477064
 
-    The loss is as for ``monitors``.
+    The loss is the same as in ``monitors``.
 
     Args:
-        micro_batches: of this rank in an epoch.
-        updates: in an epoch; the line's step.
-        words: between the step and the loss.
+        micro_batches: micro-batches of this rank in an epoch.
+        updates: updates in an epoch, printed as the step.
+        words: text between the step and the loss.
     """
     from mindspore.train import Callback, TimeMonitor
 
@@ -226,13 +227,13 @@ def make_step(
     optimizer: nn.Optimizer,
     make_update: Callable[[nn.Cell], UpdateStage] | None = None,
 ) -> Step:
-    """Return the step cell that the settings ask for; more than one micro-step accumulates.
+    """Return the step cell for the settings; it accumulates if micro_steps is more than 1.
 
     Args:
         config: the recipe's settings.
         network: inputs -> logits.
-        optimizer: of the network's trainable Parameters.
-        make_update: loss_net -> update stage; None: the optimizer takes the gradients themselves.
+        optimizer: optimizer of the network's trainable Parameters.
+        make_update: loss_net -> update stage; None: the optimizer applies the gradients unchanged.
     """
     from labkit.steps.accumulation import AccumulatedStep
     from labkit.steps.losses import LossNet
@@ -249,10 +250,11 @@ def make_step(
 def in_float32(
     config: TrainingConfig, network: nn.Cell, build: Callable[[Any], nn.Cell]
 ) -> nn.Cell:
-    """Return what ``labkit eval`` would evaluate: a network in float32, with what was trained.
+    """Return the network that ``labkit eval`` would evaluate: in float32, with the trained values.
 
-    A step leaves its network in float16, which overflows while running statistics are young:
-    ResNet-50 at 224 pixels, three updates old, has a loss of 35486 in float32, and NaN in float16.
+    A step leaves its network in float16, which overflows while running statistics are based on few
+    updates: ResNet-50 at 224 pixels has after three updates a loss of 35486 in float32, and NaN in
+    float16.
     """
     if not isinstance(config, MixedConfig) or config.precision == "O0":
         return network
@@ -265,12 +267,12 @@ def in_float32(
 
 
 def load_network(network: nn.Cell, checkpoint_path: str | Path) -> None:
-    """Set the network's Parameters from a checkpoint that may hold more (an optimizer's, a step's).
+    """Set the network's Parameters from a checkpoint, which may also hold an optimizer or a step.
 
     The names may be those of the tutorials' ResNets, see ``labkit.nets.resnet_names``.
 
     Raises:
-        InputError: where one is missing or of another shape; the network is as it was then.
+        InputError: if a Parameter is missing or has another shape; the network is then unchanged.
     """
     from labkit.nets import resnet_names
     from labkit.training import checkpoint

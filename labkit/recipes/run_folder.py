@@ -1,4 +1,4 @@
-"""What a run folder says of its training: config.json and classes.json beside the checkpoints."""
+"""How a run folder describes its training: config.json and classes.json beside the checkpoints."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _DECIDE_TIME = frozenset(
 
 
 def description(config: TrainingConfig, classes: Sequence[str], folder: Path) -> Callback:
-    """Return a callback that writes both files once a training begins.
+    """Return a callback that writes both files when the training begins.
 
-    Not before: ``fit`` refuses a folder of another training, whose files must stay.
+    Not earlier: ``fit`` refuses a folder of another training, whose files must not change.
     """
     from mindspore.train import Callback
 
@@ -40,12 +40,12 @@ def description(config: TrainingConfig, classes: Sequence[str], folder: Path) ->
 
 
 def check_resume(config: TrainingConfig, classes: Sequence[str], folder: Path) -> None:
-    """Raise ``InputError`` where ``config`` would not continue the training in ``folder``."""
+    """Raise ``InputError`` if ``config`` would not continue the training in ``folder``."""
     before = _json(folder / CONFIG, dict, "names and values")
     if before is None:
         return
     check_classes(classes, folder / CLASSES)
-    # A training of before a setting was there had what is its default now.
+    # A training from before a setting existed had the value that is now its default.
     before = {each.name: each.default for each in fields(config)} | before
     for name, value in asdict(config).items():
         if name not in MAY_CHANGE and value != before[name]:
@@ -55,14 +55,14 @@ def check_resume(config: TrainingConfig, classes: Sequence[str], folder: Path) -
 
 
 def read_classes(path: Path | None) -> list[str] | None:
-    """Return the names of the classes in a run folder's file; None where it is not there."""
+    """Return the class names in a run folder's file, or None if there is not a file."""
     return _json(path, list, "a list of names")
 
 
 def check_classes(classes: Sequence[str], path: Path | None) -> None:
-    """Raise ``InputError`` unless ``classes`` are those in ``path``; without a file all are right.
+    """Raise ``InputError`` if ``classes`` are not those in ``path``; without a file, accept any.
 
-    One class more or less would shift the labels of all that follow.
+    One class more or fewer would shift the labels of all that follow.
     """
     known = read_classes(path)
     if known is None or list(classes) == known:
@@ -79,16 +79,16 @@ def check_classes(classes: Sequence[str], path: Path | None) -> None:
 
 
 def seconds_of_update(folder: str | Path, config: TrainingConfig) -> float:
-    """Return the mean seconds of an update that a training of these settings has taken.
+    """Return the mean seconds per update of a training with these settings.
 
-    Its first two updates are left out: they compile.
+    The first two updates are left out: they compile.
 
     Args:
         folder: the run folder.
-        config: settings of the same kind; lengths, rates and places may differ.
+        config: settings of the same kind; lengths, rates and paths may differ.
 
     Raises:
-        InputError: where there is no such training, or its records are damaged or fewer than five.
+        InputError: if there is no such training, or its records are damaged or fewer than five.
     """
     from labkit.training.records import read_records
     from labkit.training.update_rows import RECORDS
@@ -115,15 +115,15 @@ def seconds_of_update(folder: str | Path, config: TrainingConfig) -> float:
         raise InputError(
             f"{folder / RECORDS} is damaged; expected seconds and a growing update in each row"
         )
-    # In dataset sink mode a row is an epoch's.
+    # In dataset sink mode there is one row per epoch.
     return (last["seconds"] - first["seconds"]) / (last["update"] - first["update"])
 
 
 def beside(checkpoint_path: str | Path, name: str) -> Path | None:
-    """Return RUN/name for a checkpoint that a training wrote into its run folder, None for others.
+    """Return RUN/name for a checkpoint that a training wrote into its run folder, else None.
 
-    It is RUN/checkpoint/FILE, and the tutorial's RUN/FILE or RUN/FOLDER/FOLDER/FILE where the
-    training in RUN had ``layout="documents"``.
+    The checkpoint is RUN/checkpoint/FILE; if the training in RUN had ``layout="documents"``, it may
+    also be the tutorial's RUN/FILE or RUN/FOLDER/FOLDER/FILE.
     """
     path = Path(checkpoint_path).absolute()
     for folder in path.parents[:3]:
@@ -136,7 +136,7 @@ def beside(checkpoint_path: str | Path, name: str) -> Path | None:
 def _holds_documents(folder: Path) -> bool:
     try:
         return read_json(folder / CONFIG)["layout"] == "documents"
-    except (OSError, InputError, KeyError, TypeError):  # none, or none of a recipe
+    except (OSError, InputError, KeyError, TypeError):  # no file, or not one of a recipe
         return False
 
 
@@ -150,7 +150,7 @@ def newest(folder: Path) -> str | None:
 
 
 def _json(path: Path | None, kind: type[list] | type[dict], expected: str) -> Any:
-    """Return what a file holds, a ``kind`` with texts in it, or None where it is not there."""
+    """Return the list of texts or the dict with texts as keys in a file, or None without one."""
     if path is None or not path.is_file():
         return None
     try:

@@ -1,8 +1,8 @@
 """A recipe's settings: a frozen dataclass, filled from a YAML file and ``name=value`` texts.
 
-The functions below make its fields: a default, what the setting means, and what is right. A
-subclass may state another default alone, ``batch_size: int = 32``; meaning and rule are inherited.
-The dataclass calls ``check(self)`` in its ``__post_init__``. No MindSpore.
+The functions below make its fields, each with a default, a meaning and a rule. A subclass may
+change the default alone, ``batch_size: int = 32``, and inherits meaning and rule. The dataclass
+calls ``check(self)`` in its ``__post_init__``. No MindSpore import.
 """
 
 import argparse
@@ -31,7 +31,7 @@ _FLAGS = {"true": True, "false": False}
 
 @dataclass(frozen=True)
 class _Rule:
-    """What a setting means, what is expected of it, and (name, value) -> the checked value."""
+    """The meaning of a setting, its expected values, and (name, value) -> the checked value."""
 
     meaning: str
     expected: str
@@ -39,13 +39,13 @@ class _Rule:
 
 
 def count(default: int | None, meaning: str, at_least: int = 1) -> Any:
-    """Return a field for integers from ``at_least`` on."""
+    """Return a field for integers >= ``at_least``."""
     expected = f"an integer >= {at_least}"
     return _field(default, meaning, expected, lambda n, v: arguments.integer(n, v, at_least))
 
 
 def _numbers(expected: str, **bounds: float) -> Callable[[float, str], Any]:
-    """A function of (default, meaning) that returns a field for finite numbers within bounds."""
+    """Return a function (default, meaning) -> field for finite numbers within bounds."""
 
     def make(default: float, meaning: str) -> Any:
         return _field(default, meaning, expected, lambda n, v: arguments.number(n, v, **bounds))
@@ -80,7 +80,7 @@ def flag(default: bool, meaning: str) -> Any:
 
 
 def path(default: str | None, meaning: str, what: str = "the path of a folder") -> Any:
-    """Return a field for texts that are not empty."""
+    """Return a field for non-empty texts."""
 
     def check(name: str, value: Any) -> str:
         if not isinstance(value, str) or not value:
@@ -91,7 +91,7 @@ def path(default: str | None, meaning: str, what: str = "the path of a folder") 
 
 
 def indices(default: tuple[int, ...] | None, meaning: str) -> Any:
-    """Return a field for rising integers: a YAML list, or numbers with commas between them."""
+    """Return a field for increasing integers: a YAML list, or numbers separated by commas."""
     return _field(default, meaning, options.INDICES, options.fusion_indices)
 
 
@@ -106,10 +106,10 @@ def _field(default: Any, meaning: str, expected: str, check: Callable[[str, Any]
 
 
 def check(settings: Any) -> None:
-    """Check every setting, and set it to the plain Python value that it stands for.
+    """Check every setting and convert it to a plain Python value.
 
     Raises:
-        InputError: when one is not what its rule expects.
+        InputError: if a setting is not what its rule expects.
     """
     for each in fields(settings):
         value = getattr(settings, each.name)
@@ -131,22 +131,22 @@ def read(
     assignments: Iterable[str] = (),
     base: Settings | None = None,
 ) -> Settings:
-    """Return settings: ``base`` or the defaults, then those of a file, then the assignments.
+    """Return ``base`` or the defaults, changed by the file and then by the assignments.
 
     Args:
         kind: the dataclass.
-        path: YAML file (JSON is YAML too) with a mapping of names to values, or None; behind it may
-            be others, which are not read: the models repository has its help texts there. Its keys
-            are taken too, see ``models``.
-        assignments: texts ``name=value``; the last of a name counts.
+        path: YAML file (JSON is YAML too) with a mapping of names to values, or None. Only its
+            first document is read: in the models repository the others are help texts. The keys of
+            that repository are accepted too, see ``models``.
+        assignments: texts ``name=value``; the last one for a name counts.
         base: settings to start from; None for the defaults.
 
     Returns:
-        The settings. Texts are read as the field's type: ``1e-4`` is a number, ``None`` is None.
+        The settings. Texts are converted to the field's type: ``1e-4`` is a number, ``None`` None.
 
     Raises:
-        InputError: when the file cannot be read, a name is unknown (with the nearest one), or a
-            value is not right.
+        InputError: if the file cannot be read, a name is unknown (the message has the nearest one),
+            or a value is invalid.
     """
     values = {} if base is None else asdict(base)
     known = {each.name: each for each in fields(kind)}
@@ -154,7 +154,7 @@ def read(
     content = {} if content is None else content
     if not isinstance(content, dict):
         raise InputError(f"{path}: expected name: value lines, got a {type(content).__name__}")
-    # A key that is the bare word on is True in YAML 1.1.
+    # YAML 1.1 reads the bare key "on" as True.
     content = {"on" if key is True and "on" in known else key: v for key, v in content.items()}
     changes = [(*item, f" in {path}") for item in models.translated(content, known).items()]
     for text in assignments:
@@ -171,7 +171,7 @@ def read(
 
 
 def write(settings: Any, path: Path) -> None:
-    """Write settings as JSON that ``read`` takes; complete, or not at all."""
+    """Write settings as JSON that ``read`` accepts; the file is written whole or not at all."""
     write_json(path, asdict(settings), "the settings")
 
 
@@ -183,7 +183,7 @@ def lines(settings: Any) -> str:
 
 
 def yaml_text(settings: Any) -> str:
-    """Return settings as YAML that ``read`` takes, each below what it means."""
+    """Return settings as YAML that ``read`` accepts, each below a comment with its meaning."""
     parts = []
     for each in fields(settings):
         meaning = textwrap.wrap(_rule(type(settings), each.name).meaning, 98)
@@ -193,11 +193,11 @@ def yaml_text(settings: Any) -> str:
 
 
 def add_options(parser: argparse.ArgumentParser, named: Mapping[str, Any]) -> None:
-    """Add an option for each setting, which does what ``--set NAME=VALUE`` does.
+    """Add an option for each setting, equivalent to ``--set NAME=VALUE``.
 
     Args:
-        parser: with an option ``--set`` that appends.
-        named: settings by name, the first of which are the defaults.
+        parser: parser with an option ``--set`` that appends.
+        named: settings by name; the first are the defaults.
     """
     kind = type(next(iter(named.values())))
     group = parser.add_argument_group("settings")
@@ -212,7 +212,7 @@ def add_options(parser: argparse.ArgumentParser, named: Mapping[str, Any]) -> No
 
 
 class _Assign(argparse.Action):
-    """Appends ``name=value`` to what ``--set`` gave: the last of a name counts."""
+    """Appends ``name=value`` to the values of ``--set``: the last one for a name counts."""
 
     def __call__(
         self, parser: object, namespace: argparse.Namespace, values: Any, option: str | None = None
@@ -222,7 +222,7 @@ class _Assign(argparse.Action):
 
 
 def _default(each: Field, named: Mapping[str, Any]) -> str:
-    """The default, the settings whose default differs, and what is expected."""
+    """Return the default, the named settings that differ from it, and what is expected."""
     base = next(iter(named.values()))
     default = getattr(base, each.name)
     text = str(default)
@@ -234,7 +234,7 @@ def _default(each: Field, named: Mapping[str, Any]) -> str:
 
 
 def _rule(kind: type, name: str) -> _Rule:
-    """The rule of a setting: that of the nearest class that states one."""
+    """Return the rule of a setting, from the nearest class that states one."""
     of_classes = (getattr(base, "__dataclass_fields__", {}).get(name) for base in kind.__mro__)
     return next(each.metadata["rule"] for each in of_classes if each and each.metadata)
 
@@ -250,7 +250,7 @@ def _kind(each: Field) -> type:
 
 
 def _from_text(each: Field, text: str) -> Any:
-    """A text as the type of its field; unchanged where it is not, for ``check`` to name."""
+    """Convert a text to its field's type; if it has another, keep it for ``check`` to report."""
     kind = _kind(each)
     if _is_optional(each) and text.lower() in ("none", "null"):
         return None

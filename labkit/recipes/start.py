@@ -1,9 +1,9 @@
-"""How the ranks of a recipe's command are started: the options for it, and the start itself.
+"""Start the ranks of a recipe's command: the options for it, and the start itself.
 
-On every device MindSpore's msrun starts the ranks, through ``labkit.launch``, which says at once
-what failed where. Besides, as the tutorials have it: on Ascend the ranks get a rank table, which
-says their number too; on GPU OpenMPI's mpirun can start them. On another device the same command
-starts as many ranks by msrun, and a printed line says so.
+On every device MindSpore's msrun starts the ranks, through ``labkit.launch``, which reports at once
+what failed and where. The tutorials' ways work as well: on Ascend the ranks get a rank table, which
+also sets their number; on GPU OpenMPI's mpirun can start them. On any other device the same command
+starts as many ranks with msrun and prints a line that says so.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ from labkit.errors import InputError, WorkerFailed
 from labkit.ranks import msrun, plan, processes, rank_table
 from labkit.ranks.launch import launch
 
-_FOLLOW = 0.2  # seconds between two looks at the first rank's log
-_PORT = 8118  # of a rank table's first server: msrun's own
+_FOLLOW = 0.2  # seconds between two reads of the first rank's log
+_PORT = 8118  # on a rank table's first server: msrun's default
 _NOISE = re.compile(rb"\[(DEBUG|INFO|WARNING)\] [A-Z_]+\(")  # MindSpore's log
 _TOGETHER = 60  # seconds for the ranks of one machine to find each other
-_NODES = 600  # on several machines, where somebody starts each by hand
+_NODES = 600  # the same on several machines, each of which is started by hand
 
 
 @dataclass(frozen=True)
 class Start:
-    """The ranks to be started on this machine: as many by each of ``nodes`` machines.
+    """The ranks to start on this machine; each of ``nodes`` machines starts as many.
 
     Attributes:
-        command: of each rank, behind ``python -m``.
-        ranks: of this machine.
-        nodes: how many machines.
-        node_rank: which of them this is.
-        master: ``HOST:PORT`` of the first one, or None.
+        command: command of each rank, after ``python -m``.
+        ranks: number of ranks on this machine.
+        nodes: number of machines.
+        node_rank: number of this machine, from 0.
+        master: ``HOST:PORT`` of the first machine, or None.
         logs: folder for the ranks' logs.
-        by: the program that starts them, "msrun" or "mpirun".
-        variables: that each of them gets besides this process's.
-        why: what a user may not expect, or "".
+        by: the program that starts the ranks, "msrun" or "mpirun".
+        variables: environment variables of each rank, in addition to those of this process.
+        why: explanation of what a user may not expect, or "".
     """
 
     command: tuple[str, ...]
@@ -80,7 +80,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def without_options(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments but for those of ``add_options``: what each rank is called with."""
+    """Return the arguments without those of ``add_options``: each rank is called with them."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     add_options(parser)
     return parser.parse_known_args(list(arguments))[1]
@@ -96,12 +96,12 @@ def prepare(options: argparse.Namespace, command: Sequence[str], run_folder: str
     """Return the start that the options ask for.
 
     Args:
-        options: as parsed.
-        command: of each rank: the module and its arguments.
-        run_folder: whose name the folder of logs has by default.
+        options: the parsed options.
+        command: command of each rank: the module and its arguments.
+        run_folder: the run folder, after which the folder of logs is named by default.
 
     Raises:
-        InputError: when they do not go together, and for a rank table that does not fit.
+        InputError: if options exclude each other, or the rank table does not fit.
     """
     if options.run_distribute or options.device_num is not None:
         raise InputError(
@@ -151,7 +151,7 @@ def _check_counts(ranks: int | None, nodes: int, node_rank: int) -> None:
 
 
 def _ranks_of(table: dict, node_rank: int, options: argparse.Namespace) -> int:
-    """The number of ranks that a table has on one server; msrun numbers them through."""
+    """Return the number of ranks on one server of a table; msrun numbers them consecutively."""
     servers = table["server_list"]
     integer("node_rank", node_rank, 0, len(servers) - 1)
     counts = {len(server["device"]) for server in servers}
@@ -173,11 +173,11 @@ def _ranks_of(table: dict, node_rank: int, options: argparse.Namespace) -> int:
 
 
 def run(start: Start, say: str) -> int:
-    """Start the ranks, show what the first one prints, and return when all have ended: 0, 1 or 2.
+    """Start the ranks, show the first one's output, wait until all have ended; return 0, 1 or 2.
 
     Args:
-        start: what is started.
-        say: the name in messages.
+        start: the ranks to start.
+        say: name at the beginning of an error message.
     """
     ranks = "1 rank" if start.ranks == 1 else f"{start.ranks} ranks"
     machines = f" on each of {start.nodes} machines" if start.nodes > 1 else ""
@@ -203,7 +203,7 @@ def _by_msrun(start: Start) -> None:
 
 
 def _asked(start: Start) -> dict[str, Any]:
-    """What ``launch`` and, in a dry run, ``plan`` are asked for alike."""
+    """Return the arguments for ``launch`` and, in a dry run, for ``plan``."""
     return {
         "workers": start.ranks,
         "timeout": None,
@@ -223,7 +223,7 @@ def _mpirun(start: Start) -> list[str]:
 
 
 def _by_mpirun(start: Start) -> None:
-    """mpirun ends all ranks with the first that fails, and returns its exit code."""
+    """Start the ranks with mpirun, which ends all if one fails and returns its exit code."""
     command, log = _mpirun(start), start.logs / "mpirun.log"
     make_folder(start.logs)
     with processes.guarded() as mark, _shown(log), log.open("wb") as output:
@@ -240,8 +240,8 @@ def _by_mpirun(start: Start) -> None:
 
 @contextlib.contextmanager
 def _shown(path: Path) -> Iterator[None]:
-    """Print what is written to a file meanwhile."""
-    with contextlib.suppress(OSError):  # where there can be no log, the start says so
+    """Print what is written to a file while the body runs."""
+    with contextlib.suppress(OSError):  # if there can be no log, the start reports it
         path.unlink()
     over = threading.Event()
 
@@ -270,10 +270,10 @@ def _shown(path: Path) -> Iterator[None]:
 
 
 def show(start: Start | Sequence[str]) -> None:
-    """Print each process's environment and command, as a shell takes them; start nothing.
+    """Print each process's environment and command in shell syntax; start nothing.
 
     Args:
-        start: the ranks, or the command of a single process behind ``python -m``.
+        start: the ranks, or the command of a single process after ``python -m``.
     """
     if not isinstance(start, Start):
         _print("one process", {}, ["python", "-m", *start])

@@ -1,20 +1,20 @@
-"""The settings of the two stages of ``labkit.recipes.subspace_stage_1`` and ``..._2``.
+"""The settings of the two stages, ``labkit.recipes.subspace_stage_1`` and ``..._2``.
 
 Source: the dimension reduction tutorial (ResNet-50, ImageNet, 8 devices, 256 images on each: with
-1 281 167 images an epoch has 625 steps) and the lr_generator and resnet samples of r1.6 that it
-takes the learning rate and the loss from. Its ``boost_config_dict`` is read by ``upstream.boost``;
-here its words are settings.
+1 281 167 images an epoch has 625 steps), and the lr_generator and resnet samples of r1.6, from
+which it takes the learning rate and the loss. ``upstream.boost`` reads its ``boost_config_dict``;
+in this module the keys of that dict are settings.
 
-Departures: weight decay spares normalisation layers and biases by what they are, not by their
-names; the defaults of keep_batchnorm_fp32 and drop_overflow_update are True (there False): a
+Departures: weight decay exempts normalisation layers and biases by what they are, not by their
+names; keep_batchnorm_fp32 and drop_overflow_update are True by default (in the tutorial False): a
 micro-batch that is not finite is dropped.
-The second stage has no weight decay: the tutorial writes 1e-4 at rate 1, which would take an
-eighth of every weight in its 1250 steps (1 - (1 - 1e-4)^1250 = 0.118), but MindSpore puts an
-optimizer without any in the place of the one it is written for.
+The second stage has no weight decay: the tutorial writes 1e-4 at rate 1, which would remove an
+eighth of every weight in its 1250 steps (1 - (1 - 1e-4)^1250 = 0.118), but MindSpore replaces the
+optimizer that it is written for by one without weight decay.
 
-The tutorial's figures, which are not repeated here: loss 5.248, 3.018, 2.423 and 2.312 after epochs
-1, 10, 30 and 70 of the first stage, accuracy 66.05 %; 2.342 and 2.164 after the two epochs of the
-second, 74.31 %. An ordinary training has 70.18 % after 80 epochs, it says.
+The tutorial's figures, which labkit has not reproduced: loss 5.248, 3.018, 2.423 and 2.312 after
+epochs 1, 10, 30 and 70 of the first stage, accuracy 66.05 %; loss 2.342 and 2.164 after the two
+epochs of the second, accuracy 74.31 %; an ordinary training reaches 70.18 % after 80 epochs.
 """
 
 from dataclasses import dataclass
@@ -51,7 +51,7 @@ class StageOneConfig(WarmUpConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        # The learning rate ends after total_epochs; a later first epoch has no snapshot.
+        # The learning rate ends after total_epochs; a start after epoch_size has no snapshots.
         at_most("epoch_size", self.epoch_size, "total_epochs", self.total_epochs)
         at_most("warmup_epochs", self.warmup_epochs, "total_epochs", self.total_epochs)
         at_most("snapshot_start_epoch", self.snapshot_start_epoch, "epoch_size", self.epoch_size)
@@ -63,7 +63,7 @@ class StageOneConfig(WarmUpConfig):
 @names_checked
 @dataclass(frozen=True)
 class StageTwoConfig(MixedConfig):
-    """The second stage: a search in the directions that the first one's snapshots lie in."""
+    """The second stage: a search in the directions that the first stage's snapshots span."""
 
     stage_1: str = path(
         "runs/subspace/stage_1", "run folder of the first stage, for what the next three leave out"
@@ -110,8 +110,8 @@ class StageTwoConfig(MixedConfig):
         refuse_sink(self, words.SUBSPACE_ON_HOST)
 
 
-# "as_it_ran": what MindSpore makes of the tutorial's words. Two trials are hidden in its code, and
-# its loss scale of 1024 stays in the residual: alpha is 1024 times 0.001.
+# "as_it_ran": what MindSpore does with the tutorial's settings. Two trials are fixed in its code,
+# and its loss scale of 1024 stays in the residual: alpha is 1024 times 0.001.
 STAGE_TWO = {
     "tutorial": StageTwoConfig(),
     "as_it_ran": StageTwoConfig(trials=2, alpha=1.024, failure="rollback"),

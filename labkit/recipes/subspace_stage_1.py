@@ -3,15 +3,16 @@
     labkit train subspace-1 --data_path FOLDER
     labkit eval subspace-1 --data_path FOLDER --checkpoint_path FILE
 
-FOLDER holds train/ and val/ (or validation_preprocess/, as the tutorial's text has it), each with
-one folder a class. ``labkit.recipes.subspace_config`` says what can be set: the defaults are the
+FOLDER holds train/ and val/ (or validation_preprocess/, as in the tutorial's text), each with one
+folder per class. ``labkit.recipes.subspace_config`` describes the settings; their defaults are the
 tutorial's. --ranks 8 starts eight ranks. The second stage is ``labkit.recipes.subspace_stage_2``.
 
-Source: "Dimension Reduction Training" (MindSpore tutorial r1.6), train_stage_1.py. Departures: the
-whole state is in RUN/checkpoint, from where the training resumes, and the snapshots of the
-trainable weights are safetensors in RUN/checkpoint_pca (there both are MindSpore checkpoints, in
-checkpoint_stage_1); all ranks evaluate, each its part, so that every image counts (there the first
-rank alone), in float32; the snapshots' first epoch and their number in an epoch can be chosen.
+Source: "Dimension Reduction Training" (MindSpore tutorial r1.6), train_stage_1.py. Departures:
+RUN/checkpoint holds the whole state, from which a training can resume, and RUN/checkpoint_pca holds
+the snapshots of the trainable weights, as safetensors (in the tutorial both are MindSpore
+checkpoints in checkpoint_stage_1); all ranks evaluate, each its part, so that every image counts
+(in the tutorial only the first rank evaluates), in float32; the snapshots' first epoch and their
+number per epoch can be chosen.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ SNAPSHOTS = "checkpoint_pca"
 
 
 def build_step(config: StageOneConfig, network: nn.Cell, micro_batches: int) -> Step:
-    """Return the step cell, its optimizer and rates for epochs of ``micro_batches``."""
+    """Return the step cell, with optimizer and rates for epochs of ``micro_batches``."""
     updates = updates_in_epoch(config, micro_batches)
     rates = warm_up_rates(config, config.total_epochs, updates)
     optimizer = momentum(network, rates, config.weight_decay, config.momentum)
@@ -54,7 +55,7 @@ def build_step(config: StageOneConfig, network: nn.Cell, micro_batches: int) -> 
 def tutorial_callbacks(
     config: TrainingConfig, network: nn.Cell, micro_batches: int, resume: bool
 ) -> list[Callback]:
-    """Return what prints ``epoch: 1 step: 625 loss is  5.2477064`` after an epoch."""
+    """Return callbacks that print ``epoch: 1 step: 625 loss is  5.2477064`` after each epoch."""
     return printed_losses(micro_batches, updates_in_epoch(config, micro_batches), " loss is  ")
 
 
@@ -78,13 +79,13 @@ def callbacks(
 def evaluation(
     config: TrainingConfig, network: nn.Cell, val_set: Dataset, ranks: int
 ) -> dict[str, float]:
-    """Return ``recipe.evaluation`` and print it as the tutorial does, on the first rank.
+    """Return the result of ``recipe.evaluation``; the first rank prints it as the tutorial does.
 
     ============== Starting Testing ==============
     ============== {'Accuracy': 0.6604992988782051} ==============
 
     Raises:
-        InputError: when there is nothing to evaluate, in the tutorial's words.
+        InputError: if there is nothing to evaluate, with the tutorial's message.
     """
     first = cluster.rank_and_size()[0] == 0
     if first:

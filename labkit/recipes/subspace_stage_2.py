@@ -5,17 +5,17 @@
         --pretrained_weight_path FILE --pca_mat_path pca_mat.npy
     labkit eval subspace-2 --data_path FOLDER --checkpoint_path FILE
 
-FOLDER is that of ``labkit.recipes.subspace_stage_1``, whose run folder the training starts from:
-its newest checkpoint and its snapshots, of which the basis is made and kept as pca_mat.npy. A
-pca_mat_path that is there already is loaded, and nothing computed.
-``labkit.recipes.subspace_config`` says what can be set, and has the settings "tutorial" (the
+FOLDER is the same as for ``labkit.recipes.subspace_stage_1``. The training starts from the run
+folder of that stage: from its newest checkpoint, and from its snapshots, of which the basis is made
+and saved as pca_mat.npy. If the file pca_mat_path exists, it is loaded and nothing is computed.
+``labkit.recipes.subspace_config`` describes the settings, among them the named ones "tutorial" (the
 default) and "as_it_ran". --ranks 8 starts eight ranks.
 
 Source: "Dimension Reduction Training" (MindSpore tutorial r1.6), train_boost_stage_2.py, which
-gives ``boost_config_dict`` to Model (``labkit.boost_step`` takes it). Departures: ``SubspaceStep``
-as labkit has it, on any device; the optimizer is the one that is written there, not another; a
-checkpoint that is missing is refused (there NameError); the loss scale is a number, and divided out
-once.
+passes ``boost_config_dict`` to Model (``labkit.boost_step`` accepts it). Departures: labkit's
+``SubspaceStep``, on any device; the optimizer is the one that the script names, which MindSpore
+replaces; a missing checkpoint is refused (in the tutorial it raises NameError); the loss scale is a
+number, and is divided out once.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 def build_step(config: StageTwoConfig, network: nn.Cell, micro_batches: int) -> Step:
-    """Return the step cell, with the network's weights where the stage starts from."""
+    """Return the step cell, and give the network the weights that the stage starts from."""
     from labkit.algorithms.subspace import SubspaceStep
     from labkit.steps.losses import LossNet
     from labkit.upstream.basis import basis_from
@@ -65,7 +65,7 @@ def build_step(config: StageTwoConfig, network: nn.Cell, micro_batches: int) -> 
 
 
 def build_optimizer(config: StageTwoConfig, network: nn.Cell) -> nn.Optimizer:
-    """Return the optimizer, which takes what the search leaves."""
+    """Return the optimizer, which applies the residual that the search leaves."""
     from mindspore import nn
 
     from labkit.steps.parameter_groups import decay_groups
@@ -74,7 +74,7 @@ def build_optimizer(config: StageTwoConfig, network: nn.Cell) -> nn.Optimizer:
 
 
 def pretrained(config: StageTwoConfig) -> Path:
-    """Return the checkpoint to start from; raise ``InputError`` where there is none."""
+    """Return the checkpoint to start from; raise ``InputError`` if there is none."""
     if config.pretrained_weight_path is not None:
         path = Path(config.pretrained_weight_path)
         if not path.is_file():
@@ -90,14 +90,14 @@ def pretrained(config: StageTwoConfig) -> Path:
 
 
 def load_start(config: StageTwoConfig, network: nn.Cell) -> None:
-    """Set the network's Parameters to those that the stage starts from."""
+    """Set the network's Parameters to the values that the stage starts from."""
     path = pretrained(config)
     load_network(network, path)
     text = f"labkit: starts from {path}"
     if config.start_from == "first":
         from labkit.algorithms.subspace.snapshots import load_snapshot
 
-        # BatchNorm's running statistics stay the checkpoint's: snapshots hold trainable weights.
+        # BatchNorm keeps the checkpoint's running statistics: snapshots hold trainable weights.
         load_snapshot(network, snapshot_folder(config), which="first")
         text += f", with the weights of the first snapshot in {snapshot_folder(config)}"
     if cluster.rank_and_size()[0] == 0:
@@ -105,7 +105,7 @@ def load_start(config: StageTwoConfig, network: nn.Cell) -> None:
 
 
 def snapshot_folder(config: StageTwoConfig) -> Path:
-    """Return the folder that the first stage's snapshots are in."""
+    """Return the folder of the first stage's snapshots."""
     if config.weight_load_dir is not None:
         return Path(config.weight_load_dir)
     # RUN/checkpoint/FILE, or the tutorial's checkpoint_stage_1/FILE.
@@ -117,7 +117,7 @@ def snapshot_folder(config: StageTwoConfig) -> Path:
 
 
 def check_classes(config: StageTwoConfig, classes: Sequence[str]) -> None:
-    """Raise ``InputError`` for data of other classes than the first stage's."""
+    """Raise ``InputError`` if the classes of the data are not those of the first stage."""
     run_folder.check_classes(classes, run_folder.beside(pretrained(config), run_folder.CLASSES))
 
 

@@ -3,16 +3,16 @@
     labkit train thor --data_path FOLDER --settings ascend
     labkit eval thor --data_path FOLDER --checkpoint_path FILE
 
-FOLDER holds train/ and val/, each with one folder a class, or is such a folder of classes itself
-(the tutorial's; there is no evaluation after training then). ``labkit.recipes.thor_config`` has the
-settings "ascend" (the default) and "gpu" and says what else can be set. --ranks 8 starts eight
-ranks.
+FOLDER holds train/ and val/, each with one folder per class, or is itself a folder of classes (as
+in the tutorial; then there is no evaluation after training). ``labkit.recipes.thor_config``
+describes the settings, among them the named ones "ascend" (the default) and "gpu". --ranks 8 starts
+eight ranks.
 
 Source: "Applying second-order optimization on the ResNet-50 network" (MindSpore tutorial r2.3),
-train.py and eval.py. Departures: THOR as labkit has it, on any device; every image counts in the
-evaluation; the first rank alone writes checkpoints, RUN/ckpt_0/resnet-{epoch}_{step}.ckpt, since
-all ranks hold the same weights; training resumes, from RUN/checkpoint. After a resume MindSpore
-names its files resnet_1-{epoch}_{step}.ckpt, to keep the earlier ones.
+train.py and eval.py. Departures: labkit's THOR, on any device; every image counts in the
+evaluation; only the first rank writes checkpoints, RUN/ckpt_0/resnet-{epoch}_{step}.ckpt, since
+all ranks hold the same weights; a training can resume, from RUN/checkpoint. After a resume
+MindSpore names its files resnet_1-{epoch}_{step}.ckpt, to keep the earlier ones.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def build_step(config: ThorConfig, network: nn.Cell, micro_batches: int) -> Step
     damping = schedules.get_thor_damping(
         0, config.damping_init, config.damping_decay, config.epoch_size, updates
     )
-    # As a group: nn.Momentum would spare what has "beta" or "gamma" in its name.
+    # As a group: otherwise nn.Momentum exempts Parameters with "beta" or "gamma" in their names.
     everything = [{"params": network.trainable_params(), "weight_decay": config.weight_decay}]
     optimizer = nn.Momentum(everything, ms.Tensor(rates), config.momentum)
 

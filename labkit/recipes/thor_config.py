@@ -1,14 +1,14 @@
-"""The settings of ``labkit.recipes.thor``: the tutorial's two, by name.
+"""The settings of ``labkit.recipes.thor``: the tutorial's two sets of values, by name.
 
 Source: the THOR tutorial (ResNet-50 v1.5, ImageNet, 8 devices, 32 images on each); its values are
 those of official/cv/resnet in MindSpore's models repository, whose latest file for Ascend has
 lr_decay 4.04839 and damping_init 0.02714 instead. With 1 281 167 images an epoch has 5004 updates,
 and 834 are a sixth of them.
 
-What these files have besides: all_reduce_fusion_config, [80, 160] for Ascend and [75, 155] for GPU,
-is a setting here, and None by default: the indices are those of a ResNet-50's gradients, and on
-two ranks change no number. The damping's 70 epochs are no setting: they are only the length of its
-array, which is here that of the training.
+These files also have all_reduce_fusion_config, [80, 160] for Ascend and [75, 155] for GPU. In
+labkit it is a setting and None by default: the indices are those of a ResNet-50's gradients, and on
+two ranks they do not change any number. The damping's 70 epochs are not a setting: they are only
+the length of its array, which in labkit is that of the training.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from labkit.recipes.settings import count, flag, path, positive, rate, share
 @names_checked
 @dataclass(frozen=True)
 class ThorConfig(MixedConfig):
-    """Everything that decides a training but the data and the machine."""
+    """Everything that determines a training, except the data and the machine."""
 
     batch_size: int = 32
     epoch_size: int = 45

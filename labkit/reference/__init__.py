@@ -1,7 +1,7 @@
-"""The same computations in NumPy float64: slow on purpose, so that they can be read and trusted.
+"""Reference implementations in NumPy float64: slow on purpose, easy to read and to trust.
 
-Each function follows the equation, keeps every intermediate and takes no shortcut. Tests and
-exercise checks compare the fast cells with these. No MindSpore import.
+Each function follows its equation, keeps every intermediate and takes no shortcut. Tests and
+exercise checks compare the fast cells with them. No MindSpore import.
 """
 
 from labkit.reference.accumulation import Accumulation as Accumulation

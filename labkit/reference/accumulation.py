@@ -13,7 +13,7 @@ Arrays = list[np.ndarray]
 def weight(
     rows: int, *, tokens: int = 0, normalise: str = "samples", reduction: str = "mean"
 ) -> float:
-    """Return w_i, what a micro-batch of ``rows`` samples (and ``tokens`` tokens) counts for."""
+    """Return w_i, the weight of a micro-batch of ``rows`` samples (and ``tokens`` tokens)."""
     choice("normalise", normalise, ("samples", "tokens", "steps"))
     if normalise == "tokens":
         return float(tokens)
@@ -61,7 +61,7 @@ def dynamic_loss_scale(
 ) -> list[float]:
     """Return the loss scale after each micro-batch.
 
-    A non-finite micro-batch divides it by ``factor`` (not below 1) and starts the count again;
+    A non-finite micro-batch divides it by ``factor`` (not below 1) and restarts the count;
     ``interval`` finite ones in a row multiply it (not above 2**120).
     """
     scale, run, scales = float(initial), 0, []
@@ -77,14 +77,14 @@ def dynamic_loss_scale(
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """What the gradient stage knows of one micro-batch.
+    """What the gradient stage knows about one micro-batch.
 
     Attributes:
         loss: mean loss L_i.
         weight: w_i.
-        gradients: of L_i, unweighted.
-        rows: samples in it.
-        finite: whether loss and gradients are.
+        gradients: gradients of L_i, unweighted.
+        rows: number of samples.
+        finite: whether loss and gradients are finite.
     """
 
     loss: float
@@ -96,7 +96,7 @@ class MicroBatch:
 
 @dataclass(frozen=True)
 class Update:
-    """One update: the averaged gradients after clipping, their norm before, mean loss, samples."""
+    """One update: averaged gradients after clipping, norm before clipping, mean loss, samples."""
 
     gradients: Arrays
     norm: float
@@ -106,7 +106,7 @@ class Update:
 
 @dataclass
 class Accumulation:
-    """Which micro-batches make an update: a list of the group's members, averaged at its end.
+    """Accumulation by keeping a list of the group's micro-batches, which are averaged at its end.
 
     Attributes:
         micro_steps: group size, or a function of the number of updates so far.
@@ -114,9 +114,9 @@ class Accumulation:
         nonfinite: likewise.
         reduction: likewise.
         clip_norm: likewise.
-        members: the micro-batches that wait.
-        micro_step: how many the group has counted.
-        dropped: the non-finite ones of all time.
+        members: the micro-batches that are waiting.
+        micro_step: number of micro-batches that the group has counted.
+        dropped: number of non-finite micro-batches so far, except with ``propagate``.
         updates: all updates in order.
     """
 
@@ -149,7 +149,7 @@ class Accumulation:
         if self.micro_step == 0:
             return None
         if self.tail == "carry":
-            # The members stay, the count does not: the next group has them on top of its own.
+            # The members stay, the count restarts: the next group has them in addition to its own.
             self.micro_step = 0
             return None
         if self.tail == "drop":

@@ -1,4 +1,4 @@
-"""Adasum vector by vector: the pair, three, and any number of workers."""
+"""Adasum of two vectors, of three, and of any number."""
 
 from collections.abc import Sequence
 
@@ -9,19 +9,19 @@ from labkit.errors import InputError
 
 
 def cosine(a: ArrayLike, b: ArrayLike) -> float:
-    """Return a . b / (|a| |b|), and 0 where one of them is 0."""
+    """Return a . b / (|a| |b|), or 0 if one of the vectors is 0."""
     a, b = _vector(a), _vector(b)
     lengths = np.linalg.norm(a) * np.linalg.norm(b)
     return float(a @ b / lengths) if lengths else 0.0
 
 
 def adasum_pair(a: ArrayLike, b: ArrayLike, m: int = 1, n: int = 1) -> np.ndarray:
-    """Return Adasum of a, which m workers made, and b, which n made; each (d,).
+    """Return Adasum of a, made by m workers, and b, made by n workers; each (d,).
 
     (1 - m / (m + n) a.b / |a|^2) a  +  (1 - n / (m + n) a.b / |b|^2) b
 
-    With m = n it is the pair of Maleki et al., arXiv 2006.02924. Parallel vectors give their mean
-    over the workers, (m a + n b) / (m + n); a zero vector passes the other through.
+    With m = n it is the pairwise rule of Maleki et al., arXiv 2006.02924. Parallel vectors give
+    their mean over the workers, (m a + n b) / (m + n); a zero vector leaves the other unchanged.
     """
     a, b = _vector(a), _vector(b)
     if a.shape != b.shape:
@@ -35,7 +35,7 @@ def adasum_pair(a: ArrayLike, b: ArrayLike, m: int = 1, n: int = 1) -> np.ndarra
 def adasum_triple(vectors: Sequence[ArrayLike], counts: Sequence[int] = (1, 1, 1)) -> np.ndarray:
     """Return Adasum of three vectors (3, d), made by ``counts`` workers: the mean of three orders.
 
-    In each order two are combined first, and the third with their result.
+    In each order two are combined first, and then their result with the third.
     """
     a, b, c = (_vector(vector) for vector in vectors)
     i, j, k = counts

@@ -14,14 +14,14 @@ Sides = tuple[int, int, int, int]
 
 @dataclass(frozen=True)
 class Window:
-    """How a convolution looks at its input.
+    """The window of a convolution.
 
     Attributes:
         kernel: (height, width).
         stride: (height, width).
         padding: zeros at (top, bottom, left, right).
         dilation: (height, width).
-        groups: parts that the channels are cut into.
+        groups: number of groups into which the channels are split.
     """
 
     kernel: Pair
@@ -34,7 +34,7 @@ class Window:
 def same_padding(size: Pair, kernel: Pair, stride: Pair = (1, 1), dilation: Pair = (1, 1)) -> Sides:
     """Return (top, bottom, left, right) of pad_mode "same" on a map of ``size`` (height, width).
 
-    ceil(size / stride) positions an axis; the odd zero goes to the bottom and to the right.
+    Each axis has ceil(size / stride) positions; an odd zero goes to the bottom or to the right.
     """
     totals = []
     for length, k, s, d in zip(size, kernel, stride, dilation, strict=True):
@@ -80,9 +80,9 @@ def patches(
 
 
 def sum_of_patches(columns: np.ndarray, shape: Sequence[int], window: Window) -> np.ndarray:
-    """Return the transpose of ``patches``: each entry added to the pixel that it came from.
+    """Return the transpose of ``patches``: each entry is added to the pixel that it came from.
 
-    columns (N, groups, C/groups kh kw, T), ``shape`` (N, C, H, W) of the result
+    columns (N, groups, C/groups kh kw, T), ``shape`` (N, C, H, W) of the result.
     """
     height, width = _map_of(shape, window)
     top, _, left, _ = window.padding

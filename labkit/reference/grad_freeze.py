@@ -1,4 +1,4 @@
-"""Gradient freezing of Momentum, one update at a time; and how often each group is the first."""
+"""Gradient freezing with Momentum, update by update, and how often each group is the first."""
 
 from collections.abc import Sequence
 
@@ -18,7 +18,7 @@ def frozen_momentum_update(
 ) -> tuple[Arrays, Arrays]:
     """Return (parameters, velocities) after an update of the groups >= ``first``.
 
-    ``groups`` says of each parameter which group it belongs to; the others stay, velocities too.
+    ``groups`` is the group of each parameter; other groups keep parameters and velocities.
     """
     moved, turned = momentum_update(parameters, velocities, gradients, learning_rate, momentum)
     trained = [group >= first for group in groups]
@@ -29,10 +29,11 @@ def frozen_momentum_update(
 
 
 def first_group_shares(groups: int, freeze_type: int, freeze_p: float) -> np.ndarray:
-    """Return how often each group is the first that is trained, (groups,), over many updates.
+    """Return the share of updates in which each group is the first to be trained, (groups,).
 
-    Type 0 runs through 1 .. groups - 1 after as many zeros as keep ``freeze_p`` of all updates,
-    rounded down; type 1 keeps it exactly, and has k in (groups - k) of the other draws.
+    Type 0 runs through 1 .. groups - 1 after as many zeros, rounded down, as make up ``freeze_p``
+    of all updates; type 1 draws 0 with exactly that share and otherwise k in proportion to
+    groups - k.
     """
     if freeze_type == 0:
         zeros = int(freeze_p * (groups - 1) // (1 - freeze_p) + 0.5)

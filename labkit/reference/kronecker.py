@@ -1,4 +1,4 @@
-r"""Kronecker factors of a layer's Fisher matrix, and the direction that they make of a gradient.
+r"""Kronecker factors of a layer's Fisher matrix, and the direction into which they turn a gradient.
 
 For a layer with weight W (out, in) in each group, N rows in the batch, T output positions, p the
 part of the input that one position sees, d = dL/dy there, and L the mean loss over the rows:
@@ -6,9 +6,9 @@ part of the input that one position sees, d = dL/dy there, and L the mean loss o
     A = sum p p^T / (N T)      G = N^2 sum d d^T / (N T)      F ~ T G (x) A
     U = (1 / T) (G + g_damping I)^-1 dW (A + a_damping I)^-1
 
-N d is the derivative of one row's loss. Vectors are a matrix's rows one after the other, so that
-the Kronecker product is G (x) A. At the end stands the empirical Fisher matrix itself, for whole
-networks of a few hundred weights at most. Sources: Martens and Grosse 2015 (arXiv:1503.05671), for
+N d is the derivative of one row's loss. Matrices are flattened row by row, so that the Kronecker
+product is G (x) A. The end of the module has the empirical Fisher matrix itself, for whole networks
+of a few hundred weights at most. Sources: Martens and Grosse 2015 (arXiv:1503.05671), for
 dense layers and the damping; Grosse and Martens 2016 (arXiv:1602.01407), for convolutions.
 
 Shapes: inputs as columns (N, groups, in, T), derivatives as columns (N, groups, out, T), A (groups,
@@ -25,7 +25,7 @@ from labkit.errors import InputError
 
 Positions = int | tuple[int, int]
 
-# A factor that is all zeros would make pi 0 or infinite and take the other's damping away.
+# A factor that is all zeros would make pi 0 or infinite: no damping for it, infinite for the other.
 PI_RANGE = (1e-3, 1e3)
 
 
@@ -43,7 +43,7 @@ def map_columns(derivatives: np.ndarray, groups: int = 1) -> np.ndarray:
 
 
 def with_one(columns: np.ndarray) -> np.ndarray:
-    """Return the columns with a 1 below each: the homogeneous coordinate, the bias' input."""
+    """Return the columns with a 1 below each: the homogeneous coordinate, the bias's input."""
     ones = np.ones((*columns.shape[:2], 1, columns.shape[3]))
     return np.concatenate([columns, ones], axis=2)
 
@@ -74,7 +74,7 @@ def columns_of(
 def kronecker_factors(
     inputs: np.ndarray, derivatives: np.ndarray, *, homogeneous: bool, layout: str = "dense"
 ) -> tuple[np.ndarray, np.ndarray, int]:
-    """Return (A, G, T); for the arguments see ``columns_of``. ``derivatives`` of the mean loss."""
+    """Return (A, G, T) for ``derivatives`` of the mean loss; arguments as in ``columns_of``."""
     columns, slopes = columns_of(inputs, derivatives, homogeneous=homogeneous, layout=layout)
     rows, groups, _, positions = columns.shape
     a_factor = np.zeros((groups, columns.shape[2], columns.shape[2]))
@@ -105,10 +105,10 @@ def weight_and_bias(
 
 
 def block_bounds(n: int, split: int | None, cut: str = "equal") -> list[tuple[int, int]]:
-    """Return (first, end) of the diagonal blocks of an (n, n) matrix, none above ``split``.
+    """Return (first, end) of the diagonal blocks of an (n, n) matrix, none larger than ``split``.
 
-    With ``cut`` "equal" ceil(n / split) blocks of one size, the last one shorter where n does not
-    divide; "fixed": blocks of ``split`` and the rest, as in MindSpore's THOR.
+    ``cut`` "equal" gives ceil(n / split) blocks of one size, the last one shorter if n is not a
+    multiple of it; "fixed" gives blocks of ``split`` and the rest, as in MindSpore's THOR.
     """
     choice("cut", cut, ("equal", "fixed"))
     if split is None:
@@ -120,7 +120,7 @@ def block_bounds(n: int, split: int | None, cut: str = "equal") -> list[tuple[in
 
 
 def block_diagonal(matrix: np.ndarray, split: int | None, cut: str = "equal") -> np.ndarray:
-    """Return the matrices (..., n, n) with zeros outside of the diagonal blocks."""
+    """Return the matrices (..., n, n) with zeros outside the diagonal blocks."""
     kept = np.zeros_like(matrix, dtype=np.float64)
     for first, end in block_bounds(matrix.shape[-1], split, cut):
         kept[..., first:end, first:end] = matrix[..., first:end, first:end]
@@ -136,7 +136,7 @@ def damping_pair(
 ) -> tuple[float, float]:
     """Return (a_damping, g_damping) = (pi sqrt(damping / T), sqrt(damping / T) / pi).
 
-    pi is 1 ("equal"), or sqrt((tr A / dim A) / (tr G / dim G)) over all groups ("pi"), kept in
+    pi is 1 ("equal"), or sqrt((tr A / dim A) / (tr G / dim G)) over all groups ("pi"), limited to
     ``PI_RANGE``.
     """
     choice("damping_split", damping_split, ("equal", "pi"))
@@ -152,7 +152,7 @@ def damping_pair(
 
 
 def mean_eigenvalue(factor: np.ndarray) -> float:
-    """Return the trace over the dimension of matrices (groups, n, n), all groups together."""
+    """Return the trace divided by the dimension, over all groups of matrices (groups, n, n)."""
     return float(sum(np.trace(block) for block in factor) / (len(factor) * factor.shape[-1]))
 
 
@@ -172,7 +172,7 @@ def thor_direction(
     split: int | None = 128,
     damping_split: str = "equal",
 ) -> np.ndarray:
-    """Return U (groups, out, in), one pair of diagonal blocks after the other."""
+    """Return U (groups, out, in), computed for each pair of diagonal blocks."""
     a_damping, g_damping = damping_pair(a_factor, g_factor, positions, damping, damping_split)
     direction = np.zeros(gradient.shape)
     for group in range(len(gradient)):
@@ -237,7 +237,7 @@ def layer_block(fisher: np.ndarray, sizes: Sequence[int], layer: int) -> np.ndar
 
 
 def kronecker_fisher(a_factor: np.ndarray, g_factor: np.ndarray, positions: int) -> np.ndarray:
-    """Return T G (x) A, group by group on the diagonal: what the factors say of the block."""
+    """Return T G (x) A, group by group on the diagonal: the factors' estimate of the block."""
     size = a_factor.shape[-1] * g_factor.shape[-1]
     whole = np.zeros((len(a_factor) * size, len(a_factor) * size))
     for group, (a, g) in enumerate(zip(a_factor, g_factor, strict=True)):

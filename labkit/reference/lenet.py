@@ -14,7 +14,7 @@ _DENSE = ("fc1", "fc2", "fc3")
 def lenet_parameters(
     seed: int, classes: int = 10, channels: int = 1, *, conv_bias: bool = False
 ) -> Parameters:
-    """Return parameters by the names of ``LeNet5``, normal with standard deviation 1 / sqrt(in)."""
+    """Return normal parameters by the names of ``LeNet5``: deviation 1 / sqrt(in), biases 0.1."""
     random = np.random.default_rng(seed)
     shapes = {
         "conv1": (6, channels, 5, 5),
@@ -36,7 +36,7 @@ def lenet_gradients(
 ) -> tuple[float, Parameters, list[Layer]]:
     """Return (mean loss, gradients by name, the layers with their inputs and derivatives).
 
-    images (N, C, 32, 32), labels (N,) integers; parameters as of ``lenet_parameters``
+    images (N, C, 32, 32), labels (N,) integers; parameters as from ``lenet_parameters``.
     """
     if np.shape(images)[2:] != (32, 32):
         raise InputError(f"images: expected shape (N, C, 32, 32), got {np.shape(images)}")
@@ -80,7 +80,7 @@ def max_pool(x: np.ndarray) -> np.ndarray:
 
 
 def max_pool_slope(x: np.ndarray, derivatives: np.ndarray) -> np.ndarray:
-    """Return dL/dx; where several pixels of a window are its maximum, the first one has it all."""
+    """Return dL/dx; if several pixels share a window's maximum, the first one gets all of it."""
     windows = _windows(x)
     first = windows.argmax(axis=-1)[..., None]
     slope = np.zeros_like(windows)

@@ -6,9 +6,9 @@ EPSILON = 1e-4
 
 
 def normalised_dense(inputs: np.ndarray, weights: np.ndarray, multiplier: float) -> np.ndarray:
-    """Return m x / |x| (W / |W|)^T (B, out), |v| = sqrt(max(v.v, 1e-4)), of each row.
+    """Return m x / |x| (W / |W|)^T (B, out), with |v| = sqrt(max(v.v, 1e-4)) for each row.
 
-    inputs (B, in), weights (out, in)
+    inputs (B, in), weights (out, in).
     """
     rows = np.array([row / _length(row) for row in np.asarray(inputs, np.float64)])
     directions = np.array([row / _length(row) for row in np.asarray(weights, np.float64)])
@@ -18,7 +18,7 @@ def normalised_dense(inputs: np.ndarray, weights: np.ndarray, multiplier: float)
 def normalised_dense_slopes(
     inputs: np.ndarray, weights: np.ndarray, multiplier: float, slope: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, float]:
-    """Return (d inputs, d weights, d multiplier) of a loss whose slope by the outputs is given.
+    """Return (d inputs, d weights, d multiplier) of a loss, given its slope by the outputs.
 
     slope (B, out). A row shorter than 1e-2 is divided by a constant.
     """
@@ -38,7 +38,7 @@ def _length(vector: np.ndarray) -> float:
 
 
 def _by_vector(vector: np.ndarray, slope: np.ndarray) -> np.ndarray:
-    """Return the slope by v of what has the given slope by v / |v|."""
+    """Return the slope with respect to v, given that with respect to v / |v|."""
     vector, length = np.asarray(vector, np.float64), _length(vector)
     if vector @ vector <= EPSILON:
         return slope / length

@@ -13,7 +13,7 @@ def linear_regression(
 ) -> tuple[float, Arrays]:
     """Return (mean squared error over all entries, [d weights, d bias]) of inputs W^T + b.
 
-    weights (out, in), bias (out,), inputs (B, in), targets (B, out)
+    weights (out, in), bias (out,), inputs (B, in), targets (B, out).
     """
     error = inputs @ weights.T + bias - targets
     slope = 2.0 * error / error.size
@@ -25,14 +25,14 @@ def softmax_regression(
 ) -> tuple[float, Arrays]:
     """Return (mean cross entropy, [d weights, d bias]) of logits inputs W^T + b.
 
-    weights (classes, in), bias (classes,), inputs (B, in), labels (B,) integers
+    weights (classes, in), bias (classes,), inputs (B, in), labels (B,) integers.
     """
     loss, slope = cross_entropy(inputs @ weights.T + bias, labels)
     return loss, [slope.T @ inputs, slope.sum(axis=0)]
 
 
 def cross_entropy(logits: np.ndarray, labels: np.ndarray) -> tuple[float, np.ndarray]:
-    """Return (mean softmax cross entropy, its slope by the logits (N, C))."""
+    """Return (mean softmax cross entropy, its slope with respect to the logits (N, C))."""
     shifted = logits - logits.max(axis=1, keepdims=True)
     log_probability = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
     rows = np.arange(len(labels))
@@ -68,7 +68,7 @@ def smoothed_cross_entropy(
 ) -> tuple[float, np.ndarray]:
     """Return (mean loss, its slope by the logits) for targets ``on`` at the label, else ``off``.
 
-    logits (B, C), labels (B,) integers. Loops over every logit; for targets that sum to 1.
+    logits (B, C), labels (B,) integers. Loops over every logit; the targets must sum to 1.
     """
     total, slope = 0.0, np.zeros(logits.shape)
     for row, (scores, label) in enumerate(zip(logits.astype(np.float64), labels, strict=True)):

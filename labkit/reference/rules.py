@@ -1,4 +1,4 @@
-"""What decides when THOR refreshes, how far it steps, and how much it damps."""
+"""Rules that decide when THOR refreshes, how far it steps, and how much it damps."""
 
 import math
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ from labkit.reference.kronecker import Positions
 
 @dataclass(frozen=True)
 class TraceRule:
-    """Refresh above ``refresh``, skip this time down to ``freeze``, below it freeze for good."""
+    """Refresh if the change is above ``refresh``, freeze for good below ``freeze``, else skip."""
 
     refresh: float = 0.01
     freeze: float = 0.001
@@ -31,7 +31,7 @@ class TraceRule:
 
 
 def running_average(old: np.ndarray | None, new: np.ndarray, decay: float) -> np.ndarray:
-    """Return decay old + (1 - decay) new, or ``new`` where there is no old one."""
+    """Return decay old + (1 - decay) new, or ``new`` if ``old`` is None."""
     return new if old is None else decay * old + (1 - decay) * new
 
 
@@ -40,7 +40,7 @@ def trace_of_fisher(
 ) -> float:
     """Return tr(T G (x) A + damping I) = sum over groups of T tr A tr G + damping dim A dim G.
 
-    Of two T, upstream's, A's.
+    If ``positions`` is a pair, as in upstream's factors, T is that of A.
     """
     count = positions[0] if isinstance(positions, tuple) else positions
     trace = 0.0
@@ -83,13 +83,13 @@ def levenberg_marquardt(
     omega: float = 0.95,
     interval: int = 5,
 ) -> tuple[float, float]:
-    """Return (rho, the new damping): the part of the promise that was kept.
+    """Return (rho, the new damping), where rho is the share of the predicted change achieved.
 
-    ``slope`` is <g, s> of the gradient and the step made, ``quadratic`` s^T (F + damping I) s, of
+    ``slope`` is <g, s> for the gradient and the step made, ``quadratic`` s^T (F + damping I) s from
     ``fisher_quadratic``, summed over layers.
 
-    rho = (L(w + s) - L(w)) / (slope + quadratic / 2); above 3/4 the damping is multiplied by
-    omega^interval; below 1/4, and where it is not finite, divided by it.
+    rho = (L(w + s) - L(w)) / (slope + quadratic / 2); if it is above 3/4, the damping is multiplied
+    by omega^interval; if it is below 1/4 or not finite, the damping is divided by it.
     Martens and Grosse 2015, section 6.5.
     """
     rho = (loss_after - loss_before) / (slope + quadratic / 2)

@@ -6,7 +6,7 @@ import math
 def cosine_schedule(
     lr: float, lr_end: float, epochs: int, steps_per_epoch: int, warmup_epochs: int = 0
 ) -> list[float]:
-    """Return a list: ``labkit.steps.schedules.cosine``, update by update."""
+    """Return ``labkit.steps.schedules.cosine`` as a list, computed update by update."""
     total, warmup, rates = epochs * steps_per_epoch, warmup_epochs * steps_per_epoch, []
     for update in range(total):
         if update < warmup:
@@ -26,7 +26,7 @@ def resnet_schedule(
     steps_per_epoch: int,
     mode: str,
 ) -> list[float]:
-    """Return a list: ``labkit.steps.schedules.get_lr``, update by update."""
+    """Return ``labkit.steps.schedules.get_lr`` as a list, computed update by update."""
     total, warmup, rates = total_epochs * steps_per_epoch, warmup_epochs * steps_per_epoch, []
     for update in range(total):
         if update < warmup:
@@ -50,11 +50,11 @@ def resnet_schedule(
 def thor_schedule(
     lr_init: float, decay: float, total_epochs: int, steps_per_epoch: int, decay_epochs: int
 ) -> list[float]:
-    """Return a list: ``labkit.steps.schedules.get_thor_lr``, update by update."""
+    """Return ``labkit.steps.schedules.get_thor_lr`` as a list, computed update by update."""
     rates = []
     for made in range(1, total_epochs * steps_per_epoch + 1):
         rate = lr_init * math.pow(1 - made / steps_per_epoch / total_epochs, decay)
-        # In whole updates: no rounding decides which of them is the first of an epoch.
+        # Compared in whole updates, so that no rounding decides which one begins an epoch.
         if made >= decay_epochs * steps_per_epoch:
             rate /= 2
         if made >= (decay_epochs + 1) * steps_per_epoch:
@@ -66,7 +66,7 @@ def thor_schedule(
 def thor_damping(
     damping_init: float, decay_rate: float, total_epochs: int, steps_per_epoch: int
 ) -> list[float]:
-    """Return a list: ``labkit.steps.schedules.get_thor_damping``, update by update."""
+    """Return ``labkit.steps.schedules.get_thor_damping`` as a list, computed update by update."""
     return [
         damping_init * math.exp(math.log(decay_rate) * made / steps_per_epoch / 10)
         for made in range(1, total_epochs * steps_per_epoch + 1)

@@ -20,9 +20,9 @@ LossOf = Callable[[np.ndarray], float]
 
 
 def bfgs_inverse(inverse: np.ndarray, s: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Return B (K, K) after the pair s, y (K,), y.s > 0, written out.
+    """Return B (K, K) after the pair s, y (K,) with y.s > 0, written out.
 
-    B + (1 + y^T B y / y.s) s s^T / y.s - (B y s^T + s y^T B) / y.s: symmetric, and B y = s.
+    B + (1 + y^T B y / y.s) s s^T / y.s - (B y s^T + s y^T B) / y.s: symmetric, and it maps y to s.
     """
     inverse, s, y = (np.asarray(value, np.float64) for value in (inverse, s, y))
     product, moved = y @ s, inverse @ y
@@ -34,18 +34,18 @@ def bfgs_inverse(inverse: np.ndarray, s: np.ndarray, y: np.ndarray) -> np.ndarra
 class ProjectedBFGS:
     """Whole updates: ``weights = search.update(weights, gradient, loss_of)``.
 
-    The options are those of ``labkit.algorithms.subspace.Constants``; beside them:
+    The options are those of ``labkit.algorithms.subspace.Constants``; in addition:
 
     Attributes:
-        basis: P (K, M), rows orthonormal.
-        optimizer: function (weights, slope) -> weights; if none is given MindSpore's SGD at rate
-            1, what the source's rule ends with.
+        basis: P (K, M), with orthonormal rows.
+        optimizer: function (weights, slope) -> weights; by default MindSpore's SGD at rate 1, as in
+            the source's rule.
         inverse: B.
         pair: (P g, s) of the last update, or None.
         residual: r (M,).
-        made: losses that the last search computed.
-        rate: its rho^m, or 0.0 where no loss was low enough.
-        failures: searches without a step.
+        made: number of losses that the last search computed.
+        rate: rho^m of the last search, or 0.0 if no loss was low enough.
+        failures: number of searches without a step.
     """
 
     basis: np.ndarray
@@ -118,7 +118,7 @@ class ProjectedBFGS:
 
 
 def projected_gradient(basis: np.ndarray, gradient: np.ndarray) -> np.ndarray:
-    """Return P^T P g (M,), what projected SGD gives the optimizer."""
+    """Return P^T P g (M,), which projected SGD passes to the optimizer."""
     return basis.T @ (basis @ np.asarray(gradient, np.float64))
 
 
@@ -132,12 +132,12 @@ class PrincipalComponents:
 
 
 def principal_components(snapshots: np.ndarray, components: int) -> PrincipalComponents:
-    """Return the first K principal components of snapshots (N, M), one snapshot to a row.
+    """Return the first K principal components of snapshots (N, M), one snapshot per row.
 
     A = X - mean of the rows = U diag(s) W^T;  row k is w_k, its variance s_k^2 / (N - 1).
 
-    The axis that is reduced is M: each snapshot is one point among M weights. The sign of a row is
-    such that the last snapshot lies on its positive side.
+    The axis that is reduced is M: each snapshot is one point in the space of M weights. The sign of
+    a row is such that the last snapshot lies on its positive side.
     """
     rows = np.asarray(snapshots, np.float64)
     if rows.ndim != 2 or len(rows) <= components:

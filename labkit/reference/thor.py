@@ -1,9 +1,9 @@
-r"""THOR, update by update: which layers are refreshed, and what becomes of the weights.
+r"""THOR, update by update: which layers are refreshed, and how the weights change.
 
-    U = (1 / T) (G + ..)^-1 dW (A + ..)^-1         where a layer has factors, else the gradient
+    U = (1 / T) (G + ..)^-1 dW (A + ..)^-1         for a layer with factors, else the gradient
     g = U + weight_decay w,   v <- momentum v + g,   w <- w - learning_rate v
 
-The factors of a batch enter a running average, the inverses are those of the last refresh.
+The factors of a batch enter a running average; the inverses are those of the last refresh.
 Source: Chen et al., "THOR, Trace-based Hardware-driven Layer-Oriented Natural Gradient Descent
 Computation", AAAI 2021. Without a trace rule every layer is refreshed at every refresh.
 """
@@ -32,13 +32,13 @@ ByUpdate = float | Sequence[float] | Callable[[int], float]
 
 @dataclass(frozen=True)
 class Layer:
-    """What a layer with factors saw in one batch.
+    """Inputs and derivatives of a layer with factors in one batch.
 
     Attributes:
-        name: its parameters are ``name.weight`` and, where it has a bias, ``name.bias``.
-        inputs: (N, ..., in), or (N, C, H, W) of a convolution.
+        name: its parameters are ``name.weight`` and, if it has a bias, ``name.bias``.
+        inputs: (N, ..., in), or (N, C, H, W) for a convolution.
         derivatives: dL/dy, L the mean loss: (N, ..., out) or (N, O, H', W').
-        window: of a convolution, None for a fully connected layer.
+        window: that of a convolution, None for a fully connected layer.
     """
 
     name: str
@@ -67,16 +67,16 @@ class Thor:
     """Whole updates: ``parameters = thor.update(parameters, gradients, layers)``.
 
     The fields are the options of ``labkit.algorithms.thor.ThorUpdate``. ``learning_rate`` and
-    ``damping`` are a number, a sequence by update or a function of the update's number;
-    ``weight_decay`` a number, or one by parameter name (0 where it has none).
+    ``damping`` are a number, a sequence with one entry per update, or a function of the update's
+    number; ``weight_decay`` is a number, or a dict by parameter name (0 for missing names).
 
     Attributes:
-        updates: made so far.
+        updates: number of updates made so far.
         factors: name -> (A, G, positions), the running averages.
-        refreshed: name -> (A, G, positions, damping) that the inverses were last made from.
+        refreshed: name -> (A, G, positions, damping) from which the inverses were last made.
         frozen: names that the trace rule has frozen.
-        decisions: name -> that of the last refresh.
-        velocities: name -> of the momentum.
+        decisions: name -> decision at the last refresh.
+        velocities: name -> velocity of the momentum.
     """
 
     learning_rate: ByUpdate
@@ -112,7 +112,7 @@ class Thor:
     def update(
         self, parameters: Parameters, gradients: Parameters, layers: Sequence[Layer]
     ) -> Parameters:
-        """Return the new parameters. ``layers``: a ``Layer`` for each one with factors."""
+        """Return the new parameters; ``layers`` has a ``Layer`` for each layer with factors."""
         if self.updates % (self.factor_frequency or self.frequency) == 0:
             self._observe(parameters, layers)
         if self.updates % self.frequency == 0:
@@ -123,7 +123,7 @@ class Thor:
         return self._optimizer(parameters, directions, rate)
 
     def directions(self, gradients: Parameters, layers: Sequence[Layer]) -> Parameters:
-        """Return U by parameter name, the gradient itself where there are no factors."""
+        """Return U by parameter name, or the gradient itself for layers without factors."""
         before, after = {}, {}
         for layer in layers:
             weight, bias, groups = self._parts(layer, gradients)
@@ -148,7 +148,7 @@ class Thor:
         return made
 
     def _parts(self, layer: Layer, values: Parameters) -> tuple[np.ndarray, np.ndarray | None, int]:
-        """Return (weight, the bias where it is homogeneous or None, groups)."""
+        """Return (weight, bias if it is homogeneous or else None, groups)."""
         bias = values.get(f"{layer.name}.bias") if self.bias == "homogeneous" else None
         return values[f"{layer.name}.weight"], bias, layer.window.groups if layer.window else 1
 
@@ -198,22 +198,22 @@ def upstream_factors(
 ) -> tuple[np.ndarray, np.ndarray, Positions]:
     """Return (A (1, in, in), G (1, out, out), (T of A, T of G)) as MindSpore's THOR makes them.
 
-    Read from nn/layer/thor_layer.py (DenseThor, Conv2dThor) and nn/optim/thor.py (ThorGpu) of
-    MindSpore 2.10.0. They differ from ``kronecker_factors`` in three places:
+    They follow nn/layer/thor_layer.py (DenseThor, Conv2dThor) and nn/optim/thor.py (ThorGpu) of
+    MindSpore 2.10.0, and differ from ``kronecker_factors`` in three places:
 
-        dense        A = sum x x^T / in, where the batch has N rows: N / in times too large
+        dense        A = sum x x^T / in, for a batch of N rows: N / in times too large
         convolution  patches and derivatives are averaged over the batch before the outer product:
                      A = mean(p) mean(p)^T summed over positions / T_a, of rank <= T_a
-        convolution  patches are those of pad_mode "same", whatever the layer pads; so T_a positions
-                     are seen and T_g derivatives. Damping sqrt(damping / T_a) and
+        convolution  patches are those of pad_mode "same", however the layer pads, so there are T_a
+                     positions but T_g derivatives. The damping is sqrt(damping / T_a) and
                      sqrt(damping / T_g); the update is divided by T_a
 
-    Of G for a dense layer, upstream's is right. The bias has no curvature there.
+    Upstream's G of a dense layer is correct. Upstream gives a bias no curvature.
 
     Args:
-        inputs: (N, in), or (N, C, H, W) where there is a ``window``.
+        inputs: (N, in), or (N, C, H, W) with a ``window``.
         derivatives: dL/dy of the mean loss, (N, out) or (N, O, H', W').
-        window: of a convolution, None for a fully connected layer.
+        window: that of a convolution, None for a fully connected layer.
     """
     if window is None:
         if np.ndim(inputs) != 2:
@@ -235,7 +235,7 @@ def upstream_factors(
 
 
 def _at(value: ByUpdate, update: int) -> float:
-    """Return a number, the update's entry of a sequence, or what a function says of it."""
+    """Return a number, a sequence's entry for the update, or a function's value at it."""
     if callable(value):
         return float(value(update))
     values = np.asarray(value)

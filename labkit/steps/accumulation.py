@@ -3,18 +3,19 @@ r"""Gradient accumulation: one update from k micro-batches, equal to one from th
     G <- G + w_i grad L_i(w),  W <- W + w_i       for i = 1 .. k, w unchanged
     w <- update(w, G / W),  G <- 0,  W <- 0
 
-With w_i the number that L_i is a mean over (samples; labels that are not ignored; elements), G / W
-is the gradient of the mean loss over all of the group, whatever the micro-batches' sizes. It is not
-so where a layer mixes samples (BatchNorm).
+With w_i the number of terms in the mean L_i (samples, labels that are not ignored, or elements),
+G / W is the gradient of the mean loss over the whole group, whatever the sizes of its
+micro-batches. This does not hold if a layer mixes samples (BatchNorm).
 
 Source: "Applying a Gradient Accumulation Algorithm", MindSpore tutorial r1.0. Departures:
 - the mean over samples, not the sum of the micro-batches' means (``reduction="sum"`` gives that:
   k times the gradient, which is k times the learning rate);
 - the last, partly filled group of an epoch is applied with its real weight (``tail="flush"``), not
   carried into the next epoch's first update (``tail="carry"``);
-- the loss of an update is its micro-batches' mean (``last_update.loss``), not the last one's;
-- one buffer: a group's first gradients overwrite it, no second buffer of zeros clears it;
-- a micro-batch that is not finite is left out of the group, or drops it.
+- the loss of an update (``last_update.loss``) is the mean over its micro-batches, not the loss of
+  the last one;
+- one buffer: the first gradients of a group overwrite it; no second buffer of zeros clears it;
+- a non-finite micro-batch is left out of its group, or its whole group is dropped.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -37,9 +38,9 @@ MicroSteps = int | Callable[[int], int]
 
 
 class AccumulatedStep(Step):
-    """One update per ``micro_steps`` micro-batches, by any update stage.
+    """One update per ``micro_steps`` micro-batches, with any update stage.
 
-    Called with a micro-batch, tensors (B, ...), labels last, it returns its loss ().
+    Called with a micro-batch, tensors (B, ...) with the labels last, it returns the loss ().
 
     Args:
         loss_net: see ``GradientStage``; called once per micro-batch.
@@ -49,26 +50,26 @@ class AccumulatedStep(Step):
         update: update stage; the optimizer alone by default. ``AdasumUpdate`` takes a group of
             ``micro_steps`` micro-batches from each worker.
         tail: what ``end_epoch`` does with a partly filled group: ``flush`` applies it with its real
-            weight, ``drop`` forgets it, ``carry`` leaves its sums in the buffer and counts again:
-            the next epoch's first update holds them too (k = 4 and 1875 micro-batches: 7 of them),
-            as in the tutorial.
-        normalise: what a micro-batch's loss is weighted by, see ``GradientOptions``, as for the
-            others.
-        batch_axis: axis of the batch's first tensor that counts rows.
+            weight, ``drop`` discards it, ``carry`` keeps its sums in the buffer and restarts the
+            count, so that the next epoch's first update includes them too (7 micro-batches for
+            k = 4 and 1875 micro-batches), as in the tutorial.
+        normalise: weight of a micro-batch's loss; for this and the options below see
+            ``GradientOptions``.
+        batch_axis: axis of the batch's first tensor that indexes its rows.
         reduction: ``mean`` or ``sum``.
         precision: ``O0``, ``O2`` or ``O3``.
         loss_scale: number > 0, or ``DynamicLossScale``.
-        nonfinite: ``drop_micro`` leaves a micro-batch that is not finite out of its group;
-            ``drop_group`` forgets the whole group; ``propagate`` checks nothing. ``dropped`` counts
-            the micro-batches; parameters and running statistics stay as they were.
+        nonfinite: ``drop_micro`` leaves a non-finite micro-batch out of its group; ``drop_group``
+            discards the whole group; ``propagate`` checks nothing. ``dropped`` counts the
+            non-finite micro-batches; they change neither parameters nor running statistics.
         clip_norm: largest global norm of the averaged gradient, or None.
-        rank_group: over which ranks gradients are averaged.
+        rank_group: the ranks over which gradients are averaged.
         all_reduce_fusion_config: index of the last gradient of each message between ranks, or None.
 
     Raises:
-        InputError: for an argument with another value, and as ``Step`` does.
+        InputError: if an argument has any other value, and as in ``Step``.
 
-    Warns once where the network holds a trainable BatchNorm.
+    Warns once if the network contains a trainable BatchNorm.
 
     >>> step = AccumulatedStep(LossNet(network, loss_fn), optimizer, micro_steps=4)
     >>> for images, labels in micro_batches:
@@ -130,10 +131,10 @@ class AccumulatedStep(Step):
 
     def _make_buffer(self, first: int) -> None:
         # gradient_sum, loss_sum, weight_sum, images: sums over the group's micro-batches so far.
-        # micro_step: micro-batches counted in the group, dropped ones too; 0 .. group_size - 1.
-        # spoiled: non-finite micro-batches in the group. All are 0 right after a group, but for
-        # gradient_sum, which is what it was and counts for nothing while weight_sum is 0.
-        # extended_sum: gradient_sum and, behind it, the sums of the update stage's extras.
+        # micro_step: micro-batches of the group so far, dropped ones too; 0 .. group_size - 1.
+        # spoiled: non-finite micro-batches in the group. Right after a group all of them are 0
+        # except gradient_sum, which keeps its value and is ignored while weight_sum is 0.
+        # extended_sum: gradient_sum, followed by the sums of the update stage's extras.
         weights = self.optimizer.parameters
         self.gradient_sum = ParameterTuple(zeros_like(w, "grad_sum", ms.float32) for w in weights)
         extras = [extra for group in self.update.extras or () for extra in group]
@@ -177,7 +178,7 @@ class AccumulatedStep(Step):
         return ops.depend(loss, done)
 
     def sums(self, with_extras: bool) -> ParameterTuple:
-        """Return what a group's micro-batches are added up in; arguments as in ``contribution``."""
+        """Return the buffers that hold a group's sums; arguments as in ``contribution``."""
         if with_extras:
             return self.extended_sum
         return self.gradient_sum
@@ -186,14 +187,14 @@ class AccumulatedStep(Step):
         """Apply what the group has gathered, if anything, and clear it."""
         weight = self.gradient.over_ranks(self.weight_sum)
         if self.drops_group:
-            # After the weights' sum: the ranks' sums must be made in one order.
+            # Depends on the sum of the weights: all ranks must sum in the same order.
             spoiled = self.gradient.over_ranks(ops.depend(self.spoiled, weight))
             weight = ops.select(spoiled > 0, 0.0 * weight, weight)
         done: object = False
         if weight > 0:
             total = self.sums(with_extras)
             if self.gradient.ranks > 1:
-                # A rank that has dropped its whole group still holds the sum of the one before.
+                # A rank that has dropped its whole group still holds the previous group's sum.
                 counts = ops.cast(self.weight_sum > 0, ms.float32)
                 total = self.map(ops.partial(times, counts), total)
             done = self.apply(total, self.loss_sum, weight, self.images)
@@ -202,9 +203,9 @@ class AccumulatedStep(Step):
         return self.update.close(ops.depend(self.clear(), done))
 
     def clear(self) -> bool:
-        """Forget the group's sums."""
+        """Reset the group's sums."""
         # gradient_sum is overwritten by the next group's first gradients. Writing zeros took one
-        # more copy of the weights: MindSpore folds them into constants that stay in memory.
+        # more copy of the weights: MindSpore folds the zeros into constants that stay in memory.
         ops.assign(self.loss_sum, 0.0)
         ops.assign(self.weight_sum, 0.0)
         ops.assign(self.images, 0)
@@ -225,7 +226,7 @@ class AccumulatedStep(Step):
             set_state(self.group_size, self._group_size(integer_of(self.updates)))
 
     def _group_size(self, updates: int) -> int:
-        """Return the micro-batches of a group of the update after ``updates`` many."""
+        """Return the number of micro-batches in a group after ``updates`` updates."""
         size = self.micro_steps(updates) if callable(self.micro_steps) else self.micro_steps
         return check_micro_steps(size) * self.update.group_factor
 
@@ -263,7 +264,7 @@ class AccumulatedStep(Step):
             elif self.tail == "drop":
                 self._forget_group()
             while integer_of(self.micro_step) or self.update.turns_taken():
-                # One group at a time; those that have had no turn hold nothing.
+                # One group at a time; groups whose turn has not come are empty.
                 flush = self._flush_with_extras if self._gathers() else self._flush
                 flush()
                 self.update.between(self, (), None)
@@ -289,7 +290,7 @@ class _Flush(nn.Cell):
 
 
 def check_micro_steps(value: Any) -> int:
-    """Return ``value`` if it is an integer >= 1 that an int32 holds, else raise ``InputError``."""
+    """Return ``value`` if it is an integer >= 1 that fits in int32, else raise ``InputError``."""
     if not is_integer(value) or not 1 <= value < 2**31:
         raise InputError(
             "micro_steps: expected an integer >= 1, or a function of the number of updates that "

@@ -1,9 +1,9 @@
 """Which Parameters a forward pass changes: running averages, counts, a teacher's weights.
 
-BatchNorm's are known. For all other Cells the compiled graph of the forward pass says it: a
-Parameter that is only read is loaded before it is used, and one that is assigned goes into the
-operator itself. To compile it costs as much as an evaluation does (3 s for ResNet-50 on two cores),
-so that it is asked only where the code of a Cell holds something that might assign.
+BatchNorm's are known. For all other Cells the compiled graph of the forward pass shows them: a
+Parameter that is only read is loaded before it is used, and one that is assigned is passed to the
+operator itself. Compiling that graph costs as much as an evaluation does (3 s for ResNet-50 on two
+cores), so it is done only if the code of a Cell contains something that might assign.
 """
 
 import dis
@@ -20,14 +20,14 @@ from mindspore.nn.layer.normalization import _BatchNorm
 from labkit.steps.state import set_state
 
 BATCH_NORMS = (_BatchNorm, mint.nn.BatchNorm1d, mint.nn.BatchNorm2d, mint.nn.BatchNorm3d)
-# Names of functions, methods (add_) and operators that write into what they are given: all of
-# MindSpore's whose signature says so.
+# Names of functions, methods (add_) and operators that write into their inputs: all of MindSpore's
+# whose signature says so.
 _WRITES = re.compile(
     r"assign|scatter|apply|batch_?norm|instance_?norm|cache|copy|(?<!boo)[^_]_$|inplace|index_?add|set_?data"
     r"|adam|fused|^distcomm|^free$|topk$|preprocess|^update",
     re.IGNORECASE,
 )
-# Which inputs these operators write into; any other one, into all Parameters that it is given.
+# The inputs that these operators write into; others count as writing into all their Parameters.
 _WRITTEN = {"Load": (), "UpdateState": (), "Depend": (), "BatchNorm": (3, 4)}
 _PHASE = "labkit_forward"
 
@@ -44,7 +44,7 @@ def trainable_batch_norms(network: nn.Cell) -> list[nn.Cell]:
 
 
 def running_statistics(network: nn.Cell) -> tuple[Parameter, ...]:
-    """Return the running statistics of BatchNorm: what a forward pass changes, as a rule."""
+    """Return the running statistics of BatchNorm, usually all that a forward pass changes."""
     return tuple(
         parameter
         for cell in trainable_batch_norms(network)
@@ -55,9 +55,9 @@ def running_statistics(network: nn.Cell) -> tuple[Parameter, ...]:
 
 @contextmanager
 def unchanged(network: nn.Cell) -> Iterator[None]:
-    """Put back at the end what forward passes in between have changed; on the host, for seldom use.
+    """Restore on exit what forward passes in the block have changed; on the host, for rare use.
 
-    Copies the running statistics; every Parameter where other code may assign some.
+    Copies the running statistics, or every Parameter if other code may assign some.
     """
     parameters = network.get_parameters() if may_assign(network) else running_statistics(network)
     kept = [(parameter, parameter.asnumpy().copy()) for parameter in parameters]
@@ -69,7 +69,7 @@ def unchanged(network: nn.Cell) -> Iterator[None]:
 
 
 def may_assign(network: nn.Cell) -> bool:
-    """Return whether code of a Cell in ``network``, BatchNorm aside, might assign a Parameter."""
+    """Return whether a Cell in ``network`` other than BatchNorm might assign a Parameter."""
     known: set[tuple] = set()
     return any(
         _writes(cell, known)
@@ -81,12 +81,12 @@ def may_assign(network: nn.Cell) -> bool:
 def assigned(network: nn.Cell, batch: tuple) -> list[Parameter]:
     """Return the Parameters that ``network(*batch)`` may assign, in the network's order.
 
-    All of them where MindSpore does not say: where it compiles no graph of the network alone.
+    Returns all of them if MindSpore does not show it, as it cannot compile the network alone.
     """
     parameters = {parameter.name: parameter for parameter in network.get_parameters()}
     try:
         names = _assigned_names(_graphs(network, batch), set(parameters))
-    except Exception:  # whatever is wrong with network or batch, the step itself says it better
+    except Exception:  # the step itself reports better what is wrong with network or batch
         names = set(parameters)
     return [parameter for name, parameter in parameters.items() if name in names]
 
@@ -95,20 +95,20 @@ def _writes(cell: nn.Cell, known: set[tuple]) -> bool:
     if any(_WRITES.search(primitive.name) for primitive in cell._primitives.values()):
         return True
     if getattr(cell, "max_norm", None) is not None:
-        return True  # an embedding of mint that shortens its rows
+        return True  # an embedding of mint that rescales its rows
     values = [type(cell).construct, *vars(cell).values()]
     return any(_code_writes(value, type(cell), known) for value in values)
 
 
 def _code_writes(value: Any, owner: type, known: set[tuple]) -> bool:
-    """Return whether a function, or a method of ``owner`` or function it names, might assign."""
+    """Return whether a function, or a function or method of ``owner`` it names, might assign."""
     if isinstance(value, list | tuple | dict | functools.partial):
         if isinstance(value, functools.partial):
             value = [value.func, *value.args]
         parts = value.values() if isinstance(value, dict) else value
         return any(_code_writes(part, owner, known) for part in parts)
     if hasattr(value, "__ms_class__"):
-        return True  # of a class of one's own, compiled by MindSpore: jit_class
+        return True  # an instance of a custom class that MindSpore compiles: jit_class
     function = getattr(value, "__func__", value)
     function = getattr(function, "__wrapped__", function)
     if not isinstance(function, types.FunctionType) or (function, owner) in known:
@@ -129,13 +129,13 @@ def _code_writes(value: Any, owner: type, known: set[tuple]) -> bool:
 
 
 def _stores(instruction: dis.Instruction) -> bool:
-    """Return whether it is x.a = y, x[i] = y or x += y, which writes into a Parameter called x."""
+    """Return whether it is x.a = y, x[i] = y or x += y, which would write into a Parameter x."""
     augmented = instruction.opname == "BINARY_OP" and instruction.argrepr.endswith("=")
     return augmented or instruction.opname in ("STORE_ATTR", "STORE_SUBSCR")
 
 
 def _own_functions(function: types.FunctionType, names: set[str]) -> list:
-    """Return what a function names outside of its Cell; MindSpore's are known by their names."""
+    """Return what a function names outside its Cell, but not MindSpore's, known by their names."""
     values = [function.__globals__.get(name) for name in names]
     values += [cell.cell_contents for cell in function.__closure__ or ()]
     modules = [value for value in values if isinstance(value, types.ModuleType)]
@@ -144,7 +144,7 @@ def _own_functions(function: types.FunctionType, names: set[str]) -> list:
 
 
 def _graphs(network: nn.Cell, batch: tuple) -> list:
-    """Return the graphs of ``network(*batch)``, the main one first, as MindSpore writes them."""
+    """Return the graphs of ``network(*batch)``, the main one first, as MindSpore exports them."""
     from mindspore.common.api import _cell_graph_executor as executor
     from mindspore.train.mind_ir_pb2 import ModelProto
 
@@ -160,7 +160,7 @@ def _graphs(network: nn.Cell, batch: tuple) -> list:
 def _assigned_names(graphs: list, names: set[str]) -> set[str]:
     """Return which of ``names`` any of the graphs might assign.
 
-    A tensor is called GRAPH:NAME. What a graph passes to a second graph keeps its name there.
+    A tensor is called GRAPH:NAME. A tensor passed to a second graph keeps its name there.
     """
     inputs = {graph.name: [tensor.name for tensor in graph.input] for graph in graphs}
     assigned_names = set()

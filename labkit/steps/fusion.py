@@ -1,15 +1,15 @@
-"""Gradient fusion by index: which gradients go over the network in one message.
+"""Gradient fusion by index: which gradients are sent over the network in one message.
 
-``all_reduce_fusion_config=(85, 160)``, the name and numbers of MindSpore's
-``set_auto_parallel_context``, are the indices, from 0, of the last gradient of each message; those
-behind the last index are one more message. Of ResNet-50's 161 gradients that makes 0 .. 85 and
-86 .. 160; of 162 it would make three messages.
+``all_reduce_fusion_config=(85, 160)``, with the name and numbers of MindSpore's
+``set_auto_parallel_context``, lists the indices, from 0, of the last gradient of each message;
+gradients after the last index form one more message. ResNet-50's 161 gradients are split into
+0 .. 85 and 86 .. 160; 162 gradients would be split into three messages.
 
-MindSpore fuses its own AllReduce of ``DistributedGradReducer``, and reads the indices while it
-compiles that; the steps here sum over ranks themselves, and fuse themselves. A fused sum is that of
-single gradients, bit by bit on two ranks; on more, the order in which an AllReduce adds, and so the
-rounding, may depend on where in its message a number is. While a message is under way its
-gradients are in memory twice.
+MindSpore fuses the AllReduce of its own ``DistributedGradReducer`` and reads the indices when it
+compiles it; labkit's steps sum over ranks themselves, and therefore fuse themselves. On two ranks a
+fused sum equals that of single gradients bit for bit; on more, the order in which an AllReduce
+adds, and so the rounding, may depend on the position of a number in its message. While a message
+is being sent, its gradients are in memory twice.
 """
 
 from collections.abc import Callable
@@ -20,14 +20,14 @@ from labkit.errors import InputError
 
 
 def message_ends(indices: tuple[int, ...], count: int) -> tuple[int, ...]:
-    """Return for each message the index behind its last gradient; the last is ``count``.
+    """Return, for each message, the index after its last gradient; the last one is ``count``.
 
     Args:
-        indices: of the last gradient of each message, checked by ``GradientOptions``.
-        count: of gradients, one for each trained Parameter.
+        indices: index of the last gradient of each message, checked by ``GradientOptions``.
+        count: number of gradients, one for each trained Parameter.
 
     Raises:
-        InputError: for an index of no gradient.
+        InputError: if an index is not below ``count``.
     """
     if indices[-1] >= count:
         raise InputError(
@@ -52,13 +52,13 @@ def joined(values: tuple, ends: tuple[int, ...]) -> tuple:
 
 
 def separated(messages: tuple, values: tuple, ends: tuple[int, ...]) -> tuple:
-    """Return the parts of ``messages``, in the shapes of ``values``: ``joined`` undone."""
+    """Return the parts of ``messages`` in the shapes of ``values``: the inverse of ``joined``."""
     parts: tuple = ()
     start = 0
     for message, end in zip(messages, ends):  # noqa: B905, a graph knows no strict=
         first = 0
         for value in values[start:end]:
-            # Slices: ops.split nests a call for each part, and a graph takes 1000.
+            # Slices: ops.split nests one call per part, and a graph allows 1000.
             parts += (ops.reshape(message[first : first + value.size], value.shape),)
             first += value.size
         start = end
@@ -66,10 +66,10 @@ def separated(messages: tuple, values: tuple, ends: tuple[int, ...]) -> tuple:
 
 
 def summed_in_order(all_reduce: Callable, values: tuple) -> tuple:
-    """Return each value's sum over ranks, one after the other.
+    """Return each value's sum over ranks, computed one after the other.
 
-    The order must be the same on all ranks, and a graph promises none to nodes that do not depend
-    on each other: of four ranks on two cores, one added its loss to a second one's factor.
+    The order must be the same on all ranks, and a graph guarantees none for nodes that do not
+    depend on each other: of four ranks on two cores, one added its loss to another rank's factor.
     """
     sums: tuple = ()
     last = values[0]

@@ -29,20 +29,20 @@ class GradientStage(nn.Cell):
     """Loss, weight and gradients of one micro-batch; and their mean over micro-batches and ranks.
 
     Args:
-        loss_net: Cell: batch, labels last -> scalar mean loss; for ``normalise="tokens"`` ->
-            (loss sum, count).
-        parameters: what to differentiate by, in this order.
+        loss_net: Cell that maps a batch, labels last, to a scalar mean loss, or for
+            ``normalise="tokens"`` to (loss sum, count).
+        parameters: the Parameters to differentiate with respect to, in this order.
         options: ``GradientOptions``.
-        weighted: False only where one micro-batch on one rank is the whole update.
-        extras: None, or two tuples of Parameters that taps in the network give a "gradient" of
-            their own making, for ``contribution_with_extras``: sums over rows of what does not
-            depend on the loss, and of squares of its derivative, which a tap divides by
-            ``loss_scale`` first. Both become means over rows, of one row's loss, and are averaged
-            like gradients.
+        weighted: False only if one micro-batch on one rank is the whole update.
+        extras: None, or two tuples of Parameters for which taps in the network define "gradients"
+            of their own, for ``contribution_with_extras``: in the first, sums over rows of
+            quantities that do not depend on the loss; in the second, of squares of the loss's
+            derivative, which a tap first divides by ``loss_scale``. Both become means over rows,
+            for the loss of a single row, and are averaged like gradients.
 
     Raises:
-        InputError: for a layer whose gradient is sparse: rows cannot be averaged like tensors; and
-            for options that do not go with the loss.
+        InputError: if a layer's gradient is sparse, since rows cannot be averaged like tensors, or
+            if the options do not suit the loss.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class GradientStage(nn.Cell):
 
     def _set_loss_scale(self, loss_scale: float | DynamicLossScale, half: bool) -> None:
         self.dynamic = isinstance(loss_scale, DynamicLossScale)
-        # Also where float16 is differentiated and the scale is 1: the weight must wait, see below.
+        # Also if float16 is differentiated at scale 1: the weight must come later, see below.
         self.scaled = self.dynamic or half or loss_scale != 1
         if isinstance(loss_scale, DynamicLossScale):
             self.loss_scale = state("loss_scale", float(loss_scale.initial))
@@ -109,10 +109,10 @@ class GradientStage(nn.Cell):
             self.loss_scale = state("loss_scale", float(loss_scale))
 
     def _scaled(self, *batch: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return (what is differentiated, L_i, w_i)."""
+        """Return (the value to differentiate, L_i, w_i)."""
         loss, weight = self.objective(*batch)
         if self.scaled:
-            # The weight waits for float32: times 32 it would cost float16 five of its 30 binades.
+            # Weighted later, in float32: a factor of 32 would cost float16 five of 30 binades.
             return loss * self.loss_scale, loss, weight
         if self.weighted:
             return loss * weight, loss, weight
@@ -121,22 +121,23 @@ class GradientStage(nn.Cell):
     def contribution(self, *batch: Tensor) -> tuple:
         """Return (L_i, w_i, gradients, finite, squares) of one micro-batch.
 
-        The gradients are w_i grad L_i, unscaled, float32, shaped as the parameters (grad L_i where
-        not ``weighted``). ``squares`` is the sum of their squares, ``finite`` whether it and the
-        loss are; where unchecked they are None and True.
+        The gradients are w_i grad L_i (grad L_i if not ``weighted``), unscaled, float32, shaped as
+        the parameters. ``squares`` is the sum of their squares, ``finite`` whether that sum and the
+        loss are finite; without a check they are None and True.
 
-        Of finite gradients the squares overflow from 1.8e19 on: such a micro-batch counts as not
-        finite, as its norm is. In return the check costs nothing where that norm is wanted anyway:
-        of a ResNet-50 step (64x64, batch 32) it took 5 %, an IsFinite and a sum over each gradient.
+        The squares of finite gradients overflow from 1.8e19 on: such a micro-batch counts as
+        non-finite, because its norm is. In return the check is free where that norm is needed
+        anyway; an IsFinite and a sum over each gradient took 5 % of a ResNet-50 step (64x64,
+        batch 32).
         """
         (_, loss, weight), gradients = self.value_and_grad(*batch)
         gradients = self._unscaled(gradients, weight)
         return loss, weight, gradients, *self._checked(loss, gradients)
 
     def contribution_with_extras(self, *batch: Tensor) -> tuple:
-        """Return what ``contribution`` does, the extras' means behind the gradients, times w_i.
+        """Return what ``contribution`` does, with w_i times the extras' means after the gradients.
 
-        ``finite`` does not look at the extras.
+        ``finite`` does not cover the extras.
         """
         (_, loss, weight), gradients = self.value_and_extras(*batch)
         rows = ops.cast(self.objective.rows(batch), ms.float32)
@@ -145,11 +146,11 @@ class GradientStage(nn.Cell):
             if self.objective.batch_axis is None and not self.objective.flattened:
                 # A row whose label is ignored has no loss, and the mean does not count it.
                 counted = self.objective.counted(batch[-1])
-        # A row's own loss has ``counted`` times the derivative that the mean has. Where the loss is
-        # not scaled, the weight was in what was differentiated, and is in a square twice.
+        # The derivative of a row's own loss is ``counted`` times that of the mean. If the loss is
+        # not scaled, the weight was part of what was differentiated, and is in a square twice.
         divisor, factor = rows, counted
         if self.weighted:
-            # A batch of which nothing counts has weight 0, and sums of 0.
+            # A batch in which nothing counts has weight 0, and its sums are 0.
             divisor = rows / ops.maximum(weight, 1e-30)
             factor = counted * weight if self.scaled else counted / ops.maximum(weight, 1e-30)
         constant = gradients[self.count : self.constant_end]
@@ -179,7 +180,7 @@ class GradientStage(nn.Cell):
         return self.map(ops.partial(times, factor), gradients)
 
     def adjust_loss_scale(self, finite: Tensor) -> bool:
-        """Let a dynamic loss scale shrink or grow after a micro-batch."""
+        """Shrink or grow a dynamic loss scale after a micro-batch."""
         if self.dynamic:
             if finite:
                 run = ops.assign_add(self.finite_run, 1)
@@ -196,13 +197,13 @@ class GradientStage(nn.Cell):
         """Return the sum of a float32 or int32 tensor over all ranks."""
         if self.all_reduce is None:
             return value
-        # Through float32, exact up to 2**24: the CPU's AllReduce takes no integers.
+        # Through float32, exact up to 2**24: the CPU's AllReduce does not accept integers.
         return ops.cast(self.all_reduce(ops.cast(value, ms.float32)), value.dtype)
 
     def all_over_ranks(self, values: tuple, gradients: tuple, extras: tuple) -> tuple:
         """Return the three tuples' sums over all ranks, float32, one after the other.
 
-        The gradients are summed in fused messages where the options say so.
+        The gradients are summed in fused messages if the options say so.
         """
         if self.all_reduce is None:
             return values + gradients + extras
@@ -216,7 +217,7 @@ class GradientStage(nn.Cell):
         )
 
     def on_all_ranks(self, finite: Tensor) -> Tensor:
-        """Return whether ``finite`` holds on every rank: the same answer on all of them."""
+        """Return whether ``finite`` holds on every rank; the answer is the same on all of them."""
         if self.all_reduce is None:
             return finite
         return self.all_reduce(ops.cast(finite, ms.float32)) > self.ranks - 0.5
@@ -227,7 +228,7 @@ class GradientStage(nn.Cell):
         Args:
             total: sum of w_i grad L_i over micro-batches and ranks.
             weight: sum of w_i (), likewise, > 0.
-            squares: sum of the squares of ``total`` (), where it is known.
+            squares: sum of the squares of ``total`` (), if known.
         """
         if self.all_reduce is not None:
             return self._divide(total, weight)
@@ -250,11 +251,11 @@ class GradientStage(nn.Cell):
         return self.map(ops.partial(_divided, weight), total)
 
     def _divide(self, total: tuple, weight: Tensor) -> tuple:
-        """``finish``, on several ranks.
+        """``finish`` on several ranks.
 
-        Hazard: what comes out of AllReduce is divided, never multiplied. MindSpore takes
+        Hazard: the output of AllReduce must be divided, never multiplied. MindSpore takes
         AllReduce(g) * y + z for g / ranks + decay * w (its pass adjust_all_reduce_mul_add) and
-        makes AllReduce(g + z) * y of it: with y = 1 / rows the weight decay was that of one row,
+        rewrites it as AllReduce(g + z) * y: with y = 1 / rows the weight decay was that of one row,
         a tenth of what it should be with 10 rows on each of two ranks.
         """
         divisor = weight
@@ -281,7 +282,7 @@ def _divided(divisor: Tensor, gradient: Tensor) -> Tensor:
 
 def _squared_norm(gradient: Tensor) -> Tensor:
     # Not ops.L2Loss: its CPU kernel sums in one float32 and is 0.6 % off at 5 million elements.
-    # Nor a product of two vectors, half as slow: its float32 is 2 % off at 100 million.
-    # Flat: the CPU's reductions over four axes take twice as long as over one: for
-    # (512, 512, 3, 3), two cores, in turns, 7.8 ms instead of 4.0.
+    # Nor a product of two vectors, in half the time: its float32 is 2 % off at 100 million.
+    # Flattened: the CPU's reductions over four axes take twice as long as over one: for
+    # (512, 512, 3, 3) on two cores, measured in turns, 7.8 ms instead of 4.0.
     return ops.reduce_sum(ops.square(ops.reshape(gradient, (-1,))))

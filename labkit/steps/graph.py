@@ -1,7 +1,7 @@
-"""What a step compiles: from a micro-batch to its gradients, from a group's sums to an update.
+"""A step's compiled part: from a micro-batch to its gradients, from a group's sums to an update.
 
-Hazard: every method here that assigns returns a value, and its caller uses it; README.md beside
-this file says what MindSpore does otherwise.
+Hazard: every method here that assigns must return a value that its caller uses; README.md in this
+folder says what MindSpore does otherwise.
 """
 
 import mindspore as ms
@@ -9,13 +9,13 @@ from mindspore import Tensor, nn, ops
 
 
 class StepGraph(nn.Cell):
-    """The part of a step in compiled graphs; ``Step`` owns what it works on, and calls it."""
+    """The part of a step that runs in compiled graphs; ``Step`` owns its state and calls it."""
 
     def contribution(self, with_extras: bool, *batch: Tensor) -> tuple:
-        """``GradientStage.contribution``; one that is not finite is counted, leaves no trace.
+        """Return ``GradientStage.contribution``; a non-finite one is counted and leaves no trace.
 
         Args:
-            with_extras: whether those of the update stage are gathered; constant in a graph.
+            with_extras: whether the update stage's extras are gathered; constant in a graph.
             *batch: the micro-batch, tensors (B, ...).
         """
         if self.statistics:
@@ -27,7 +27,7 @@ class StepGraph(nn.Cell):
         loss, weight, gradients, finite, squares = parts
         if self.gradient.checked:
             adjusted = self.gradient.adjust_loss_scale(finite)
-            # Added without a condition, which would be one more graph: 3 % of a LeNet step.
+            # Added unconditionally: a condition would be one more graph, 3 % of a LeNet step.
             dropped = ops.assign_add(self.dropped, ops.cast(ops.logical_not(finite), ms.int32))
             if self.statistics:
                 if not finite:
@@ -43,14 +43,14 @@ class StepGraph(nn.Cell):
         images: Tensor,
         squares: Tensor | None = None,
     ) -> object:
-        """Sum over ranks, average and clip, and hand the result to the update stage.
+        """Sum over ranks, average and clip, and pass the result to the update stage.
 
         Args:
-            total: sum of w_i grad L_i on this rank, float32; behind them the extras', if gathered.
+            total: sums of w_i grad L_i on this rank, float32, then those of extras, if gathered.
             loss_sum: sum of w_i L_i () on this rank.
             weight: sum of w_i () over ranks, > 0.
             images: rows () on this rank, int32.
-            squares: sum of the squares of ``total`` on this rank (), where it is known.
+            squares: sum of the squares of ``total`` on this rank (), if known.
         """
         if self.gradient.ranks > 1:
             values: tuple = (loss_sum, ops.cast(images, ms.float32))

@@ -1,7 +1,7 @@
-"""Labels of classes: each is known, 0 <= label < V, or ignored, or an error that names it.
+"""Class labels: each is known (0 <= label < V), ignored, or refused by an error that names it.
 
-No exception can leave a compiled graph, so that labels are looked at on the host, before a step or
-``evaluate`` uses them; where a loss is called by itself, a label that is neither makes it NaN.
+No exception can leave a compiled graph, so labels are checked on the host before a step or
+``evaluate`` uses them; if a loss is called by itself, a label that is neither makes it NaN.
 """
 
 import itertools
@@ -20,7 +20,7 @@ INTEGERS = (
     *(ms.int8, ms.int16, ms.int32, ms.int64),
     *(ms.uint8, ms.uint16, ms.uint32, ms.uint64),
 )
-# V, the number of classes, by the key of a loss net: noted where its graph is compiled.
+# Key of a loss net -> V, the number of classes, which is noted when its graph is compiled.
 _classes: dict[int, int] = {}
 _keys = itertools.count()
 
@@ -31,18 +31,18 @@ def check_labels(
     """Check that every label is known or ignored.
 
     Args:
-        labels: array of any shape; of a type that holds integers.
-        classes: V, the number of classes; None where it is not known: then labels are only asked
-            not to be negative.
-        ignore_index: label that does not count, or None where each one counts.
+        labels: array of any shape, of an integer type.
+        classes: V, the number of classes; None if it is unknown: then labels must only not be
+            negative.
+        ignore_index: label that is ignored, or None if every label counts.
 
     Raises:
-        InputError: for the first label that is neither, with its place.
+        InputError: if a label is neither; the message names the first one and its position.
     """
     labels = check_integers(labels)
     if not labels.size:
         return
-    # Least and largest first: 20 us for 32 x 512 labels, where a mask takes twice as long.
+    # Minimum and maximum first: 20 us for 32 x 512 labels, where a mask takes twice as long.
     high = np.iinfo(labels.dtype).max if classes is None else classes - 1
     if labels.min() >= 0 and labels.max() <= high:
         return
@@ -61,7 +61,7 @@ def check_labels(
 
 
 def check_integers(labels: object) -> np.ndarray:
-    """Return labels as an array, or raise ``InputError`` where its type is not of integers."""
+    """Return labels as an array, or raise ``InputError`` if its type is not an integer type."""
     labels = np.asarray(labels)
     if labels.dtype.kind not in "iu":
         raise InputError(f"labels: expected integers, such as int32, got {labels.dtype}")
@@ -69,15 +69,15 @@ def check_integers(labels: object) -> np.ndarray:
 
 
 def check_ignore_index(value: object) -> int:
-    """Return ``value`` if it is an integer that int32 holds, else raise ``InputError``."""
+    """Return ``value`` if it is an integer that fits in int32, else raise ``InputError``."""
     return integer("ignore_index", value, -(2**31), 2**31 - 1)
 
 
 def masks(labels: Tensor, classes: int, ignore_index: int | None) -> tuple[Tensor, Tensor]:
-    """Return (labels with 0 for what is not known, factor of each one's loss), inside a graph.
+    """Return (labels, 0 in place of those not known; factor of each one's loss), inside a graph.
 
     The factor is 1 for a known label, 0 for an ignored one, and NaN for any other. Raises
-    ``TypeError``, where it is compiled, for labels that are not integers.
+    ``TypeError``, at compilation, if the labels are not integers.
     """
     if labels.dtype not in INTEGERS:
         raise TypeError(f"labels: expected integers, such as int32, got {labels.dtype}")
@@ -90,7 +90,7 @@ def masks(labels: Tensor, classes: int, ignore_index: int | None) -> tuple[Tenso
 
 
 def only_known(labels: Tensor, classes: int, ignore_index: int | None) -> tuple[Tensor, Tensor]:
-    """Return (labels with 0 for any of no class; 1, or NaN where there is one), inside a graph."""
+    """Return (labels, 0 in place of invalid ones; 1, or NaN if any is invalid), inside a graph."""
     known = ops.logical_and(labels >= 0, labels < classes)
     if ignore_index is not None:
         known = ops.logical_or(known, labels == ignore_index)
@@ -98,10 +98,11 @@ def only_known(labels: Tensor, classes: int, ignore_index: int | None) -> tuple[
 
 
 def as_int32(labels: Tensor) -> Tensor:
-    """Return integers as int32, inside a graph, and any other labels as they are.
+    """Return integers as int32, inside a graph, and any other labels unchanged.
 
-    MindSpore's losses refuse most other types, some in a stack of C++: nn.CrossEntropyLoss int64,
-    which NumPy and PyTorch have labels in. A number that int32 does not hold becomes its last one.
+    MindSpore's losses refuse most other integer types, some with a C++ stack trace, such as
+    nn.CrossEntropyLoss for int64, NumPy's and PyTorch's type of labels. Numbers outside the range
+    of int32 are clipped to it.
     """
     if labels.dtype == ms.int32 or labels.dtype not in INTEGERS:
         return labels
@@ -110,17 +111,17 @@ def as_int32(labels: Tensor) -> Tensor:
 
 
 def count_only(losses: Tensor, factor: Tensor) -> Tensor:
-    """Return the losses times the factors of ``masks``; an ignored one is 0 whatever it was."""
+    """Return the losses times the factors of ``masks``; an ignored loss is 0 whatever it was."""
     return ops.masked_fill(losses * factor, factor == 0, 0.0)
 
 
 def new_key() -> int:
-    """Return the key of one more loss net, for ``noted``."""
+    """Return the key of a new loss net, for ``noted``."""
     return next(_keys)
 
 
 def noted(loss: Tensor, key: int, classes: int) -> Tensor:
-    """Return ``loss`` as it is; while the graph is compiled, note its number of classes."""
+    """Return ``loss`` unchanged; while the graph is compiled, note its number of classes."""
     if F.isconstant(classes):
         return F.depend(loss, _note(key, classes))
     return loss

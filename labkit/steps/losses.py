@@ -23,7 +23,7 @@ from labkit.steps.labels import (
 from labkit.steps.options import CONVENTIONS as CONVENTIONS
 
 _REDUCTIONS = ("mean", "sum", "none")
-# Called with logits and labels alone, they are nn.CrossEntropyLoss() and nn.NLLLoss().
+# Called with logits and labels alone, they equal nn.CrossEntropyLoss() and nn.NLLLoss().
 FUNCTIONS = (ops.cross_entropy, ops.nll_loss)
 # Means over the labels that are not ignored, of logits with the classes in axis 1.
 OVER_CLASSES = (nn.CrossEntropyLoss, nn.NLLLoss, mint.nn.CrossEntropyLoss, mint.nn.NLLLoss)
@@ -34,11 +34,11 @@ class LossNet(nn.Cell):
 
     Args:
         network: Cell, inputs -> outputs.
-        loss_fn: Cell or function, (outputs, labels) -> scalar; sees outputs in float32 whatever
-            the network computes in.
+        loss_fn: Cell or function, (outputs, labels) -> scalar; it receives float32 outputs,
+            whatever type the network computes in.
 
     Raises:
-        InputError: for what is no network, or cannot be called with outputs and labels.
+        InputError: if ``network`` is not a Cell or is a loss, or ``loss_fn`` is not callable.
     """
 
     @names_checked
@@ -50,9 +50,9 @@ class LossNet(nn.Cell):
         self.network = network
         self.loss_fn = loss_fn
         self.label_key, self.class_axis = new_key(), class_axis(loss_fn)
-        # Set by a step that derives weights of a mean over elements: it counts the labels'.
+        # Set by a step that derives weights of a mean over elements: it counts those of the labels.
         self.same_shape = False
-        # Set by a step whose labels nobody looks at: one of no class makes the loss NaN.
+        # Set by a step that does not check labels on the host: an invalid one makes the loss NaN.
         self.guards_labels, self.ignored_label = False, None
 
     def construct(self, *batch: Tensor) -> Tensor | tuple[Tensor, Tensor]:
@@ -80,21 +80,22 @@ class TokenLossNet(nn.Cell):
     """Cross entropy over the labels that count: (loss sum, token count), both shape ().
 
     Args:
-        network: Cell, inputs -> logits (B, T, V), or of any other shape (..., V); the inputs may be
-            several: tokens, a mask and so on.
-        ignore_index: label of positions that do not count (padding).
+        network: Cell, inputs -> logits (B, T, V), or of any other shape (..., V); there may be
+            several inputs, such as tokens and a mask.
+        ignore_index: label of positions that are ignored (padding).
 
     Raises:
-        InputError: for an ``ignore_index`` that is no integer.
-        ValueError: where it is compiled, for labels that do not fit the logits.
-        TypeError: likewise, for labels that are not integers.
+        InputError: if ``network`` is not a Cell or is a loss, or ``ignore_index`` is not an integer
+            that fits in int32.
+        ValueError: at compilation, if the labels do not fit the logits.
+        TypeError: at compilation, if the labels are not integers.
 
-    Called as ``loss_net(*inputs, labels)`` with labels (B, T), integers: each is 0 .. V - 1 or
-    ``ignore_index``. A step refuses any other label before it runs (``InputError``); where this
-    Cell is called by itself, the loss is NaN then.
+    Called as ``loss_net(*inputs, labels)`` with integer labels (B, T), each 0 .. V - 1 or
+    ``ignore_index``. A step refuses any other label before it runs (``InputError``); if this Cell
+    is called by itself, such a label makes the loss NaN.
 
-    A step weights its micro-batches by their tokens: equally many sequences hold different numbers
-    of tokens, and a mean of their means is not the mean over tokens.
+    A step weights its micro-batches by their token counts: the same number of sequences can hold
+    different numbers of tokens, so the mean of their means is not the mean over tokens.
     """
 
     @names_checked
@@ -131,27 +132,27 @@ class CrossEntropySmooth(nn.LossBase):
         convention="pytorch":    on = 1 - s + s / C,  off = s / C
 
     ``mindspore`` is that of the source documents (r1.6 sample code), ``pytorch`` that of
-    torch.nn.CrossEntropyLoss(label_smoothing=s), which smooths less: its s is the other's
-    s (C - 1) / C. With 0.1 and 10 classes that is 0.09.
+    torch.nn.CrossEntropyLoss(label_smoothing=s), which smooths less: its s corresponds to
+    s (C - 1) / C in the other convention, to 0.09 for s = 0.1 and 10 classes.
 
     Args:
-        sparse: labels (B,), integers, each 0 .. C - 1 or ``ignore_index``; False: targets (B, C)
-            whose rows sum to 1, used as they are (so smooth_factor must be 0).
-        reduction: over the losses of the labels that are not ignored: ``mean`` (0 where there is
-            none), ``sum``; or ``none``: all B, 0 for ignored ones.
+        sparse: True: integer labels (B,), each 0 .. C - 1 or ``ignore_index``; False: targets
+            (B, C) whose rows sum to 1, used as they are (so smooth_factor must be 0).
+        reduction: ``mean`` (0 if there is nothing to average) or ``sum`` over the losses of the
+            labels that are not ignored; or ``none``: all B losses, 0 for ignored labels.
         smooth_factor: s, 0 .. 1.
         num_classes: C, the width of the logits.
         convention: ``mindspore`` or ``pytorch``.
-        ignore_index: label of rows that do not count.
+        ignore_index: label of rows that are ignored.
 
     Raises:
-        InputError: for an argument with another value.
-        ValueError: where it is compiled, for logits and labels whose shapes do not fit.
+        InputError: if an argument has any other value.
+        ValueError: at compilation, if the shapes of logits and labels do not match.
 
-    Logits (B, C) are taken in float32. A step refuses any other label before it runs
-    (``InputError``); where the loss is called by itself, such a label makes it and its gradients
-    NaN: no exception can leave a compiled graph, and MindSpore's one_hot would be ``off`` in every
-    class, so that without smoothing such a row costs nothing.
+    Logits (B, C) are converted to float32. A step refuses any other label before it runs
+    (``InputError``); if the loss is called by itself, such a label makes it and its gradients NaN:
+    no exception can leave a compiled graph, and MindSpore's one_hot would give ``off`` for every
+    class, so that without smoothing such a row would add nothing to the loss.
     """
 
     @names_checked
@@ -213,7 +214,7 @@ class CrossEntropySmooth(nn.LossBase):
 
 
 def class_axis(loss_fn: Any) -> int | None:
-    """Return the axis of the logits that holds the classes, None where labels are of no class."""
+    """Return the axis of classes in the logits, or None if the labels are not class numbers."""
     if loss_fn in FUNCTIONS or is_exactly(loss_fn, *OVER_CLASSES):
         return 1
     if is_exactly(loss_fn, nn.SoftmaxCrossEntropyWithLogits, CrossEntropySmooth):
@@ -222,13 +223,13 @@ def class_axis(loss_fn: Any) -> int | None:
 
 
 def is_exactly(cell: Any, *classes: Any) -> bool:
-    """Return whether a cell computes what one of the classes does: no subclass with its own."""
+    """Return whether a cell is of one of the classes and does not override its ``construct``."""
     return any(isinstance(cell, c) and type(cell).construct is c.construct for c in classes)
 
 
 def _check_network(network: object) -> None:
     if not isinstance(network, nn.Cell) or isinstance(network, nn.LossBase):
-        raise wrong("network", network, "a Cell that is no loss")
+        raise wrong("network", network, "a Cell that is not a loss")
 
 
 def _differ(shape: tuple, expected: tuple) -> bool:

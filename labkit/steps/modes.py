@@ -1,7 +1,7 @@
-"""Training and evaluation mode of each Cell of a network, as ``Cell.set_train`` has left it.
+"""Training and evaluation mode of each Cell of a network, as set by ``Cell.set_train``.
 
-A new Cell computes as in evaluation mode, but nobody has asked for that: MindSpore tells it from a
-Cell with ``set_train(False)`` by the flag that this leaves, ``Cell.training`` does not.
+A new Cell computes as in evaluation mode, although nobody has asked for it. Only the flag that
+``set_train(False)`` leaves distinguishes such a Cell from a new one; ``Cell.training`` does not.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,7 +11,7 @@ from mindspore import Parameter, nn
 
 from labkit.steps.precision import NETWORK_NAMES, is_loss
 
-# Classes that only hand on to the network inside.
+# Modules of classes that only pass their inputs to the network inside.
 _AROUND = (
     "labkit.steps.losses",
     "labkit.steps.precision",
@@ -21,14 +21,14 @@ _AROUND = (
 
 
 def modes(network: nn.Cell) -> list[tuple[nn.Cell, bool | None]]:
-    """Return each Cell of ``network`` and what it was set to; None where it was not."""
+    """Return each Cell of ``network`` and the mode it was set to; None if it was never set."""
     return [(cell, _mode(cell)) for _, cell in network.cells_and_names()]
 
 
 def set_modes(kept: Iterable[tuple[nn.Cell, bool | None]]) -> None:
-    """Set every Cell to what ``modes`` has returned."""
+    """Set every Cell to the mode that ``modes`` has returned."""
     for cell, mode in kept:
-        # What add_flags(training=...) does, in 0.3 us for 1: a step may do it at each call.
+        # What add_flags(training=...) does, in 0.3 us instead of 1: a step may do it at each call.
         cell.__dict__["training"] = bool(mode)
         cell.get_flags()["training"] = mode
         if mode is None:
@@ -36,14 +36,14 @@ def set_modes(kept: Iterable[tuple[nn.Cell, bool | None]]) -> None:
 
 
 class TrainingModes:
-    """Training mode of a step's Cells, but for those that somebody holds in evaluation mode.
+    """Training mode of a step's Cells, except those that the user holds in evaluation mode.
 
     Args:
-        step: the step, a Cell of which ``loss_net`` is a part.
+        step: the step, a Cell that contains ``loss_net``.
         loss_net: network and loss.
-        parameters: what is trained of it.
+        parameters: its trained Parameters.
 
-    What is held is printed whenever it changes.
+    The Cells that are held are printed whenever they change.
     """
 
     def __init__(self, step: nn.Cell, loss_net: nn.Cell, parameters: Sequence[Parameter]):
@@ -55,19 +55,19 @@ class TrainingModes:
         self._said = False
 
     def set(self, mode: bool) -> None:
-        """Set the mode of all Cells of the step, but of those that are held."""
+        """Set the mode of all Cells of the step except those that are held."""
         before = {id(cell) for cell in self._held}
         self._held = held(self._loss_net, self._parameters, self._held)
         if {id(cell) for cell in self._held} != before:
             self._say_held()
         self._seen = None
-        # Past the step's own, which comes here.
+        # Bypasses the step's own method, which calls this one.
         nn.Cell.add_flags_recursive(self._step, training=mode)
         self._step.phase = "train" if mode else "predict"
         for cell in self._held:
             cell.add_flags(training=False)
         self._watched = [cell for cell, _ in modes(self._loss_net)]
-        # A compiled graph is of the modes that it was compiled in; MindSpore looks at none of them.
+        # A compiled graph belongs to the modes it was compiled in; MindSpore does not check them.
         self._modes = self._current()
         self.phase = self._phases.setdefault(
             self._modes, f"train{len(self._phases) or ''}" if mode else "predict"
@@ -77,8 +77,8 @@ class TrainingModes:
     def followed(self, graphs: Sequence[nn.Cell]) -> Iterator[None]:
         """Follow what ``set_train`` has done to parts of the network since the last call.
 
-        A network that is in evaluation mode as a whole is so again afterwards. ``graphs`` are the
-        Cells that are compiled, whose graphs are those of the modes that are in force.
+        A network in evaluation mode as a whole returns to that mode afterwards. ``graphs`` are the
+        Cells that are compiled; the graphs used are those of the modes in force.
         """
         current, changes = self._current(), []
         if current != self._modes:
@@ -87,7 +87,7 @@ class TrainingModes:
             else:
                 kept = modes(self._loss_net)
                 self._step.set_train()
-                # The same again at the next call costs no more than the Cells that differ.
+                # If the next call finds the same modes, only the Cells that differ are set.
                 changed = [(cell, mode, cell.training) for cell, mode in kept]
                 self._changes = [change for change in changed if change[1] is not change[2]]
                 self._seen = current
@@ -104,7 +104,7 @@ class TrainingModes:
         return tuple(cell.training for cell in self._watched)
 
     def _say_held(self) -> None:
-        """Print the outermost Cells that are held with all that is in them."""
+        """Print the outermost Cells that are held together with everything inside them."""
         ids = {id(cell) for cell in self._held}
         whole = [cell for cell in self._held if all(id(part) in ids for part, _ in modes(cell))]
         outer = {id(cell) for cell in whole}
@@ -122,13 +122,13 @@ class TrainingModes:
 def held(
     loss_net: nn.Cell, parameters: Sequence[Parameter], before: Sequence[nn.Cell] = ()
 ) -> list[nn.Cell]:
-    """Return the Cells of ``loss_net`` that somebody holds in evaluation mode while it is trained.
+    """Return the Cells of ``loss_net`` that the user holds in evaluation mode during training.
 
-    A Cell that was set to evaluation mode is held, unless it was set with a whole network: where
-    all of the network that has trained ``parameters`` is in evaluation mode, in one Cell or in
-    several that hold all its Parameters, it was only evaluated. Then those in ``before`` are held,
-    and Cells set by themselves that have Parameters but no trained one: a teacher. What is loss
-    has no say in this, nor have Parameters of the loss_net itself.
+    A Cell in evaluation mode is held, unless it was put there as part of a whole network: if every
+    part of the network with trained ``parameters`` is in evaluation mode, in one Cell or in several
+    that contain all its Parameters, the network was only evaluated. Then the Cells held are those
+    in ``before``, and Cells set by themselves that have Parameters but no trained ones (a teacher).
+    Losses do not affect this, nor do Parameters of the loss_net itself.
     """
     off = [cell for cell, mode in modes(loss_net) if mode is False]
     trained = {id(parameter) for parameter in parameters}
@@ -140,12 +140,12 @@ def held(
 
 
 def _evaluated(loss_net: nn.Cell, trained: set[int]) -> list[nn.Cell]:
-    """Return the Cells of a network that is in evaluation mode as a whole, or none."""
+    """Return the Cells of a network that is in evaluation mode as a whole, else an empty list."""
     if _off(loss_net):
         return [loss_net]
     networks, losses = _parts(loss_net)
     parts = [cell for cell in networks if trained & _ids(cell)]
-    # A loss_net inside the loss_net may be called a loss.
+    # A loss_net inside the loss_net may have the name of a loss.
     parts = parts or [cell for cell in losses if trained & _ids(cell)]
     outside = [_outermost(part, without_losses=True) for part in parts]
     if not parts or any(own for _, own in outside):
@@ -155,7 +155,7 @@ def _evaluated(loss_net: nn.Cell, trained: set[int]) -> list[nn.Cell]:
 
 
 def _parts(loss_net: nn.Cell) -> tuple[list[nn.Cell], list[nn.Cell]]:
-    """Return the networks and the losses that a Cell which computes a loss is made of."""
+    """Return the networks and the losses that make up a Cell which computes a loss."""
     cells = loss_net.name_cells()
     named = [name for name in NETWORK_NAMES if name in cells]
     networks, losses = [], []

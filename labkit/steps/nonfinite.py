@@ -1,4 +1,4 @@
-"""Where a loss stopped being finite: the first layer, weight or input that is not."""
+"""Locates where a loss stopped being finite: the first layer, weight or input that is not."""
 
 from collections.abc import Callable
 
@@ -11,10 +11,10 @@ from labkit.steps.precision import LOSS_NAMES
 
 
 def first_nonfinite(loss_net: nn.Cell, batch: tuple) -> str:
-    """Return a sentence on the first thing that is not finite in ``loss_net(*batch)``.
+    """Return a sentence that names the first non-finite value in ``loss_net(*batch)``.
 
-    The batch is looked at first, then the weights, then the outputs in the order of the forward
-    pass, which is made once more, operator by operator; running statistics stay as they are.
+    The batch is checked first, then the weights, then the layers' outputs in the order of the
+    forward pass, which is run once more, operator by operator; running statistics do not change.
     """
     for number, part in enumerate(batch):
         if not _finite(part):

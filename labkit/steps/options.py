@@ -1,4 +1,4 @@
-"""The options of every step, and the words that they may be.
+"""The options of every step, and their allowed values.
 
 No MindSpore import: recipes read them too.
 """
@@ -14,14 +14,14 @@ REDUCTION = ("mean", "sum")
 PRECISION = ("O0", "O2", "O3")
 NORMALISE = ("samples", "tokens", "steps")
 NONFINITE = ("drop_micro", "drop_group", "propagate")
-# Which off value label smoothing has: s / (C - 1), or s / C.
+# The off value of label smoothing: s / (C - 1), or s / C.
 CONVENTIONS = ("mindspore", "pytorch")
 LR_DECAY_MODES = ("steps", "poly", "cosine", "linear")
 INDICES = "integers >= 0, each above the one before, as in [85, 160]"
 
 # float32 holds these and their reciprocals.
 _SMALLEST, _LARGEST = 1e-37, 1e37
-# A dynamic loss scale stops growing here: doubled to infinity it would never come back.
+# A dynamic loss scale stops growing here: once infinite, it would never shrink again.
 LARGEST_SCALE = 2.0**120
 
 
@@ -29,7 +29,7 @@ def fusion_indices(name: str, value: object) -> tuple[int, ...]:
     """Return the indices of gradients in ``value`` as a tuple.
 
     Raises:
-        InputError: naming ``name``, unless they are integers from 0 on, each above the one before.
+        InputError: naming ``name``, unless they are integers >= 0, each above the one before.
     """
     if isinstance(value, (list, tuple)) and value and all(map(is_integer, value)):
         indices = tuple(map(int, value))
@@ -44,13 +44,13 @@ class DynamicLossScale:
     """Loss scale that shrinks on a non-finite micro-batch and grows after a run of finite ones.
 
     Attributes:
-        initial: scale at the start, 1 .. 2**120; it stays between them.
+        initial: scale at the start, 1 .. 2**120; the scale stays within these bounds.
         factor: divides the scale on a non-finite micro-batch, multiplies it after ``interval``
             finite ones in a row, > 1.
         interval: integer >= 1.
 
     Raises:
-        InputError: for other values.
+        InputError: if an attribute has any other value.
     """
 
     initial: float = 2.0**16
@@ -69,30 +69,30 @@ class GradientOptions:
     """The options of a gradient stage, which every step takes by name.
 
     Attributes:
-        normalise: None: w_i is what the loss is a mean over, see ``labkit.steps.weights``, so that
-            the micro-batches make up the whole batch. Or the number of ``samples`` (rows), of
-            ``tokens``, or 1 (``steps``: the mean of the micro-batches' means).
-        batch_axis: axis of the batch's first tensor that counts rows: 1 for time-major inputs
-            (T, B, ...). None: labels (B,) count them, or else axis 0 does.
-        reduction: ``mean``, or ``sum``: sum_i grad L_i, divided by nothing (over ranks the mean).
-        precision: ``O0`` float32; ``O2`` float16 inside the network, except BatchNorm and
-            LayerNorm; ``O3`` these too. The loss and everything after the gradients, Parameters and
-            running statistics stay float32. In a ``loss_net`` of one's own, the Cell
-            ``self.network`` is the network and all else is loss; without that name see
-            ``precision.use_float16``, which refuses what it cannot tell.
+        normalise: None: w_i is what the mean loss was divided by, see ``labkit.steps.weights``, so
+            that the micro-batches make up the whole batch. Otherwise w_i is the number of
+            ``samples`` (rows) or ``tokens``, or 1 (``steps``: mean of the micro-batches' means).
+        batch_axis: axis of the batch's first tensor that indexes its rows: 1 for time-major inputs
+            (T, B, ...). None: the rows are counted by labels (B,), else by axis 0.
+        reduction: ``mean``, or ``sum``: sum_i grad L_i, not divided (but averaged over ranks).
+        precision: ``O0``: float32; ``O2``: float16 inside the network, except BatchNorm and
+            LayerNorm; ``O3``: in these too. The loss, everything after the gradients, Parameters
+            and running statistics stay float32. In a custom ``loss_net``, the Cell
+            ``self.network`` is the network and everything else is loss; without that name see
+            ``precision.use_float16``, which refuses what it cannot classify.
         loss_scale: number > 0, or ``DynamicLossScale``.
         nonfinite: ``drop_micro`` leaves a micro-batch that is not finite (its loss, or the norm of
-            its gradient in float32) out of its group, ``drop_group`` forgets the whole group;
+            its gradient in float32) out of its group, ``drop_group`` discards the whole group;
             ``propagate`` checks nothing.
         clip_norm: largest global norm of the averaged gradient, or None.
-        rank_group: None: the mean is over all ranks; the name of a communication group that this
-            rank is in; or "" for this rank alone.
-        all_reduce_fusion_config: None: each gradient goes over the network in a message of its own.
-            Or the indices of the last gradient of each message, see ``labkit.steps.fusion``; with
-            one rank they are checked, and there is nothing to send.
+        rank_group: the ranks to average over: None for all, the name of a communication group that
+            contains this rank, or "" for this rank alone.
+        all_reduce_fusion_config: None: each gradient is sent over the network in its own message.
+            Otherwise the indices of the last gradient of each message, see
+            ``labkit.steps.fusion``; with one rank they are checked, but nothing is sent.
 
     Raises:
-        InputError: for an argument with another value.
+        InputError: if an attribute has any other value.
     """
 
     normalise: str | None = None
@@ -129,6 +129,6 @@ class GradientOptions:
     def settings(self, weighted: bool) -> dict[str, str]:
         """Return the options in force, as text, that a resumed training must share."""
         texts = {name: repr(value) for name, value in vars(self).items()}
-        # In which messages the sums are made is not one of them: it differs between machines.
+        # The division into messages is not one of them: it differs between machines.
         del texts["all_reduce_fusion_config"]
         return texts | {"weighted": repr(weighted), "nonfinite": self.nonfinite}

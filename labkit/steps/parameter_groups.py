@@ -1,6 +1,6 @@
-r"""Weight decay for the weights alone: no decay on normalisation layers and on biases.
+r"""Weight decay for the weights alone, without decay of normalisation layers and biases.
 
-With a group's weight decay d an optimizer of MindSpore, like torch.optim.SGD, updates by g + d w.
+With a group's weight decay d, MindSpore's optimizers, like torch.optim.SGD, update by g + d w.
 """
 
 from collections.abc import Iterable
@@ -22,25 +22,24 @@ def decay_groups(
     """Return parameter groups for any ``nn.Optimizer``, in the order of ``trainable_params()``.
 
     Args:
-        network: Cell; its trainable Parameters, each once.
-        weight_decay: d >= 0 of the weights; everything else has 0.0, said explicitly.
-        exempt: Parameters and Cells of the network that are not decayed either.
+        network: Cell whose trainable Parameters are grouped, each once.
+        weight_decay: d >= 0 of the weights; everything else gets an explicit 0.0.
+        exempt: further Parameters and Cells of the network that are not decayed.
 
     Raises:
-        InputError: for a network without trainable Parameters, a weight_decay that is negative or
-            not finite, and an ``exempt`` that is not part of the network.
+        InputError: if the network has no trainable Parameters, ``weight_decay`` is negative or not
+            finite, or ``exempt`` is not part of the network.
 
     A Parameter is not decayed if a normalisation layer owns it (batch, layer, group, instance;
-    ``nn`` and ``mint.nn``), whatever its rank, or if its rank is 0 or 1. Every other one is. A
-    Parameter that a Cell of one's own holds follows the same rule of rank: a vector or a scalar (a
-    scale, a slope, a bias) is not decayed, a matrix is; for a vector of shape (1, C, 1, 1), use
-    ``exempt``. One that two layers share is decayed only if neither exempts it. Names decide
-    nothing.
+    ``nn`` and ``mint.nn``), whatever its rank, or if its rank is 0 or 1. All others are. The same
+    rule of rank applies to Parameters of a custom Cell: a vector or a scalar (a scale, a slope, a
+    bias) is not decayed, a matrix is; for a vector of shape (1, C, 1, 1), use ``exempt``. A
+    Parameter shared by two layers is decayed only if neither exempts it. Names do not matter.
 
-    The usual list, ``[{"params": a, "weight_decay": d}, {"params": b}, ...]`` by names with 'beta',
-    'gamma' or 'bias', has two traps: it misses mint.nn's normalisation layers (``weight``) and
-    takes a layer called ``bias_net`` for a bias; and its second group has not 0 but the
-    ``weight_decay`` given to the optimizer itself.
+    The usual list, ``[{"params": a, "weight_decay": d}, {"params": b}, ...]``, selected by names
+    that contain 'beta', 'gamma' or 'bias', has two pitfalls: it misses mint.nn's normalisation
+    layers (``weight``) and takes a layer called ``bias_net`` for a bias; and its second group gets
+    the ``weight_decay`` given to the optimizer itself, not 0.
     """
     if not isinstance(network, nn.Cell):
         raise InputError(f"network: expected a Cell, got a {type(network).__name__}")
@@ -61,7 +60,7 @@ def decay_groups(
 
 
 def _owned_by_norms(network: nn.Cell) -> set[int]:
-    """Return the ids of Parameters that the kind of their owner exempts."""
+    """Return the ids of Parameters that are exempt because of the layer that owns them."""
     ids = set()
     for _, cell in network.cells_and_names():
         if isinstance(cell, NORMS):
@@ -73,7 +72,7 @@ def _owned_by_norms(network: nn.Cell) -> set[int]:
 
 
 def _exempted(network: nn.Cell, exempt: Iterable[Parameter | nn.Cell]) -> set[int]:
-    """Return the ids of the Parameters that ``exempt`` names, all of them the network's."""
+    """Return the ids of the Parameters in ``exempt``, all of which must be the network's."""
     if isinstance(exempt, Parameter | nn.Cell | str) or not isinstance(exempt, Iterable):
         raise InputError(
             f"exempt: expected a list of Parameters and Cells, got a {type(exempt).__name__}"

@@ -1,4 +1,4 @@
-"""The plain step: one update at every batch.
+"""The plain step: one update for every batch.
 
 w <- optimizer(w, g),     g = grad L(w; batch)
 """
@@ -19,25 +19,25 @@ from labkit.steps.update import UpdateStage
 class PlainStep(Step):
     """One update per batch.
 
-    A batch that is not finite, on any rank, updates nothing (``nonfinite="propagate"``: is not
-    checked); nor does one without a label that counts.
+    A batch that is non-finite on any rank makes no update (``nonfinite="propagate"`` does not
+    check), nor does a batch in which no label counts.
 
     Args:
         loss_net: Cell: batch, labels last -> scalar mean loss, such as a ``LossNet``.
         optimizer: any ``nn.Optimizer``.
         update: update stage; the optimizer alone by default.
-        normalise: what a batch's loss is weighted by, see ``GradientOptions``, as for the others.
-        batch_axis: axis of the batch's first tensor that counts rows.
+        normalise: weight of a batch's loss; for this and the options below see ``GradientOptions``.
+        batch_axis: axis of the batch's first tensor that indexes its rows.
         reduction: ``mean`` or ``sum``.
         precision: ``O0``, ``O2`` or ``O3``.
         loss_scale: number > 0, or ``DynamicLossScale``.
         nonfinite: ``drop_micro``, ``drop_group`` or ``propagate``.
         clip_norm: largest global norm of the gradient, or None.
-        rank_group: over which ranks gradients are averaged.
+        rank_group: the ranks over which gradients are averaged.
         all_reduce_fusion_config: index of the last gradient of each message between ranks, or None.
 
     Raises:
-        InputError: as ``Step`` does.
+        InputError: as in ``Step``.
 
     >>> step = PlainStep(LossNet(network, loss_fn), optimizer)
     >>> loss = step(images, labels)
@@ -83,7 +83,7 @@ class PlainStep(Step):
         return ops.depend(self.micro_batch(False, *batch), checked(self.prepared, self.refusal))
 
     def micro_batch(self, with_extras: bool, *batch: Tensor) -> Tensor:
-        """Update by one batch; arguments as in ``contribution``.
+        """Make an update from one batch; arguments as in ``contribution``.
 
         Returns:
             Its loss ().
@@ -96,7 +96,7 @@ class PlainStep(Step):
         else:
             # All ranks take the same branch: a rank alone in it would wait for the others forever.
             finite = self.gradient.on_all_ranks(finite)
-        # After it: the ranks' sums must be made in one order.
+        # Depends on ``finite``: all ranks must sum in the same order.
         weight_sum = self.gradient.over_ranks(ops.depend(weight, finite))
         if self.may_count_nothing:
             finite = ops.logical_and(finite, weight_sum > 0)

@@ -12,9 +12,9 @@ from labkit.errors import InputError
 from labkit.steps.losses import LossNet, TokenLossNet
 from labkit.steps.options import DynamicLossScale as DynamicLossScale
 
-# What LossNet and MindSpore's WithLossCell call their loss: it stays in float32.
+# The name of the loss, which stays in float32, in LossNet and MindSpore's WithLossCell.
 LOSS_NAMES = ("loss_fn", "_loss_fn")
-# What they, and anyone who wants to be explicit, call the network.
+# The name of the network in them, and in any Cell that is explicit about it.
 NETWORK_NAMES = ("network", "_backbone")
 _LOSS_WORDS = ("loss", "losses", "criterion")
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
@@ -23,18 +23,18 @@ _LISTS = (nn.CellList, nn.CellDict)
 
 
 def use_float16(loss_net: nn.Cell, level: str = "O2") -> None:
-    """Put the networks inside ``loss_net`` into float16, its losses left alone.
+    """Convert the networks inside ``loss_net`` to float16, but not its losses.
 
-    ``level`` is MindSpore's: O2 leaves BatchNorm in float32, O3 does not (as O2 with
-    ``keep_batchnorm_fp32=False``); its Parameters and running statistics stay float32 in both.
+    ``level`` is MindSpore's: O2 leaves BatchNorm and LayerNorm in float32, O3 does not (like O2
+    with ``keep_batchnorm_fp32=False``); Parameters and running statistics stay float32 in both.
 
-    In a ``LossNet``, or any Cell that holds a ``network``, that is the network and all else is
-    loss. In a Cell of one's own without a ``network``, losses are MindSpore's own, Cells whose name
-    or class speaks of loss or criterion (``is_loss``), and Cells without a Parameter that are no
-    layers of MindSpore's; all else is network.
+    In a ``LossNet``, or any Cell that has a ``network``, that is the network and everything else is
+    loss. In a custom Cell without a ``network``, the losses are MindSpore's own, Cells whose name
+    or class contains loss or criterion (``is_loss``), and Cells without Parameters that are not
+    MindSpore layers; everything else is network.
 
-    Raises ``InputError`` where there is none, and where a Cell may be network or loss: of several
-    with Parameters, one of one's own that takes several inputs, beside no Cell that is a loss.
+    Raises ``InputError`` if there is no network, or if a Cell may be network or loss: if several
+    Cells have Parameters, no Cell is a loss, and a custom one takes several inputs.
     """
     places = _networks(loss_net, level)
     if not places:
@@ -54,7 +54,7 @@ def use_float16(loss_net: nn.Cell, level: str = "O2") -> None:
         # A Cell's _amp_level is "" until amp sets it.
         if cell._amp_level in ("", "O0"):
             losses = [inner for key, inner in _below(cell) if is_loss(key, inner)]
-            # Through _cells, as amp itself does: setattr would prefix the parameters' names.
+            # Set through _cells, as amp itself does: setattr would prefix the parameters' names.
             half = amp.auto_mixed_precision(cell, level)
             parent._cells[name] = _InFloat16(getattr(half, "_backbone", half), level)
             cell.float16_by_step = level
@@ -63,9 +63,9 @@ def use_float16(loss_net: nn.Cell, level: str = "O2") -> None:
 
 
 class _InFloat16(nn.Cell):
-    """A network in float16 whose outputs are float32, as amp's own wrapper makes them.
+    """A network in float16 whose outputs are float32, as in amp's own wrapper.
 
-    A scalar output is the mean of something: a loss that was computed in float16.
+    A scalar output is refused: it is a mean, and so a loss that was computed in float16.
     """
 
     def __init__(self, backbone: nn.Cell, level: str):
@@ -118,10 +118,10 @@ def _below(cell: nn.Cell) -> list[tuple[str, nn.Cell]]:
 
 
 def is_loss(name: str, cell: nn.Cell) -> bool:
-    """Return whether the Cell of that name is a loss, by its class or by what the two are called.
+    """Return whether the Cell called ``name`` is a loss, by its class or by their names.
 
-    loss or criterion is a word of the name or the class: ``aux_loss``, ``MSELoss``. Where it is
-    only a part of one, as in ``celoss`` and GlossNet, a Cell that takes several inputs is a loss.
+    One of these names contains the word loss or criterion: ``aux_loss``, ``MSELoss``. If it is only
+    part of a word, as in ``celoss`` and GlossNet, the Cell is a loss if it takes several inputs.
     """
     if isinstance(cell, nn.LossBase):
         return True
@@ -148,7 +148,7 @@ def _is_layer(cell: nn.Cell) -> bool:
 
 
 def refuse_float16(loss_net: nn.Cell) -> None:
-    """Refuse a network that an earlier O2 step changed in place: O0 would compute in float16."""
+    """Refuse a network that an earlier O2 or O3 step changed: O0 would compute in float16."""
     if any(hasattr(cell, "float16_by_step") for _, cell in loss_net.cells_and_names()):
         raise InputError(
             "precision is 'O0', but an earlier step with another precision put this network into "

@@ -1,7 +1,8 @@
 r"""The learning rates of the five source documents, one for every update of the whole training.
 
-Update i = 0 .. N-1, N = epochs * steps_per_epoch, of which the first W = warmup_epochs *
-steps_per_epoch warm up. Every function computes in float64 and returns a float32 array (N,).
+Update i = 0 .. N-1, with N = epochs * steps_per_epoch; the first W = warmup_epochs *
+steps_per_epoch updates are the warm-up. Every function computes in float64 and returns a float32
+array (N,), the functions for THOR (N - global_step,).
 
     document                              function
     ResNet-50 migration, as meant         cosine
@@ -10,10 +11,10 @@ steps_per_epoch warm up. Every function computes in float64 and returns a float3
     THOR                                  get_thor_lr, get_thor_damping
     gradient accumulation                 a constant: give the optimizer the number
 
-Hand it to an optimizer as ``Tensor(cosine(...))``; an update of a step counts, a micro-batch does
-not. Where the array is too short, the training stops in its middle with "For 'Gather', the
+Pass the array to an optimizer as ``Tensor(cosine(...))``; it has one rate for each update, not for
+each micro-batch. If it is too short, the training stops midway with "For 'Gather', the
 'input_indices' should be in the range" (measured on the CPU; MindSpore's documentation says the
-same of the GPU, and that the rate is undefined on Ascend): ``check_length`` asks beforehand.
+same of the GPU, and that the rate is undefined on Ascend). ``check_length`` checks it beforehand.
 
 ``get_lr``, ``get_thor_lr`` and ``get_thor_damping`` have the names and arguments of
 official/cv/resnet/src/lr_generator.py in MindSpore's models repository (r1.6), from which the
@@ -26,7 +27,7 @@ from labkit.base.arguments import choice, integer, names_checked, number
 from labkit.errors import InputError
 from labkit.steps.options import LR_DECAY_MODES as LR_DECAY_MODES
 
-# lr_generator's cosine runs through 0.47 of a period, and never ends at zero.
+# lr_generator's cosine covers 0.47 of a period and never ends at zero.
 _PERIODS = 0.47
 _FLOOR = 1e-5
 _LARGEST = float(np.finfo(np.float32).max)
@@ -36,28 +37,28 @@ _LARGEST = float(np.finfo(np.float32).max)
 def cosine(
     lr: float, lr_end: float, epochs: int, steps_per_epoch: int, warmup_epochs: int = 0
 ) -> np.ndarray:
-    r"""Return a linear warm-up to ``lr`` and a cosine from there down towards ``lr_end``.
+    r"""Return a linear warm-up to ``lr`` followed by a cosine decay towards ``lr_end``.
 
         i < W:   lr (i + 1) / W
         i >= W:  lr_end + (lr - lr_end) (1 + cos(pi (i - W) / (N - W))) / 2
 
     The last update of the warm-up and the first after it have the rate ``lr``; ``lr_end`` would be
-    reached one update after the last. As PyTorch's SequentialLR of LinearLR(start_factor=1/W,
-    total_iters=W-1) and CosineAnnealingLR(T_max=N-W), milestone W.
+    reached one update after the last. Equal to PyTorch's SequentialLR of
+    LinearLR(start_factor=1/W, total_iters=W-1) and CosineAnnealingLR(T_max=N-W), milestone W.
 
     Args:
         lr: rate after the warm-up, >= 0.
         lr_end: rate that the cosine ends at, >= 0.
-        epochs: of the whole training.
-        steps_per_epoch: updates of an epoch.
-        warmup_epochs: of them, 0 .. epochs.
+        epochs: epochs of the whole training.
+        steps_per_epoch: updates per epoch.
+        warmup_epochs: how many of the epochs are the warm-up, 0 .. epochs.
 
     Returns:
         The rates, float32 (N,).
 
     Raises:
-        InputError: for counts that are not positive, a warm-up longer than the training, and rates
-            that are negative or not finite.
+        InputError: if a count is not positive, the warm-up is longer than the training, or a rate
+            is negative or not finite.
     """
     lr, lr_end = _rate("lr", lr), _rate("lr_end", lr_end)
     total, warmup = _lengths(epochs, steps_per_epoch, warmup_epochs)
@@ -70,7 +71,7 @@ def cosine(
 def cosine_as_in_the_blog(
     lr: float, lr_end: float, epochs: int, steps_per_epoch: int, warmup_epochs: int
 ) -> np.ndarray:
-    r"""Return what the migration document trains with: no warm-up, and a floor too early.
+    r"""Return the rates that the migration document trains with: no warm-up, a floor too early.
 
         lr_end + (lr - lr_end) (1 + cos(pi min(e, warmup_epochs) / warmup_epochs)) / 2,
         e = floor(i / steps_per_epoch)
@@ -78,20 +79,20 @@ def cosine_as_in_the_blog(
     Its train.py calls ``nn.dynamic_lr.cosine_decay_lr(lr_end, lr, N, steps_per_epoch, warmup)``,
     whose last argument is ``decay_epoch``. So the first epoch already has the full rate, and from
     epoch ``warmup_epochs`` to the end the rate is ``lr_end``: with 5 of 90, 94 % of the training.
-    That function is a staircase besides: it changes the rate once an epoch, not once an update.
+    The rate is also a staircase: it changes once per epoch, not once per update.
 
     Args:
         lr: rate of the first epoch, > lr_end.
         lr_end: rate from epoch ``warmup_epochs`` on.
-        epochs: of the whole training.
-        steps_per_epoch: updates of an epoch.
-        warmup_epochs: epochs that the rate falls for, >= 1.
+        epochs: epochs of the whole training.
+        steps_per_epoch: updates per epoch.
+        warmup_epochs: number of epochs over which the rate falls, >= 1.
 
     Returns:
         The rates, float32 (N,).
 
     Raises:
-        InputError: as ``cosine`` does, for a warm-up of 0, and unless lr_end < lr; MindSpore
+        InputError: as in ``cosine``, if ``warmup_epochs`` is 0, or unless lr_end < lr; MindSpore
             refuses these too.
     """
     lr, lr_end = _rate("lr", lr), _rate("lr_end", lr_end)
@@ -116,36 +117,36 @@ def get_lr(
 ) -> np.ndarray:
     r"""Return lr_generator's rates: a warm-up from ``lr_init`` to ``lr_max``, then a decay.
 
-    With p = (i - W) / (N - W), for i < W and for i >= W:
+    With p = (i - W) / (N - W), for i < W (left) and for i >= W (right):
 
         linear  lr_init + (lr_max - lr_init) i / W          lr_max - (lr_max - lr_end) p
         poly    as linear                                   lr_max (1 - p)^2
-        steps   as linear                                   lr_max, and a tenth of it each time at
+        steps   as linear                                   lr_max, divided by 10 at each of
                                                             0.3 N, 0.6 N and 0.8 N
         cosine  lr_init + (lr_max - lr_init) (i + 1) / W    lr_max ((1 - p) c + 1e-5),
                 c = (1 + cos(0.94 pi i / (N - W))) / 2
 
-    Only ``linear`` looks at ``lr_end``. In its ``cosine`` the argument has i, not i - W: the rate
-    drops at the end of the warm-up (from 0.8 to 0.794 for 5 of 90 epochs, to 0.67 for 20). The
-    ``cosine`` of this module does not.
+    Only ``linear`` uses ``lr_end``. In the ``cosine`` mode the argument contains i, not i - W, so
+    the rate drops at the end of the warm-up (from 0.8 to 0.794 for 5 of 90 epochs, to 0.67 for 20).
+    The function ``cosine`` of this module has no such drop.
 
     The first rate of epoch e is at i = e * steps_per_epoch: with the documents' 0, 0, 0.8, 5, 90,
-    epoch 70 (counted from 0) starts at 0.188. The original takes any other mode for linear.
+    epoch 70 (counted from 0) starts at 0.188. The original treats any other mode as ``linear``.
 
     Args:
         lr_init: rate of the first update of the warm-up.
         lr_end: rate that ``linear`` ends at.
         lr_max: rate after the warm-up.
-        warmup_epochs: 0 .. total_epochs.
-        total_epochs: of the whole training.
-        steps_per_epoch: updates of an epoch.
+        warmup_epochs: epochs of the warm-up, 0 .. total_epochs.
+        total_epochs: epochs of the whole training.
+        steps_per_epoch: updates per epoch.
         lr_decay_mode: ``steps``, ``poly``, ``cosine`` or ``linear``.
 
     Returns:
         The rates, float32 (N,).
 
     Raises:
-        InputError: as ``cosine`` does, and for an unknown mode.
+        InputError: as in ``cosine``, or if the mode is unknown.
     """
     choice("lr_decay_mode", lr_decay_mode, LR_DECAY_MODES)
     lr_init, lr_end = _rate("lr_init", lr_init), _rate("lr_end", lr_end)
@@ -186,17 +187,18 @@ def get_thor_lr(
         global_step: updates already made; 0 for a whole training.
         lr_init: rate before the decay.
         decay: exponent, >= 0.
-        total_epochs: where the rate would be 0 (the documents' lr_end_epoch): 53 of which they
-            train 45.
-        steps_per_epoch: updates of an epoch.
-        decay_epochs: 39 as the document has it; where it is left out, the original takes 100.
+        total_epochs: epoch at which the rate would be 0 (the documents' lr_end_epoch): 53, of which
+            they train 45.
+        steps_per_epoch: updates per epoch.
+        decay_epochs: epoch of the first halving: 39 as in the document; the original's default is
+            100.
 
     Returns:
         The rates, float32 (N - global_step,).
 
     Raises:
-        InputError: as ``cosine`` does, for a decay that is negative or not finite, and a
-            global_step at or beyond the end.
+        InputError: as in ``cosine``, or if ``decay`` is negative or not finite, or ``global_step``
+            at or beyond the end.
     """
     lr_init, decay = _rate("lr_init", lr_init), _rate("decay", decay)
     decay_epochs = integer("decay_epochs", decay_epochs)
@@ -220,15 +222,15 @@ def get_thor_damping(
     Args:
         global_step: updates already made; 0 for a whole training.
         damping_init: damping before the decay.
-        decay_rate: factor over ten epochs, > 0.
-        total_epochs: of the whole training.
-        steps_per_epoch: updates of an epoch.
+        decay_rate: factor per ten epochs, > 0.
+        total_epochs: epochs of the whole training.
+        steps_per_epoch: updates per epoch.
 
     Returns:
         The dampings, float32 (N - global_step,).
 
     Raises:
-        InputError: as ``get_thor_lr`` does, and for a decay_rate of 0.
+        InputError: as in ``get_thor_lr``, or if ``decay_rate`` is 0.
     """
     damping_init = _rate("damping_init", damping_init)
     decay_rate = number("decay_rate", decay_rate, above=0, at_most=_LARGEST)
@@ -239,16 +241,16 @@ def get_thor_damping(
 def check_length(
     schedule: np.ndarray, updates: int, name: str = "the schedule", of: str = "rates"
 ) -> None:
-    """Check that a schedule lasts.
+    """Check that a schedule is long enough.
 
     Args:
         schedule: values, (N,).
-        updates: of the training.
-        name: what the schedule is called in the message.
-        of: what its values are called there.
+        updates: number of updates of the training.
+        name: name of the schedule in the message.
+        of: name of its values in the message.
 
     Raises:
-        InputError: unless N >= updates.
+        InputError: if the shape is not (N,), or unless N >= updates.
     """
     updates = integer("updates", updates)
     shape = np.shape(schedule)

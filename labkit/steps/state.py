@@ -1,7 +1,7 @@
-"""The state of a step: named Parameters, and what is known of the updates that were made.
+"""The state of a step: named Parameters, and a record of the updates made.
 
-Hazard: every method here that assigns returns a value, and its caller uses it; README.md beside
-this file says what MindSpore does otherwise.
+Hazard: every method here that assigns must return a value that its caller uses; README.md in this
+folder says what MindSpore does otherwise.
 """
 
 from collections.abc import Sequence
@@ -26,8 +26,8 @@ class LastUpdate:
         loss: mean loss over the update's micro-batches, weighted as their gradients are.
         gradient_norm: global norm of the averaged gradient in float32, before clipping.
         learning_rate: the rates it used, one per parameter group.
-        images: rows that went into it, over all ranks: labels (B,), else axis 0 of the batch's
-            first tensor, or its ``batch_axis``.
+        images: number of its rows, over all ranks: counted by labels (B,), else by axis 0 of the
+            batch's first tensor, or by its ``batch_axis``.
     """
 
     number: int
@@ -38,7 +38,7 @@ class LastUpdate:
 
 
 class UpdateRecord(nn.Cell):
-    """What a step knows of its updates: how many there were, and what the last one was.
+    """Record of a step's updates: how many there were, and the most recent one.
 
     Args:
         optimizer: the step's ``nn.Optimizer``, whose learning rates are recorded.
@@ -58,7 +58,7 @@ class UpdateRecord(nn.Cell):
         self.last_rates = state("last_rates", np.zeros(len(self._group_starts)))
 
     def note(self, loss: Tensor, norm: Tensor, images: Tensor) -> bool:
-        """Keep the loss (), gradient norm () and rows () of the update that is being made."""
+        """Record the loss (), gradient norm () and rows () of the update that is being made."""
         ops.assign(self.last_loss, loss)
         ops.assign(self.last_norm, norm)
         ops.assign(self.last_images, images)
@@ -86,7 +86,7 @@ class UpdateRecord(nn.Cell):
         )
 
     def check_rates(self, updates: int) -> None:
-        """Raise ``InputError`` where an array of learning rates ends within ``updates`` more."""
+        """Raise ``InputError`` if an array of learning rates ends within ``updates`` more."""
         rates = self.rated.learning_rate
         by_group = rates if self.rated.is_group_lr else [rates]
         for number, start in enumerate(self._group_starts):
@@ -98,13 +98,13 @@ class UpdateRecord(nn.Cell):
 
 
 def check_optimizer(optimizer: object) -> None:
-    """Raise ``InputError`` for what is no ``nn.Optimizer``."""
+    """Raise ``InputError`` if ``optimizer`` is not an ``nn.Optimizer``."""
     if not isinstance(optimizer, nn.Optimizer):
         raise InputError(f"optimizer: expected an nn.Optimizer, got a {type(optimizer).__name__}")
 
 
 def rated(optimizer: nn.Optimizer) -> nn.Optimizer:
-    """Return the optimizer whose rates count: nn.LARS has one of 0 that it does not use."""
+    """Return the optimizer whose rates apply: nn.LARS has a rate of 0 that it does not use."""
     return optimizer.opt if isinstance(optimizer, nn.LARS) else optimizer
 
 
@@ -117,9 +117,9 @@ def state(name: str, value: int | float | np.ndarray) -> Parameter:
 def set_state(parameter: Parameter, value: object) -> None:
     """Set a Parameter from outside a graph.
 
-    Hazard: ``set_data`` and ``load_param_into_net`` are lost on a graph that has run before and
-    holds two conditions in a row (MindSpore 2.10 on CPU: it goes on with the old value, while
-    ``asnumpy`` shows the new one). An assignment reaches it.
+    Hazard: ``set_data`` and ``load_param_into_net`` have no effect on a graph that has run before
+    and contains two conditions in a row (MindSpore 2.10 on CPU: the graph continues with the old
+    value, while ``asnumpy`` shows the new one). An assignment does reach it.
     """
     ops.assign(parameter, Tensor(value, parameter.dtype))
 
@@ -144,39 +144,39 @@ def zeros_like(parameter: Parameter, prefix: str, dtype: Any = None) -> Paramete
 
 
 def keep_also(cell: nn.Cell, parameters: Sequence[Parameter], prefix: str) -> None:
-    """Add to ``statistics`` of a Cell, and to ``kept`` their copies, which no checkpoint holds."""
+    """Add to a Cell's ``statistics``, and to its ``kept`` copies that no checkpoint contains."""
     known = {id(parameter) for parameter in cell.statistics}
     parameters = [parameter for parameter in parameters if id(parameter) not in known]
     kept = cell.kept if known else ()
     copies = (copied(parameter, prefix) for parameter in parameters)
-    # Past Cell's own setattr, which would make the copies state of the Cell.
+    # Bypasses Cell's own setattr, which would make the copies part of the Cell's state.
     object.__setattr__(cell, "kept", ParameterTuple((*kept, *copies)))
     object.__setattr__(cell, "statistics", ParameterTuple((*cell.statistics, *parameters)))
 
 
 def cast_like(gradient: Tensor, parameter: Parameter) -> Tensor:
-    """Return a gradient of the Parameter's type."""
+    """Return the gradient cast to the Parameter's type."""
     return ops.cast(gradient, parameter.dtype)
 
 
 def flat(tensor: Tensor) -> Tensor:
-    """Return all numbers of a tensor in one vector, float32."""
+    """Return all elements of a tensor as one vector, float32."""
     return ops.reshape(ops.cast(tensor, ms.float32), (-1,))
 
 
 def part_of(vector: Tensor, start: int, end: int, parameter: Parameter) -> Tensor:
-    """Return the numbers start .. end - 1 shaped and typed as a Parameter."""
+    """Return the elements start .. end - 1, with the shape and type of a Parameter."""
     part = ops.slice(vector, (start,), (end - start,))
     return cast_like(ops.reshape(part, parameter.shape), parameter)
 
 
 def at(tensors: tuple, place: int) -> Tensor:
-    """Return one of the tensors: for a ``HyperMap`` over places."""
+    """Return the tensor at a place: for a ``HyperMap`` over places."""
     return tensors[place]
 
 
 def bounds(sizes: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """Return (start, end) of each Parameter of so many numbers in the vector of all."""
+    """Return (start, end) of each Parameter, given its size, in the vector of them all."""
     ends = np.cumsum(sizes).tolist()
     return tuple(zip([0, *ends[:-1]], ends, strict=True))
 

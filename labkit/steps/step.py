@@ -1,8 +1,8 @@
 """What every step cell is made of: a gradient stage, an update stage, and the state between them.
 
 A step is called as ``loss = step(*batch)`` and returns that micro-batch's mean loss before any
-update. What belongs to an update as a whole is in ``step.last_update``. What a step does inside
-compiled graphs is in ``labkit.steps.graph``.
+update. ``step.last_update`` describes the most recent update as a whole. The part of a step that
+runs in compiled graphs is in ``labkit.steps.graph``.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -38,27 +38,27 @@ class Step(StepGraph):
     Args:
         loss_net: see ``GradientStage``.
         optimizer: any ``nn.Optimizer`` with any parameter groups; its own ``loss_scale`` must be
-            1. It is given dense gradients: ``nn.LazyAdam`` and its like work as on dense ones.
+            1. It receives dense gradients, so ``nn.LazyAdam`` and similar work as on dense ones.
         update: an ``UpdateStage``.
         options: ``GradientOptions``.
         weighted: see ``GradientStage``.
-        has_buffer: whether groups of micro-batches are added up in a buffer.
+        has_buffer: whether the step adds up groups of micro-batches in a buffer.
 
-    The network is trained in training mode, whatever mode an evaluation has left it in as a whole:
-    ``set_train(False)`` of the network, of what is around it, or of all the parts that have trained
-    Parameters. A part of it that was put into evaluation mode by its own ``set_train(False)``,
-    before or after the step was built, while another with trained Parameters was not, stays in it:
-    the BatchNorm of a frozen body, a teacher. To hold the BatchNorm of all of a network, call
-    ``set_train(False)`` of the BatchNorm Cells, not of the network. What is held is printed
-    whenever it changes. ``step.set_train`` puts nothing else into training mode either.
+    The network is trained in training mode, even if an evaluation has left it in evaluation mode as
+    a whole, by ``set_train(False)`` of the network, of a Cell around it, or of all its parts with
+    trained Parameters. A part that was put into evaluation mode by its own ``set_train(False)``,
+    before or after the step was built, while another part with trained Parameters was not, is held
+    in it: the BatchNorm of a frozen body, a teacher. To hold the BatchNorm of a whole network, call
+    ``set_train(False)`` on the BatchNorm Cells, not on the network. The Cells that are held are
+    printed whenever they change. ``step.set_train`` leaves them in evaluation mode, too.
 
-    Warns of Parameters that are float16 themselves: an optimizer takes gradients of their type, so
-    that a number below 6e-8 reaches it as 0, unscaled as it is, and one above 65504 as inf.
+    Warns of float16 Parameters: the optimizer receives their gradients, already unscaled, in
+    float16, so that a number below 6e-8 becomes 0 and one above 65504 becomes inf.
 
     Raises:
-        InputError: as ``GradientStage`` does; for what is no optimizer, or one that unscales
-            gradients itself; and, when it is called, before anything is compiled, for batches that
-            are no flat tensors, labels that are of no class, and a weight that cannot be derived
+        InputError: as in ``GradientStage``; if ``optimizer`` is not an optimizer, or unscales
+            gradients itself; and, when the step is called, before its graph runs, if the batch is
+            not flat tensors, a label is of no class, or the weight cannot be derived
             (``normalise``).
     """
 
@@ -92,7 +92,7 @@ class Step(StepGraph):
         self.settings |= self.gradient.objective.settings() | dict(update.settings)
         self.record = UpdateRecord(optimizer)
         self.updates = self.record.updates
-        # Micro-batches that were not finite.
+        # The number of non-finite micro-batches.
         self.dropped = state("dropped", 0)
         self._keep_statistics(loss_net)
         self._with_extras: nn.Cell = None if update.extras is None else WithExtras(self)
@@ -102,7 +102,7 @@ class Step(StepGraph):
 
     def _keep_statistics(self, loss_net: nn.Cell) -> None:
         # kept: BatchNorm's running statistics as they were before the micro-batch. What else a
-        # forward pass assigns is known, and kept, when there is a batch to compile a graph for.
+        # forward pass assigns is known, and kept, once there is a batch to compile a graph for.
         self._may_assign = may_assign(loss_net)
         self._looked_at: set[tuple] = set()
         self.statistics = running_statistics(loss_net) if self.gradient.checked else ()
@@ -110,7 +110,7 @@ class Step(StepGraph):
             self.kept = ParameterTuple(copied(statistic, "kept") for statistic in self.statistics)
 
     def _complete(self) -> None:
-        """Attach the update stage: the last thing that a constructor does."""
+        """Attach the update stage; a constructor calls this last."""
         self.update.attach(self)
         # Cells start in evaluation mode: BatchNorm would use its running statistics.
         self.set_train()
@@ -120,7 +120,7 @@ class Step(StepGraph):
             print(f"labkit: {text}", flush=True)
 
     def set_train(self, mode: bool = True) -> "Step":
-        """Set the mode of all Cells, but of those that are held in evaluation mode.
+        """Set the mode of all Cells except those that are held in evaluation mode.
 
         Args:
             mode: True for training.
@@ -129,7 +129,7 @@ class Step(StepGraph):
         return self
 
     def add_flags_recursive(self, **flags: object) -> "Step":
-        """As of a Cell; what ``set_train`` of a Cell around the step says goes to its own."""
+        """Add flags as a Cell does, but pass a mode from a surrounding Cell to ``set_train``."""
         mode = flags.pop("training", None)
         super().add_flags_recursive(**flags)
         return self if mode is None else self.set_train(bool(mode))
@@ -137,7 +137,7 @@ class Step(StepGraph):
     # --- on the host ---------------------------------------------------------------------------
 
     def __call__(self, *batch: Tensor) -> Tensor:
-        """Return the loss () of a micro-batch; update where it completes what an update takes."""
+        """Return the loss () of a micro-batch; make an update if the micro-batch completes it."""
         with on_the_host(self), self._modes.followed(self._graphs):
             gathers = self._gathers()
             self._look_at(batch, gathers)
@@ -148,7 +148,7 @@ class Step(StepGraph):
         return loss
 
     def compile(self, *batch: Tensor, **options: object) -> object:
-        """Compile the step's graph, as MindSpore does for a call; as of a Cell."""
+        """Compile the step's graph, as MindSpore does for a call; arguments as of a Cell's."""
         with on_the_host(self):
             return super().compile(*batch, **options)
 
@@ -157,19 +157,19 @@ class Step(StepGraph):
         return self.update.host_work()
 
     def sink(self, *batch: Tensor) -> str:
-        """Do for all batches that are shaped like this one what a call does for each of them.
+        """Do the host's work of a call once, for all batches that are shaped like this one.
 
-        The step may then be called in another graph: that of a data set in sink mode. Labels of
-        the others are not looked at; one that is of no class makes its batch's loss NaN.
+        The step may then be called in another graph: that of a data set in sink mode. The labels
+        of later batches are not checked; a label of no class makes its batch's loss NaN.
 
         Args:
             *batch: the first micro-batch, tensors (B, ...).
 
         Returns:
-            The phase of the Cells' present modes, to compile the other graph in.
+            The phase of the Cells' present modes, in which the other graph is to be compiled.
 
         Raises:
-            InputError: for a step that is not one graph, and for this batch, as a call does.
+            InputError: if the step is not one graph, and for this batch as in a call.
         """
         refuse_sink(self)
         with self._modes.followed(self._graphs):
@@ -178,22 +178,22 @@ class Step(StepGraph):
         return self._modes.phase
 
     def _gathers(self) -> bool:
-        """Return whether the update that is under way gathers extras."""
+        """Return whether the current update gathers extras."""
         if self._with_extras is None:
             return False
         return self.update.wants_extras(integer_of(self.updates))
 
     def _between(self) -> None:
-        """Act between graphs, after the update stage has."""
+        """Act between graphs, after the update stage."""
 
     def _look_at(self, batch: tuple, gathers: bool, sunk: bool = False) -> None:
-        """Refuse a batch that cannot be used, before anything is made of it."""
+        """Refuse a batch that cannot be used, before anything is computed from it."""
 
         def compiled() -> None:
             self._look_at_forward(batch)
             if gathers:
-                # What the update stage refuses costs no compilation; a label of no class, which
-                # MindSpore answers with a stack of C++, is named afterwards.
+                # If the update stage refuses, nothing is compiled; a label of no class, for which
+                # MindSpore raises an error of C++, is named afterwards.
                 with suppress(RuntimeError, IndexError):
                     self.update.before(self, batch)
             (self._with_extras if gathers else self).compile(*batch)
@@ -203,7 +203,7 @@ class Step(StepGraph):
         self.settings.update(self.gradient.objective.settings())
 
     def _look_at_forward(self, batch: tuple) -> None:
-        """Protect what the graph that is compiled for such a batch assigns in its forward pass."""
+        """Protect what the graph compiled for such a batch assigns in its forward pass."""
         if not self._may_assign:
             return
         graph = (self._modes.phase, *(getattr(part, "shape", None) for part in batch))
@@ -212,7 +212,7 @@ class Step(StepGraph):
             self._looked_at.add(graph)
 
     def protect(self, parameters: Sequence[Parameter]) -> None:
-        """Keep what a forward pass assigns from a micro-batch that is dropped.
+        """Protect what a forward pass assigns from micro-batches that are dropped.
 
         Args:
             parameters: running averages and the like.
@@ -222,7 +222,7 @@ class Step(StepGraph):
         self.update.protect(tuple(parameters))
 
     def end_epoch(self) -> None:
-        """Say that the epoch is over; a step that holds a part of an update acts on it here."""
+        """Announce the end of an epoch; a step that holds part of an update handles it here."""
 
     @property
     def last_update(self) -> LastUpdate:
@@ -230,28 +230,28 @@ class Step(StepGraph):
         return self.record.last_update()
 
     def updates_ahead(self, epochs: Iterable[int]) -> int:
-        """Return the most updates that further epochs make from here.
+        """Return the largest number of updates that further epochs make from here.
 
         Args:
-            epochs: micro-batches of each.
+            epochs: number of micro-batches of each.
         """
         return sum(epochs)
 
     def schedules(self) -> dict[str, Callable | np.ndarray]:
-        """Return, by name, the functions and arrays of the number of updates that it was given."""
+        """Return, by name, the schedules over updates: the functions and arrays it was given."""
         return self.update.schedules()
 
     def check_length(self, updates: int) -> None:
         """Refuse arrays of rates or damping that end too early.
 
-        Arrays are those of the optimizer, one a parameter group, and of the update stage. Without
-        this the training stops in its middle, in MindSpore's Gather, or goes on undefined.
+        These arrays are the optimizer's, one per parameter group, and the update stage's. Without
+        this check the training stops midway, in MindSpore's Gather, or continues undefined.
 
         Args:
-            updates: to be made from here.
+            updates: number of updates to be made from here.
 
         Raises:
-            InputError: where an array has fewer values.
+            InputError: if an array has fewer values.
         """
         if updates:
             self.record.check_rates(updates)

@@ -1,9 +1,9 @@
-"""What becomes of a step's work on the host where its graph is a part of a larger graph.
+"""Handles a step's work on the host when its graph is part of a larger graph.
 
 In dataset sink mode MindSpore puts the data set and the step into one graph, and one call from the
-host runs as many micro-batches as are sunk. ``Step.__call__`` is then not called, nor is it where
-a Cell of one's own calls the step in its ``construct``. ``Step.sink`` does beforehand, for all
-batches, what a call does for each; a step that must see each of them refuses.
+host runs as many micro-batches as are sunk. ``Step.__call__`` is then not called, nor is it when a
+custom Cell calls the step in its ``construct``. ``Step.sink`` does beforehand, for all batches,
+what a call does for each; a step that must see each batch on the host refuses.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from labkit.errors import InputError
 
 
 def refuse_sink(step: nn.Cell) -> None:
-    """Raise ``InputError`` for a step that is not one graph, with the reason."""
+    """Raise ``InputError``, with the reason, if the step is not one graph."""
     reason = step.host_work()
     if ms.get_context("mode") != ms.GRAPH_MODE:
         reason = "there is no graph in PyNative mode"
@@ -25,7 +25,7 @@ def refuse_sink(step: nn.Cell) -> None:
 
 
 def refusal(step: nn.Cell) -> str:
-    """Return what is said where a graph is compiled that leaves out the step's work on the host."""
+    """Return the error message for a graph that leaves out the step's work on the host."""
     left_out = step.host_work() or "labels and shapes are looked at on the host"
     return (
         f"this {_name(step)} is called in another graph, that of a Cell or of a data set in sink "
@@ -37,7 +37,7 @@ def refusal(step: nn.Cell) -> str:
 
 @contextmanager
 def on_the_host(step: nn.Cell) -> Iterator[None]:
-    """Say inside the block that what is compiled is a call of the step itself."""
+    """Mark what is compiled inside the block as a call of the step itself."""
     before, step.__dict__["prepared"] = step.prepared, True
     try:
         yield

@@ -1,7 +1,7 @@
-"""The update stage: the part of a step that makes new weights of averaged gradients.
+"""The update stage: the part of a step that turns averaged gradients into new weights.
 
-Some of its methods run in compiled graphs, others on the host between them; README.md beside this
-file shows both in one picture, and which of them a technique needs.
+Some of its methods run in compiled graphs, others on the host between them; README.md in this
+folder shows both in one picture and says which of them a technique needs.
 A technique that needs nothing but averaged gradients defines ``construct`` alone.
 """
 
@@ -30,19 +30,19 @@ class UpdateStage(nn.Cell):
 
     Attributes:
         settings: plain values, by name, that a resumed training must share.
-        extras: None, or two tuples of Parameters whose "gradients" the stage wants at some of the
-            updates, as ``GradientStage`` takes them. ``wants_extras`` says at which; a compiled
-            graph of its own gathers them, and all others hold nothing of this.
-        turns: groups of micro-batches that make up one update.
-        group_factor: how many times the step's ``micro_steps`` a group holds.
+        extras: None, or two tuples of Parameters whose "gradients" the stage needs at some of the
+            updates, as in ``GradientStage``. ``wants_extras`` says at which; a separate compiled
+            graph gathers them, and the other graphs contain nothing of it.
+        turns: number of groups of micro-batches that make up one update.
+        group_factor: size of a group as a multiple of the step's ``micro_steps``.
         tails: what ``AccumulatedStep`` may be asked to do with a partly filled group.
-        needs_buffer: whether the stage works with the buffer of an ``AccumulatedStep`` only.
-        chooses_ranks: whether ``rank_group`` of the stage says over which ranks gradients are
-            averaged, and not the step's option.
-        record: what is known of the updates, an ``UpdateRecord``; set when the step is built.
+        needs_buffer: whether the stage works only with the buffer of an ``AccumulatedStep``.
+        chooses_ranks: whether the stage's ``rank_group``, not the step's option, says over which
+            ranks gradients are averaged.
+        record: record of the updates, an ``UpdateRecord``; set when the step is built.
 
     Raises:
-        InputError: for what is no optimizer.
+        InputError: if ``optimizer`` is not an optimizer.
     """
 
     settings: Mapping[str, object] = MappingProxyType({})
@@ -55,7 +55,7 @@ class UpdateStage(nn.Cell):
     rank_group: str | None = None
 
     def __init_subclass__(cls, **keywords: object) -> None:
-        """Let every stage refuse a misspelled argument by the nearest name."""
+        """Make every stage refuse a misspelled argument and suggest the nearest name."""
         super().__init_subclass__(**keywords)
         if "__init__" in vars(cls):
             cls.__init__ = names_checked(cls.__init__)  # type: ignore[method-assign]
@@ -71,10 +71,10 @@ class UpdateStage(nn.Cell):
         """Refuse a step that the stage cannot work with; called once, when the step is built.
 
         Args:
-            step: the step; its parts but the stage are complete.
+            step: the step, complete except for the stage.
 
         Raises:
-            InputError: where the stage cannot work with it, or already works for a different step.
+            InputError: if the stage cannot work with it, or already belongs to a different step.
         """
         if hasattr(self, "record"):
             name = type(self).__name__
@@ -82,7 +82,7 @@ class UpdateStage(nn.Cell):
         self.record: UpdateRecord = step.record
 
     def description(self) -> str:
-        """Return what the step prints when it is built; nothing where that is empty."""
+        """Return the text that the step prints when it is built; if empty, nothing is printed."""
         return ""
 
     def construct(self, gradients: tuple[Tensor, ...]) -> object:
@@ -92,12 +92,12 @@ class UpdateStage(nn.Cell):
             gradients: averaged, shaped and typed as the parameters.
 
         Returns:
-            What the update is waited for by.
+            A value that depends on the update, so that later operations can wait for it.
         """
         return self.optimizer(gradients)
 
     def take(self, gradients: tuple, extras: tuple, summary: Summary) -> object:
-        """Take what a group has averaged.
+        """Take the averages of a group.
 
         Args:
             gradients: averaged and clipped, shaped as the parameters, float32.
@@ -105,12 +105,12 @@ class UpdateStage(nn.Cell):
             summary: four numbers (); see ``Summary``.
 
         Returns:
-            What the group's end is waited for by.
+            A value that depends on this work, so that the end of the group can wait for it.
         """
         return self.updated(self.recorded(gradients, summary))
 
     def recorded(self, gradients: tuple, summary: Summary) -> tuple:
-        """Record the group as the update's; arguments as in ``take``.
+        """Record the group as that of the update; arguments as in ``take``.
 
         Returns:
             The gradients, typed as the parameters.
@@ -121,27 +121,27 @@ class UpdateStage(nn.Cell):
         return ops.depend(gradients, noted)
 
     def updated(self, gradients: tuple) -> object:
-        """Update and count it; arguments as in ``construct``."""
+        """Make the update and count it; arguments as in ``construct``."""
         done = self.construct(gradients)
         counted = ops.assign_add(self.record.updates, 1)
         return ops.depend(True, (done, counted))
 
     def take_nothing(self) -> object:
-        """Take a group that holds no finite micro-batch."""
+        """Take a group of weight 0, such as one without a finite micro-batch."""
         return False
 
     def close(self, done: object) -> object:
-        """Go on from a group that was taken and cleared.
+        """Continue after a group was taken and cleared.
 
         Args:
-            done: what that is waited for by.
+            done: value that depends on both, so that later operations can wait for them.
         """
         return done
 
     def host_work(self) -> str:
-        """Return why the host must see each micro-batch; "" where the step's one graph is enough.
+        """Return why the host must see each micro-batch; "" if the step's one graph is enough.
 
-        Only in a step without such work may a data set be sunk into the graph.
+        A data set may be sunk into the graph only if a step has no such work.
         """
         if self.extras is not None:
             return f"{type(self).__name__} has two graphs, of which the host chooses one"
@@ -154,7 +154,7 @@ class UpdateStage(nn.Cell):
         """Return whether an update needs the extras.
 
         Args:
-            updates: made before it.
+            updates: number of updates made before it.
         """
         return False
 
@@ -163,14 +163,14 @@ class UpdateStage(nn.Cell):
 
         Args:
             step: the step.
-            batch: the micro-batch; () where an epoch's end closes a group.
+            batch: the micro-batch; () if the end of an epoch closes a group.
         """
 
     def between(self, step: nn.Cell, batch: tuple, loss: Tensor | None) -> None:
         """Act after a graph has run; arguments as in ``before``, and one more.
 
         Args:
-            loss: of the micro-batch (); None where there was none.
+            loss: loss () of the micro-batch; None if there was no micro-batch.
         """
 
     def turns_taken(self) -> int:
@@ -178,45 +178,45 @@ class UpdateStage(nn.Cell):
         return 0
 
     def reset(self) -> None:
-        """Forget the groups that were taken since the last update."""
+        """Discard the groups that were taken since the last update."""
 
     def end_epoch(self, step: nn.Cell) -> None:
         """Act when an epoch is over and its last group is closed; arguments as in ``before``."""
 
     def protect(self, parameters: tuple[Parameter, ...]) -> None:
-        """Know what a forward pass assigns, for a stage that makes some itself.
+        """Receive what a forward pass assigns, for a stage that runs forward passes itself.
 
         Args:
             parameters: running averages and the like.
         """
 
     def schedules(self) -> dict[str, Callable | np.ndarray]:
-        """Return, by name, what the stage was given by update: functions, or arrays (updates,)."""
+        """Return, by name, the stage's schedules over updates: functions, or arrays (updates,)."""
         return {}
 
     def check_length(self, updates: int) -> None:
         """Refuse schedules that end too early.
 
         Args:
-            updates: made at the training's end.
+            updates: number of updates made by the end of the training.
 
         Raises:
-            InputError: where a schedule of the stage has fewer values.
+            InputError: if a schedule of the stage has fewer values.
         """
 
     @property
     def can_be_saved(self) -> bool:
-        """Whether the Parameters are all that the step would have to go on from."""
+        """Whether the Parameters alone are enough for the step to continue from."""
         return True
 
     @property
     def more_to_record(self) -> dict[str, float]:
-        """What a record of the most recent update holds beside ``last_update``: name -> number."""
+        """What a record of the most recent update adds to ``last_update``: name -> number."""
         return {}
 
 
 class PlainUpdate(UpdateStage):
-    """Update stage that hands the averaged gradients to the optimizer.
+    """Update stage that passes the averaged gradients to the optimizer.
 
     Args:
         optimizer: any ``nn.Optimizer``.
@@ -230,7 +230,7 @@ def check_stage(
     has_buffer: bool,
     rank_group: str | None,
 ) -> None:
-    """Raise ``InputError`` for what is no update stage, or one that ``step`` cannot hold."""
+    """Raise ``InputError`` if ``update`` is not an update stage that ``step`` can hold."""
     kind = type(step).__name__
     if not isinstance(update, UpdateStage):
         raise InputError(f"update of {kind}: expected an UpdateStage, got {update!r}")
@@ -241,13 +241,13 @@ def check_stage(
         raise InputError(f"{name} holds groups of micro-batches: expected an AccumulatedStep")
     if update.chooses_ranks and rank_group is not None:
         raise InputError(
-            f"rank_group: expected none beside {name}, which says itself over which ranks "
+            f"rank_group: expected none beside {name}, which itself chooses over which ranks "
             f"gradients are averaged, got {rank_group!r}"
         )
 
 
 def warn_of_float16(parameters: tuple[Parameter, ...]) -> None:
-    """Warn of Parameters that are float16 themselves: an optimizer takes gradients like them."""
+    """Warn of float16 Parameters: the optimizer receives their gradients in float16, too."""
     names = [parameter.name for parameter in parameters if str(parameter.dtype) == "Float16"]
     if names:
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""

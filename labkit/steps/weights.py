@@ -1,21 +1,22 @@
-"""What a micro-batch counts for: the number that its loss is a mean over.
+"""The weight of a micro-batch: the number that its loss is a mean over.
 
-Micro-batches with mean losses L_i add up to the mean of all of them together where w_i is what
-L_i was divided by. It is known of a ``LossNet`` (or MindSpore's ``WithLossCell``) over
+The mean losses L_i of micro-batches, weighted by w_i, average to the mean over all of them together
+if w_i is what L_i was divided by. It is known for a ``LossNet`` (or MindSpore's ``WithLossCell``)
+with a mean over
 
     labels    nn.CrossEntropyLoss, nn.NLLLoss, those of mint.nn, CrossEntropySmooth: labels that
-              are not ignored, or the sum of their classes' weights. Where all are ignored,
-              MindSpore's are 0 / 0, NaN by themselves; in a step such a micro-batch has loss 0 and
-              counts for nothing
-    rows      nn.SoftmaxCrossEntropyWithLogits, targets (B, C) of these
+              are not ignored, or the sum of their classes' weights. If all are ignored,
+              MindSpore's losses are 0 / 0, NaN by themselves; in a step such a micro-batch has
+              loss 0 and weight 0
+    rows      nn.SoftmaxCrossEntropyWithLogits, and the losses above with targets (B, C)
     elements  nn.MSELoss and others that are a mean over elements: elements of the labels
-    pair      TokenLossNet: the loss net says it, as (loss sum, token count)
+    pair      TokenLossNet: the loss net returns it, as (loss sum, token count)
 
-Any other loss is taken for a mean over rows where it has labels (B,) and no sign of ignoring some,
-and refused else. A sign is what its code shows: an ``ignore_index``, or a call of ``cross_entropy``
-or ``nll_loss`` with more than outputs and labels. The limit of that: a mask or weights of its own
-making, in a product, or in a function that its code calls, do not show. Such a loss is not a mean
-over rows and needs ``normalise``, or a loss of those above.
+Any other loss is taken for a mean over rows if the labels are (B,) and its code shows no sign of
+ignoring some; otherwise it is refused. A sign is an ``ignore_index``, or a call of
+``cross_entropy`` or ``nll_loss`` with more than outputs and labels. The limit: a mask or weights
+that the loss computes itself, in a product or in a function that its code calls, are not detected.
+Such a loss is not a mean over rows and needs ``normalise``, or must be one of the losses above.
 """
 
 import dis
@@ -44,7 +45,7 @@ _ELEMENTS = (
 )
 _NO_MEAN = (nn.RMSELoss, nn.DiceLoss, nn.MultiClassDiceLoss)
 _CROSS_ENTROPIES = ("cross_entropy", "nll_loss")
-# Arguments with which these are another mean than that over rows, or none.
+# Arguments with which these are not a mean over rows.
 _OTHER_MEANS = ("ignore_index", "weight", "reduction")
 
 
@@ -54,13 +55,13 @@ class Mean:
 
     Attributes:
         over: ``labels``, ``rows``, ``elements``, ``pair``, or ``unknown``.
-        ignore_index: of a loss over labels, else None.
+        ignore_index: that of a loss over labels, else None.
         class_weights: likewise, an array (V,) or None.
         classes: whether the labels are class numbers.
-        dense: whether they may be targets as well.
-        why_not: for an unknown loss, why it cannot be taken for a mean over rows, or "".
-        undefined: whether the mean is 0 / 0 where no label counts.
-        ignores: of an unknown loss, the labels that a known loss in it ignores.
+        dense: whether the labels may also be dense targets.
+        why_not: why no weight can be derived from the loss, or "".
+        undefined: whether the mean is 0 / 0 if no label counts.
+        ignores: for an unknown loss, the labels that the known losses in it ignore.
     """
 
     over: str
@@ -74,7 +75,7 @@ class Mean:
 
 
 def mean_of(loss_net: nn.Cell) -> Mean:
-    """Return what is known of the loss of ``loss_net``."""
+    """Return what is known about the loss of ``loss_net``."""
     if is_exactly(loss_net, TokenLossNet):
         return Mean("pair", loss_net.ignore_index, classes=True)
     if not is_exactly(loss_net, LossNet, nn.WithLossCell):
@@ -83,7 +84,7 @@ def mean_of(loss_net: nn.Cell) -> Mean:
 
 
 def mean_of_loss(loss_fn: Any) -> Mean:
-    """Return what is known of a loss, (outputs, labels) -> loss."""
+    """Return what is known about a loss, (outputs, labels) -> loss."""
     if loss_fn in FUNCTIONS:
         loss_fn = (nn.CrossEntropyLoss, nn.NLLLoss)[FUNCTIONS.index(loss_fn)]()
     name = type(loss_fn).__name__
@@ -104,7 +105,7 @@ def mean_of_loss(loss_fn: Any) -> Mean:
 
 
 def _unknown(loss: Any, why_not: str = "") -> Mean:
-    """Return what is known of a loss of one's own: that of the known means in it, and its code."""
+    """Return what is known about a custom loss, from the known means in it and from its code."""
     cells = [cell for _, cell in loss.cells_and_names()] if isinstance(loss, nn.Cell) else []
     known = [cell for cell in cells if is_exactly(cell, *OVER_CLASSES, CrossEntropySmooth)]
     known = [cell for cell in known if mean_of_loss(cell).class_weights is None]
@@ -122,9 +123,9 @@ def _reduction(loss_fn: object) -> str:
 
 
 def _ignores(loss: Any, cells: list[nn.Cell]) -> str:
-    """Return a sentence where a loss shows that it ignores or weights labels, or may, else "".
+    """Return a sentence if a loss shows that it ignores or weights labels, or may, else "".
 
-    cells  those of the loss whose code is looked at
+    ``cells`` are the Cells of the loss whose code is examined.
     """
     if any(hasattr(cell, "ignore_index") for cell in cells):
         return f"the {type(loss).__name__} has an ignore_index, or holds a loss that has one"
@@ -148,10 +149,10 @@ def _ignores(loss: Any, cells: list[nn.Cell]) -> str:
 
 
 def _weighted_call(function: Callable) -> str:
-    """Return the name of ``ops.cross_entropy`` or its like where it is called for another mean.
+    """Return the name of ``cross_entropy`` or ``nll_loss`` if called for a different mean, else "".
 
-    Its call is looked for in the bytecode: two arguments, and ``label_smoothing`` by name, are
-    those of a mean over rows. What is called by another function is not looked at.
+    The call is searched for in the bytecode: two arguments, and ``label_smoothing`` by name, are
+    those of a mean over rows. Calls made by other functions are not examined.
     """
     codes = [getattr(function, "__code__", None)]
     while codes:
@@ -168,7 +169,7 @@ def _weighted_call(function: Callable) -> str:
 
 
 def _function_name(function: Callable, instruction: dis.Instruction) -> str:
-    """Return the name that an instruction loads one of the functions by, else ""."""
+    """Return the name by which an instruction loads one of these functions, else ""."""
     name = instruction.argval
     if instruction.opname in ("LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL", "LOAD_DEREF"):
         if name in _CROSS_ENTROPIES:
@@ -180,7 +181,7 @@ def _function_name(function: Callable, instruction: dis.Instruction) -> str:
 
 
 def _plain_call(instructions: list[dis.Instruction], code: CodeType) -> bool:
-    """Return whether what the first instruction loads is called as (outputs, labels)."""
+    """Return whether the function that is loaded first is called with (outputs, labels)."""
     call = "PRECALL" if "PRECALL" in dis.opmap else "CALL"  # Python 3.11, 3.12
     depth, keywords = 0, ()
     for instruction in instructions[1:]:

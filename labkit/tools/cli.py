@@ -1,6 +1,6 @@
-"""The `labkit` command. Exit codes: 0 all right, 1 something failed, 2 bad input, 130 Ctrl-C.
+"""The `labkit` command. Exit codes: 0 success, 1 something failed, 2 bad input, 130 Ctrl-C.
 
-What a command needs is imported when it is called: `labkit --help` answers at once.
+A command imports what it needs when it is called, so that `labkit --help` answers at once.
 """
 
 import sys
@@ -21,12 +21,12 @@ from labkit.tools.commands import convert, doctor, notebooks, ranktable, reports
 
 
 class _Commands(TyperGroup):
-    """Turns bad input and Ctrl-C into a message and an exit code, for every command alike."""
+    """Turns bad input and Ctrl-C into a message and an exit code, for every command."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except (InputError, PermissionError) as error:  # a path that may not be looked at
+        except (InputError, PermissionError) as error:  # a path without read permission
             print(printable(f"labkit: {error}"), file=sys.stderr)
             raise typer.Exit(2) from None
         except KeyboardInterrupt:

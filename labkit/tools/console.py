@@ -1,4 +1,4 @@
-"""What the command line prints: plain lines and columns, and rich tables where a person watches."""
+"""Output of the command line: plain lines and columns, and rich tables in a terminal."""
 
 import json
 import math
@@ -23,21 +23,21 @@ if TYPE_CHECKING:
     from labkit.tools.running.runner import Outcome
 
 _STYLE = {"pass": "green", "passed": "green", "fail": "bold red", "failed": "bold red"}
-_LOG_LINES = 5  # of a failed lab's log, below the closing table
+_LOG_LINES = 5  # lines of a failed lab's log below the closing table
 _WRITING = threading.Lock()
 
 
 def line(text: str) -> None:
-    """Print one line at once, also into a pipe; control characters in it are written out."""
+    """Print one line immediately, also into a pipe; control characters in it are escaped."""
     text = printable(text)
     try:
-        # With PYTHONUNBUFFERED one write of more than a pipe holds (64 KiB) is several, and another
-        # thread's line could come between.
+        # With PYTHONUNBUFFERED a write larger than a pipe's buffer (64 KiB) is split, and another
+        # thread's line could come between the parts.
         with _WRITING:
             sys.stdout.write(text + "\n")
             sys.stdout.flush()
     except BrokenPipeError:
-        # The reader has gone (| head): what is under way is worth more than its lines.
+        # The reader has closed the pipe (| head): the run is worth more than its output.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         _complain("nobody reads standard output any more; going on")
 
@@ -47,15 +47,15 @@ def _complain(text: str) -> None:
 
 
 def reporter(*, quiet: bool = False, verbose: bool = False, as_json: bool = False) -> Say:
-    """Return what prints the events of a run: a line where a lab starts and ends, and in between.
+    """Return a function that prints a run's events: when labs start and end, and their progress.
 
     Args:
         quiet: print nothing
-        verbose: print what the labs print as well
-        as_json: print every event as one JSON object a line
+        verbose: also print the labs' output
+        as_json: print every event as a JSON object on one line
 
     Raises:
-        InputError: where more than one is asked for
+        InputError: if more than one of them is set
     """
     if quiet + verbose + as_json > 1:
         raise InputError("expected at most one of --quiet, --verbose and --json")
@@ -70,7 +70,7 @@ def reporter(*, quiet: bool = False, verbose: bool = False, as_json: bool = Fals
 
 
 def closing(done: Sequence["Outcome"], folder: Path, *, as_json: bool, code: int) -> None:
-    """Print how a run ended: the table of its labs, why some stopped, how to go on."""
+    """Print how a run ended: the table of its labs, why some failed, how to continue."""
     if as_json:
         by_lab = {outcome.lab.name: outcome.results["status"] for outcome in done}
         reporter(as_json=True)(_finished(code, labs=by_lab, folder=str(folder)))
@@ -85,7 +85,7 @@ def _finished(code: int, **values: Any) -> Event:
 
 
 def outcomes(done: Sequence["Outcome"]) -> None:
-    """Print the closing table of a run, and on stderr why a lab stopped."""
+    """Print the closing table of a run, and on stderr why labs failed."""
     line("")
     rows = [
         (
@@ -118,7 +118,7 @@ def _explain(outcome: "Outcome", failure: "Failure") -> None:
 
 
 def sweep_begins(lab: str, axes: Mapping[str, Sequence], jobs: int, limits: object) -> Event:
-    """Return the event that says what a sweep is going to do."""
+    """Return the event that announces a sweep."""
     runs = math.prod(map(len, axes.values()))
     shape = " x ".join(f"{len(values)} {name}" for name, values in axes.items())
     at_once = f"{jobs} at once, each on its own core" if jobs > 1 else "one after the other"
@@ -127,7 +127,7 @@ def sweep_begins(lab: str, axes: Mapping[str, Sequence], jobs: int, limits: obje
 
 
 def sweep_ends(runs: Sequence["Outcome"], files: Sequence[Path], *, as_json: bool) -> int:
-    """Print the table of a sweep, why runs failed, what was written; return the exit code."""
+    """Print a sweep's table, the files written and why runs failed; return the exit code."""
     code = 1 if any(run.failure for run in runs) else 0
     if as_json:
         reporter(as_json=True)(_finished(code, files=list(map(str, files))))
@@ -168,12 +168,12 @@ def _where(cell: int | None) -> str:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table: rich's in a terminal, else aligned columns, a row a line, nothing cut off."""
+    """Print a rich table in a terminal, else aligned columns, a line per row, nothing cut off."""
     rows = [[printable(cell) for cell in row] for row in rows]
     head = [printable(name) for name in head]
     console = Console()
     if console.is_terminal:
-        # Folded, not cut off with an ellipsis: a path must stay whole.
+        # Folded instead of cut off with an ellipsis: a path must stay complete.
         drawn = Table(*(Column(Text(name), overflow="fold") for name in head), box=box.SIMPLE_HEAD)
         for row in rows:
             drawn.add_row(*(Text(cell, style=_STYLE.get(cell, "")) for cell in row))
@@ -186,6 +186,6 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 
 def near(path: Path) -> str:
-    """Return ``path`` as seen from here where it is below, else in full."""
+    """Return ``path`` relative to the working folder if it is inside, else in full."""
     here = Path.cwd().resolve()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)

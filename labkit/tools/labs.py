@@ -1,4 +1,4 @@
-"""The labs of a project: where they are, what they are called, which parameters they take."""
+"""The labs of a project: their files, names and parameters."""
 
 import ast
 import re
@@ -12,7 +12,7 @@ from labkit.errors import InputError, nearest
 from labkit.labs.presets import LABS, PRESETS
 from labkit.tools import notebook_files as files
 
-# How the name of a lab's second notebook ends, "03_thor_in_depth", for readers who want all of it.
+# Suffix of a lab's second notebook, such as "03_thor_in_depth", for readers who want every detail.
 _IN_DEPTH = "_in_depth"
 _NOTEBOOK = re.compile(r"(\d\d)_(\w+)\.ipynb")
 _TITLE = re.compile(r"^#\s+(?:\d+\s*·\s*)?(.+?)\s*$", re.MULTILINE)
@@ -23,7 +23,7 @@ _MINUTES = re.compile(r"(\d+(?:\.\d+)?(?:\s*[-–]\s*\d+)?)\s*min", re.IGNORECAS
 class Lab:
     """One notebook: ``number`` "01", ``name`` "01_gradient_accumulation", and its header card.
 
-    ``minutes`` is what the header card states, as text; empty where it states nothing.
+    ``minutes`` is the duration stated on the header card, as text; empty if it states none.
     """
 
     number: str
@@ -45,7 +45,7 @@ class Lab:
 
     @property
     def prefix(self) -> str:
-        """What the anchors of this notebook, and of no other, begin with: "03", "03-in-depth"."""
+        """Prefix of this notebook's anchors and of no other's: "03", "03-in-depth"."""
         return self.number + (_IN_DEPTH.replace("_", "-") if self.is_in_depth else "")
 
 
@@ -56,16 +56,16 @@ def find_labs(project: Path) -> tuple[Lab, ...]:
 
 
 def chosen(names: Iterable[str] = ()) -> tuple[Path, tuple[Lab, ...]]:
-    """Return the project around here, and the labs of it that ``names`` ask for; see ``pick``."""
+    """Return the project of the working folder and its labs that ``names`` select; see ``pick``."""
     project = find_project()
     return project, pick(find_labs(project), names)
 
 
 def pick(labs: Sequence[Lab], names: Iterable[str]) -> tuple[Lab, ...]:
-    """Return the labs that ``names`` ask for, each once and in that order; no name means all labs.
+    """Return the labs that ``names`` select, each once and in that order; no name means all labs.
 
-    A lab answers to its number (``01`` or ``1``), its name and its name without the number; a
-    second notebook to its names alone. Names may be joined by commas or spaces. Raises
+    A lab is selected by its number (``01`` or ``1``), its name, or its name without the number; a
+    second notebook only by the latter two. Names may be joined by commas or spaces. Raises
     ``InputError`` for an unknown or ambiguous name.
     """
     names = list(names)
@@ -79,14 +79,14 @@ def pick(labs: Sequence[Lab], names: Iterable[str]) -> tuple[Lab, ...]:
 
 
 def parameter_names(lab: Lab) -> tuple[str, ...]:
-    """Return the names that the lab's one cell tagged ``parameters`` assigns, in order.
+    """Return the names assigned in the lab's one cell tagged ``parameters``, in order.
 
-    They are read from the syntax tree: papermill's own reader works line by line and leaves out
-    every line with a second ``=``.
+    They are read from the syntax tree: papermill's own reader works line by line and skips every
+    line with a second ``=``.
 
     Raises:
-        InputError: for a notebook that papermill could not give parameters to: no such cell, two
-            of them, or one that does not set ``preset`` and ``device``
+        InputError: if papermill could not set parameters of the notebook: it has no such cell,
+            several, or one that does not set ``preset`` and ``device``
     """
     cells = [cell for cell in _code_cells(lab.path) if "parameters" in files.tags(cell)]
     if len(cells) != 1:
@@ -101,7 +101,7 @@ def parameter_names(lab: Lab) -> tuple[str, ...]:
 
 
 def mentions(lab: Lab, word: str) -> bool:
-    """Return whether the lab's code names ``word``, in any case: so a data set that it needs."""
+    """Return whether the lab's code contains ``word``, ignoring case; used for names of data."""
     return any(word.lower() in cell["source"].lower() for cell in _code_cells(lab.path))
 
 
@@ -142,7 +142,7 @@ def _code_cells(path: Path) -> list[dict]:
 def _assigned(source: str, path: Path) -> Iterable[str]:
     try:
         statements = ast.parse(source).body
-    # ValueError: a character NUL; the others: brackets in each other some hundred times.
+    # ValueError: a NUL character; the last two: brackets nested some hundred levels deep.
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise InputError(f"the parameters cell of {path} is not plain Python: {error}") from error
     for statement in statements:

@@ -13,16 +13,16 @@ from labkit.base import input_files
 from labkit.base.files import whole_file
 from labkit.errors import InputError
 
-# Code, which is left alone, or a relative link of markdown; never an address, a place on the same
-# page or an absolute path.
+# Inline code, which stays as it is, or a relative link of markdown; not a URL, an anchor on the
+# same page or an absolute path.
 _LINK = re.compile(r"`[^`\n]*`|(\]\()(?![a-z]+:|#|/)([^)\s#]+)")
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return the notebook at ``path``; every cell's source as one text.
+    """Return the notebook at ``path``, every cell's source as one string.
 
     Raises:
-        InputError: where the file cannot be read or is not a notebook of format 4
+        InputError: if the file cannot be read or is not a notebook of format 4
     """
     try:
         notebook = input_files.read_json(path)
@@ -40,8 +40,8 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def write(path: Path, notebook: Mapping[str, Any]) -> None:
-    """Write ``notebook`` to ``path``, whole or not at all; raises ``InputError`` if refused."""
-    # As nbformat splits it, so that JupyterLab's next save shows no difference.
+    """Write ``notebook`` to ``path`` atomically; raise ``InputError`` if that is not possible."""
+    # Split as nbformat does, so that saving in JupyterLab makes no difference.
     cells = [
         cell | {"source": cell["source"].splitlines(keepends=True)} for cell in notebook["cells"]
     ]
@@ -58,19 +58,19 @@ def tags(cell: Mapping[str, Any]) -> list[str]:
 
 
 def digest(cell: Mapping[str, Any]) -> str:
-    """Return 16 hexadecimal digits of what a person writes in ``cell``: its kind and its source."""
+    """Return a digest of 16 hexadecimal digits of a cell's type and source."""
     text = f"{cell['cell_type']}\n{cell['source']}"
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 def relinked(text: str, source: Path, folder: Path, *, with_labs: bool) -> str:
-    """Return markdown of a notebook with its relative links as they are from another folder.
+    """Return a notebook's markdown with relative links adapted to another folder.
 
     Args:
-        text: markdown
+        text: the markdown
         source: folder of the notebook
-        folder: where the text is put
-        with_labs: the notebooks beside it are put there as well: links to them stay
+        folder: folder that the text is copied to
+        with_labs: whether the notebooks beside it are copied too, so that links to them stay
     """
 
     def moved(match: re.Match) -> str:

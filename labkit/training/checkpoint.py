@@ -1,8 +1,8 @@
-"""Checkpoints that survive being killed: the whole state of a step, and where the data stood.
+"""Checkpoints that survive being killed: the whole state of a step, and the place in the data.
 
-A checkpoint is written to a temporary name, checked, and renamed; MindSpore's ``save_checkpoint``
-deletes the old file before it writes the new one (killed while overwriting 160 MB, it left nothing
-in 10 of 10 tries).
+A checkpoint is written with a CRC to a temporary name, synced, and renamed; MindSpore's
+``save_checkpoint`` deletes the old file before it writes the new one (killed while overwriting
+160 MB, it left nothing in 10 of 10 tries).
 """
 
 import json
@@ -27,7 +27,7 @@ from labkit.training.rank_state import of_this_rank, own_name
 _NAME = re.compile(r"step-(\d{9})\.ckpt")
 _POSITION = "labkit_position"
 
-# Looks at a position and the values by name; raises to refuse them, and may change the values.
+# Called with a position and the values by name; raises to refuse them, and may change the values.
 Accept = Callable[[Position, dict], None]
 
 
@@ -41,19 +41,19 @@ def save(
 ) -> Path:
     """Write a checkpoint of ``step`` into ``folder`` and return its path.
 
-    Later checkpoints that lie there are damaged, or this one would have gone on from them: they
-    are not counted, and are left.
+    Later checkpoints in the folder are damaged, or the training would have resumed from them: they
+    are neither counted nor removed.
 
     Args:
-        step: Whose Parameters are saved.
+        step: The step whose Parameters are saved.
         position: Where its training stands.
-        folder: Made if it is not there.
-        keep: Checkpoints that stay, this one included.
-        of_ranks: What other ranks hold differently, as ``rank_state.of_others`` names it.
+        folder: Created if it does not exist.
+        keep: Number of checkpoints to keep, including this one.
+        of_ranks: Values that differ on other ranks, named as by ``rank_state.of_others``.
     """
     folder = arguments.path("folder", folder)
     path = folder / f"step-{position.micro_batches:09d}.ckpt"
-    remove_unfinished(folder)  # of a process killed while it wrote
+    remove_unfinished(folder)  # left by a process killed while it wrote
     write(step, path, {_POSITION: json.dumps(asdict(position)), **(of_ranks or {})})
     until_now = [other for other in checkpoints(folder) if other.name <= path.name]
     for old in until_now[:-keep]:
@@ -62,9 +62,9 @@ def save(
 
 
 def write(cell: nn.Cell | list[dict], path: str | os.PathLike, extra: dict | None = None) -> None:
-    """Write all Parameters of ``cell``, and ``extra``, to ``path``: complete, or not at all.
+    """Write all Parameters of ``cell``, and ``extra``, to ``path``, completely or not at all.
 
-    A list is one of names and data, as ``ms.save_checkpoint`` takes it.
+    ``cell`` may also be a list of names and data, as for ``ms.save_checkpoint``.
     """
     with whole_file(path, "the checkpoint") as temporary:
         ms.save_checkpoint(cell, str(temporary), append_dict=extra, crc_check=True)
@@ -83,9 +83,9 @@ def load(step: nn.Cell, path: str | os.PathLike, accept: Accept | None = None) -
     """Load a checkpoint that ``save`` wrote into ``step`` and return its position.
 
     Args:
-        step: Its Parameters are set; where the checkpoint is refused, it is as it was.
+        step: The step whose Parameters are set; if the checkpoint is refused, it stays as it was.
         path: The file.
-        accept: Looks at the position and the values by name; it raises to refuse them, and may
+        accept: Called with the position and the values by name; it raises to refuse them, and may
             change the values.
 
     Raises:
@@ -114,9 +114,9 @@ def load(step: nn.Cell, path: str | os.PathLike, accept: Accept | None = None) -
 def load_latest(
     step: nn.Cell, folder: str | os.PathLike, accept: Accept | None = None
 ) -> Position | None:
-    """Load the newest readable checkpoint of ``folder``; return None where there is none.
+    """Load the newest readable checkpoint of ``folder``; return None if there is no checkpoint.
 
-    A damaged one is passed over, and said; if all are damaged the last error is raised. Arguments
+    A damaged one is skipped with a message; if all are damaged, the last error is raised. Arguments
     and errors as in ``load``.
     """
     error = None
@@ -147,16 +147,16 @@ def read(
     if cell is not None:
         expected = {p.name: (p.dtype, p.shape) for p in cell.get_parameters()}
         expected |= {own_name(name): held for name, held in expected.items()}
-    # All that labkit writes ends with a CRC; where it is missing, the end is.
+    # All checkpoints that labkit writes end with a CRC; if it is missing, so is the end.
     need_crc = bool(_NAME.fullmatch(Path(path).name))
     return checkpoint_files.read(path, need_crc, expected, rename)
 
 
 def load_into(cell: nn.Cell, values: Mapping, origin: object = "the checkpoint") -> None:
-    """Set all Parameters of ``cell`` from ``values``: the same names, shapes and types.
+    """Set all Parameters of ``cell`` from ``values`` of the same names, shapes and types.
 
     Raises:
-        InputError: Naming ``origin`` and what differs; nothing is set then.
+        InputError: If they differ, naming ``origin`` and what differs; nothing is set then.
     """
     parameters = {parameter.name: parameter for parameter in cell.get_parameters()}
     missing = sorted(parameters.keys() - values.keys())

@@ -1,4 +1,4 @@
-"""``evaluate``: accuracies and mean loss over every row, on one rank or added up over all."""
+"""``evaluate``: accuracies and mean loss over every row, of one rank or of all ranks."""
 
 import contextlib
 from collections.abc import Callable, Iterable
@@ -31,28 +31,28 @@ def evaluate(
 ) -> dict[str, float]:
     """Return ``accuracy`` and mean ``loss`` of ``network`` over every label of ``dataset``.
 
-    All Cells are in evaluation mode meanwhile; each one's own mode is as before afterwards. Of
-    equal logits that of the smaller class counts as the larger. A row with a logit that is NaN is
+    All Cells are in evaluation mode during the call; afterwards each has its previous mode. Of
+    equal logits, that of the smaller class counts as the larger. A row with a NaN logit counts as
     wrong.
 
     Args:
         network: Inputs -> logits (B, classes), or (B, T, classes). The layout (B, classes, T) of
-            nn.CrossEntropyLoss is refused, but where T is the number of classes it cannot be
-            distinguished from the other: transpose it first.
+            nn.CrossEntropyLoss is refused, unless T is the number of classes and the two layouts
+            cannot be distinguished: transpose it first.
         loss_fn: (logits, labels) -> mean loss over the labels that count. The losses that
-            ``steps.weights`` knows get the labels of all axes in one: (B T, classes), (B T,).
+            ``steps.weights`` knows get all axes of the labels as one: (B T, classes), (B T,).
         dataset: Batches of inputs and, last, labels (B,) or (B, T), integers.
-        top: Further k: ``top_<k>_accuracy`` is the share of labels that are among the k largest
-            logits.
-        over_ranks: The ranks hold different rows: their counts are added up, so that every row
-            counts alike whatever the sizes of the parts. Call it on every rank then.
-        ignore_index: Label that does not count. None: that of the loss where it is a known one
-            (none in nn.SoftmaxCrossEntropyWithLogits), else -100.
+        top: Further values of k: ``top_<k>_accuracy`` is the share of labels that are among the k
+            largest logits.
+        over_ranks: Whether the ranks hold different rows: their counts are then summed, so that
+            every row counts equally whatever the sizes of the parts. Call it on every rank.
+        ignore_index: Label that does not count. None: that of the loss if it is a known one
+            (nn.SoftmaxCrossEntropyWithLogits has none), else -100.
 
     Raises:
-        InputError: For what is no network or dataset, where no label counts, for a k that is no
-            integer >= 1, for labels whose shape does not fit the logits, and for one that is of no
-            class and not ignored.
+        InputError: If ``network`` is not a Cell or ``dataset`` not a dataset, no label counts, a k
+            is not an integer >= 1, the shape of the labels does not fit the logits, or a label is
+            neither a class nor ignored.
     """
     if not isinstance(network, nn.Cell):
         raise wrong("network", network, "an nn.Cell")
@@ -67,7 +67,7 @@ def evaluate(
     kept, phase = modes(cell), network.phase
     model = Model(network, eval_network=cell, metrics=metrics)
     try:
-        # Where one rank refuses a label, the others would wait for its counts.
+        # If one rank refused a label, the others would wait for its counts.
         with cluster.together() if over_ranks else contextlib.nullcontext():
             model.eval(dataset, dataset_sink_mode=False)
     finally:
@@ -79,7 +79,7 @@ def evaluate(
 
 
 def _counted(loss_fn: Callable, ignore_index: int | None) -> Mean:
-    """Return what a loss is a mean over; its ``ignore_index`` is the one that counts here."""
+    """Return what a loss is a mean over, with the ``ignore_index`` that is to be used."""
     mean = mean_of_loss(loss_fn)
     if mean.over == "unknown":
         own = IGNORE_INDEX if ignore_index is None else check_ignore_index(ignore_index)
@@ -95,7 +95,7 @@ def _counted(loss_fn: Callable, ignore_index: int | None) -> Mean:
 
 
 class _Evaluation(nn.Cell):
-    """Called with a batch: (loss, logits (N, V), labels (N,)), the labels looked at in between."""
+    """Checks the labels of a batch and returns (loss, logits (N, V), labels (N,))."""
 
     def __init__(self, network: nn.Cell, loss_fn: Callable, mean: Mean) -> None:
         super().__init__(auto_prefix=False)
@@ -113,7 +113,7 @@ class _Evaluation(nn.Cell):
         labels = as_int32(labels)
         rows = logits.reshape(-1, logits.shape[-1]), labels.reshape(-1)
         outputs, wanted = (logits, labels) if self.mean.over == "unknown" else rows
-        # Operator by operator: a graph took 0.4 s to compile, for every evaluation.
+        # Operator by operator: a graph took 0.4 s to compile in every evaluation.
         with pynative():
             # As LossNet does: a network in float16 is evaluated with the loss it is trained with.
             loss = self.loss_fn(ops.cast(outputs, ms.float32), wanted)
@@ -121,7 +121,7 @@ class _Evaluation(nn.Cell):
 
 
 class _Mean(Metric):
-    """A weighted sum over labels, divided by the weights; both are kept apart to be added up.
+    """A weighted mean over labels; its sum and weight are kept apart, to be summed over ranks.
 
     Args:
         mean: What the loss is a mean over: which labels count, and for how much.
@@ -150,7 +150,7 @@ class _Mean(Metric):
 
 class MeanLoss(_Mean):
     """Mean loss over what each batch's loss is a mean over; MindSpore's ``Loss`` takes the mean of
-    batch means, which is another number where the last batch is smaller."""
+    batch means, which differs if the last batch is smaller."""
 
     def update(self, *inputs: Tensor) -> None:
         loss, labels = float(inputs[0].asnumpy()), inputs[2].asnumpy()
@@ -164,7 +164,7 @@ class MeanLoss(_Mean):
 
 
 class TopK(_Mean):
-    """Share of labels that are among the k largest logits; of (loss, logits, labels)."""
+    """Share of labels that are among the k largest logits; updated with (loss, logits, labels)."""
 
     @names_checked
     def __init__(self, k: int, mean: Mean | None = None) -> None:

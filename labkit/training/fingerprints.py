@@ -1,8 +1,8 @@
-"""Texts that stand for values that are no small numbers, to compare one training's with another's.
+"""Texts that stand for values other than small numbers, to compare those of two trainings.
 
-Of a large array its type, shape, ends and SHA-256; of a function its name and a SHA-256 of what it
-computes with; of a method the function and what its object holds; of an object of MindSpore its
-class.
+For a large array its type, shape, ends and SHA-256; for a function its name and a SHA-256 of what
+it computes with; for a method the function and what its object holds; for an object of MindSpore
+its class.
 """
 
 import enum
@@ -23,9 +23,10 @@ _OF = ", a method of "  # between a method's function and its object
 
 
 def fingerprint(value: Any, depth: int = 0) -> str:
-    """Return a text that is the same for what computes the same, as far as its code shows.
+    """Return a text that is the same for values that compute the same, as far as code shows.
 
-    For a value that shows nothing of it, the text begins with ``UNKNOWN`` and names its class.
+    If a value shows nothing of what it computes, its text begins with ``UNKNOWN`` and names its
+    class.
     """
     if isinstance(value, Tensor) and not isinstance(value, Parameter):
         value = value.asnumpy()
@@ -50,15 +51,15 @@ def fingerprint(value: Any, depth: int = 0) -> str:
         return _name(value)
     kind = type(value)
     if is_mindspores(kind) or isinstance(value, nn.Cell):
-        # A type of numbers is known by its text; operators and cells by their class.
+        # A type of numbers is identified by its text; operators and cells by their class.
         return str(value) if kind.__module__.endswith("typing") else _name(kind)
     return UNKNOWN + _name(kind)
 
 
 def agrees(text: str, noted: str) -> bool:
-    """Return whether a text stands for what ``noted``, of a checkpoint, does.
+    """Return whether a text stands for the same as ``noted``, the text in a checkpoint.
 
-    An older labkit has noted a method's function alone.
+    An older labkit noted only the function of a method.
     """
     return text == noted or text.startswith(noted + _OF)
 
@@ -69,7 +70,7 @@ def is_mindspores(kind: type) -> bool:
 
 
 def _of_object(value: Any, depth: int) -> str:
-    """Return class and attributes of an object of the user's."""
+    """Return the class and the attributes of a user's object."""
     text = fingerprint(value, depth)
     if not text.startswith(UNKNOWN) or not hasattr(value, "__dict__"):
         return text
@@ -95,7 +96,7 @@ def _of_parts(value: Any, depth: int) -> str:
 
 
 def _of_function(value: types.FunctionType, depth: int) -> str:
-    """Return name and digest of code, constants, defaults and enclosed values; not of globals."""
+    """Return name, and digest of code, constants, defaults and enclosed values; not of globals."""
     values = [_content(cell) for cell in value.__closure__ or ()]
     values += [value.__defaults__, value.__kwdefaults__]
     parts = [_of_code(value.__code__), *(fingerprint(part, depth) for part in values)]
@@ -123,7 +124,7 @@ def _joined(values: Iterable[Any], depth: int) -> str:
 
 
 def _known(text: str) -> str:
-    """Return a text of parts, shortened; ``UNKNOWN`` and why where one of them is."""
+    """Return a text of parts, shortened; ``UNKNOWN`` and the reason if a part is unknown."""
     if UNKNOWN in text:
         return UNKNOWN + text.partition(UNKNOWN)[2][:_LONGEST]
     return _shortened(text, 60)

@@ -41,46 +41,46 @@ def fit(
     column per parameter group), seconds (of training so far) and peak_memory_mb (of this process).
 
     On CPU the parameters of a resumed training are bit-identical to those of an uninterrupted one,
-    but not where the network draws random numbers (Dropout): MindSpore's kernels do not expose
-    their state, and draw from the start again. Where records.csv lacks rows that the checkpoint
-    had (a power cut), the training goes on without them, and says so.
+    unless the network draws random numbers (Dropout): MindSpore's kernels do not expose their
+    state, and draw from the start again. If records.csv lacks rows that the checkpoint had (after a
+    power cut), the training continues without them, and says so.
 
-    On several ranks, call it on all of them; where one refuses, all raise.
+    On several ranks, call it on all of them; if one raises, all do.
 
     Args:
         step: A step cell, called with each batch; its ``end_epoch`` is called after each epoch.
         dataset: One epoch is one pass over it.
-        epochs: Of the whole training, those before a resume included.
+        epochs: Epochs of the whole training, including those before a resume.
         folder: Where records.csv and checkpoint/ are written; None writes nothing. It is locked
-            meanwhile: a second training in it is refused.
-        resume: Continue from the newest checkpoint in ``folder``, where there is one. The
-            optimizer's numbers must be those that the training began with (an array of rates may
-            be longer); "new settings" goes on with other ones: rates, schedules, momentum, weight
-            decay, THOR's array of damping, and functions of the number of updates (micro_steps,
-            THOR's) are then those of ``step``.
+            during the call: a second training in it is refused.
+        resume: Continue from the newest checkpoint in ``folder``, if there is one. The optimizer's
+            numbers must be those that the training began with (an array of rates may be longer);
+            "new settings" continues with different ones: rates, schedules, momentum, weight decay,
+            THOR's array of damping, and functions of the number of updates (micro_steps, THOR's)
+            are then those of ``step``.
         checkpoint_every: Micro-batches between checkpoints within an epoch; None writes none there.
             A step that keeps a group's rows (``SubspaceStep``) is saved at the group's end.
-        checkpoint_epochs: Epochs between checkpoints; the last epoch has one anyway. None: no
+        checkpoint_epochs: Epochs between checkpoints; the last epoch always has one. None: no
             checkpoint after any epoch.
-        keep: Checkpoints kept.
+        keep: Number of checkpoints to keep.
         write: Whether this rank writes ``folder`` or only reads from it. None: of the ranks with
-            the same folder, the first writes. All of them must see it. Its checkpoints hold what
-            other ranks hold differently, too: BatchNorm's running statistics, a dynamic loss
-            scale, a group that is partly gathered.
+            the same folder, the first writes. All of them must see the folder. Its checkpoints also
+            hold what differs on other ranks: BatchNorm's running statistics, a dynamic loss scale,
+            a partly gathered group.
         progress: Name on the progress display; None shows none.
         callbacks: Further MindSpore callbacks, called after labkit's own.
         dataset_sink_mode: Whether the data set goes into the step's graph, so that one call runs an
             epoch: on Ascend and GPU, see ``labkit.training.sinking``; on CPU MindSpore has no such
-            mode, and a line says so. The numbers are the same. The host sees an epoch's end alone:
-            there is one record for it, of its last update, callbacks see one step, and of the
-            labels the first batch's alone are looked at: any other that is of no class makes its
-            batch not finite, which is counted and said. All batches must be of one shape.
+            mode, and a message says so. The numbers are the same. The host sees only the end of an
+            epoch: it writes one record, of the last update, and callbacks see one step. Only the
+            first batch's labels are checked: a later label that is not a class makes its batch
+            non-finite, which is counted and reported. All batches must have the same shape.
 
     Raises:
-        InputError: For bad arguments; before anything is written, for an array of learning rates
-            or of damping that is shorter than the training; for a folder that another process
+        InputError: For invalid arguments; before anything is written, for an array of learning
+            rates or of damping that is shorter than the training; for a folder that another process
             writes; and for a checkpoint of another network, step, seed, batch size, number of data
-            workers or of ranks, or of other numbers of the optimizer. With ``dataset_sink_mode``,
+            workers or of ranks, or with other numbers of the optimizer. With ``dataset_sink_mode``,
             on any device, also for a step that is more than one graph or needs the host between
             micro-batches, a smaller batch at an epoch's end, ``checkpoint_every``, and a checkpoint
             within an epoch.
@@ -116,23 +116,23 @@ def fit(
 
 
 def _callbacks(step: object, callbacks: object) -> list[Callback]:
-    """Return ``callbacks`` as a list; ``InputError`` for what ``fit`` cannot train with."""
+    """Check ``step`` and return ``callbacks`` as a list; raise ``InputError`` for wrong types."""
     if not isinstance(step, Step):
         raise wrong("step", type(step).__name__, "a step cell, such as PlainStep")
     if isinstance(callbacks, Callback):
-        return [callbacks]  # as Model.train takes one
+        return [callbacks]  # Model.train also accepts a single one
     if not isinstance(callbacks, Iterable):
         raise wrong("callbacks", callbacks, "MindSpore callbacks")
     return list(callbacks)
 
 
 def _take_up(run: Run, resume: bool | str, held: ExitStack) -> None:
-    """Take the folder, until ``held`` ends, and what an earlier training has left there."""
+    """Lock the folder until ``held`` closes, and load what an earlier training has left there."""
     with cluster.together():
         run.begin(resume, held)
-    # With a folder each, one rank may have been ended before it could write its checkpoint.
+    # If each rank has its own folder, one may have been killed before it wrote its checkpoint.
     cluster.agree(**{"number of micro-batches done": run.micro_batches})
-    # Not before all ranks have taken the checkpoint: a refused one loses no row.
+    # Not before all ranks have accepted the checkpoint: a refused one must lose no row.
     with cluster.together():
         run.keep_rows()
 
@@ -145,7 +145,7 @@ def train(
     done: int = 0,
     dataset_sink_mode: bool = False,
 ) -> None:
-    """Let ``Model`` train ``step`` up to epoch ``epochs``, from micro-batch ``done`` on."""
+    """Train ``step`` with ``Model`` up to epoch ``epochs``, from micro-batch ``done`` on."""
     # A fresh iterator replays the first epoch's order each time, so all epochs are one call; this
     # makes the iterator start at batch `done` of the whole training.
     dataset.set_init_step(done)
@@ -169,18 +169,18 @@ class EndOfEpoch(sinking.Sunk):
     """Tell a step that an epoch is over, for training by ``Model(step).train`` without ``fit``.
 
     Put it first: it acts right after an epoch's last micro-batch, so that the flushed update comes
-    before any save. ``ModelCheckpoint`` saves there, not at the end of the epoch.
+    before any save. ``ModelCheckpoint`` also saves at that point, not at the end of the epoch.
 
-    With ``Model(step).train(..., dataset_sink_mode=True)`` it looks at the first batch for all that
-    are sunk, see ``labkit.training.sinking``; every step that is one graph needs it there. On CPU
-    MindSpore trains batch by batch all the same, and tells nobody.
+    With ``Model(step).train(..., dataset_sink_mode=True)`` it checks the first batch on behalf of
+    all that are sunk, see ``labkit.training.sinking``; every step that is one graph then needs it.
+    On CPU MindSpore silently trains batch by batch all the same.
 
     Args:
         step: The step cell that is trained.
 
     Raises:
-        InputError: When the training begins, for a data set that is sunk, as ``fit`` does; and for
-            sinks that an epoch ends in, of a step that acts at an epoch's end.
+        InputError: When the training begins with a sunk data set, as for ``fit``; and if it begins
+            within a sink, or an epoch ends within one and the step acts at an epoch's end.
     """
 
     def on_train_begin(self, run_context: RunContext) -> None:
@@ -205,7 +205,7 @@ class Recorder(Callback):
 
     def on_train_begin(self, run_context: RunContext) -> None:
         run = self._run
-        # MindSpore counts from 0 after a resume, and its callbacks would.
+        # After a resume MindSpore counts from 0, and its callbacks would too.
         run_context.original_args().cur_step_num = run.micro_batches
         self._updates = run.step.last_update.number
         if self._name is not None:
@@ -241,7 +241,7 @@ class Recorder(Callback):
 
 
 class Checkpointer(Callback):
-    """Write checkpoints ``every`` so many micro-batches and ``epochs``; the newest ``keep`` stay.
+    """Write a checkpoint every ``every`` micro-batches and ``epochs`` epochs; ``keep`` are kept.
 
     Called after ``Recorder``, so that a flushed update comes before the save.
     """
@@ -269,7 +269,7 @@ class Checkpointer(Callback):
         others = rank_state.of_others(run.step, run.writers)
         with cluster.together():
             if run.writes:
-                # The rows first: a checkpoint on the disk whose rows are not there has lost them.
+                # The rows first: a checkpoint whose rows are not on the disk yet could lose them.
                 run.records.sync()
                 folder = run.own_folder / CHECKPOINTS
                 checkpoint.save(run.step, run.position(), folder, self._keep, others)

@@ -1,4 +1,4 @@
-"""Which of an optimizer's numbers differ from those that a checkpoint notes, in words."""
+"""Which of an optimizer's numbers differ from those noted in a checkpoint, in words."""
 
 from typing import Any
 
@@ -13,12 +13,12 @@ Differences = dict[str, tuple[Any, Any]]
 
 
 def differences(then: dict[str, Any] | None, values: dict, step: Step) -> Differences:
-    """Return name -> (of this step, of the checkpoint) of the optimizer's numbers that differ.
+    """Return name -> (this step's, the checkpoint's) for the optimizer's numbers that differ.
 
-    An array of rates that begins with the other one is the same, as far as both go. A rate that
-    moved in the training, by a callback, is no difference as long as both began with the same.
+    Arrays of rates are the same if one begins with the other. A rate that a callback has changed
+    during training is no difference as long as both trainings began with the same rate.
     Without ``then``, the checkpoint's ``optimizer_numbers.noted``, only arrays of rates can be
-    compared with those in ``values``, the checkpoint's by name.
+    compared, with those in ``values``, the checkpoint's values by name.
     """
     differ: Differences = {}
     if then is not None:
@@ -36,7 +36,7 @@ def differences(then: dict[str, Any] | None, values: dict, step: Step) -> Differ
 
 
 def not_compared(then: dict[str, Any] | None, step: Step) -> list[str]:
-    """Return the names of values of which nobody can tell whether they are the checkpoint's."""
+    """Return the names of values that cannot be compared with the checkpoint's."""
     kinds = {"texts": numbers.texts(step.optimizer), "functions": numbers.functions(step)}
     return [
         name
@@ -48,13 +48,13 @@ def not_compared(then: dict[str, Any] | None, step: Step) -> list[str]:
 
 def _of_constants(then: dict[str, Any], step: Step) -> Differences:
     own, theirs = numbers.constants(step.optimizer), then["constants"]
-    if "texts" in then:  # an older labkit has noted none
+    if "texts" in then:  # an older labkit did not note them
         own, theirs = own | numbers.texts(step.optimizer), theirs | then["texts"]
     differ: Differences = {}
     for name in dict.fromkeys((*own, *theirs)):
         mine, other = own.get(name), theirs.get(name)
         if isinstance(mine, dict) and numbers.is_a_number_each(other, mine):
-            other = dict(zip(mine, other, strict=True))  # noted without names, by their order
+            other = dict(zip(mine, other, strict=True))  # noted without names, in their order
         if not _same(mine, other):
             differ |= _named(name, mine, other)
     return differ
@@ -62,7 +62,7 @@ def _of_constants(then: dict[str, Any], step: Step) -> Differences:
 
 def _of_functions(then: dict[str, Any], step: Step) -> Differences:
     own, theirs = numbers.functions(step), then.get("functions", {})
-    # A function here and a number there is a difference of the step's settings.
+    # A function in one and a number in the other is a difference of the step's settings.
     return {
         name: (text, theirs[name])
         for name, text in own.items()
@@ -73,12 +73,12 @@ def _of_functions(then: dict[str, Any], step: Step) -> Differences:
 def _of_parameters(then: dict[str, Any], values: dict, step: Step) -> Differences:
     own, rates = numbers.own_parameters(step.optimizer), numbers.rate_names(step.optimizer)
     begun = then.get("parameters", {})
-    # What counts updates, in a step that has made some, says nothing of where it began.
+    # In a step that has made updates, a counter of them does not show where it began.
     fresh = int(step.updates.asnumpy()) == 0
     differ: Differences = {}
     for name in dict.fromkeys((*own, *begun)):
         mine = own[name].asnumpy() if name in own else None
-        # A text in the place of an array is refused when it is loaded.
+        # A text in place of an array is refused when it is loaded.
         other = values[name].asnumpy() if isinstance(values.get(name), Tensor) else None
         if mine is None or other is None or mine.shape != other.shape:
             differs = (name in rates or name in begun) and not _goes_on(mine, other)
@@ -98,7 +98,7 @@ def _of_parameters(then: dict[str, Any], values: dict, step: Step) -> Difference
 
 
 def _of_damping(before: dict[str, Any], step: Step) -> Differences:
-    """Return THOR's array of damping where it does not go on as the checkpoint's began."""
+    """Return the difference if THOR's array of damping does not begin with the checkpoint's."""
     damping, length = numbers.damping_array(step), before["length"]
     if damping is None:
         return {}
@@ -109,7 +109,7 @@ def _of_damping(before: dict[str, Any], step: Step) -> Differences:
 
 
 def _same(mine: Any, other: Any) -> bool:
-    """Return whether two values of a note are the same; NaN is NaN."""
+    """Return whether two values of a note are the same; NaN equals NaN."""
     if isinstance(mine, dict) and isinstance(other, dict):
         return mine.keys() == other.keys() and all(_same(mine[n], other[n]) for n in mine)
     if isinstance(mine, list) and isinstance(other, list):
@@ -132,7 +132,7 @@ def _goes_on(mine: np.ndarray | None, other: np.ndarray | None) -> bool:
 
 
 def _named(name: str, mine: Any, other: Any) -> Differences:
-    """Return a difference, of the first Parameter that has it where they are by name."""
+    """Return a difference; for values by Parameter name, that of the first that differs."""
     if not (isinstance(mine, dict) and isinstance(other, dict)):
         return {name: (_shown(mine), _shown(other))}
     differ = [n for n in dict.fromkeys((*mine, *other)) if not _same(mine.get(n), other.get(n))]
@@ -142,7 +142,7 @@ def _named(name: str, mine: Any, other: Any) -> Differences:
 
 
 def _shown(value: Any) -> Any:
-    """Return a number as itself, an array by its ends, and "none" for nothing."""
+    """Return a value for display: a number as it is, an array by its ends, "none" for None."""
     if value is None:
         return "none"
     value = value.tolist() if isinstance(value, np.ndarray) else value

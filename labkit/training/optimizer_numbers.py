@@ -1,8 +1,8 @@
 """The numbers of an optimizer: what a resumed training must share with the interrupted one.
 
-Rates, momentum and whatever else is a Parameter come with a checkpoint; weight decay, betas and all
-that is a plain number or Tensor are compiled into the step, and no checkpoint holds them. So they
-are noted beside it as the training began, and compared by name (``number_differences``).
+A checkpoint holds rates, momentum and all else that is a Parameter. Weight decay, betas and all
+other plain numbers and Tensors are compiled into the step, and are not among its values. So they
+are noted beside it when the training begins, and compared by name (``number_differences``).
 """
 
 import functools
@@ -18,7 +18,7 @@ from labkit.steps.step import Step
 from labkit.training.fingerprints import fingerprint, is_mindspores
 
 _FEW = 64  # elements of a Tensor that is a constant rather than data
-# What nn.Optimizer keeps besides its user's numbers: for itself, doubly, or of this rank.
+# Attributes of nn.Optimizer that are not its user's numbers: internal, duplicate, or of this rank.
 _NOT_NUMBERS = frozenset(
     """param_rank optim_filter param_length use_parallel enable_tuple_broaden lens
     skip_auto_parallel_compile global_step_increase_tensor reciprocal_scale need_scale
@@ -31,12 +31,12 @@ _NOT_NUMBERS = frozenset(
 
 
 def noted(step: Step) -> dict[str, Any]:
-    """Return what a checkpoint notes of a step's numbers, as its training begins; for JSON.
+    """Return what a checkpoint notes of a step's numbers when its training begins, for JSON.
 
     Returns:
-        ``constants``, ``rates``, ``texts`` and ``functions`` as the functions of these names give
-        them; ``parameters``, name -> value of ``own_parameters`` (None for an array of rates);
-        ``damping``, of THOR where it is an array, its length, ends and SHA-256.
+        ``constants``, ``rates``, ``texts`` and ``functions`` as the functions of these names return
+        them; ``parameters``: name -> value of ``own_parameters`` (None for an array of rates);
+        ``damping``: if THOR's is an array, its length, ends and SHA-256.
     """
     optimizer = step.optimizer
     note = {
@@ -60,10 +60,10 @@ def noted(step: Step) -> dict[str, Any]:
 
 
 def constants(optimizer: nn.Optimizer) -> dict[str, Any]:
-    """Return the class and every number of an optimizer that is no Parameter, by name.
+    """Return the class of an optimizer and all its numbers that are not Parameters, by name.
 
-    Of the optimizer and of what it holds: schedules of rate and decay. A value is a number, a list
-    of them, or numbers by the name of their Parameter where groups have their own.
+    These are its own numbers and those of the schedules of rate and decay that it holds. A value is
+    a number, a list of numbers, or numbers by Parameter name if groups have their own.
     """
     values: dict[str, Any] = {"class": type(optimizer).__name__}
     names = [parameter.name for parameter in optimizer.parameters]
@@ -79,9 +79,9 @@ def constants(optimizer: nn.Optimizer) -> dict[str, Any]:
 
 
 def texts(optimizer: nn.Optimizer) -> dict[str, str]:
-    """Return the ``fingerprint`` of each value that computes and is no small number, by name.
+    """Return name -> ``fingerprint`` of each value that computes and is not a small number.
 
-    Arrays, and all that a class that is not MindSpore's holds: texts, functions, further objects.
+    These are arrays, and whatever a class outside MindSpore holds: texts, functions, other objects.
     """
     return {
         name: fingerprint(value)
@@ -94,15 +94,15 @@ def texts(optimizer: nn.Optimizer) -> dict[str, str]:
 
 
 def functions(step: Step) -> dict[str, str]:
-    """Return the ``fingerprint`` of each function of the number of updates that a step has."""
+    """Return name -> ``fingerprint`` of a step's functions of the number of updates."""
     schedules = step.schedules().items()
     return {name: fingerprint(function) for name, function in schedules if callable(function)}
 
 
 def own_parameters(optimizer: nn.Optimizer) -> dict[str, Parameter]:
-    """Return the Parameters that are numbers of the optimizer and not one for each weight.
+    """Return the Parameters that are numbers of the optimizer, not one for each weight.
 
-    Rates, momentum, and what counts: updates, powers of beta.
+    These are rates, momentum and counters: updates, powers of beta.
     """
     weights = {id(parameter) for parameter in optimizer.parameters}
     parameters: dict[str, Parameter] = {}
@@ -132,9 +132,9 @@ def rate_names(optimizer: nn.Optimizer) -> list[str]:
 
 
 def rates(optimizer: nn.Optimizer) -> dict[str, str]:
-    """Return the name of each Parameter's learning rate where groups have their own: the groups.
+    """Return weight -> name of its learning rate if groups have their own, which shows the groups.
 
-    It is that of a Parameter, or the place of a schedule.
+    The name is that of a Parameter, or the place of a schedule.
     """
     names: dict[str, str] = {}
     for place, cell in optimizer.cells_and_names():
@@ -165,7 +165,7 @@ def keep_own(
 
 
 def damping_array(step: Step) -> np.ndarray | None:
-    """Return an update stage's array of damping, (updates,) float64; None where there is none."""
+    """Return an update stage's array of damping, (updates,) float64; None if it has none."""
     values = step.schedules().get("damping")
     return values.astype(np.float64) if isinstance(values, np.ndarray) else None
 
@@ -186,7 +186,7 @@ def is_a_number_each(numbers: object, names: Iterable[str]) -> bool:
 
 
 def _attributes(optimizer: nn.Optimizer) -> Iterator[tuple[str, Any, nn.Cell]]:
-    """Yield (name, value, cell) of what an optimizer and its cells hold for themselves."""
+    """Yield (name, value, cell) for the attributes of an optimizer and of its cells."""
     for place, cell in optimizer.cells_and_names():
         for name, value in vars(cell).items():
             hidden = is_mindspores(type(cell)) and name.startswith("_")
@@ -200,7 +200,7 @@ def _of_every_cell() -> frozenset[str]:
 
 
 def _plain_numbers(value: Any) -> Any:
-    """Return a number, or lists of numbers, as plain Python has them; None for all else."""
+    """Return a number, or lists of numbers, as plain Python values; None for anything else."""
     if isinstance(value, Parameter):
         return None
     if isinstance(value, Tensor):

@@ -1,4 +1,4 @@
-"""Where a training stood when its checkpoint was written, and the check of what a file says of it.
+"""Where a training stood when its checkpoint was written, and the validation of a stored position.
 
 No MindSpore import.
 """
@@ -12,7 +12,7 @@ from labkit.base.arguments import integer, number, wrong
 from labkit.base.input_files import parse_json
 from labkit.errors import InputError
 
-_MOST = 2**53 - 1  # a count that a float holds, too
+_MOST = 2**53 - 1  # the largest count that a float holds, too
 _TEXTS = ("rates", "texts", "functions")  # of the optimizer's note: texts by name
 _TEXT_BYTES = 16 << 20  # some numbers and names for each Parameter; 2000 of them are 0.5 MB
 
@@ -25,14 +25,14 @@ class Position:
         micro_batches: Batches consumed since the start, over all epochs.
         epoch_size: Batches in one epoch.
         batch_size: Rows in one batch.
-        seed: Of the data pipeline: it decides the order of the rows.
-        workers: Of each part of the pipeline: they decide the rows' augmentation.
+        seed: Seed of the data pipeline, which determines the order of the rows.
+        workers: Workers of each part of the pipeline, which affect the rows' augmentation.
         seconds: Training time so far.
         records: Rows of the records so far.
-        settings: Of the step: its class, micro_steps and other options.
-        optimizer: ``optimizer_numbers.noted`` as the training began; None in a checkpoint of a
+        settings: Settings of the step: its class, micro_steps and other options.
+        optimizer: ``optimizer_numbers.noted`` when the training began; None in a checkpoint of a
             labkit that did not note it.
-        ranks: How many trained together; None likewise.
+        ranks: Number of ranks that trained together; None likewise.
     """
 
     micro_batches: int
@@ -48,10 +48,10 @@ class Position:
 
 
 def parse_position(text: str) -> Position:
-    """Return the position in a JSON text, every field of it checked.
+    """Return the position in a JSON text, with every field checked.
 
     Raises:
-        InputError: Naming the field that is not what ``fit`` writes.
+        InputError: If a field is not what ``fit`` writes, naming the field.
     """
     if len(text) > _TEXT_BYTES:
         raise InputError(f"its text has {len(text)} characters; expected at most {_TEXT_BYTES}")
@@ -85,7 +85,7 @@ def _workers(name: str, value: Any) -> None:
 
 
 def _settings(name: str, value: Any) -> None:
-    """Refuse what is no step's settings: texts and numbers by name."""
+    """Refuse a value that cannot be a step's settings: texts and numbers by name."""
     if not _is_mapping(value, lambda setting: not isinstance(setting, dict | list)):
         raise wrong(name, value, "texts and numbers by name")
     try:
@@ -129,7 +129,7 @@ def _is_damping(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    # NaN and infinity are numbers here. 1e300: an integer that a float holds.
+    # NaN and infinity count as numbers. 10**300: a float still holds such an integer.
     return isinstance(value, float) or (isinstance(value, int) and abs(value) < 10**300)
 
 

@@ -1,9 +1,9 @@
-"""What ranks hold that the one which writes their checkpoint does not, and who that is.
+"""Which rank writes a checkpoint, and what other ranks hold that differs from the writer's state.
 
-After an update all ranks hold the same weights. Not the same are BatchNorm's running statistics, a
-dynamic loss scale, counters of dropped micro-batches, the sums of a group that is partly gathered,
-and, where Adasum combines updates, the optimizer's moments: of these the checkpoint of the rank
-that writes holds every rank's.
+After an update all ranks hold the same weights. What differs are BatchNorm's running statistics, a
+dynamic loss scale, counters of dropped micro-batches, the sums of a partly gathered group, and, if
+Adasum combines updates, the optimizer's moments: the checkpoint of the rank that writes holds these
+of every rank.
 """
 
 import hashlib
@@ -25,17 +25,17 @@ _WORDS = {None: 0, True: 1, False: 2}
 
 
 def writers(folder: str | os.PathLike | None, write: bool | None) -> list[int | None]:
-    """Return for each rank the one that writes its folder; None where no rank does.
+    """Return for each rank the rank that writes its folder; None if no rank does.
 
     Call it on every rank.
 
     Args:
-        folder: Of this rank, or None: a rank without one leaves what it holds to the first that
-            writes.
-        write: Whether this rank writes it. None: of ranks with the same folder the first one.
+        folder: Folder of this rank, or None: the first rank that writes saves the state of a rank
+            without a folder.
+        write: Whether this rank writes it. None: of ranks with the same folder, the first writes.
 
     Raises:
-        InputError: On all ranks, where two of a machine insist on writing one folder.
+        InputError: On all ranks, if two ranks of one machine have ``write=True`` for one folder.
     """
     path = b"" if folder is None else hashlib.sha256(os.fsencode(Path(folder).resolve())).digest()
     host = hashlib.sha256(socket.gethostname().encode()).digest()
@@ -44,7 +44,7 @@ def writers(folder: str | os.PathLike | None, write: bool | None) -> list[int | 
     with_folder = [rank for rank, row in enumerate(rows) if any(row[:32])]
     insisting = [rank for rank in with_folder if rows[rank][64] == _WORDS[True]]
     willing = [rank for rank in with_folder if rows[rank][64] == _WORDS[None]]
-    # By folder on its host, and by folder alone: for readers on other hosts.
+    # By folder and host, and by folder alone for readers on other hosts.
     chosen: dict[bytes, int] = {}
     for rank in insisting:
         first = chosen.setdefault(rows[rank][:64], rank)
@@ -60,9 +60,10 @@ def writers(folder: str | os.PathLike | None, write: bool | None) -> list[int | 
 
 
 def of_others(step: nn.Cell, writer_of: Sequence[int | None]) -> dict[str, Tensor]:
-    """Return, on a rank that writes, what its readers hold and it does not: name -> value.
+    """Return, on a rank that writes, name -> value of what differs on its readers.
 
-    Call it on every rank, with its ``writers``; those that do not write get an empty dict.
+    Call it on every rank, with the result of ``writers``; ranks that do not write get an empty
+    dict.
     """
     rank, ranks = cluster.rank_and_size()
     readers = {
@@ -97,7 +98,7 @@ def of_others(step: nn.Cell, writer_of: Sequence[int | None]) -> dict[str, Tenso
 
 
 def own_name(name: str) -> str:
-    """Return the name in a checkpoint of what this rank holds and its writer does not."""
+    """Return the name in a checkpoint of a value of this rank that differs from its writer's."""
     return f"labkit_rank.{cluster.rank_and_size()[0]}.{name}"
 
 
@@ -114,7 +115,7 @@ def of_this_rank(values: Mapping) -> dict:
 
 
 def _gathered(data: bytes) -> np.ndarray:
-    """Return what every rank holds, (ranks, n) uint8, gathered part by part."""
+    """Return the ``data`` of every rank, (ranks, n) uint8, gathered part by part."""
     parts = [data[start : start + _CHUNK] for start in range(0, len(data), _CHUNK)]
     nothing = np.zeros((cluster.rank_and_size()[1], 0), np.uint8)
     return np.concatenate([nothing, *(cluster.gather_bytes(part) for part in parts)], axis=1)

@@ -17,9 +17,9 @@ _BYTES = 512 << 20
 # are 0.45 million rows of 8 columns.
 _CELLS = 6_000_000
 _LONGEST_LINE = 1 << 16
-# Columns of a search in the subspace, as they were called up to 0.1.0.
+# Columns of a search in the subspace, as they were named up to version 0.1.0.
 _OLD_SEARCH, _SEARCH = ("trials", "rate", "failed_searches"), {"rate": "step_size"}
-_NO_FLOAT = 10**300  # of a larger integer a figure can make no float
+_NO_FLOAT = 10**300  # a figure cannot convert a larger integer to a float
 
 
 class Records:
@@ -27,7 +27,7 @@ class Records:
 
     Args:
         path: CSV file, or None; rows are written as they are added, so that a killed run leaves
-            what it had.
+            those it had.
     """
 
     def __init__(self, path: str | os.PathLike | None = None) -> None:
@@ -51,10 +51,10 @@ class Records:
         return len(self.rows)
 
     def keep_first(self, count: int) -> None:
-        """Forget all rows after the first ``count``; the file is replaced, never half-written.
+        """Discard all rows after the first ``count``; the file is replaced, never half-written.
 
         Raises:
-            InputError: Where it cannot be written; the file is then as it was.
+            InputError: If the file cannot be written; it then stays as it was.
         """
         del self.rows[count:]
         self.close()
@@ -70,7 +70,7 @@ class Records:
                 writer.writerows(self.rows)
 
     def remove_file(self) -> None:
-        """Remove an earlier training's file, if there is one; ``InputError`` if it cannot be."""
+        """Remove an earlier training's file, if any; raise ``InputError`` if that fails."""
         if self.path is None:
             return
         try:
@@ -79,7 +79,7 @@ class Records:
             raise InputError(f"cannot replace the records {self.path}: {error.strerror}") from error
 
     def sync(self) -> None:
-        """Have the rows on the disk: a power cut takes what the system still holds in memory."""
+        """Flush the rows to disk: a power cut loses what the system still holds in memory."""
         if self._file is not None:
             self._file.flush()
             os.fsync(self._file.fileno())
@@ -108,8 +108,8 @@ def read_records(path: str | os.PathLike) -> Records:
     """Read a CSV file of records; a last line cut short by a kill is left out.
 
     Raises:
-        InputError: For a file that is missing or cannot be read, and for a row that is not
-            numbers.
+        InputError: For a file that is missing or cannot be read, and for a row with values that
+            are not numbers.
     """
     records = Records()
     for number, row in _rows(path):
@@ -120,7 +120,7 @@ def read_records(path: str | os.PathLike) -> Records:
 
 
 def read_usable(path: str | os.PathLike) -> list[dict]:
-    """Return the rows of a CSV file of records that can be read, passing over those that cannot.
+    """Return the rows of a CSV file of records that can be read, skipping those that cannot.
 
     After a power cut the end of a file may be missing, or zeros.
 
@@ -131,7 +131,7 @@ def read_usable(path: str | os.PathLike) -> list[dict]:
 
 
 def _rows(path: str | os.PathLike) -> Iterator[tuple[int, dict | Exception]]:
-    """Yield (line, row) of a file of records; in the place of a bad row, what is wrong with it."""
+    """Yield (line, row) of a file of records; for a bad row, the exception that says why."""
     path = arguments.path("path", path)
     if not path.is_file():
         raise InputError(f"no records at {path}")
@@ -173,9 +173,9 @@ def _parsed(path: Path, file: BinaryIO) -> Iterator[tuple[int, dict | Exception]
 
 
 def _lines(file: BinaryIO) -> Iterator[bytes]:
-    """Yield each line without its end; of one that is too long, its beginning.
+    """Yield each line without its line end; for a line that is too long, its beginning.
 
-    What follows the last end of a line was cut short, and is left out.
+    Text after the last line end was cut short, and is left out.
     """
     while line := file.readline(_LONGEST_LINE + 1):
         end = line
@@ -194,7 +194,7 @@ def _cells(line: str) -> list[str]:
 
 
 def _number(text: str) -> float:
-    # Python's own numbers alone: it would also take 1_000, spaces, and digits of other scripts.
+    # Plain numbers only: Python also accepts 1_000, spaces, and digits of other scripts.
     if not text.isascii() or "_" in text or text != text.strip():
         raise ValueError(text)
     try:

@@ -1,4 +1,4 @@
-"""Whether a checkpoint is this training's: what it shares with the step that goes on from it."""
+"""Whether a checkpoint is this training's: what it must share with the step that resumes it."""
 
 import ast
 from collections.abc import Callable, Iterator
@@ -17,12 +17,12 @@ from labkit.training import optimizer_numbers
 from labkit.training.number_differences import Differences, differences, not_compared
 from labkit.training.position import Position
 
-# Of the options that are not said. A checkpoint holds all of them, an older one those given alone;
-# a weight that is not said was the number of rows.
+# Values of options that are not stated. A checkpoint holds all options, an older one only those
+# that were given; a weight that is not stated was the number of rows.
 _DEFAULTS = GradientOptions().settings(weighted=True) | {"normalise": "'samples'"}
 del _DEFAULTS["nonfinite"]
 _LONGEST = 1000  # characters of a setting that is a value
-# Looked at by themselves, or only taken over.
+# Compared separately, or only taken over.
 _OF_WEIGHTS = ("normalise", "derived", "elements_per_row")
 
 
@@ -48,12 +48,12 @@ def _differing_settings(own: Position, then: Position) -> tuple[dict, dict]:
 
 
 def differing(own: dict, saved: dict) -> tuple[dict, dict]:
-    """Return those of a step's settings that differ from a checkpoint's: (own, the checkpoint's).
+    """Return a step's settings that differ from a checkpoint's: (own, the checkpoint's).
 
-    A default is what it is, said or not. A step that derives its weights from the loss goes on from
-    weights by rows that were the same so far, and from those of its own kind. Where the rows were
-    asked for, nobody looked at whether they were the same, and a step with other weights does not
-    go on from them; an older checkpoint says neither.
+    A default is the same whether stated or not. A step that derives its weights from the loss can
+    resume from weights of its own kind, and from weights by rows that have been equal to them so
+    far. If the rows were requested explicitly, it was not checked that they are equal, and a step
+    with other weights does not resume from them; an older checkpoint does not say which it was.
     """
     older = "batch_axis" not in saved
     own, saved = _DEFAULTS | own, _DEFAULTS | saved
@@ -66,31 +66,31 @@ def differing(own: dict, saved: dict) -> tuple[dict, dict]:
     if saved["normalise"] not in (own["normalise"], derived):
         names.append("normalise")
     elif not older and derived and "derived" not in saved and derived != repr("unknown"):
-        # A loss that is not known is taken for a mean over rows.
+        # An unknown loss is assumed to be a mean over rows.
         own["normalise"] = derived
         names.append("normalise")
     return {n: own.get(n) for n in names}, {n: saved.get(n) for n in names}
 
 
 def take_over(step: Step, saved: dict) -> None:
-    """Give a step what it cannot know of the interrupted training: the unit of its weights."""
+    """Give a step what it cannot know about the interrupted training: the unit of its weights."""
     if "elements_per_row" in saved:
         step.gradient.objective.check.elements_per_row = _value(saved["elements_per_row"])
 
 
 def _value(text: object) -> Any:
-    """Return the value that a text stands for, so that 1 is 1.0; the text where it is no value."""
+    """Return the value that a text represents, so that 1 equals 1.0, or else the text itself."""
     if not isinstance(text, str) or len(text) > _LONGEST:
         return text
     try:
         return _of_node(ast.parse(text, mode="eval").body)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        # Deep nesting is a MemoryError of the parser, or a RecursionError.
+        # Deep nesting makes the parser raise MemoryError or RecursionError.
         return text
 
 
 def _of_node(node: ast.expr) -> Any:
-    """The value of a literal; of a call, as a dataclass is printed, its name and arguments."""
+    """Return the value of a literal, or the name and arguments of a call (a dataclass's repr)."""
     if not isinstance(node, ast.Call):
         return ast.literal_eval(node)
     given = {keyword.arg: _of_node(keyword.value) for keyword in node.keywords}
@@ -100,10 +100,10 @@ def _of_node(node: ast.expr) -> Any:
 def settle_numbers(
     step: Step, noted: dict[str, Any], then: dict[str, Any] | None, values: dict, take_new: bool
 ) -> None:
-    """Refuse other numbers of the optimizer than the checkpoint's, or ``take_new`` ones.
+    """Refuse optimizer numbers that differ from the checkpoint's, or adopt them if ``take_new``.
 
     ``noted`` is the step's ``optimizer_numbers.noted`` and ``then`` the checkpoint's, or None.
-    ``noted`` and ``values``, the checkpoint's by name, become what the step goes on with.
+    ``noted`` and ``values``, the checkpoint's values by name, become what the step continues with.
     """
     speaks = cluster.rank_and_size()[0] == 0
     if then is None and speaks:
@@ -144,7 +144,7 @@ def _changed(name: str, own: object, theirs: object) -> str:
 
 def _in_words(differ: Differences, say: Callable[[str, object, object], str]) -> str:
     text = "; ".join(say(name, own, theirs) for name, (own, theirs) in differ.items())
-    # Of a file that may be anybody's; in a terminal, and in one line.
+    # The text is from a file that may be anybody's: make it safe for a terminal, in one line.
     return printable(text).replace("\n", "\\n")
 
 
@@ -153,7 +153,7 @@ def counting_from(values: dict, step: Step) -> Iterator[None]:
     """Set a step's counters to a checkpoint's inside the block: the updates ahead depend on them.
 
     Raises:
-        InputError: For a place in a group that no group has.
+        InputError: For a place in a group that is not within the group.
     """
     own = []
     try:
@@ -161,7 +161,7 @@ def counting_from(values: dict, step: Step) -> Iterator[None]:
             value = values.get(parameter.name)
             if parameter.size != 1 or parameter.dtype not in (ms.int32, ms.int64):
                 continue
-            # Another shape or type is of another network, which is said when it is loaded.
+            # Another shape or type belongs to another network: reported when it is loaded.
             if value is None or getattr(value, "shape", None) != parameter.shape:
                 continue
             if value.dtype == parameter.dtype:

@@ -1,4 +1,4 @@
-"""One training as ``fit`` keeps it: how far it is, its folder, and what it goes on from."""
+"""One training as ``fit`` runs it: its progress, its folder, and what it resumes from."""
 
 import os
 import time
@@ -26,7 +26,7 @@ NEW_SETTINGS = "new settings"
 
 
 class Run:
-    """One training: its step and data, how far it is, and its folder."""
+    """One training: its step and data, its progress, and its folder."""
 
     def __init__(
         self,
@@ -59,13 +59,13 @@ class Run:
 
     @property
     def own_folder(self) -> Path:
-        """The folder, of a training that writes or resumes: without one it does neither."""
+        """The folder of a training that writes or resumes: without a folder it does neither."""
         if self.folder is None:
             raise ValueError("this training has no folder")
         return self.folder
 
     def begin(self, resuming: bool | str, held: ExitStack) -> None:
-        """Take the folder, until ``held`` lets it go, and what an earlier training left there."""
+        """Lock the folder until ``held`` closes, and load what an earlier training left there."""
         if not resuming:
             self._check_schedules(0)
         if self.writes:
@@ -78,7 +78,7 @@ class Run:
             self._refuse_earlier(self.folder)
 
     def keep_rows(self) -> None:
-        """Keep the rows up to the checkpoint that was taken up, if one was."""
+        """Keep the rows up to the checkpoint that was resumed from, if there was one."""
         if self.resumed_from is None:
             return
         count = self.resumed_from.records
@@ -87,7 +87,7 @@ class Run:
         print(f"labkit: resumed after micro-batch {self.micro_batches}", flush=True)
 
     def seconds(self) -> float:
-        """Return the seconds of training so far, those before a resume included."""
+        """Return the seconds of training so far, including those before a resume."""
         return self._seconds_before + time.monotonic() - self._started
 
     def position(self) -> Position:
@@ -113,7 +113,7 @@ class Run:
             )
 
     def _check_schedules(self, done: int) -> None:
-        """Refuse arrays of rates or damping that end before the training, ``done`` so far, does."""
+        """Refuse arrays of rates or damping too short for the training after batch ``done``."""
         epochs, done = divmod(done, self.epoch_size)
         left = [self.epoch_size] * (self.epochs - epochs)
         if left:
@@ -121,7 +121,7 @@ class Run:
             self.step.check_length(self.step.updates_ahead(left))
 
     def _resume(self, take_new: bool) -> None:
-        """Take up the newest checkpoint of the folder; start again where there is none."""
+        """Resume from the newest checkpoint in the folder; start from the beginning without one."""
 
         def accept(position: Position, values: dict) -> None:
             resume.refuse_others(self.position(), position)
@@ -150,8 +150,8 @@ class Run:
 def data_workers(dataset: Dataset) -> list[int]:
     """Return the numbers of workers of a pipeline's sources and maps, from its end to its start.
 
-    They decide random augmentation, each for itself: a map with one worker draws other numbers
-    than the same map with two.
+    Each of them affects random augmentation: a map with one worker draws different numbers from the
+    same map with two.
     """
     numbers = [workers for child in dataset.children for workers in data_workers(child)]
     if not dataset.children or isinstance(dataset, MapDataset):

@@ -1,13 +1,13 @@
 """Dataset sink mode: MindSpore puts the data set into a step's graph, and one call runs an epoch.
 
-What MindSpore's ``Model`` does on Ascend and GPU (2.10.0, ``train/dataset_helper.py``): a Cell
-around the step takes its batches from a queue on the device, and the compiled graph runs
-``sink_size`` times a call. The host sees one step for each sink: so do callbacks, and there is one
+On Ascend and GPU, MindSpore's ``Model`` (2.10.0, ``train/dataset_helper.py``) puts a Cell around
+the step that takes its batches from a queue on the device, and runs the compiled graph
+``sink_size`` times per call. The host and the callbacks see one step per sink, and there is one
 record for it. On CPU ``Model`` feeds the batches itself, whatever it is asked for.
 
-It was not run on Ascend or GPU here. What the tests run on CPU are MindSpore's own Cell, its own
-loop over the compiled graph and its own ``Model``, with an operator of Python's in the place of
-``GetNext``, which has no kernel there: the same bits as without sink mode.
+This mode was not run on Ascend or GPU. The tests on CPU run MindSpore's own Cell, its own loop over
+the compiled graph and its own ``Model``, with a Python operator in place of ``GetNext``, which has
+no kernel on CPU: the results are bit-identical to those without sink mode.
 """
 
 from mindspore import Tensor, context
@@ -27,12 +27,12 @@ from labkit.steps.state import integer_of
 from labkit.steps.step import Step
 from labkit.steps.sunk import refuse_sink
 
-# What MindSpore leaves in a data set that it has sunk: no other step could have it then.
+# What MindSpore leaves in a data set that it has sunk: no other step could then use it.
 _LEFT = ("__transfer_dataset__", "__has_sent__", "__network_aux__", "__total_batch__")
 
 
 class Sunk(Callback):
-    """What the host does in dataset sink mode; where MindSpore feeds the batches, nothing.
+    """The host's part in dataset sink mode; does nothing if MindSpore feeds the batches.
 
     Args:
         step: the step cell that is trained.
@@ -74,7 +74,7 @@ class Sunk(Callback):
 
 
 def _check_sinks(step: Step, dataset: Dataset, sink_size: int) -> None:
-    """Refuse sinks that a training begins in, or an epoch ends in whose end a step acts at."""
+    """Refuse a start within a sink, and an epoch's end within one if the step acts at that end."""
     size, start = dataset.get_dataset_size(), dataset.get_init_step()
     if start % sink_size:
         raise InputError(
@@ -89,16 +89,16 @@ def _check_sinks(step: Step, dataset: Dataset, sink_size: int) -> None:
 
 
 def check(step: Step, dataset: Dataset, checkpoint_every: int | None = None) -> None:
-    """Raise ``InputError`` for what cannot be sunk, on any device.
+    """Raise ``InputError`` if a training cannot use sink mode, on any device.
 
     Args:
         step: refused unless it is one graph.
-        dataset: refused where the last batch of an epoch is a smaller one.
-        checkpoint_every: micro-batches between checkpoints; refused where there is a number.
+        dataset: refused if the last batch of an epoch is smaller.
+        checkpoint_every: micro-batches between checkpoints; refused unless it is None.
     """
     refuse_sink(step)
     while isinstance(dataset, MapDataset | ProjectDataset | RenameDataset):
-        dataset = dataset.children[0]  # as many rows
+        dataset = dataset.children[0]  # it has as many rows
     if isinstance(dataset, BatchDataset) and not dataset.drop_remainder:
         rows, size = dataset.children[0].get_dataset_size(), dataset.get_batch_size()
         if size > 0 and rows % size:
@@ -114,7 +114,7 @@ def check(step: Step, dataset: Dataset, checkpoint_every: int | None = None) -> 
 
 
 def say_where_not() -> None:
-    """Say, on the first rank, where MindSpore does not sink a data set."""
+    """Print a message, on the first rank, if MindSpore does not sink data sets on this device."""
     if context.get_context("device_target") == "CPU" and cluster.rank_and_size()[0] == 0:
         print(
             "labkit: dataset_sink_mode: MindSpore sinks no data set on CPU; the training runs "
@@ -124,13 +124,13 @@ def say_where_not() -> None:
 
 
 def micro_batches_of(run_context: RunContext) -> int:
-    """Return how many micro-batches the end of a step of ``Model`` stands for."""
+    """Return how many micro-batches one step of ``Model`` stands for."""
     arguments = run_context.original_args()
     return arguments.batch_num if arguments.get("dataset_sink_mode") else 1
 
 
 def first_batch(dataset: Dataset) -> tuple[Tensor, ...]:
-    """Return the first batch of a data set, wherever it is to start."""
+    """Return the first batch of a data set, whatever its initial step."""
     start = dataset.get_init_step()
     dataset.set_init_step(0)
     try:
@@ -140,7 +140,7 @@ def first_batch(dataset: Dataset) -> tuple[Tensor, ...]:
 
 
 def release(dataset: Dataset) -> None:
-    """Let another step have a data set that was sunk."""
+    """Make a data set that was sunk available to another step."""
     queue, *_ = [dataset.__dict__.pop(name, None) for name in _LEFT]
     # A pipeline has one consumer, dead or alive.
     dataset.parent = [consumer for consumer in dataset.parent if consumer() is not queue]

@@ -1,4 +1,4 @@
-"""The rows that a training writes, one for each update, and which of them can be read again."""
+"""The rows that a training writes, one per update, and which of them can be read again."""
 
 import shutil
 import sys
@@ -36,7 +36,7 @@ def row_of(step: Step, epoch: int, seconds: float) -> dict[str, Any]:
 def peak_memory_mb() -> float:
     """Return the largest resident memory of this process so far, in MB (10^6 bytes).
 
-    NaN on Windows, where Python does not know it.
+    NaN on Windows, where Python cannot tell.
     """
     try:
         import resource
@@ -47,9 +47,9 @@ def peak_memory_mb() -> float:
 
 
 def rows_before(folder: Path, step: Step, count: int, writes: bool) -> list[dict]:
-    """Return the rows of the updates that a step has made; say which of ``count`` are missing.
+    """Return the rows of the updates that a step has made; report which of ``count`` are missing.
 
-    A damaged file is kept as it is beside, by the rank that ``writes`` the folder.
+    The rank that ``writes`` the folder keeps a copy of a damaged file beside it.
     """
     path = folder / RECORDS
     rows, whole = _rows_until_now(path, step)
@@ -62,7 +62,7 @@ def rows_before(folder: Path, step: Step, count: int, writes: bool) -> list[dict
         updates = _updates_missing(rows, int(step.updates.asnumpy()), count)
         print(
             f"labkit: {path} lacks {missing} of the {count} rows that were written before the "
-            f"checkpoint (of updates {updates}); the training goes on without them",
+            f"checkpoint (of updates {updates}); the training continues without them",
             flush=True,
         )
     return rows
@@ -71,14 +71,15 @@ def rows_before(folder: Path, step: Step, count: int, writes: bool) -> list[dict
 def _rows_until_now(path: Path, step: Step) -> tuple[list[dict], bool]:
     """Return the rows in a file of records up to a step's last update, and whether all fit.
 
-    A row of other columns than the step's next one would be refused in the middle of the training.
-    A damaged byte in the header changes a name and not its length: such rows are the step's.
+    Rows whose columns differ from those of the step's next row are left out: ``add`` would refuse
+    that one in the middle of the training. Names of the same lengths are accepted: a damaged byte
+    in the header changes a name but not its length.
     """
     columns, updates = list(row_of(step, 0, 0.0)), int(step.updates.asnumpy())
     lengths = [len(name) for name in columns]
     rows: list[dict] = []
     whole = True
-    # There is no file before the first update.
+    # There is not a file before the first update.
     for row in read_usable(path) if path.is_file() else []:
         if list(row) != columns:
             whole = False
@@ -90,7 +91,7 @@ def _rows_until_now(path: Path, step: Step) -> tuple[list[dict], bool]:
             continue
         earlier, last = ([0, 0] + [kept["update"] for kept in rows[-2:]])[-2:]
         if earlier < number <= last:
-            rows.pop()  # its number is a damaged one: those after it go on below
+            rows.pop()  # its number is damaged: the rows after it continue from a smaller one
         if not rows or rows[-1]["update"] < number:
             rows.append(row)
     return rows, whole

@@ -1,1 +1,1 @@
-"""The names of MindSpore and of its tutorials, on the steps of this package."""
+"""The interfaces of MindSpore and of its tutorials, implemented with the steps of labkit."""

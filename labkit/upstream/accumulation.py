@@ -1,8 +1,8 @@
-"""The names of MindSpore's gradient accumulation tutorial (r1.0), on the cells of ``labkit``.
+"""The classes of MindSpore's gradient accumulation tutorial (r1.0), on the cells of ``labkit``.
 
-Right by default: gradients are averaged over samples and an epoch's tail is flushed. The
-tutorial's exact behaviour, k times the gradient and the tail carried into the next epoch, comes
-with ``reduction="sum", tail="carry"``.
+The default is correct: gradients are averaged over samples and an epoch's tail is flushed. For the
+tutorial's exact behaviour, k times the gradient and the tail carried into the next epoch, give
+``reduction="sum", tail="carry"``.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ class TrainForwardBackward(nn.Cell):
     """Add the gradients of a micro-batch (B, ...) to ``grad_sum`` and return its loss ().
 
     Args:
-        network: loss_net: batch -> mean loss.
-        optimizer: whose parameters ``grad_sum`` holds the sums for.
-        grad_sum: as ``optimizer.parameters.clone(prefix="grad_sum", init="zeros")``.
-        sens: loss scale; unscaled once with ``mean``, left in with ``sum`` as in the tutorial.
+        network: loss net: batch -> mean loss.
+        optimizer: optimizer of the parameters that ``grad_sum`` holds the sums for.
+        grad_sum: made by ``optimizer.parameters.clone(prefix="grad_sum", init="zeros")``.
+        sens: loss scale; divided out once with ``mean``, left in with ``sum`` as in the tutorial.
         reduction: ``mean``, or ``sum`` as in the tutorial.
     """
 
@@ -97,11 +97,11 @@ class TrainOptim(nn.Cell):
 
     Args:
         optimizer: any ``nn.Optimizer``.
-        grad_sum: what ``TrainForwardBackward`` has added up.
-        reduction: ``mean`` or ``sum``, as of ``TrainForwardBackward``.
+        grad_sum: the sums of ``TrainForwardBackward``.
+        reduction: ``mean`` or ``sum``, as for ``TrainForwardBackward``.
 
     Raises:
-        InputError: for another reduction.
+        InputError: if ``reduction`` is neither.
     """
 
     @names_checked
@@ -119,7 +119,7 @@ class TrainOptim(nn.Cell):
     def construct(self) -> tuple:
         if not self.mean:
             return self.optimizer(self.grad_sum)
-        # No micro-batch yet is a gradient of 0, not NaN.
+        # Before the first micro-batch the gradient is 0, not NaN.
         scale = 1.0 / ops.select(self.weight_sum > 0, self.weight_sum.value(), 1.0)
         return self.optimizer(self.hyper_map(ops.partial(ops.mul, scale), self.grad_sum))
 
@@ -128,8 +128,8 @@ class TrainClear(nn.Cell):
     """Set ``grad_sum`` to ``zeros``.
 
     Args:
-        grad_sum: what ``TrainForwardBackward`` has added up.
-        zeros: of the same shapes.
+        grad_sum: the sums of ``TrainForwardBackward``.
+        zeros: zeros of the same shapes.
     """
 
     @names_checked
@@ -151,7 +151,7 @@ class GradientAccumulation:
     Args:
         network: images -> logits.
         loss_fn: (logits, labels) -> mean loss.
-        optimizer: of the network's trainable Parameters.
+        optimizer: optimizer of the network's trainable Parameters.
         reduction: ``mean``, or ``sum`` as in the tutorial.
         tail: ``flush``, ``drop``, or ``carry`` as in the tutorial.
     """
@@ -193,9 +193,9 @@ class GradientAccumulation:
 
         Args:
             epoch: epochs to train.
-            train_dataset: of (images, labels).
+            train_dataset: data set of (images, labels).
             mini_steps: micro-batches per update, an integer >= 1.
-            path: of the checkpoint.
+            path: path of the checkpoint.
         """
         mini_steps = integer("mini_steps", mini_steps)
         integer("epoch", epoch)
@@ -215,7 +215,7 @@ class GradientAccumulation:
         callbacks = [EndOfEpoch(step), _PrintUpdates(step, last_loss_only)]
         train(step, train_dataset, epoch, callbacks)
         if not float(step.weight_sum.asnumpy()):
-            for buffer in step.gradient_sum:  # holds what is used up; the tutorial's is zero
+            for buffer in step.gradient_sum:  # holds sums already applied; the tutorial's is zero
                 set_state(buffer, np.zeros(buffer.shape, np.float32))
         checkpoint.write(step, path)
 
@@ -245,9 +245,9 @@ class _PrintUpdates(Callback):
 
 
 def _weight_beside(grad_sum: ParameterTuple, reduction: str | None = None) -> Parameter:
-    """The sum of weights that belongs to ``grad_sum``: one for all cells that share it.
+    """Return the sum of weights of ``grad_sum``: one for all cells that share it.
 
-    Their ``reduction`` must be one, too: what one cell adds by weight the other divides by it.
+    They must share ``reduction``, too: one cell weights what it adds, the other divides by the sum.
     """
     if not len(grad_sum):
         raise InputError("grad_sum: expected one Parameter per trainable parameter, got none")

@@ -1,4 +1,4 @@
-"""MindSpore's two words for a basis: a file of it, or the folder of the first stage's snapshots."""
+"""MindSpore's two settings for a basis: its file, or the folder of the first stage's snapshots."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +11,7 @@ from labkit.base.arguments import names_checked, wrong
 from labkit.errors import InputError
 from labkit.ranks.cluster import gather, rank_and_size
 
-_NAME = "pca_mat.npy"  # of a basis beside its snapshots
+_NAME = "pca_mat.npy"  # file of a basis beside its snapshots
 
 
 @names_checked
@@ -22,32 +22,32 @@ def basis_from(
     components: int,
     report: Callable[[str], None] = print,
 ) -> Basis:
-    """Return the basis in a file, or of a folder of snapshots: MindSpore's two words for it.
+    """Return the basis in a file, or that of a folder of snapshots, by MindSpore's settings.
 
-    Over ranks, the first one makes it.
+    On several ranks, the first one computes it.
 
     Args:
-        path: pca_mat_path. A file that is there is loaded and nothing computed, whether or not its
-            snapshots are still there; one that is not there is made. None: pca_mat.npy beside
-            the snapshots, made again where it is of others.
+        path: pca_mat_path. If the file exists, it is loaded and nothing is computed, whether or not
+            its snapshots still exist; otherwise it is made. None: pca_mat.npy beside the
+            snapshots, made again if it belongs to other snapshots.
         snapshots: weight_load_dir, a folder of snapshots, or None.
-        parameters: what the basis must be of.
+        parameters: parameters that the basis must belong to.
         components: K.
-        report: called with a sentence on what was done, on the first rank.
+        report: called on the first rank with a sentence that says what was done.
 
     Raises:
-        InputError: when there is nothing to load and nothing to make it of, for a basis of another
-            network or size, and as ``basis_of``.
+        InputError: if there is neither a basis to load nor snapshots to compute it from, for a
+            basis of a different network or size, and as ``basis_of`` does.
     """
     there = path is not None and Path(path).exists()
-    # As the first rank sees it: a slower one may find the file that the first has just made, load
-    # it, and leave the first waiting for it in basis_of.
+    # The first rank decides: a slower one may find the file that the first has just made, load it,
+    # and leave the first waiting in basis_of.
     there = bool(gather([float(there)])[0, 0])
     if not there:
         if snapshots is None:
             raise InputError(
                 f"dim_reduce needs weights to make its basis of: weight_load_dir is None, and "
-                f"pca_mat_path {path} is no file; expected the folder of the first stage's "
+                f"pca_mat_path {path} is not a file; expected the folder of the first stage's "
                 "snapshots, or a basis"
             )
         return basis_of(path or Path(snapshots) / _NAME, snapshots, parameters, components, report)
@@ -68,7 +68,7 @@ def basis_from(
 
 
 def _other_snapshots(basis: Basis, folder: str | Path | None, parameters: Parameters) -> str:
-    """A remark where a folder holds snapshots that a loaded basis is not of, else ''."""
+    """Return a remark if a folder holds snapshots other than those of a loaded basis, else ''."""
     if folder is None or not snapshot_paths(Path(folder)):
         return ""
     try:

@@ -1,20 +1,21 @@
-"""``boost_step``: MindSpore's ``boost_level`` and ``boost_config_dict``, on the steps of labkit.
+"""``boost_step``: MindSpore's ``boost_level`` and ``boost_config_dict``, with the steps of labkit.
 
-    less_bn            the last Dense normalised, BatchNorms taken out, before the step is built
-    grad_freeze        GradFreezeUpdate, in the place of the optimizer alone; adasum: in each worker
+    less_bn            the last Dense normalised, BatchNorms removed, before the step is built
+    grad_freeze        GradFreezeUpdate instead of the optimizer alone; with adasum in each worker
     adasum             AdasumStep; a server's ``device_number`` ranks are averaged first
-    grad_accumulation  AccumulatedStep; with one of the others, its own micro-batches
+    grad_accumulation  AccumulatedStep; with adasum or dim_reduce, their step's own micro-batches
     dim_reduce         SubspaceStep in the basis of the weights in ``weight_load_dir``
 
-Source: as ``labkit.upstream.boost_config``. Departures, beside those listed there:
-- the optimizer stays the caller's (for dim_reduce MindSpore silently puts an SGD of rate 1 without
-  weight decay in its place), but for less_bn, which changes what there is to train: a second one is
-  made for that, with the same arguments, and is ``step.optimizer``;
-- grad_freeze groups what less_bn has left (there also BatchNorms that are not in the graph);
-- the same schedule of grad_freeze in every training with one seed, that of ``labkit.start``;
-- gradients are unscaled once, losses averaged as floats, BatchNorm left alone by the line search,
-  a failed search is counted: see ``labkit.algorithms.subspace``;
-- an epoch's last micro-batches are applied (there they wait for the next epoch's).
+Source: as for ``labkit.upstream.boost_config``. Departures, besides those listed there:
+- the caller's optimizer is kept (for dim_reduce MindSpore silently replaces it by an SGD of rate 1
+  without weight decay), except with less_bn, which changes the parameters to train: an optimizer
+  with the same arguments is made for them, and is ``step.optimizer``;
+- grad_freeze groups the parameters that less_bn has left (in MindSpore also those of BatchNorms
+  that are not in the graph);
+- trainings with the same seed, that of ``labkit.start``, have the same schedule of grad_freeze;
+- gradients are unscaled once, losses averaged as floats, the line search leaves BatchNorm alone,
+  and failed searches are counted: see ``labkit.algorithms.subspace``;
+- an epoch's last micro-batches are applied (in MindSpore they wait for the next epoch's).
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ from labkit.upstream.basis import basis_from
 from labkit.upstream.boost_config import Boost, read_boost
 
 _FREEZE = ("param_groups", "freeze_type", "freeze_p", "total_steps")
-# MindSpore's: fewer than two servers of 8 have no Adasum there.
+# MindSpore's number: in MindSpore, fewer than two servers of 8 have no Adasum.
 _DEVICES = 8
-# Those of every step, and function -> those that its step has and a plain step has not.
+# Options of every step, and function -> options that its step accepts and a plain step does not.
 _OPTIONS = "precision loss_scale nonfinite reduction normalise batch_axis clip_norm".split()
 _OWN_OPTIONS = {
     "adasum": ("workers", "on", "scope", "tail"),
@@ -84,34 +85,34 @@ def boost_step(
     >>> step = boost_step(loss_net, optimizer, "O1", {"boost": {"mode": "manual", "adasum": True}})
     >>> Model(step).train(90, dataset, callbacks=[EndOfEpoch(step)], dataset_sink_mode=False)
 
-    One notice says what differs and what has no effect. None leaves an option at the step's own.
+    One notice says what differs and what has no effect. None leaves an option at its default.
 
     Args:
         loss_net: batch -> mean loss.
-        optimizer: any ``nn.Optimizer``, which stays in force but for less_bn; for dim_reduce
-            MindSpore's is ``nn.SGD(..., learning_rate=1)``.
+        optimizer: any ``nn.Optimizer``, which is kept except with less_bn; for dim_reduce
+            MindSpore uses ``nn.SGD(..., learning_rate=1)``.
         boost_level: as for ``read_boost``.
         boost_config_dict: as for ``read_boost``.
         missing: as for ``read_boost``.
         basis: for dim_reduce, in place of pca_mat_path and weight_load_dir.
-        precision: of every step, as the next six.
+        precision: option of every step, like the next six.
         loss_scale: number or ``DynamicLossScale``.
-        nonfinite: what becomes of a batch that is not finite.
-        reduction: how gradients, or Adasum's workers, are put together.
+        nonfinite: what happens to a batch that is not finite.
+        reduction: how gradients, or Adasum's workers, are combined.
         normalise: what gradients are averaged over.
         batch_axis: axis of the samples.
         clip_norm: largest norm of the gradient.
-        tail: what becomes of an epoch's last micro-batches.
-        workers: of AdasumStep.
-        on: of AdasumStep.
-        scope: of AdasumStep.
-        trials: of SubspaceStep; MindSpore has 2.
-        curvature: of SubspaceStep.
-        start: of SubspaceStep.
-        failure: of SubspaceStep.
+        tail: what happens to an epoch's last micro-batches.
+        workers: option of AdasumStep.
+        on: option of AdasumStep.
+        scope: option of AdasumStep.
+        trials: option of SubspaceStep; MindSpore uses 2.
+        curvature: option of SubspaceStep.
+        start: option of SubspaceStep.
+        failure: option of SubspaceStep.
 
     Raises:
-        InputError: as ``read_boost``, for an option of a function that is off, and as the step.
+        InputError: as ``read_boost`` and the step do, and for an option of a function that is off.
     """
     known = {*_OPTIONS, *itertools.chain(*_OWN_OPTIONS.values())}
     options = {n: value for n, value in locals().items() if n in known and value is not None}
@@ -145,7 +146,7 @@ def _build(
     basis: Basis | None,
     options: Mapping[str, Any],
 ) -> tuple[Step, dict[str, Any]]:
-    """(step, values that it works with)."""
+    """Return (step, values that it uses)."""
     micro_steps = boost.values.get("grad_accumulation_step")
     used = {} if micro_steps is None else {"micro_steps": micro_steps}
     if "dim_reduce" in boost.on:
@@ -174,14 +175,14 @@ def _build(
 
 
 def _check_basis(basis: Basis, boost: Boost, dictionary: Any) -> None:
-    """Refuse a basis beside a dictionary that says something else."""
+    """Refuse a basis that contradicts the dictionary."""
     kind = type(basis).__name__
     if "dim_reduce" not in boost.on:
         raise InputError(f"basis: expected None where dim_reduce is off, got a {kind}")
     for name in ("pca_mat_path", "weight_load_dir"):
         if boost.values[name] is not None:
             raise InputError(f"basis: expected None where {name} is said, got a {kind}")
-    # ``boost.values`` has MindSpore's default of 32 where the dictionary says no number.
+    # ``boost.values`` has MindSpore's default of 32 if the dictionary gives no number.
     said = {"n_components", "n_component"} & dict(dictionary.get("dim_reduce", {})).keys()
     components, rows = boost.values["n_components"], len(basis.matrix)
     if said and components != rows:
@@ -196,14 +197,14 @@ def _basis(boost: Boost, basis: Basis | None, optimizer: nn.Optimizer) -> Basis:
 
 
 def _node_size(boost: Boost) -> int:
-    """How many ranks, a server's, are averaged before Adasum."""
+    """Return how many ranks, those of a server, are averaged before Adasum."""
     ranks = cluster.rank_and_size()[1]
     default = _DEVICES if ranks >= 2 * _DEVICES and ranks % _DEVICES == 0 else 1
     return int(boost.values.get("device_number", default))
 
 
 def _notes_on_optimizer(boost: Boost, optimizer: nn.Optimizer, step: Step) -> list[str]:
-    """What is done to the optimizer, or not done, that a caller does not expect."""
+    """Return notes on what a caller may not expect to happen, or not, to the optimizer."""
     if step.optimizer is not optimizer:
         before, now = len(optimizer.parameters), len(step.optimizer.parameters)
         return [
@@ -220,7 +221,7 @@ def _notes_on_optimizer(boost: Boost, optimizer: nn.Optimizer, step: Step) -> li
 
 
 def _text(boost: Boost, used: Mapping[str, Any]) -> str:
-    """What is turned on, with its values, in one line."""
+    """Return what is turned on, with its values, in one line."""
     if not boost.on:
         return "nothing is turned on, a plain step"
     values = ", ".join(f"{name} {value}" for name, value in used.items())

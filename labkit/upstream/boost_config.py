@@ -1,13 +1,13 @@
-"""What ``boost_level`` and ``boost_config_dict`` ask for: MindSpore's words, checked.
+"""What ``boost_level`` and ``boost_config_dict`` ask for: MindSpore's settings, checked.
 
 Source: ``mindspore.boost.AutoBoost`` (2.10.0), whose levels, modes, names and defaults these are,
 and the tutorials of r1.6 and r1.7, which say ``device_num`` and ``n_component``. Departures:
-- unknown names raise; upstream ignores them silently, the tutorials' two as well;
-- every call reads its own dictionary (there the first one of a process counts for all others, and
-  mode ``manual`` writes into the table of levels);
-- mode ``manual`` is the dictionary alone (there the level's own functions stay on beside it);
-- grad_freeze and the others go together (there a frozen step silently has no Adasum);
-- a function that labkit does not have is refused where it is turned on.
+- unknown names raise InputError; upstream ignores them silently, even the tutorials' two;
+- every call reads its own dictionary (in MindSpore the first one of a process applies to all later
+  calls, and mode ``manual`` changes the table of levels);
+- mode ``manual`` uses the dictionary alone (in MindSpore the level's own functions stay on too);
+- grad_freeze works with the others (in MindSpore a frozen step silently has no Adasum);
+- a function that labkit does not have is refused if it is turned on.
 
 No MindSpore import.
 """
@@ -84,14 +84,14 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "weight_load_dir": None,
     },
 }
-# The tutorials' names, and MindSpore's of today.
+# The tutorials' names, and MindSpore's current ones.
 OLD_NAMES = {"device_num": "device_number", "n_component": "n_components"}
-# What has no meaning here though its function is on, and why.
+# Settings that have no effect in labkit even if their function is on, and why.
 _MEANINGLESS = {
     "timeout": "no rank waits for a file",
     "gradient_split_groups": "it says how MindSpore fuses the sums over ranks",
 }
-# What a setting of the section common serves.
+# Setting of the section common -> the function that it serves.
 _OF_COMMON = {
     "gradient_split_groups": "less_bn",
     "device_number": "adasum",
@@ -113,10 +113,10 @@ class Boost:
 
     Attributes:
         level: the boost_level.
-        mode: of the dictionary.
-        on: functions of ``IMPLEMENTED``.
-        values: setting -> value: what the dictionary says of the functions that are on, and the
-            defaults of what it does not say.
+        mode: mode of the dictionary.
+        on: functions of ``IMPLEMENTED`` that are on.
+        values: setting -> value for the functions that are on: from the dictionary, or else the
+            default.
         notes: what a caller should know, one sentence each.
     """
 
@@ -138,13 +138,13 @@ def read_boost(
 
     Args:
         boost_level: O0: nothing, O1: less_bn and grad_freeze, O2: these and adasum.
-        boost_config_dict: sections of settings, or None, "" or {} for none; it stays as it is.
+        boost_config_dict: sections of settings, or None, "" or {} for none; it is not modified.
         missing: what happens to a function that labkit does not have: ``refuse``, or ``skip``,
             which leaves it off and notes it.
 
     Raises:
-        InputError: when a level, mode, section or setting is unknown (with the nearest name), a
-            value is not right, labkit does not have a function, or words contradict each other.
+        InputError: if a level, mode, section or setting is unknown (with the nearest name), a value
+            is invalid, labkit does not have a function, or settings contradict each other.
     """
     arguments.choice("boost_level", boost_level, LEVELS)
     arguments.choice("missing", missing, MISSING)
@@ -174,7 +174,7 @@ def _refuse_contradictions(level: str, on: Collection[str]) -> None:
 
 
 def _checked_sections(dictionary: object) -> dict[str, Mapping[str, Any]]:
-    """Section -> setting of today's name -> value; a copy."""
+    """Return section -> setting, by its current name -> value; a copy."""
     if dictionary is None or dictionary == "":
         return {}
     if not isinstance(dictionary, Mapping):
@@ -186,7 +186,7 @@ def _checked_sections(dictionary: object) -> dict[str, Mapping[str, Any]]:
         if not isinstance(content, Mapping):
             name = f"boost_config_dict[{section!r}]"
             raise arguments.wrong(name, content, "a dictionary of settings")
-        own = section == "boost"  # looked at by _mode_and_asked
+        own = section == "boost"  # checked by _mode_and_asked
         sections[section] = content if own else _checked_settings(section, content)
     return sections
 
@@ -214,7 +214,7 @@ def _unknown_setting(section: str, name: Any, known: Collection[str]) -> str:
 
 
 def _mode_and_asked(boost: Mapping[Any, Any]) -> tuple[str, dict[str, bool]]:
-    """(mode, function -> what the dictionary says)."""
+    """Return (mode, function -> what the dictionary says)."""
     mode, asked = "auto", {}
     for name, value in boost.items():
         refuse_unknown("setting of boost", name, ("mode", *FUNCTIONS))
@@ -227,7 +227,7 @@ def _mode_and_asked(boost: Mapping[Any, Any]) -> tuple[str, dict[str, bool]]:
 
 
 def _functions(level: str, mode: str, asked: Mapping[str, bool]) -> tuple[list[str], list[str]]:
-    """(the functions that are to be on, notes)."""
+    """Return (the functions to turn on, notes)."""
     if mode == "manual":
         wanted = [name for name in FUNCTIONS if asked.get(name)]
         beside = [name for name in LEVELS[level] if name not in asked]
@@ -264,7 +264,7 @@ def _refusal(level: str, mode: str, wanted: Collection[str], lacking: Collection
 def _values(
     sections: Mapping[str, Mapping[str, Any]], on: Collection[str]
 ) -> tuple[dict[str, Any], list[str]]:
-    """(the settings of the functions that are on, texts of those without effect)."""
+    """Return (settings of the functions that are on, texts of those without effect)."""
     values: dict[str, Any] = {}
     unused: list[str] = []
     for section, settings in sections.items():

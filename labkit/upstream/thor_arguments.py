@@ -1,4 +1,4 @@
-"""The arguments of ``thor`` and ``convert_to_thor_model``, checked and in labkit's own forms."""
+"""The arguments of ``thor`` and ``convert_to_thor_model``, checked and converted to labkit's."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,7 +15,7 @@ Scale = float | DynamicLossScale
 
 
 def learning_rates(value: object) -> tuple[object, OfUpdate | None]:
-    """Return (what nn.Optimizer takes, None or the function that the training has to ask)."""
+    """Return (what nn.Optimizer accepts, None or the function to call before each update)."""
     if isinstance(value, nn.learning_rate_schedule.LearningRateSchedule):
         return value, None
     checked = schedule("learning_rate", value, zero=True)
@@ -25,7 +25,7 @@ def learning_rates(value: object) -> tuple[object, OfUpdate | None]:
 
 
 def at_update(rate: OfUpdate, update: int) -> float:
-    """Return the learning rate that a function says for an update; ``InputError`` for none."""
+    """Return a function's learning rate at an update; ``InputError`` if it is not a number >= 0."""
     value = rate(update)
     if isinstance(value, Tensor):
         value = value.asnumpy()
@@ -35,10 +35,10 @@ def at_update(rate: OfUpdate, update: int) -> float:
 
 
 def schedule(name: str, value: Any, zero: bool) -> float | np.ndarray | OfUpdate:
-    """Return a float, a float32 array (N,) or the function itself; its values are positive.
+    """Return a float or a float32 array (N,), checked to be positive, or the function itself.
 
     Args:
-        name: of the argument.
+        name: name of the argument.
         value: number, array, Tensor or function of the update's number.
         zero: whether values may be 0.
     """
@@ -50,7 +50,7 @@ def schedule(name: str, value: Any, zero: bool) -> float | np.ndarray | OfUpdate
     expected = f"a finite number {bound}, one of them for each update, or a function of the update"
     try:
         values = np.asarray(value, np.float32)
-        are_numbers = np.asarray(value).dtype.kind not in "bSU"  # NumPy takes True and "0.1"
+        are_numbers = np.asarray(value).dtype.kind not in "bSU"  # NumPy accepts True and "0.1"
     except (TypeError, ValueError):
         are_numbers = False
     if not are_numbers:
@@ -72,7 +72,7 @@ def checked_split(net: nn.Cell, indices: Sequence[int] | None) -> tuple[int, ...
     whole = isinstance(indices, list | tuple) and all(map(is_integer, indices))
     if not whole or not indices or list(indices) != sorted(set(indices)) or indices[0] < 0:
         raise wrong("split_indices", indices, "increasing integers >= 0")
-    # Those that upstream gives factors.
+    # The layers that have factors in upstream.
     cells = (cell for _, cell in net.cells_and_names() if isinstance(cell, nn.Dense | nn.Conv2d))
     layers = sum(cell.weight.requires_grad for cell in cells)
     if indices[-1] >= layers:
@@ -82,7 +82,7 @@ def checked_split(net: nn.Cell, indices: Sequence[int] | None) -> tuple[int, ...
 
 
 def loss_scale_of(manager: object, of_thor: float) -> tuple[Scale, str]:
-    """Return (loss scale of the step, what it does where a batch is not finite).
+    """Return (loss scale of the step, what it does if a batch is not finite).
 
     Args:
         manager: None, or a loss scale manager of ``mindspore.amp``.
@@ -98,7 +98,7 @@ def loss_scale_of(manager: object, of_thor: float) -> tuple[Scale, str]:
         value = scale = float(manager.get_loss_scale())
         right = (value,)
         if manager.get_drop_overflow_update():
-            # Where MindSpore drops overflows, it unscales by itself; the optimizer's is to be 1.
+            # If MindSpore drops overflows, it unscales by itself; the optimizer's scale is to be 1.
             right = (value, 1.0)
         else:
             nonfinite = "propagate"

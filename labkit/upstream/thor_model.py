@@ -1,10 +1,10 @@
-"""``ConvertModelUtils``: MindSpore's way from a Model to one that trains with THOR, and evaluates.
+"""``ConvertModelUtils``: MindSpore's conversion of a Model to one that trains with THOR.
 
 Source: ``mindspore.train.ConvertModelUtils`` and ``ModelThor`` (2.10.0), whose train and eval raise
-``TypeError`` in releases 2.7.0 to 2.10.0. Departures: what comes back trains, also with evaluation
-between epochs, and its callbacks see every step (upstream's see 2 of every ``frequency`` on a
-GPU); dataset sink mode is off and refused; BatchNorm stays in float32; what would fail in the
-middle of a training is refused before it.
+``TypeError`` in releases 2.7.0 to 2.10.0. Departures: the returned Model trains, also with
+evaluation between epochs, and its callbacks see every step (upstream's see 2 of every ``frequency``
+on a GPU); dataset sink mode is off and refused; BatchNorm's Parameters stay in float32; settings
+that would fail in the middle of a training are refused before it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Callbacks: TypeAlias = Callback | Sequence[Callback] | None
 
 
 class ConvertModelUtils:
-    """MindSpore's name for the one function below; it serves on the class and on an instance."""
+    """MindSpore's class for the one function below, to be called on it or on an instance."""
 
     @staticmethod
     @names_checked
@@ -49,27 +49,26 @@ class ConvertModelUtils:
     ) -> ThorModel:
         """Return a ``ThorModel`` that trains ``network`` with THOR and evaluates it.
 
-        The network's layers get their taps here; outputs and names of Parameters stay as they are.
+        This adds taps to the network's layers; outputs and names of Parameters are unchanged.
 
         Args:
-            model: the ``mindspore.train.Model`` so far, or None; nothing of it is used, as in
-                upstream.
-            network: inputs -> logits: the one that ``thor`` was given.
-            loss_fn: (logits, labels) -> mean over rows of each row's loss:
-                SoftmaxCrossEntropyWithLogits or CrossEntropySmooth with reduction='mean'; others,
-                by ``thor(..., loss="sample mean")``, on the caller's word.
-            optimizer: of ``labkit.thor``.
+            model: the ``mindspore.train.Model`` so far, or None; it is not used, as in upstream.
+            network: inputs -> logits: the network that was given to ``thor``.
+            loss_fn: (logits, labels) -> mean over rows of each row's loss: a loss such as
+                SoftmaxCrossEntropyWithLogits or CrossEntropySmooth with reduction='mean'; with
+                ``thor(..., loss="sample mean")`` any loss, which is not checked.
+            optimizer: optimizer returned by ``labkit.thor``.
             metrics: dict or set of metrics for ``eval`` and ``fit``, or None.
             amp_level: O0, or O2: float16 inside the network, loss and factors in float32. O3 is O2
                 with keep_batchnorm_fp32=False.
-            loss_scale_manager: None, FixedLossScaleManager or DynamicLossScaleManager. The loss
-                scale is divided by once. With drop_overflow_update=False nothing is checked;
-                otherwise a batch that is not finite updates nothing.
+            loss_scale_manager: None, FixedLossScaleManager or DynamicLossScaleManager. Gradients
+                are divided by the loss scale once. With drop_overflow_update=False nothing is
+                checked; otherwise a batch that is not finite makes no update.
             keep_batchnorm_fp32: True: with O2, BatchNorm computes in float32. Its Parameters and
-                running statistics are float32 with either value.
+                running statistics are float32 in either case.
 
         Raises:
-            InputError: when the parts do not fit together; the network is left alone then.
+            InputError: if the arguments do not fit together; the network is then unchanged.
         """
         optimizer = _checked(model, network, loss_fn, optimizer)
         choice("amp_level", amp_level, PRECISION)
@@ -79,7 +78,7 @@ class ConvertModelUtils:
         if metrics is not None:
             cell = nn.WithEvalCell(network, loss_fn, amp_level != "O0")
             evaluation = {"metrics": metrics, "eval_network": cell, "eval_indexes": [0, 1, 2]}
-        # Whatever is not a metric raises here, before anything of the network has changed.
+        # Invalid metrics raise here, before the network is changed.
         Model(network, **evaluation)
         if amp_level == "O2" and not keep_batchnorm_fp32:
             amp_level = "O3"
@@ -116,8 +115,8 @@ class ThorModel(Model):
         """Train up to epoch ``epoch``; see ``mindspore.train.Model.train``.
 
         Raises:
-            InputError: when sink mode is asked for, and where learning rates or dampings are fewer
-                than the updates.
+            InputError: if sink mode is asked for, or there are fewer learning rates or dampings
+                than updates.
         """
         _refuse_sink_mode(dataset_sink_mode)
         self._check(train_dataset, epoch, initial_epoch)
@@ -165,7 +164,7 @@ class ThorModel(Model):
         self, *predict_data: Any, backend: str | None = None, config: dict | None = None
     ) -> Any:
         """Return the network's outputs; see ``mindspore.train.Model.predict``."""
-        # A Model sets the mode once and then believes in it, whatever a second Model has set since.
+        # A Model sets the mode once and then relies on it, even if a second Model has changed it.
         network = self.step.gradient.loss_net.network
         kept, phase = modes(network), network.phase
         network.set_train(False)
@@ -173,7 +172,7 @@ class ThorModel(Model):
             return self._predictor.predict(*predict_data, backend=backend, config=config)
         finally:
             set_modes(kept)
-            network.phase = phase  # which of its graphs a call takes
+            network.phase = phase  # selects the graph that a call runs
 
     def _callbacks(self, callbacks: Callbacks) -> list[Callback]:
         callbacks = [] if callbacks is None else callbacks
@@ -183,7 +182,7 @@ class ThorModel(Model):
         return [*own, *(callbacks if isinstance(callbacks, list | tuple) else [callbacks])]
 
     def _check(self, dataset: Dataset, epoch: int, initial_epoch: int) -> None:
-        """Refuse what would stop the training in its middle."""
+        """Refuse arguments that would stop the training in the middle."""
         integer("epoch", epoch)
         batches = dataset.get_dataset_size() * max(epoch - initial_epoch, 0)
         updates = int(self.step.updates.asnumpy()) + batches
@@ -208,7 +207,7 @@ class ThorModel(Model):
 
 
 class _FollowRate(Callback):
-    """Set the optimizer's learning rate before each update to a function's value at it."""
+    """Set the optimizer's learning rate to a function's value before each update."""
 
     def __init__(self, step: Step, rate: OfUpdate) -> None:
         super().__init__()
@@ -220,7 +219,7 @@ class _FollowRate(Callback):
 
 
 def _checked(model: object, network: object, loss_fn: object, optimizer: object) -> ThorOptimizer:
-    """The optimizer; ``InputError`` for parts that do not belong together."""
+    """Return the optimizer; raise ``InputError`` if the parts do not belong together."""
     if not (model is None or isinstance(model, Model)):
         raise InputError(f"model: expected a Model, or None, got a {type(model).__name__}")
     if not isinstance(optimizer, ThorOptimizer):
@@ -243,7 +242,7 @@ def _checked(model: object, network: object, loss_fn: object, optimizer: object)
 def _build_step(
     loss_net: LossNet, optimizer: ThorOptimizer, precision: str, loss_scale: Scale, nonfinite: str
 ) -> PlainStep:
-    """Return THOR's step; where it is refused, the network is without its taps again."""
+    """Return THOR's step; if it is refused, remove the network's taps again."""
     settings = optimizer.thor
     update = ThorUpdate(loss_net, optimizer, settings.damping, **vars(settings.options))
     options: Any = {"precision": precision, "loss_scale": loss_scale, "nonfinite": nonfinite}

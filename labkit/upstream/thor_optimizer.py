@@ -1,15 +1,15 @@
-"""``thor`` with MindSpore's argument list: momentum that waits for THOR's preconditioned gradients.
+"""``thor`` with MindSpore's argument list: momentum on gradients that THOR has preconditioned.
 
     w <- w - lr v,   v <- momentum v + clip(U + weight_decay w)
 
-U is what ``labkit.algorithms.thor`` makes of the gradient; ``labkit.ConvertModelUtils`` puts the
-two together, as MindSpore's own does.
+U is the gradient preconditioned by ``labkit.algorithms.thor``; ``labkit.ConvertModelUtils``
+combines the two, as MindSpore's own does.
 
 Source: ``mindspore.nn.thor`` (2.10.0, mindspore/nn/optim/thor.py). Departures: the formulas are the
-published ones (``formulas="upstream_gpu"`` are those of its GPU branch); learning rate and damping
-may be numbers, arrays and functions; frequency may be 1; use_nesterov counts on every device
-(upstream drops it on Ascend, and MindSpore's kernel does on CPU); the number of rows comes from the
-batch, not from batch_size; nothing is looked up by a Parameter's name; called without conversion it
+published ones (``formulas="upstream_gpu"`` gives those of its GPU branch); learning rate and
+damping may be numbers, arrays and functions; frequency may be 1; use_nesterov has effect on every
+device (upstream ignores it on Ascend, and MindSpore's kernel on CPU); the number of rows comes from
+the batch, not from batch_size; nothing is looked up by a Parameter's name; without conversion it
 refuses to train.
 """
 
@@ -28,7 +28,7 @@ from labkit.base.arguments import flag, integer, names_checked, number
 from labkit.errors import InputError, warn
 from labkit.upstream.thor_arguments import OfUpdate, checked_split, learning_rates, schedule
 
-# Upstream's GRADIENT_CLIP_VALUE, for each gradient by itself, not for all together.
+# Upstream's GRADIENT_CLIP_VALUE, for each gradient separately, not for their global norm.
 CLIP_NORM = 1.0
 NOTICE = (
     "unlike mindspore.nn.thor, this one computes the published formulas on every device (factors "
@@ -41,16 +41,16 @@ NOTICE = (
 
 @dataclass(frozen=True)
 class ThorSettings:
-    """The arguments of ``thor`` beside the optimizer's own.
+    """The arguments of ``thor`` besides the optimizer's own.
 
     Attributes:
-        damping: number, (N,) float32 array by update, or function of the update's number.
-        loss_scale: scale that the loss comes with; the step divides by it, not the optimizer.
-        batch_size: rows of a batch, as they were said to be.
-        split_indices: None, or where upstream cuts the factors' AllReduce into groups.
-        rate: None, or a function of the update's number.
-        rates: None, or how many learning rates there are.
-        options: of ``ThorUpdate``.
+        damping: number, float32 array with one per update (N,), or function of the update's number.
+        loss_scale: scale of the loss; the step divides by it, not the optimizer.
+        batch_size: rows of a batch, as given to ``thor``.
+        split_indices: None, or the layers after which upstream splits the factors' AllReduce.
+        rate: None, or the learning rate as a function of the update's number.
+        rates: None, or the number of learning rates.
+        options: options of ``ThorUpdate``.
     """
 
     damping: float | np.ndarray | OfUpdate
@@ -65,8 +65,8 @@ class ThorSettings:
 class ThorOptimizer(nn.Optimizer):
     """Momentum over a network's trainable Parameters, for gradients that THOR has preconditioned.
 
-    Made by ``thor``. Called before ``ConvertModelUtils`` has taken it, it raises ``ValueError``: by
-    itself it would be plain momentum.
+    Made by ``thor``. Called before ``ConvertModelUtils`` has converted it, it raises
+    ``ValueError``: by itself it would be plain momentum.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class ThorOptimizer(nn.Optimizer):
     ) -> None:
         super().__init__(rate, net.trainable_params(), weight_decay)
         self.decay_flags = tuple(bool(decay_filter(each)) for each in self.parameters)
-        # Not as a child: the network is no part of the optimizer's state.
+        # Not as a child: the network is not part of the optimizer's state.
         object.__setattr__(self, "net", net)
         self.momentum = Parameter(Tensor(momentum, ms.float32), name="momentum")
         self.moments = self.parameters.clone(prefix="moments", init="zeros")
@@ -140,35 +140,35 @@ def thor(
     loss: str = "known",
     nan: str = "stop",
 ) -> ThorOptimizer:
-    """Return THOR's optimizer for ``net``, to be handed to ``convert_to_thor_model``.
+    """Return THOR's optimizer for ``net``, to be passed to ``convert_to_thor_model``.
 
     The arguments from factor_frequency on are those of ``labkit.algorithms.thor.Options``.
 
     Args:
-        net: its trainable Parameters are trained. Nothing in it changes until the conversion.
+        net: network whose trainable Parameters are trained; unchanged until the conversion.
         learning_rate: number >= 0, array or Tensor with one for each update, function of the
             update's number (0, 1, ..), or a LearningRateSchedule.
         damping: number > 0, array or Tensor with one for each update, or such a function.
-        momentum: 0 .. below 1.
-        weight_decay: >= 0, of the Parameters that ``decay_filter`` selects.
+        momentum: >= 0 and < 1.
+        weight_decay: >= 0, for the Parameters that ``decay_filter`` selects.
         loss_scale: that of the FixedLossScaleManager, if there is one.
-        batch_size: rows of a batch on one device. Upstream multiplies by it; here N is counted in
-            each batch. A training with other batches warns, and is refused where
-            ``formulas="upstream_gpu"`` is asked for.
+        batch_size: rows of a batch on one device. Upstream multiplies by it; labkit counts N in
+            each batch. A training with batches of another size warns, and is refused with
+            ``formulas="upstream_gpu"``.
         use_nesterov: Nesterov's momentum.
         decay_filter: Parameter -> bool; by default all, biases and normalisation too.
-        split_indices: increasing numbers of preconditioned layers, the last layer of each group.
-            Upstream fuses the AllReduce of factors by them, which is a matter of speed; here they
-            are checked, and nothing depends on them.
+        split_indices: increasing indices of preconditioned layers, the last layer of each group.
+            Upstream fuses the AllReduce of factors by them, which affects only the speed; labkit
+            checks them and does not use them.
         enable_clip_grad: limit the norm of each preconditioned gradient, weight decay included, to
-            1 (each Parameter's by itself, as upstream does).
+            1 (each Parameter's separately, as in upstream).
         frequency: updates between two refreshes, 1 or more.
         factor_frequency: updates between two refreshes of the factors; None: ``frequency``.
         split: largest block of a factor, or None.
         bias: ``homogeneous`` or ``plain``.
         factor_decay: weight of the old factors in their running average.
         damping_split: ``equal`` or ``pi``.
-        trace_rule: which layers' inverses are made again, or None.
+        trace_rule: rule that decides which layers' inverses are refreshed, or None.
         kl_clip: limit of the update's length, or None.
         adapt_damping: rule that adapts the damping, or None.
         skip: layers that take the plain update.
@@ -177,7 +177,7 @@ def thor(
         nan: ``stop`` or ``drop``.
 
     Raises:
-        InputError: for an argument with another value; arrays that are shorter than the training
+        InputError: if an argument has an invalid value; arrays that are shorter than the training
             are refused when it starts.
     """
     if not isinstance(net, nn.Cell) or not net.trainable_params():
@@ -185,7 +185,7 @@ def thor(
         raise InputError(f"net: expected a Cell with trainable Parameters, got {name}")
     if not callable(decay_filter):
         raise InputError(f"decay_filter: expected a function of a Parameter, got {decay_filter!r}")
-    frequency = integer("frequency", frequency)  # here not a function of the update
+    frequency = integer("frequency", frequency)  # not a function of the update, as in upstream
     given = locals()
     options = Options(**{each.name: given[each.name] for each in fields(Options)})
     rate, following = learning_rates(learning_rate)
@@ -226,7 +226,7 @@ def _momentum_step(
 def _nesterov_step(
     momentum: Parameter, rate: Tensor, gradient: Tensor, weight: Parameter, moment: Parameter
 ) -> Tensor:
-    # Not ops.ApplyMomentum(use_nesterov=True): its CPU kernel (2.10.0) does the same as without.
+    # Not ops.ApplyMomentum(use_nesterov=True): its CPU kernel (2.10.0) ignores the flag.
     new = momentum * moment + gradient
     step = ops.cast(rate * (gradient + momentum * new), weight.dtype)
     return ops.depend(ops.assign_sub(weight, step), ops.assign(moment, new))

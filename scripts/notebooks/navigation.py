@@ -1,16 +1,17 @@
-"""How a reader gets from one place of the notebooks to another: cells and anchors made by program.
+"""Navigation within and between the notebooks: generated cells of links, and anchors.
 
-Each notebook has a cell below its header card (the notebooks before and after it, the map of the
-labs, its sources, its contents) and one at its end; the first notebook has the map itself. They are
-tagged ``navigation``, and are made of the notebooks' own headings and header cards. Neither they
-nor the anchors count as what a person writes (``digests.source_digest``): outputs stay up to date.
+Each notebook has a cell below its header card (with links to the notebooks before and after it, the
+map of the labs, its sources and its contents) and one at its end; the first notebook has the map
+itself. These cells are tagged ``navigation`` and are generated from the notebooks' headings and
+header cards. Neither they nor the anchors enter the digest of the source
+(``digests.source_digest``), so that outputs stay up to date.
 
-A second notebook, ``03_thor_in_depth``, stands beside its lab: both link to each other, and the way
-from lab to lab passes it by.
+A second notebook of a lab, such as ``03_thor_in_depth``, and the lab link to each other; the links
+from lab to lab skip it.
 
 Every heading below the title gets an anchor, ``<a id="03-idea"></a>``. JupyterLab 4.6.6 follows a
-link to a heading only where its text is ASCII ("1 · Question" is not), and takes the first place of
-that name in any open notebook, so that names begin with ``Lab.prefix``.
+link to a heading only if its text is ASCII ("1 · Question" is not), and jumps to the first anchor
+of that name in any open notebook, so that names begin with ``Lab.prefix``.
 """
 
 import re
@@ -31,21 +32,21 @@ _FENCE = re.compile(r"^(```|~~~)")
 
 
 def outdated(project: Path, labs: Sequence[Lab], chosen: Sequence[Lab]) -> list[Lab]:
-    """Return those of ``chosen`` whose links are not what ``write`` would make them.
+    """Return the labs among ``chosen`` whose links differ from those that ``write`` would write.
 
     Args:
         project: folder of the checkout
         labs: all labs, in reading order
-        chosen: those to look at
+        chosen: labs to check
     """
     return [lab for lab in chosen if files.read(lab.path) != navigated(project, labs, lab)]
 
 
 def write(project: Path, labs: Sequence[Lab], chosen: Sequence[Lab]) -> list[Lab]:
-    """Write the cells and anchors of ``chosen`` where they are not up to date; return these.
+    """Write the cells and anchors of ``chosen`` that are not up to date; return the changed labs.
 
-    Nothing is executed, and no output changes. Raises ``InputError`` for a file that cannot be read
-    or written.
+    Nothing is executed, and no output changes. Raises ``InputError`` if a file cannot be read or
+    written.
     """
     changed = outdated(project, labs, chosen)
     for lab in changed:
@@ -72,8 +73,8 @@ def anchor(notebook: Mapping[str, Any], prefix: str) -> list[tuple[str, str]]:
     """Put an anchor above every heading below the title; return (heading, anchor) of each section.
 
     Args:
-        notebook: its cells are changed
-        prefix: with which anchors begin, ``Lab.prefix``
+        notebook: the notebook, whose cells are changed
+        prefix: beginning of every anchor, ``Lab.prefix``
     """
     names: dict[str, int] = {}
     sections = []
@@ -85,7 +86,7 @@ def anchor(notebook: Mapping[str, Any], prefix: str) -> list[tuple[str, str]]:
 
 
 def reading_minutes(notebook: Mapping[str, Any]) -> int:
-    """Return the minutes that reading takes, in steps of five: 200 words, 15 lines of code each."""
+    """Return the reading time in multiples of 5 minutes, at 200 words or 15 code lines a minute."""
     words = lines = 0
     for cell in notebook["cells"]:
         if NAVIGATION in files.tags(cell):
@@ -135,7 +136,7 @@ def _anchored(source: str, prefix: str, names: dict[str, int]) -> tuple[str, lis
 
 
 def _put(cells: list[dict[str, Any]], name: str, place: int, source: str) -> None:
-    """Give the cell ``name`` this source; where there is none, make it at ``place``."""
+    """Set the source of the cell ``name``; if there is no such cell, insert it at ``place``."""
     cell = next((cell for cell in cells if cell.get("id") == name), None)
     if cell is None:
         cell = {"cell_type": "markdown", "id": name, "metadata": {}}
@@ -145,9 +146,9 @@ def _put(cells: list[dict[str, Any]], name: str, place: int, source: str) -> Non
 
 
 def _ways(project: Path, labs: Sequence[Lab], lab: Lab, short: bool = False) -> str:
-    """Return the line with the notebook before, the map, the sources, and the notebook after.
+    """Return the line with the previous notebook, the map, the sources, and the next notebook.
 
-    ``short``: numbers alone, without the sources and the second notebook, which stand at the top.
+    ``short``: only numbers, without the sources and the second notebook, which the top cell has.
     """
     line = [each for each in labs if not each.is_in_depth]
     second = [each for each in labs if each.is_in_depth and each.number == lab.number]
@@ -169,7 +170,7 @@ def _link(lab: Lab, short: bool = False) -> str:
 
 
 def _anchor_of_sources(project: Path, lab: Lab) -> str:
-    """Return the place in docs/sources.md of the document behind ``lab``, as GitHub spells it."""
+    """Return GitHub's anchor in docs/sources.md for the document behind ``lab``, if any."""
     text = (project / _SOURCES).read_text(encoding="utf-8")
     row = re.search(rf"^\| (\d{{3}}), .*\(\.\./notebooks/{re.escape(lab.path.name)}\)", text, re.M)
     heading = row and re.search(rf"^## ({row[1]} · .+?)\s*$", text, re.M)
@@ -177,7 +178,7 @@ def _anchor_of_sources(project: Path, lab: Lab) -> str:
 
 
 def _map(labs: Sequence[Lab]) -> str:
-    """Return an entry for each lab after the first, of what its header card says."""
+    """Return an entry for each lab after the first, made from its header card."""
     entries = [f'<a id="{MAP}"></a>']
     for lab in labs[1:]:
         notebook = files.read(lab.path)

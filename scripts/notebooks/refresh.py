@@ -3,8 +3,8 @@
     python -m scripts.notebooks.refresh [LAB ...] [--check | --links | --force [--accept]]
 
 Their links (scripts.notebooks.navigation) are written first; ``--links`` does nothing else.
-What a notebook was executed from is stamped into its metadata (``metadata.labkit``), as hashes of
-the notebook, labkit, the data and the versions. A refresh with nothing changed writes nothing.
+The inputs of an execution are stamped into the notebook's metadata (``metadata.labkit``), as hashes
+of the notebook, labkit, the data and the versions. If nothing has changed, nothing is written.
 """
 
 import os
@@ -32,7 +32,7 @@ _KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name":
 
 
 class Refused(Exception):
-    """A notebook that was executed and may not be written back; the message says why."""
+    """Raised if an executed notebook must not be written back; the message says why."""
 
 
 def stamped(project: Path, notebook: Mapping) -> dict[str, str]:
@@ -64,19 +64,19 @@ def refresh(
 ) -> list[str]:
     """Execute the stale notebooks among ``names`` (none: all) and return the labs that failed.
 
-    A notebook that failed or was refused stays as it was, byte for byte.
+    A notebook that failed or was refused is left unchanged, byte for byte.
 
     Args:
         project: folder of the checkout
         names: numbers or names of labs
         force: execute those that are up to date as well; outputs that nbval compares must then be
             the same as before
-        accept: with ``force``, write compared outputs that have changed, too
-        say: gets each line of progress
+        accept: with ``force``, also write compared outputs that have changed
+        say: called with each line of progress
 
     Raises:
         InputError: for an unknown lab
-        RuntimeError: where the data cannot be prepared
+        RuntimeError: if the data cannot be prepared
     """
     write_links(project, names, say=say)
     failed = []
@@ -101,12 +101,12 @@ def write_links(
 ) -> None:
     """Write anchors and cells of links where they are not up to date; execute nothing.
 
-    The map in the first notebook tells of all labs, so that it is looked at with every one.
+    The map in the first notebook lists all labs, so that notebook is always checked as well.
 
     Args:
         project: folder of the checkout
         names: numbers or names of labs; none: all
-        say: gets a line for each notebook that is written
+        say: called with a line for each notebook that is written
     """
     labs = find_labs(project)
     chosen = dict.fromkeys([*pick(labs, names), labs[0]])
@@ -172,9 +172,9 @@ def _execute(project: Path, lab: Lab, say: Callable[[str], None]) -> runner.Outc
 
 
 def _take_outputs(notebook: nbformat.NotebookNode, executed: nbformat.NotebookNode) -> None:
-    """Copy outputs cell by cell; nothing else that papermill adds comes along.
+    """Copy outputs cell by cell, but nothing else that papermill adds.
 
-    Cells are counted again: the cell with injected parameters has taken a number.
+    Cells are renumbered: the cell with injected parameters has taken a number.
     """
     sources = {cell.get("id"): cell for cell in executed.cells if cell.cell_type == "code"}
     count = 0
@@ -188,7 +188,7 @@ def _take_outputs(notebook: nbformat.NotebookNode, executed: nbformat.NotebookNo
                 if "execution_count" in output:
                     output["execution_count"] = cell.execution_count
     language = dict(executed.metadata.get("language_info", {"name": "python"}))
-    # The patch version of one machine's Python would show in every difference; the stamp has it.
+    # The patch version of one machine's Python would show in every diff; the stamp has it.
     language.pop("version", None)
     notebook.metadata["language_info"] = language
     notebook.metadata["kernelspec"] = dict(_KERNEL)
@@ -216,7 +216,7 @@ def _check(project: Path, names: Sequence[str]) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; return 0, 1 if a notebook failed or is stale, 2 for input of no use."""
+    """Run the command; return 0, 1 if a notebook failed or is stale, or 2 for bad input."""
     parser = Parser(prog="scripts.notebooks.refresh", description=__doc__.split("\n")[0])
     parser.add_argument("labs", nargs="*", metavar="LAB", help="number or name; none: all")
     what = parser.add_mutually_exclusive_group()

@@ -1,4 +1,4 @@
-"""What the outputs of a committed notebook must keep to."""
+"""Rules for the outputs of a committed notebook."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,7 +12,7 @@ COMPARED = "nbval-check-output"
 MAX_BYTES = 500_000
 
 NO_ALT = re.compile(r"!\[\s*\]\(|<img(?![^>]*\balt=[\"'][^\"'])[^>]*>")
-# Only folders in which a person's or an installation's own files lie; never the path of a URL.
+# Only folders that hold files of a user or of an installation; never the path of a URL.
 PATH = re.compile(
     r"(?:(?<![\w.:/])|(?<=file://))"
     r"/(?:home|root|Users|tmp|var|opt|mnt|media|srv|usr|work|workspace|private)/[\w.+@-]+"
@@ -24,7 +24,7 @@ _UNSTABLE = re.compile(
     r"|\d{4}-\d\d-\d\d|\d\d:\d\d:\d\d|\d\.\d{5,}|0x[0-9a-f]{6,}"
 )
 
-# What a table of claims has measured (labkit/labs/claims.py), which nbval does not compare.
+# Measured values in a table of claims (labkit/labs/claims.py), which nbval does not compare.
 _MEASURED = re.compile(rf"(?<={BAR})[^{BAR}\n]*(?={BAR})")
 
 
@@ -32,7 +32,7 @@ def output_faults(notebook: Mapping, places: Iterable[Path] = ()) -> list[str]:
     """Return what is wrong with the outputs of an executed notebook; empty if nothing.
 
     Args:
-        notebook: with its outputs
+        notebook: the notebook with its outputs
         places: folders of this machine whose paths may not appear, besides the usual ones
     """
     literal = [str(place) for place in places if len(str(place)) > 3]
@@ -45,7 +45,7 @@ def output_faults(notebook: Mapping, places: Iterable[Path] = ()) -> list[str]:
 
 
 def compared_text(cell: Mapping) -> str:
-    """Return the text of a cell's outputs, streams joined, as two runs of it are compared."""
+    """Return the text of a cell's outputs, streams joined, in the form that runs are compared."""
     return "\n".join(text for _, text in _texts(cell)).rstrip()
 
 
@@ -81,11 +81,11 @@ def _cell_output_faults(cell: Mapping, literal: list[str]) -> Iterator[str]:
         if COMPARED in tags(cell) and (match := _UNSTABLE.search(text)):
             yield f"compared (tag {COMPARED}), but this differs between runs: {match[0]!r}"
     if COMPARED in tags(cell) and not compared_text(cell):
-        yield f"compared (tag {COMPARED}), but there is no text to compare"
+        yield f"compared (tag {COMPARED}), but there is not text to compare"
 
 
 def _texts(cell: Mapping) -> Iterator[tuple[str, str]]:
-    """Yield (kind, text) of every output that is text; streams of one name joined."""
+    """Yield (kind, text) of every text output; streams of the same name are joined."""
     streams: dict[str, str] = {}
     for output in cell.get("outputs", []):
         if output["output_type"] == "stream":

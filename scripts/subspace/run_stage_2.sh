@@ -16,7 +16,7 @@ checkpoint=$2
 shift 2
 case ${1-} in
 *.npy)
-    [ -f "$1" ] || refuse "$1 is no file"
+    [ -f "$1" ] || refuse "$1 is not a file"
     basis=$1
     shift
     set -- --pca_mat_path "$basis" "$@"

@@ -10,7 +10,7 @@ usage="usage: $(basename "$0") RANK_TABLE DATA [CONFIG] [OPTION ...]
   OPTION      of 'labkit train thor', such as --batch_size 32
 From the environment: SERVER_ID, this server's place in the table (default 0)"
 [ $# -ge 2 ] || refuse "expected a rank table and a folder"
-[ -f "$1" ] || refuse "$1 is no file"
+[ -f "$1" ] || refuse "$1 is not a file"
 data_folder "$2"
 table=$1
 data=$2

@@ -50,8 +50,8 @@ def test_the_limit_is_exact_and_what_is_no_utf_8_refused(tmp_path):
         ("[" * 100_000, "levels"),
         ("[" * 101 + "]" * 101, "levels"),
         ('{"a":' * 900 + "1" + "}" * 900, "levels"),
-        ("9" * 5000, "no JSON"),
-        ("", "no JSON"),
+        ("9" * 5000, "not JSON"),
+        ("", "not JSON"),
         ("[" + "1," * 2_000_001 + "1]", "at most 2000000 values, got 200000"),
     ],
 )

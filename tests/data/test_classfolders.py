@@ -81,7 +81,7 @@ def test_a_class_with_a_file_of_somebody_else_stays(out, tmp_path):
     mine.write_text("mine")
     before = (out / "manifest.json").read_text()
     lines = []
-    with pytest.raises(InputError, match="mine.txt is no file of this class"):
+    with pytest.raises(InputError, match="mine.txt is not a file of this class"):
         add(folders(out), tmp_path / "two", lines.append)
     assert lines == []  # nothing is said of a replacement that is refused
     assert mine.read_text() == "mine" and (out / "manifest.json").read_text() == before
@@ -127,10 +127,10 @@ def test_a_manifest_that_cannot_be_read_is_refused(out, text):
 
 @pytest.mark.parametrize("name", ["../x.png", "a/x.png", "", ".", ".hidden", "x\n.png", "/x"])
 def test_an_image_is_written_nowhere_else(out, tmp_path, name):
-    with pytest.raises(InputError, match="train/cat: .* is no name for an image"):
+    with pytest.raises(InputError, match="train/cat: .* is not a valid image name"):
         folders(out).stage(tmp_path / "work", "train", "cat", [(name, b"x")])
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
-    with pytest.raises(InputError, match="train/cat/a.png is there more than once"):
+    with pytest.raises(InputError, match="train/cat/a.png appears more than once"):
         folders(out).stage(tmp_path, "train", "cat", [("a.png", b"x"), ("a.png", b"y")])
 
 

@@ -118,5 +118,5 @@ def test_an_image_of_a_class_is_called_after_it(name):
 
 @pytest.mark.parametrize("content", [b"", b"GIF89a", image(1)[1:], b"\xff\xd8"])
 def test_what_does_not_begin_like_an_image_is_refused(content):
-    with pytest.raises(InputError, match="member 'a.JPEG' is no JPEG .it begins with"):
+    with pytest.raises(InputError, match="member 'a.JPEG' is not a JPEG .it begins with"):
         ilsvrc.read_image(member("a.JPEG", content))

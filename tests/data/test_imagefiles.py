@@ -120,7 +120,7 @@ def test_a_file_without_permission_is_named(root):
 
 def test_a_pipe_and_an_image_too_large_for_memory_are_named(root, monkeypatch):
     os.mkfifo(root / "pipe.jpg")
-    with pytest.raises(InputError, match="pipe.jpg is no regular file; expected a JPEG or PNG"):
+    with pytest.raises(InputError, match="pipe.jpg is not a regular file; expected a JPEG or PNG"):
         check_image(root / "pipe.jpg")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", ROWS * COLUMNS // 2 - 1)
     with pytest.raises(InputError, match=f"cat/a.jpg has more than {ROWS * COLUMNS - 2} pixels"):

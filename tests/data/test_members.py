@@ -147,8 +147,8 @@ HOSTILE_NAMES = {
     "a\\..\\one": "leaves the folder",
     "a/\x1b[2Jone": r"'a/\\x1b\[2Jone' has no usable name",
     ".": "has no usable name",
-    "fine": "'fine' is there more than once",
-    "./fine": "'./fine' is there more than once",
+    "fine": "'fine' appears more than once",
+    "./fine": "'./fine' appears more than once",
 }
 
 

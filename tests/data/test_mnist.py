@@ -159,7 +159,7 @@ def test_arguments_that_do_not_fit_are_refused(numbered, arguments, message):
 
 
 def test_folders_that_hold_no_set_are_refused(tmp_path, numbered):
-    """What else is no folder: test_imagefiles.py."""
+    """What else is not a folder: test_imagefiles.py."""
     with pytest.raises(InputError, match="is empty; expected train-images-idx3-ubyte or t10k"):
         call(tmp_path)
     (tmp_path / "file").write_text("x")

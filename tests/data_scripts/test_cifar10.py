@@ -179,15 +179,15 @@ def bomb() -> bytes:
 BAD_IMAGES = {
     "leaves the folder": (("../train/cat/9.jpg", image(1)), r"'\.\./train/cat/9.jpg' leaves"),
     "too big": (("train/cat/9.jpg", image(1) + bytes(1 << 16)), "9.jpg: .* at most 65536"),
-    "no image": (("train/cat/readme.txt", b"hello"), "'train/cat/readme.txt' is no whole JPEG"),
-    "another kind": (("train/cat/9.gif", image(1, format="GIF")), "is no whole JPEG or PNG"),
-    "a billion pixels": (("train/cat/9.png", bomb()), "is no whole .* decompression bomb"),
+    "no image": (("train/cat/readme.txt", b"hello"), "'train/cat/readme.txt' is not a whole JPEG"),
+    "another kind": (("train/cat/9.gif", image(1, format="GIF")), "is not a whole JPEG or PNG"),
+    "a billion pixels": (("train/cat/9.png", bomb()), "is not a whole .* decompression bomb"),
     "grey": (("train/cat/9.jpg", image(1, mode="L")), "is 32 x 32 L; expected 32 x 32 RGB"),
     "other size": (("train/cat/9.jpg", image(1, (32, 31))), "9.jpg' is 32 x 31 RGB; expected"),
     **{
         f"{format} cut to {keep}": (
             ("train/cat/9", image(1, format=format)[:keep]),
-            "9' is no whole JPEG or PNG",
+            "9' is not a whole JPEG or PNG",
         )
         for format in ("PNG", "JPEG")
         for keep in (0, 10, 700, -40)
@@ -196,7 +196,7 @@ BAD_IMAGES = {
     "third split": (("test/cat/9.jpg", image(1)), "'test/cat/9.jpg'; expected train/CLASS/IMAGE"),
     "beside": (("README", b"x"), "member 'README'; expected train/CLASS/IMAGE"),
     "two roots": (("more/train/cat/9.jpg", image(1)), "'more/train/cat/9.jpg'; expected"),
-    "hidden": (("train/cat/._9.jpg", image(1)), "'._9.jpg' is no name for an image"),
+    "hidden": (("train/cat/._9.jpg", image(1)), "'._9.jpg' is not a valid image name"),
 }
 
 

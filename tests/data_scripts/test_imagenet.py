@@ -134,7 +134,7 @@ def inner(*members):
 # data/test_members.py and data/test_ilsvrc.py.
 HOSTILE = {
     "inner name": ("train", inner(("../x.JPEG", b"")), "n00000001.tar: .*leaves the folder"),
-    "no image": ("train", inner((IMAGE[0], b"<html>")), "'n00000001_0.JPEG' is no JPEG"),
+    "no image": ("train", inner((IMAGE[0], b"<html>")), "'n00000001_0.JPEG' is not a JPEG"),
     "too few": ("train", inner(IMAGE), "n00000001 has 1 images in train; expected 2 to 4"),
     "too many": (
         "train",
@@ -157,7 +157,7 @@ HOSTILE = {
     "no image in val": (
         "val",
         lambda m: [*m[:2], (m[2][0], b"x"), *m[3:]],
-        "00000003.JPEG' is no JPEG",
+        "00000003.JPEG' is not a JPEG",
     ),
 }
 

@@ -330,7 +330,7 @@ def test_empty_and_missing_files(tmp_path, suffix):
     path.mkdir()
     os.mkfifo(tmp_path / f"pipe{suffix}")
     for other in (path, tmp_path / f"pipe{suffix}"):
-        with pytest.raises(InputError, match=f"got {other}, which is no regular file"):
+        with pytest.raises(InputError, match=f"got {other}, which is not a regular file"):
             read_torch(other)
 
 
@@ -359,10 +359,10 @@ UNREADABLE = [  # content, options of read_torch, message
     (lambda torch: [1, 2], {}, "expected tensors by name, got a list"),
     (lambda torch: {}, {}, "holds nothing; name the entry"),
     (lambda torch: {"model": [1]}, {}, "model: expected tensors by name, got a list"),
-    (lambda torch: {"state_dict": {"w": 3}}, {}, "w of state_dict is no tensor"),
+    (lambda torch: {"state_dict": {"w": 3}}, {}, "w of state_dict is not a tensor"),
     (lambda torch: {"epoch": 3, "ema": {}, 7: 1}, {}, "holds epoch, ema, 7; name the entry"),
     (lambda torch: {"ema": {}}, {"entry": "emma"}, "unknown entry 'emma'.*Did you mean 'ema'"),
-    (lambda torch: {0: {"w": 3}}, {"entry": "0"}, "w of 0 is no tensor"),
+    (lambda torch: {0: {"w": 3}}, {"entry": "0"}, "w of 0 is not a tensor"),
     (lambda torch: {"epoch": 3}, {"entry": "epoch"}, "epoch: expected tensors by name, got a int"),
     (
         lambda torch: {"w": torch.eye(3).to_sparse()},

@@ -117,7 +117,7 @@ class TestDevice:
     ):
         monkeypatch.setattr(runtime, "available_devices", lambda: ("CPU",))
         mindspore.set_seed(77)
-        words = f"device {device} was asked for and is not here; this MindSpore can use: CPU"
+        words = f"device {device} was requested but is not available; this MindSpore can use: CPU"
         with pytest.raises(InputError, match=words):
             start(device)
         assert mindspore.get_seed() == 77 and capsys.readouterr().out == ""

@@ -172,7 +172,9 @@ def test_what_is_wrong_is_said(changes, expected):
     with pytest.raises(ranktable.RankTableError) as caught:
         ranktable.check(table, source="table.json")
     assert list(caught.value.problems) == expected
-    assert str(caught.value).startswith(f"table.json is no usable rank table: {expected[0]}"[:500])
+    assert str(caught.value).startswith(
+        f"table.json is not a usable rank table: {expected[0]}"[:500]
+    )
 
 
 def test_host_nic_ip_may_be_left_out_or_be_an_address():
@@ -288,11 +290,11 @@ class TestFiles:
         ("text", "message"),
         [
             (None, "cannot read .*No such file"),
-            ("{", "is no JSON file"),
-            (b"\xff\xfe", "is no JSON file"),
-            ('{"a": 1, "b": 2, "a": 3}', "'a' is there twice in one object"),
-            ("[" * 100_000, "is no JSON file"),
-            ('{"\\ud800": "1", "\\ud801": "1"}', "is no JSON file"),
+            ("{", "is not a JSON file"),
+            (b"\xff\xfe", "is not a JSON file"),
+            ('{"a": 1, "b": 2, "a": 3}', "'a' appears twice in one object"),
+            ("[" * 100_000, "is not a JSON file"),
+            ('{"\\ud800": "1", "\\ud801": "1"}', "is not a JSON file"),
         ],
     )
     def test_what_cannot_be_read(self, tmp_path, text, message):

@@ -76,7 +76,7 @@ def test_images_are_predicted_by_name_and_drawn(run, mnist, tmp_path, capsys):
     ("image", "options", "message"),
     [
         ("large.png", [], "is 32 x 32; expected 28 x 28"),
-        ("text.png", [], "is no image that can be read"),
+        ("text.png", [], "is not a readable image"),
         ("none.png", [], "cannot be read"),
         ("large.png", ["--picture", "x.pdf"], "expected the name of a .png file"),
         ("large.png", ["--top", "0"], "top: expected an integer >= 1, got 0"),

@@ -322,7 +322,7 @@ class TestCommand:
                 "batch_size: expected at most 40, the number",
             ),
             (["--set", "class_num=9"], "class_num is 9, and the data has 10 classes"),
-            (["--device_target", "GPU"], "device GPU was asked for and is not here"),
+            (["--device_target", "GPU"], "device GPU was requested but is not available"),
             (["--config", "none.yaml"], "none.yaml cannot be read"),
             (["--dataset_path", "none"], "is not there"),
         ],

@@ -244,32 +244,37 @@ def test_no_module_is_taken_from_the_working_folder(tmp_path, path):
 
 WRONG = [
     (STANDALONE, [], {}, "expected a folder"),
-    (STANDALONE, ["none"], {}, "none is no folder"),
-    (STANDALONE, ["--set", "lr=1"], {}, "--set is no folder"),
+    (STANDALONE, ["none"], {}, "none is not a folder"),
+    (STANDALONE, ["--set", "lr=1"], {}, "--set is not a folder"),
     (EVAL, ["my data"], {}, "expected a folder and a checkpoint"),
-    (EVAL, ["my data", "none.ckpt"], {}, "none.ckpt is no file"),
-    (EVAL, ["some.ckpt", "my data"], {}, "some.ckpt is no folder"),
+    (EVAL, ["my data", "none.ckpt"], {}, "none.ckpt is not a file"),
+    (EVAL, ["some.ckpt", "my data"], {}, "some.ckpt is not a folder"),
     (DISTRIBUTE, ["my data"], {}, "expected a number of devices and a folder"),
-    (DISTRIBUTE, ["8", "none"], {}, "none is no folder"),
+    (DISTRIBUTE, ["8", "none"], {}, "none is not a folder"),
     *(
         (DISTRIBUTE, [devices, "my data"], {}, f"DEVICES is '{devices}'")
         for devices in ("0", "", "-1", "2x", "08", "my data")
     ),
     (STAGE_1, [], {}, "expected a folder"),
-    (STAGE_1, ["none"], {}, "none is no folder"),
+    (STAGE_1, ["none"], {}, "none is not a folder"),
     (STAGE_2, ["my data"], {}, "expected a folder and a checkpoint"),
-    (STAGE_2, ["none", "some.ckpt"], {}, "none is no folder"),
-    (STAGE_2, ["my data", "none.ckpt"], {}, "none.ckpt is no file"),
-    (STAGE_2, ["my data", "some.ckpt", "none.npy"], {}, "none.npy is no file"),
+    (STAGE_2, ["none", "some.ckpt"], {}, "none is not a folder"),
+    (STAGE_2, ["my data", "none.ckpt"], {}, "none.ckpt is not a file"),
+    (STAGE_2, ["my data", "some.ckpt", "none.npy"], {}, "none.npy is not a file"),
     *((STAGE_1, ["my data"], {"DEVICES": n}, f"DEVICES is '{n}'") for n in ("0", "", "two")),
     (THOR, ["table.json"], {}, "expected a rank table and a folder"),
-    (THOR, ["none.json", "my data"], {}, "none.json is no file"),
-    (THOR, ["table.json", "my data", "none.yaml"], {}, "none.yaml is no file"),
-    (THOR_GPU, ["my data", "none.yaml"], {}, "none.yaml is no file"),
+    (THOR, ["none.json", "my data"], {}, "none.json is not a file"),
+    (THOR, ["table.json", "my data", "none.yaml"], {}, "none.yaml is not a file"),
+    (THOR_GPU, ["my data", "none.yaml"], {}, "none.yaml is not a file"),
     (THOR_EVAL, ["my data"], {}, "expected a folder and a checkpoint"),
     (NODES[0], [], {"MASTER": "x:9000"}, "expected a folder"),
     (NODES[0], ["my data"], {}, "expected MASTER=HOST:PORT or RANK_TABLE_FILE"),
-    (NODES[1], ["my data"], {"RANK_TABLE_FILE": "no"}, "RANK_TABLE_FILE is no, which is no file"),
+    (
+        NODES[1],
+        ["my data"],
+        {"RANK_TABLE_FILE": "no"},
+        "RANK_TABLE_FILE is no, which is not a file",
+    ),
 ]
 
 

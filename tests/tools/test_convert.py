@@ -68,7 +68,7 @@ def test_a_network_of_ones_own_with_other_names(tmp_path, monkeypatch, runtime):
     [
         ("in.safetensors", "out.pth", "", "expected one .ckpt"),
         ("a.ckpt", "b.pth", "--prefix module.", "expected none with a checkpoint"),
-        ("in.safetensors", "nowhere/out.ckpt", "", "nowhere is no folder"),
+        ("in.safetensors", "nowhere/out.ckpt", "", "nowhere is not a folder"),
         ("in.safetensors", "out.ckpt", "--network resnet20", "152), got 20"),
         ("in.safetensors", "out.ckpt", "--network vgg", "or module:function"),
         ("in.safetensors", "out.ckpt", "--network no_such:net", "No module named 'no_such'"),

@@ -165,7 +165,7 @@ class TestPowerCut:
         ),
         "an empty file": (lambda data, rows: b"", ALL),
         "no file": (lambda data, rows: None, ALL),
-        "a byte that is no text": (lambda data, rows: _byte(data, sum(rows[:4]) + 9, 255), [4]),
+        "a byte that is not text": (lambda data, rows: _byte(data, sum(rows[:4]) + 9, 255), [4]),
         "a line's end": (lambda data, rows: _byte(data, sum(rows[:4]) - 1, 44), [3, 4]),
         "an update of the future": (lambda data, rows: _byte(data, sum(rows[:4]) + 2, 57), [4]),
         "a comma of the header": (lambda data, rows: _byte(data, 5, 255), ALL),

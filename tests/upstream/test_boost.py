@@ -296,7 +296,7 @@ class TestTheBasisOfTheDictionary:
             boost_step(loss_net, optimizer, "O1", words)
         with pytest.raises(InputError, match="no folder of snapshots at"):
             self.step(weight_load_dir=tmp_path / "none")
-        with pytest.raises(InputError, match=r"pca_mat_path .*none\.npy is no file"):
+        with pytest.raises(InputError, match=r"pca_mat_path .*none\.npy is not a file"):
             words["dim_reduce"]["pca_mat_path"] = tmp_path / "none.npy"
             boost_step(loss_net, optimizer, "O1", words)
 

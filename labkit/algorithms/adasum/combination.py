@@ -1,6 +1,6 @@
-"""The workers' vectors, (N, D), to one, (D,): the combinations that a step may use.
+"""The combinations that a step can apply to the workers' vectors: (N, D) -> (D,).
 
-D numbers are those of all layers, one after the other; each layer is combined by itself.
+The D numbers are those of all layers, one after the other; each layer is combined separately.
 """
 
 from collections.abc import Sequence
@@ -16,21 +16,21 @@ from labkit.base.arguments import choice
 from labkit.errors import InputError
 from labkit.steps.state import at, bounds
 
-# Squares of float32 numbers keep their bits and their sums stay finite between these.
+# Between these, squares of float32 numbers keep their precision and their sums stay finite.
 SMALLEST, LARGEST = 1e-24, 1e36
 
 
 class ByTree(nn.Cell):
-    """Adasum vector by vector: N d multiplications a level. Right for every finite float32.
+    """Adasum computed on the vectors: N d multiplications per level; correct for finite float32.
 
     Args:
-        sizes: numbers in each layer, in order.
+        sizes: count of numbers in each layer, in order.
         workers: N >= 1.
     """
 
     def __init__(self, sizes: Sequence[int], workers: int):
         super().__init__(auto_prefix=False)
-        # Layers of one size go through the tree at once: a ResNet-50 has 161, of 22 sizes.
+        # Layers of equal size go through the tree together: a ResNet-50 has 161, of 22 sizes.
         ends = bounds(sizes)
         groups = [
             [layer for layer, of in enumerate(sizes) if of == size] for size in dict.fromkeys(sizes)
@@ -52,17 +52,17 @@ class ByTree(nn.Cell):
 
 
 class ByGram(nn.Cell):
-    """The same from each layer's N x N scalar products, the Gram matrix: two passes over the rows.
+    """Adasum computed from each layer's N x N Gram matrix: two passes over the rows.
 
-    Every vector in the tree is a combination of the N rows, so all that the tree needs follows from
-    their scalar products; it runs on N coefficients instead of d numbers.
+    Every vector in the tree is a combination of the N rows, so everything that the tree needs
+    follows from their scalar products; it runs on N coefficients instead of d numbers.
 
-    Where a layer's squares leave float32's range, or its vectors nearly cancel, which costs a
-    product twice the bits that it costs a vector, ``ByTree`` does the work.
+    ``ByTree`` takes over if a layer's squares leave float32's range or its vectors nearly cancel:
+    cancellation costs a product twice as many bits as a vector.
 
     Args:
         sizes: as in ``ByTree``.
-        workers: likewise.
+        workers: as in ``ByTree``.
     """
 
     def __init__(self, sizes: Sequence[int], workers: int):
@@ -73,7 +73,7 @@ class ByGram(nn.Cell):
         self.matmul, self.gram = ops.MatMul(), ops.MatMul(transpose_b=True)
         self.eye = Tensor(np.eye(workers), ms.float32)
         self.max, self.any = ops.ReduceMax(), ops.ReduceAny()
-        # Not a loop over the layers: its steps nest, and MindSpore compiles no more than 1000.
+        # Not a loop over the layers: iterations nest, and MindSpore compiles at most 1000 levels.
         self.map, self.unstack = ops.HyperMap(), ops.Unstack()
 
     def construct(self, rows: Tensor, present: Tensor | None = None) -> Tensor:
@@ -83,9 +83,9 @@ class ByGram(nn.Cell):
         return combined
 
     def attempt(self, rows: Tensor, present: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return (what scalar products alone give, whether it is right)."""
+        """Return (the result from scalar products alone, whether it can be relied on)."""
         layers, squares, weights, sound = self.from_products(rows)
-        # Vectors that are 0 are as good; those whose squares have vanished are not.
+        # Zero vectors are harmless; nonzero vectors whose squares have vanished are not.
         sums = ops.stack(self.map(_sum_of_sizes, layers))
         vanished = ops.logical_and(squares <= SMALLEST, sums > 0)
         return self.weighted(layers, weights), ops.logical_and(
@@ -93,8 +93,8 @@ class ByGram(nn.Cell):
         )
 
     def from_products(self, rows: Tensor) -> tuple:
-        """Return (layers, their vectors' squared lengths, weights, whether those are sound)."""
-        # Not ops.split, a loop in itself: in the step of a ResNet-50 it came to 1001.
+        """Return (layers, their vectors' squared lengths, weights, whether these are sound)."""
+        # Not ops.split, which is itself a loop: in the step of a ResNet-50 it reached 1001 levels.
         layers = self.map(ops.partial(_layer, rows), self.starts, self.ends)
         grams = ops.stack(self.map(self.gram, layers, layers))
         squares = ops.reduce_sum(grams * self.eye, (-1,))
@@ -129,19 +129,19 @@ class Mean(Sum):
 
 
 def combination(reduction: str, sizes: Sequence[int], workers: int, by: str = "gram") -> nn.Cell:
-    """Return the cell (N, D) -> (D,) of a ``reduction`` named in ``words.ADASUM_REDUCTIONS``.
+    """Return the cell (N, D) -> (D,) for a ``reduction`` in ``words.ADASUM_REDUCTIONS``.
 
     Its optional second argument, (N,), is 1 for the rows that count in a mean and 0 for the others,
-    which must be 0 throughout.
+    which must be all zeros.
 
     Args:
         reduction: ``adasum``, ``mean`` or ``sum``.
-        sizes: numbers in each layer, in order.
+        sizes: count of numbers in each layer, in order.
         workers: N >= 1.
         by: ``gram`` or ``tree``.
 
     Raises:
-        InputError: for other names, no layer, an empty one, and no worker.
+        InputError: if a name is unknown, there is no layer or no worker, or a layer is empty.
     """
     choice("reduction", reduction, ADASUM_REDUCTIONS)
     choice("by", by, ("gram", "tree"))

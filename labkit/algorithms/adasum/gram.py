@@ -1,8 +1,8 @@
-"""The tree of combinations on scalar products alone: of N vectors, only their Gram matrix is known.
+"""The tree of combinations, computed from the Gram matrix of the N vectors alone.
 
-A level makes r vectors of the n that it is given, each a combination of at most three. With G their
-Gram matrix (n, n), W (n, N) their coefficients in the N vectors of the start, and C (r, n) what the
-level does,
+A level combines its n input vectors into r vectors, each from at most six of them. With G (n, n)
+the Gram matrix of its inputs, W (n, N) their coefficients in the N original vectors, and C (r, n)
+the matrix of the level,
 
     C from G,    G <- C G C^T,    W <- C W
 """
@@ -13,22 +13,22 @@ from mindspore import Tensor, nn, ops
 
 from labkit.algorithms.adasum.tree import ORDERS
 
-# A combination's square is a difference. Below this part of the sum of its parts' squares, too many
-# of its bits are lost: of one that others are combined with, and of the last. At 0.00125 of two
-# vectors of 2 million numbers, whose products are right to 1.3e-6 only, the last was 2.1e-5 off.
+# A combination's squared length is a difference. Below this share of the sum of its parts' squares,
+# too many of its bits are lost. The first bound is for combinations that are combined further, the
+# second for the last one. At 0.00125, for two vectors of 2 million numbers, whose products are
+# accurate only to 1.3e-6, the last one was off by 2.1e-5.
 SOUND, SOUND_AT_THE_END = 0.05, 0.02
-# What keeps 0 / 0 out: nothing beside squares in range, 0 under a product that is 0.
+# Avoids 0 / 0: it is negligible beside squares in range, and a product of 0 divided by it is 0.
 TINY = 1e-37
 
 Pair = tuple[int, int, float, float]
 
 
 class Coefficients(nn.Cell):
-    """Gram matrices (L, N, N) of L layers -> their coefficients (L, 1, N) in Adasum, and whether
-    they are sound, ().
+    """Gram matrices (L, N, N) of L layers -> Adasum's coefficients (L, 1, N), whether sound ().
 
-    The coefficients are those of the vectors divided by their lengths. A vector of length 0 passes
-    the others through. workers is N >= 1.
+    The coefficients apply to the vectors divided by their lengths. A vector of length 0 leaves the
+    others unchanged. ``workers`` is N >= 1.
     """
 
     def __init__(self, workers: int):
@@ -51,14 +51,14 @@ class Coefficients(nn.Cell):
 
 
 class _Level(nn.Cell):
-    """Gram matrices (L, n, n) and coefficients (L, n, N) -> those of r vectors.
+    """Gram matrices (L, n, n) and coefficients (L, n, N) of n vectors -> those of r vectors.
 
     Args:
         count: n.
-        pairs: (i, j, m / (m + n), n / (m + n)) of the vectors i and j that are combined.
-        rows: what each of the r vectors is: the mean of the pairs in a list, or the vector of a
-            number.
-        combined: whether it is given combinations, not the vectors of the start.
+        pairs: (i, j, m / (m + n), n / (m + n)) for each pair of vectors i and j to combine.
+        rows: how each of the r vectors is made: a list gives the mean of the pairs in it, a number
+            the input vector with that index.
+        combined: whether the inputs are combinations rather than the original vectors.
     """
 
     def __init__(self, count: int, pairs: list[Pair], rows: list[int | list[int]], combined: bool):
@@ -66,7 +66,7 @@ class _Level(nn.Cell):
         self.combined = combined
         self.count, self.made, self.both = count, len(rows), 2 * len(pairs)
         first, second, of_first, of_second = map(np.array, zip(*pairs, strict=True))
-        # pick: which entries of G are a pair's |a|^2, |b|^2, and a.b times its two shares.
+        # pick: takes a pair's |a|^2, |b|^2, and a.b times its two shares, from the entries of G.
         # spread, kept: C = factors . spread + kept.
         pick = np.zeros((count, count, 4, len(pairs)))
         spread = np.zeros((2, len(pairs), self.made, count))
@@ -100,7 +100,7 @@ class _Level(nn.Cell):
 
 
 def _levels(workers: int) -> list[tuple[int, list[Pair], list[int | list[int]], bool]]:
-    """Return what every level is made with; where three are left over it takes two."""
+    """Return the arguments of every ``_Level``; a level that combines three takes two of them."""
     levels: list[tuple[int, list[Pair], list[int | list[int]], bool]] = []
     counts = [1] * workers
     while len(counts) > 1:

@@ -1,4 +1,4 @@
-"""The step: workers take turns, each with a micro-batch of its own; then all are combined."""
+"""The step: workers take turns, each with its own micro-batches; then all are combined."""
 
 from collections.abc import Sequence
 
@@ -18,45 +18,46 @@ class AdasumStep(AccumulatedStep):
     Args:
         loss_net: see ``GradientStage``; called once per micro-batch.
         optimizer: any ``nn.Optimizer``; its schedules count updates.
-        workers: virtual workers in this process: each call is a micro-batch of the next one.
+        workers: virtual workers in this process, which take turns, one group of micro-batches each.
         micro_steps: micro-batches that each worker averages, as in ``AccumulatedStep``.
-        on: ``updates``: each worker's optimizer moves the weights, with moments of its own, and the
-            moves are combined, as in the tutorial; ``gradients``: gradients are combined, and one
-            optimizer takes the result.
+        on: ``updates`` combines the changes that each worker's optimizer, with its own moments,
+            makes to the weights, as in the tutorial; ``gradients`` combines the gradients and
+            passes the result to one optimizer.
         reduction: ``adasum``; or ``mean`` or ``sum`` of the same vectors, for comparison.
-        scope: Adasum of each parameter's vector by itself, ``layer`` (MindSpore's and Horovod's),
-            or of all in one, ``network``.
-        node_size: ranks to a node: averaged inside it, combined across nodes (in one process:
+        scope: ``layer`` combines each parameter's vector separately, as MindSpore and Horovod do;
+            ``network`` combines all parameters as one vector.
+        node_size: ranks per node: averaged within a node, combined across nodes (in one process,
             ``node_size`` times as many micro-batches make up a worker's vector).
-        freeze: a ``GradFreezeUpdate`` of the same optimizer: what it freezes in an update enters
-            as zeros, and stays with its moments in all workers.
-        tail: what ``end_epoch`` does where not all workers have had their turn: ``flush`` combines
-            those that have, ``drop`` forgets them.
-        normalise: see ``GradientOptions``, as for the others.
-        batch_axis: axis of the batch's first tensor that counts rows.
+        freeze: a ``GradFreezeUpdate`` of the same optimizer: the parameters that it freezes in an
+            update enter as zeros, and keep their values and moments in all workers.
+        tail: what ``end_epoch`` does if not all workers have had their turn: ``flush`` combines
+            those that have, ``drop`` discards them.
+        normalise: see ``GradientOptions``, as for the arguments below.
+        batch_axis: axis of the batch's first tensor along which rows are counted.
         precision: ``O0``, ``O2`` or ``O3``.
         loss_scale: number > 0, or ``DynamicLossScale``.
         nonfinite: ``drop_micro``, ``drop_group`` or ``propagate``.
-        clip_norm: largest global norm of a worker's averaged gradient, or None.
+        clip_norm: maximum global norm of a worker's averaged gradient, or None.
         all_reduce_fusion_config: index of the last gradient of each message between the ranks of a
             node, or None.
 
     Raises:
-        InputError: for an argument with another value, a team of one worker, and replicas that
+        InputError: if an argument has an invalid value, there is only one worker, or replicas
             differ.
 
-    Over ranks, every rank builds the same step and feeds its own rows; ``workers`` are then those
-    of each rank. Two ranks with one worker give what two virtual workers give that take the ranks'
-    rows in turn. A worker without a finite micro-batch counts as a zero vector. In
-    ``last_update``, loss and images are of all workers, gradient_norm is the mean of the workers'.
+    With several ranks, every rank builds the same step and feeds its own rows; ``workers`` then
+    counts those of each rank. Two ranks with one worker each give the same result as two virtual
+    workers that take the ranks' rows in turn. A worker without a finite micro-batch counts as a
+    zero vector. In ``last_update``, loss and images cover all workers, and gradient_norm is the
+    mean of the workers' norms.
 
-    Memory of its Parameters, the weights included, in copies of the weights, for N workers in this
-    process and an optimizer with S numbers of state a weight (Momentum 1, SGD and Adam 2):
+    Memory of its Parameters, including the weights, in copies of the weights, for N workers in this
+    process and an optimizer with S state numbers per weight (Momentum 1, SGD and Adam 2):
     (1 + 2 S) N + S + 3 with ``on="updates"``, N + S + 2 with ``on="gradients"``. Three workers with
     Adam hold 20 copies, 2 GB for ResNet-50.
 
-    With ``on="updates"`` over ranks, each rank has moments of its own: ``fit`` them into a folder
-    each.
+    With ``on="updates"`` and several ranks, each rank has its own moments: give each rank's ``fit``
+    its own folder.
 
     >>> step = AdasumStep(LossNet(network, loss_fn), optimizer, workers=16)
     >>> for images, labels in micro_batches:
@@ -112,16 +113,16 @@ class AdasumStep(AccumulatedStep):
 
     @property
     def total_workers(self) -> int:
-        """How many workers' vectors are combined."""
+        """The number of workers whose vectors are combined."""
         return self.team.total
 
     def vectors(self) -> dict[str, np.ndarray]:
-        """Return each parameter's vectors (workers, size) that this process entered last."""
+        """Return each parameter's vectors (workers, size) that this process last contributed."""
         return self.update.vectors()
 
     def check_replicas(self) -> None:
         """Raise ``InputError`` unless all ranks hold the same bits in every trained parameter.
 
-        Called on every rank alike; when the step is built and at the end of every epoch it is.
+        Call it on every rank. The step calls it when it is built and at the end of every epoch.
         """
         self.update.team.check_replicas(self.update.parameters)

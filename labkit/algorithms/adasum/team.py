@@ -1,4 +1,4 @@
-"""Who is combined: virtual workers of this process, ranks, nodes of ranks."""
+"""The team whose vectors are combined: virtual workers of a process, ranks, and nodes of ranks."""
 
 import hashlib
 from collections.abc import Sequence
@@ -18,17 +18,17 @@ _groups: set[str] = set()
 
 @dataclass(frozen=True)
 class TeamSize:
-    """How many are combined, whether or not these ranks have been started.
+    """The size of a team, whether or not its ranks have been started.
 
     Attributes:
         workers: virtual workers in each process.
-        node_size: ranks that make up a node: their gradients are averaged, and the node is one
-            worker (in a single process it stands for micro-batches that are averaged).
-        ranks: processes.
+        node_size: ranks per node: their gradients are averaged, and the node counts as one process
+            (in a single process it multiplies the micro-batches that a worker averages).
+        ranks: number of processes.
 
     Raises:
-        InputError: for counts below 1, a number of ranks that is no multiple of ``node_size``, and
-            a team of one.
+        InputError: if a count is below 1, ``ranks`` > 1 is not a multiple of ``node_size``, or the
+            team has only one worker.
     """
 
     workers: int
@@ -51,16 +51,16 @@ class TeamSize:
 
     @property
     def nodes(self) -> int:
-        """How many nodes; a single process is one."""
+        """The number of nodes; a single process counts as one."""
         return self.ranks // self.node_size if self.ranks > 1 else 1
 
     @property
     def total(self) -> int:
-        """How many are combined."""
+        """The number of workers whose vectors are combined."""
         return self.nodes * self.workers
 
     def text(self) -> str:
-        """Return who is combined, in words."""
+        """Return a description of the team."""
         parts = [f"{self.workers} in each process" if self.ranks > 1 else f"{self.workers} virtual"]
         if self.ranks > 1:
             parts.append(f"{self.ranks} ranks")
@@ -71,21 +71,21 @@ class TeamSize:
         return f"{self.total} worker{'s' * (self.total > 1)} ({', '.join(parts)})"
 
     def bytes_received(self, numbers: int) -> int:
-        """Return the bytes that one rank receives for ``numbers`` float32 of each worker."""
+        """Return the bytes that one rank receives for ``numbers`` float32 values of each worker."""
         return 4 * (self.ranks - 1) * self.workers * numbers
 
 
 class Team(nn.Cell):
-    """The workers' rows (workers, C) of this process -> those of the whole team (total, C).
+    """Gather the rows (workers, C) of this process's workers into those of the team (total, C).
 
     Args:
         workers: as in ``TeamSize``.
-        node_size: likewise.
+        node_size: as in ``TeamSize``.
 
-    Workers are counted rank by rank, node by node. ``total`` is how many are combined.
+    Workers are numbered rank by rank, node by node. ``total`` is the number of workers.
 
     Raises:
-        InputError: as ``TeamSize`` does.
+        InputError: as in ``TeamSize``.
     """
 
     def __init__(self, workers: int = 1, node_size: int = 1):
@@ -114,15 +114,15 @@ class Team(nn.Cell):
             return rows
         rows = self.all_gather(rows)
         if self.node_size > 1:
-            # Every rank of a node holds the same; AllGather over a part of the ranks is refused on
-            # CPU ("only support mccl_world_group").
+            # All ranks of a node hold the same rows; on CPU, AllGather over a subset of the ranks
+            # is refused ("only support mccl_world_group").
             shape = (self.nodes, self.node_size, self.workers, rows.shape[-1])
             rows = ops.reshape(rows, shape)[:, 0]
             rows = ops.reshape(rows, (self.total, rows.shape[-1]))
         return rows
 
     def all_of(self, truth: Tensor) -> Tensor:
-        """Return whether ``truth`` () holds on every rank: the same answer on all of them."""
+        """Return whether ``truth`` () holds on every rank; all ranks get the same answer."""
         if self.all_reduce is None:
             return truth
         return self.all_reduce(ops.cast(truth, ms.float32)) > self.ranks - 0.5

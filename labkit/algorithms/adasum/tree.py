@@ -1,7 +1,7 @@
 """The tree of combinations, for any vectors that have a scalar product.
 
-On each level neighbours are combined in pairs; where their number is odd, the last three are
-combined in each of three orders, and the mean is taken.
+On each level neighbours are combined in pairs; if their number is odd, the last three are combined
+in each of three orders and the results averaged.
 """
 
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import mindspore as ms
 from mindspore import Tensor, nn, ops
 
-# An order of three: the first two are combined, and the third with their result.
+# Orders of combining three: the first two are combined, then the result with the third.
 ORDERS = ((0, 1, 2), (1, 2, 0), (2, 0, 1))
 
 
@@ -32,7 +32,7 @@ class Tree(nn.Cell):
 
 
 class _Level(nn.Cell):
-    """One level over rows that ``counts`` workers have made."""
+    """One level of the tree; ``counts`` says how many workers made each row."""
 
     def __init__(self, counts: tuple[int, ...]):
         super().__init__(auto_prefix=False)
@@ -68,8 +68,8 @@ class _Pair(nn.Cell):
     """Adasum of rows a and b, (..., p, d) each, made by ``first`` and ``second`` workers.
 
     With unit vectors u = a / |a| and v = b / |b| it is
-    (|a| - m/(m+n) |b| u.v) u + (|b| - n/(m+n) |a| u.v) v: no square of a length, and nothing
-    larger than the rows themselves.
+    (|a| - m/(m+n) |b| u.v) u + (|b| - n/(m+n) |a| u.v) v, which squares no length and computes
+    nothing larger than the rows themselves.
     """
 
     def __init__(self, first: Sequence[int], second: Sequence[int]):
@@ -87,7 +87,7 @@ class _Pair(nn.Cell):
         return combined + (length_b - self.of_second * cosine * length_a) * unit_b
 
     def unit(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Return (rows of length 1, or 0 where they are 0; their lengths)."""
+        """Return (rows scaled to length 1, with zero rows left at 0; their lengths)."""
         largest = self.max(ops.abs(rows), (-1,))
         scaled = rows * _inverse(largest)
         length = ops.sqrt(self.sum(scaled * scaled, (-1,)))
@@ -95,7 +95,7 @@ class _Pair(nn.Cell):
 
 
 def _inverse(value: Tensor) -> Tensor:
-    # Compared with 0, not > 0: a NaN must stay one.
+    # Tested with == 0, not > 0: a NaN must stay NaN.
     zero = value == 0
     return ops.select(
         zero, ops.zeros_like(value), 1.0 / ops.select(zero, ops.ones_like(value), value)

@@ -3,7 +3,7 @@
     on="updates"     d_i = optimizer_i(w, g_i) - w,    w <- w + Adasum(d_1 .. d_N)
     on="gradients"   w <- optimizer(w, Adasum(g_1 .. g_N))
 
-With ``updates``, every worker starts at the same w and has an optimizer state of its own.
+With ``updates``, every worker starts at the same w and has its own optimizer state.
 """
 
 import mindspore as ms
@@ -43,19 +43,19 @@ from labkit.steps.update import Summary, UpdateStage
 
 
 class AdasumUpdate(UpdateStage):
-    """Bank of the workers' vectors, and what is made of them.
+    """The update stage of Adasum: collects the workers' vectors in a bank and combines them.
 
     Args:
         optimizer: any ``nn.Optimizer``.
-        workers: as in ``AdasumStep``, as are the others.
+        workers: as in ``AdasumStep``, like the arguments below.
         on: ``updates`` or ``gradients``.
         reduction: ``adasum``, ``mean`` or ``sum``.
         scope: ``layer`` or ``network``.
-        node_size: ranks to a node.
-        freeze: whose frozen parameters no worker moves.
+        node_size: ranks per node.
+        freeze: a ``GradFreezeUpdate``; no worker moves the parameters that it freezes.
 
     Raises:
-        InputError: for an argument with another value, a team of one worker, and replicas that
+        InputError: if an argument has an invalid value, there is only one worker, or replicas
             differ.
     """
 
@@ -93,11 +93,11 @@ class AdasumUpdate(UpdateStage):
         self.may_need_fallback = reduction == "adasum"
         self.on_updates = on == "updates"
         self.workers = self.turns = team.workers
-        # rows: the workers' vectors, and behind each its notes. worker: whose turn it is.
+        # rows: the workers' vectors, each followed by its notes. worker: whose turn it is.
         rows = Tensor(np.zeros((self.workers, self.numbers + NOTES), np.float32))
         self.rows = Parameter(rows, name="adasum.rows", requires_grad=False)
         self.worker = state("adasum_worker", 0)
-        # needs_fallback: 1 where the full bank waits for the whole combination.
+        # needs_fallback: 1 while the full bank waits for ``_Whole`` to combine it.
         self.needs_fallback = state("adasum_unsure", 0)
         self.whole = _Whole(self)
         settings: dict[str, object] = {"on": on, "reduction": reduction, "scope": scope}
@@ -120,12 +120,12 @@ class AdasumUpdate(UpdateStage):
         return f"{text}; {self.freeze.description()}" if self.freeze else text
 
     def _keep_states(self) -> None:
-        # start, start_step: the weights and the count of steps that every worker starts from.
+        # start, start_step: the weights and the step count from which every worker starts.
         self.start = ParameterTuple(copied(p, "adasum.start") for p in self.parameters)
         self.start_step = copied(self.optimizer.global_step, "adasum.start")
-        # banks: each state of the optimizer twice for each worker. Half ``side`` holds the state
-        # before the update that is under way, the other half takes the state after it, so that an
-        # update that is dropped leaves no trace.
+        # banks: each optimizer state twice for each worker. Half ``side`` holds the state before
+        # the current update, the other half receives the state after it, so that a dropped update
+        # leaves no trace.
         self.states = ParameterTuple(states_of(self.optimizer) if self.workers > 1 else ())
         self.banks = ParameterTuple(bank_of(s, 2 * self.workers) for s in self.states)
         self.side = state("adasum_side", 0)
@@ -139,7 +139,7 @@ class AdasumUpdate(UpdateStage):
         if self.freeze is not None:
             gradients = self.freeze.masked(gradients)
         present = ops.cast(1.0, ms.float32)
-        # Times 1.0: in PyNative mode a Parameter beside Tensors is of another type to Stack.
+        # Times 1.0: in PyNative mode Stack takes a Parameter among Tensors for another type.
         notes = (1.0 * loss_sum, 1.0 * weight, ops.cast(images, ms.float32), norm, present)
         if self.on_updates:
             vector = self.moved_by(gradients)
@@ -148,7 +148,7 @@ class AdasumUpdate(UpdateStage):
         return self._put(ops.concat((vector, ops.stack(notes))))
 
     def take_nothing(self) -> object:
-        """Put zeros into the bank for a worker that has no gradient; its state stays."""
+        """Put zeros into the bank for a worker without a gradient; its state is unchanged."""
         if self.on_updates and self.workers > 1:
             self.load_states()
             self.store_states()
@@ -165,11 +165,11 @@ class AdasumUpdate(UpdateStage):
         return ops.depend(True, combined)
 
     def combine(self, done: object) -> object:
-        """Combine the full bank and move the weights; all workers have had their turn."""
+        """Combine the full bank and move the weights, after all workers have had their turn."""
         rows, notes = self.gathered()
         vector, sure = self.combination.attempt(ops.depend(rows, done), notes[PRESENT])
-        # All hold the same rows, and yet: a rank that rounds otherwise, and alone takes the second
-        # graph, would wait there for the others forever.
+        # All ranks hold the same rows, but one that rounds differently and alone takes the second
+        # graph would wait there for the others forever.
         sure = self.team.all_of(sure)
         some = ops.reduce_sum(notes[WEIGHT]) > 0
         uncertain = ops.logical_and(some, ops.logical_not(sure))
@@ -179,7 +179,7 @@ class AdasumUpdate(UpdateStage):
         return ops.depend(self.start_anew(), moved)
 
     def _move(self, vector: Tensor, notes: tuple) -> object:
-        """Move the weights by the combined vector (D,); the five ``notes`` say what it is of."""
+        """Record an update from its five ``notes`` and apply its combined vector (D,)."""
         weight = ops.reduce_sum(notes[WEIGHT])
         loss = ops.reduce_sum(notes[LOSS_SUM]) / weight
         norm = ops.reduce_sum(notes[NORM]) / ops.reduce_sum(notes[PRESENT])
@@ -197,7 +197,7 @@ class AdasumUpdate(UpdateStage):
         return ops.depend(True, done)
 
     def moved_by(self, gradients: tuple) -> Tensor:
-        """Return what the worker's own optimizer would add to the weights, which stay."""
+        """Return what the worker's own optimizer would add to the weights; they are unchanged."""
         self.map(ops.assign, self.start, self.parameters)
         ops.assign(self.start_step, self.optimizer.global_step)
         if self.workers > 1:
@@ -222,8 +222,8 @@ class AdasumUpdate(UpdateStage):
         return True
 
     def gathered(self) -> tuple[Tensor, tuple]:
-        """Return the whole team's vectors (total, D) and its five notes, (total,) each."""
-        # Not indexed: that costs a graph 27 ms to compile, and 9 for each index.
+        """Return the whole team's vectors (total, D) and their five notes, (total,) each."""
+        # No indexing: it adds 27 ms to the compilation of a graph, and 9 ms for each index.
         rows = self.team(self.rows)
         notes = ops.slice(rows, (0, self.numbers), (rows.shape[0], NOTES))
         return ops.slice(rows, (0, 0), (rows.shape[0], self.numbers)), ops.unstack(notes, 1)
@@ -239,7 +239,7 @@ class AdasumUpdate(UpdateStage):
         return ops.depend(True, done)
 
     def start_anew(self) -> bool:
-        """Let the first worker have its turn; what the others have done is kept."""
+        """Give the first worker its turn again; keep the workers' new optimizer states."""
         ops.assign(self.worker, 0)
         if self.on_updates:
             ops.assign(self.side, 1 - self.side)
@@ -251,7 +251,7 @@ class AdasumUpdate(UpdateStage):
         return ADASUM_ON_HOST if self.may_need_fallback else ""
 
     def before(self, step: nn.Cell, batch: tuple) -> None:
-        """Finish an update that was interrupted between its graphs, while its bank is there."""
+        """Finish an update that was interrupted between its graphs; its bank is still full."""
         self._combine_whole()
 
     def between(self, step: nn.Cell, batch: tuple, loss: Tensor | None) -> None:
@@ -271,7 +271,7 @@ class AdasumUpdate(UpdateStage):
         self.team.check_replicas(self.parameters)
 
     def vectors(self) -> dict[str, np.ndarray]:
-        """Return each parameter's vectors (workers, size) that this process entered last."""
+        """Return each parameter's vectors (workers, size) that this process last contributed."""
         ends = np.cumsum(self.sizes)[:-1]
         # A copy: on CPU asnumpy is the bank itself, which the next call overwrites.
         rows = self.rows.asnumpy()[:, : self.numbers].copy()
@@ -280,10 +280,10 @@ class AdasumUpdate(UpdateStage):
 
 
 class _Whole(nn.Cell):
-    """The compiled graph that combines a bank vector by vector, where the first attempt is unsure.
+    """The compiled graph that combines a bank with ``ByTree`` if the first attempt is not sure.
 
-    A graph of its own because a condition inside a condition is costly: with this one inside the
-    step's graph, a step on two ranks took 30 to 35 ms instead of 16 to 21.
+    It is a separate graph because nested conditions are costly: with it inside the step's graph, a
+    step on two ranks took 30 to 35 ms instead of 16 to 21.
     """
 
     def __init__(self, update: AdasumUpdate):
@@ -295,6 +295,6 @@ class _Whole(nn.Cell):
 
     def construct(self) -> Tensor:
         rows, notes = self.gathered()
-        # The tree on all ranks, though some may be sure: the same bits everywhere.
+        # All ranks use the tree, even those that were sure: the bits are the same everywhere.
         moved = self._move(self.by_tree(rows), notes)
         return ops.assign(self.needs_fallback, ops.depend(0, moved))

@@ -1,4 +1,4 @@
-"""What a worker has of its own: the state of its optimizer, and notes on its turn."""
+"""Data that belongs to one worker: the state of its optimizer, and the notes on its turn."""
 
 from itertools import product
 from typing import Any
@@ -9,19 +9,20 @@ from mindspore import Parameter, Tensor, nn, ops
 
 from labkit.steps.state import rated
 
-# An optimizer's attributes that are no state of its own: what a callback may change, what counts.
+# Attributes of an optimizer that are not per-worker state: settings that a callback may change, and
+# the step count.
 SETTINGS = ("learning_rate", "weight_decay", "momentum", "global_step")
 
 
-# What stands behind a worker's vector in the bank, float32, in this order: the sum of w_i L_i over
-# its micro-batches; the sum of w_i; rows; the norm of its averaged gradient, before clipping; and
-# 1, or 0 for a worker without a finite micro-batch.
+# The notes that follow a worker's vector in the bank, float32, in this order: the sum of w_i L_i
+# over its micro-batches; the sum of w_i; the number of rows; the norm of its averaged gradient
+# before clipping; and 1, or 0 for a worker without a finite micro-batch.
 NOTES = 5
 LOSS_SUM, WEIGHT, IMAGES, NORM, PRESENT = range(NOTES)
 
 
 def states_of(optimizer: nn.Optimizer) -> list[Parameter]:
-    """Return the Parameters that the optimizer changes for itself: moments and powers of betas."""
+    """Return the Parameters of the optimizer's own state: moments and powers of betas."""
     kept_out = {id(parameter) for parameter in optimizer.parameters}
     for each, name in product((optimizer, rated(optimizer)), SETTINGS):
         kept_out |= {id(parameter) for parameter in _parameters(getattr(each, name, None))}
@@ -29,10 +30,10 @@ def states_of(optimizer: nn.Optimizer) -> list[Parameter]:
 
 
 def memory_usage(optimizer: nn.Optimizer, workers: int, on: str) -> dict[str, int]:
-    """Return the bytes of an ``AdasumUpdate``'s Parameters by part, but for its few scalars.
+    """Return the bytes of an ``AdasumUpdate``'s Parameters by part, except its few scalars.
 
     Args:
-        optimizer: of the update.
+        optimizer: that of the update.
         workers: virtual workers in one process.
         on: ``updates`` or ``gradients``.
     """

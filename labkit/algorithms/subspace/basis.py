@@ -1,4 +1,4 @@
-"""The basis of the subspace: made of snapshots, and kept in a file for the next run."""
+"""The basis of the subspace: computed from snapshots, and kept in a file for later runs."""
 
 import hashlib
 import math
@@ -26,19 +26,21 @@ class Basis:
     """K orthonormal directions in the space of a network's M trainable weights.
 
     Args:
-        matrix: P (K, M), rows orthonormal, the largest variance first.
-        parameters: whose weights the columns are: a network, Parameters, or pairs (name, shape).
-        variance: (K,) of the snapshots along each row.
-        total_variance: of the snapshots.
-        snapshots: name, bytes and SHA-256 of each.
+        matrix: P (K, M), with orthonormal rows, the largest variance first.
+        parameters: those to which the columns belong: a network, Parameters, or pairs
+            (name, shape).
+        variance: (K,), the variance of the snapshots along each row.
+        total_variance: variance of the snapshots over all M weights.
+        snapshots: name, bytes and SHA-256 of each snapshot.
 
     Attributes:
-        matrix: P (K, M) float32. Read from the file as it is needed where the basis was loaded.
-        names: of the parameters, in the order of P's columns; each is flattened row by row.
-        shapes: likewise.
-        variance: (K,) of the snapshots along each row, divided by N - 1.
-        total_variance: of the snapshots, over all M weights.
-        snapshots: name, bytes and SHA-256 of each snapshot that it was made of.
+        matrix: P (K, M) float32; a loaded basis reads it from the file on demand.
+        names: names of the parameters, in the order of P's columns; each parameter is flattened
+            row by row.
+        shapes: shapes of the parameters, in the same order.
+        variance: (K,), the variance of the snapshots along each row, with divisor N - 1.
+        total_variance: variance of the snapshots over all M weights.
+        snapshots: name, bytes and SHA-256 of each snapshot from which the basis was made.
 
     The coordinates of weights w are P w, (K,); P^T P (w - mean) is the part of w - mean that the
     basis can express.
@@ -56,7 +58,7 @@ class Basis:
         described = describe(parameters)
         if not isinstance(matrix, np.ndarray):
             raise wrong("matrix", matrix, "an array (K, M)")
-        # As files hold it; one that is read from a file stays there.
+        # The format of the files: a matrix that is mapped from a file is not copied.
         right = matrix.dtype == np.float32 and matrix.flags.c_contiguous
         self.matrix = matrix if right else np.ascontiguousarray(matrix, np.float32)
         self.names = tuple(name for name, _ in described)
@@ -73,16 +75,16 @@ class Basis:
         """Return the principal components of snapshots.
 
         Args:
-            snapshots: a folder of them, or a ``SnapshotFolder``.
-            parameters: the network they must be of, whose order the columns get; see
-                ``SnapshotFolder``.
+            snapshots: a folder of snapshots, or a ``SnapshotFolder``.
+            parameters: the network to which they must belong, in whose order the columns are;
+                see ``SnapshotFolder``.
             components: K.
 
         Raises:
-            InputError: as ``SnapshotFolder`` and its ``identities`` do, for fewer snapshots than
-                K + 1, for one that is not finite, and where they span fewer than K directions.
+            InputError: as in ``SnapshotFolder`` and its ``identities``, or if there are fewer than
+                K + 1 snapshots, one is not finite, or they span fewer than K directions.
 
-        Time and memory: three readings of all snapshots, P, and some MB for each thread.
+        It reads all snapshots three times and holds P and a few MB per thread in memory.
         """
         integer("components", components)
         snapshots = _opened(snapshots, parameters)
@@ -109,7 +111,7 @@ class Basis:
         return digest.hexdigest()
 
     def check(self, parameters: Parameters) -> None:
-        """Raise ``InputError`` unless the columns are ``parameters``, in their order."""
+        """Raise ``InputError`` unless the columns belong to ``parameters``, in the same order."""
         own = list(zip(self.names, self.shapes, strict=True))
         others = describe(parameters)
         for (name, shape), (other, other_shape) in zip(own, others, strict=False):
@@ -123,14 +125,14 @@ class Basis:
             raise InputError(f"the basis is of another network: {counts}")
 
     def difference(self, snapshots: SnapshotFolder) -> str | None:
-        """Return how these snapshots differ from those it was made of, in words; None if not."""
+        """Describe how ``snapshots`` differ from those of the basis; None if they do not."""
         return difference(self.snapshots, snapshots.identities())
 
     def save(self, path: str | Path) -> None:
-        """Write the matrix to ``path`` (.npy), and what belongs to it to the .json beside it.
+        """Write the matrix to ``path`` (.npy), and all other data to the .json beside it.
 
-        Both are written under other names and renamed. Killed at any moment, it leaves the old
-        pair, the new pair, two files that ``load`` refuses to pair, or a whole matrix alone.
+        Both are written under temporary names and renamed. A save that is killed leaves the old
+        pair, the new pair, two files that ``load`` refuses to pair, or a complete matrix alone.
         """
         basis_files.save(self, path)
 
@@ -139,16 +141,16 @@ class Basis:
     def load(cls, path: str | Path, parameters: Parameters | None = None) -> "Basis":
         """Return the basis in ``path`` (.npy) and the .json beside it, read without pickle.
 
-        A .npy alone, as MindSpore's dim_reduce writes it, is taken where ``parameters`` say what
+        A .npy alone, as MindSpore's dim_reduce writes it, is accepted if ``parameters`` say what
         its columns are; its variances are NaN.
 
         Args:
-            path: of the .npy.
-            parameters: the network that it must be of; None takes any.
+            path: the .npy file.
+            parameters: the network to which the basis must belong; None accepts any.
 
         Raises:
-            InputError: where one of the two is missing or damaged, where they do not belong
-                together (type, shape or SHA-256), and for the basis of another network or order.
+            InputError: if one of the two files is missing or damaged, they do not belong together
+                (type, shape or SHA-256), or the basis is of another network or order.
         """
         if parameters is not None and basis_files.is_bare(path):
             described = describe(parameters)
@@ -175,22 +177,23 @@ def basis_of(
     components: int = 32,
     report: Callable[[str], None] | None = None,
 ) -> Basis:
-    """Return the basis in ``path``; make it of ``snapshots`` and save it first where it is not.
+    """Return the basis in ``path``; make and save it first unless it is that of ``snapshots``.
 
     Args:
-        path: of the .npy.
-        snapshots: as in ``Basis.of``, as are the next two.
-        parameters: the network they must be of.
+        path: the .npy file.
+        snapshots: as in ``Basis.of``, like the next two.
+        parameters: the network to which they must belong.
         components: K.
-        report: called with a sentence on what was done, on the first rank: ``print``, or the like.
+        report: called on the first rank with a sentence on what was done, for example ``print``.
 
     Raises:
-        InputError: as ``Basis.of`` does, and for a basis of another network: it stays.
+        InputError: as in ``Basis.of``, or if the basis is of another network; it is then kept.
 
-    A basis that is damaged, or of other snapshots (a file that came, went or changed) or of another
-    number of components, is made again. Each call reads all snapshots to know them (0.9 s for
-    400 MB on two cores; making the basis takes five times as long). Over ranks, the first one
-    makes it and all load it: all must see the same folders, and call this alike.
+    A basis that is damaged, is of other snapshots (a file was added, removed or changed) or has
+    another number of components is made again. Each call reads all snapshots to identify them
+    (0.9 s for 400 MB on two cores; making the basis takes five times as long). With several ranks,
+    the first one makes it and the others load it: all must see the same folders and make the same
+    call.
     """
     integer("components", components)
     report = report or (lambda text: None)
@@ -211,7 +214,7 @@ def _made(
 ) -> Basis:
     """``basis_of`` in one process."""
     snapshots = _opened(snapshots, parameters)
-    there = basis_files.exists(path)  # before anything is read: it refuses a wrong name
+    there = basis_files.exists(path)  # before anything is read: refuses a wrong file name
     identities, why = snapshots.identities(), ""
     if there:
         saved, reason = _saved(path, snapshots.described, identities, components)
@@ -231,7 +234,7 @@ def _made(
 def _saved(
     path: str | Path, described: Iterable, identities: list, components: int
 ) -> tuple[Basis | None, str | None]:
-    """Return the basis in ``path`` and None, or None and why it is not the one that is wanted."""
+    """Return (the basis in ``path``, None), or (None, the reason why it cannot be used)."""
     try:
         basis = Basis.load(path)
     except InputError as damage:

@@ -1,6 +1,6 @@
-"""The two files of a basis: the matrix as .npy, without pickle, and a .json with all the rest.
+"""The two files of a basis: the matrix as .npy, without pickle, and a .json with everything else.
 
-MindSpore's ``dim_reduce`` writes the matrix alone: ``load_bare`` takes it.
+MindSpore's ``dim_reduce`` writes the matrix alone; ``load_bare`` reads it.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from labkit.algorithms.subspace.basis import Basis
 
 _FORMAT = "labkit basis 1"
-# P P^T may differ from I by so much: a basis in float32 differs by 1e-6, one that is not
-# orthonormal would make the residual hold a part of the subspace.
+# Largest difference of P P^T from I that is accepted. A basis in float32 differs by 1e-6; if it is
+# not orthonormal, the residual contains a part of the subspace.
 ORTHONORMAL = 1e-3
-_COLUMNS = 1 << 18  # read at a time: 64 MB in float64 of 32 rows
+_COLUMNS = 1 << 18  # read at a time: 64 MB in float64 for 32 rows
 
 
 def beside(path: str | os.PathLike) -> Path:
@@ -37,12 +37,12 @@ def beside(path: str | os.PathLike) -> Path:
 
 
 def exists(path: str | os.PathLike) -> bool:
-    """Return whether one of the two files is there."""
+    """Return whether at least one of the two files exists."""
     return beside(path).exists() or Path(path).exists()
 
 
 def is_bare(path: str | os.PathLike) -> bool:
-    """Return whether the matrix is there, and no .json beside it."""
+    """Return whether the matrix exists without a .json beside it."""
     return Path(path).is_file() and not beside(path).exists()
 
 
@@ -57,7 +57,7 @@ def save(basis: Basis, path: str | os.PathLike) -> None:
         "total_variance": basis.total_variance,
         "snapshots": basis.snapshots,
     }
-    # The .json gets its name last: it vouches for the matrix by its SHA-256.
+    # The .json is renamed last: its SHA-256 vouches for the matrix.
     with whole_file(beside(path), "the basis") as description:
         description.write_text(json.dumps(about, indent=1) + "\n")
         with whole_file(path, "the basis") as matrix:
@@ -65,10 +65,10 @@ def save(basis: Basis, path: str | os.PathLike) -> None:
 
 
 def load(path: str | os.PathLike) -> tuple[np.ndarray, dict[str, Any]]:
-    """Return the matrix, mapped from its file, and what the .json says.
+    """Return the matrix, mapped from its file, and the content of the .json.
 
     Raises:
-        InputError: Where one is missing or damaged, or where type or shape differ.
+        InputError: if a file is missing or damaged, or the two differ in type or shape.
     """
     about_path = beside(path)
     for file in (Path(path), about_path):
@@ -94,11 +94,11 @@ def load_bare(path: str | os.PathLike, numbers: int) -> np.ndarray:
     """Return a matrix that no .json describes, (K, ``numbers``) float32.
 
     Args:
-        path: Of the .npy.
-        numbers: M, the weights of the network.
+        path: the .npy file.
+        numbers: M, the number of weights of the network.
 
     Raises:
-        InputError: Where it is no such matrix, and unless its rows are orthonormal to 1e-3.
+        InputError: if the file holds no such matrix, or its rows are not orthonormal to 1e-3.
     """
     header = _header(path)
     if header.dtype not in (np.float32, np.float64) or len(header.shape) != 2:
@@ -121,7 +121,7 @@ def load_bare(path: str | os.PathLike, numbers: int) -> np.ndarray:
 
 def off_orthonormal(matrix: np.ndarray) -> float:
     """Return the largest entry of |P P^T - I| for P (K, M); NaN or inf where P is not finite."""
-    # In float64: for one row of a ResNet-50's 25.6 million numbers a sum in float32 was 0.0012 off.
+    # In float64: for a row of 25.6 million numbers (ResNet-50) a float32 sum was off by 0.0012.
     products = np.zeros((len(matrix), len(matrix)))
     for start in range(0, matrix.shape[1], _COLUMNS):
         part = np.asarray(matrix[:, start : start + _COLUMNS], np.float64)
@@ -130,7 +130,7 @@ def off_orthonormal(matrix: np.ndarray) -> float:
 
 
 def _mapped(path: str | os.PathLike, header: _Header) -> np.ndarray:
-    """Map a matrix from its file, once its length is right."""
+    """Map a matrix from its file, after checking the length of the file."""
     numbers = math.prod(header.shape)
     size, expected = Path(path).stat().st_size, header.bytes + header.dtype.itemsize * numbers
     if size != expected:
@@ -144,7 +144,7 @@ def _mapped(path: str | os.PathLike, header: _Header) -> np.ndarray:
 
 
 def _described(about: Any) -> tuple[dict[str, Any], tuple[int, ...], str]:
-    """Return the arguments of ``Basis``, the matrix's shape and SHA-256, each of its type."""
+    """Return the arguments of ``Basis``, the matrix's shape and SHA-256, with types checked."""
     if about["format"] != _FORMAT:
         raise ValueError(f"its format: expected {_FORMAT!r}, got {about['format']!r}")
     basis: dict[str, Any] = {
@@ -166,19 +166,19 @@ class _Header(NamedTuple):
 
 
 def _header(path: str | os.PathLike) -> _Header:
-    """Return what a .npy file says of its array, before a byte of it is mapped.
+    """Return the header of a .npy file, so that it can be checked before the array is mapped.
 
-    ``open_memmap`` maps what a header says: a length of -1 of items without a byte ('|S0') ends the
-    process by SIGFPE, divided by zero in C.
+    ``open_memmap`` trusts the header: a length of -1 with items of zero bytes ('|S0') ends the
+    process with SIGFPE, a division by zero in C.
     """
     try:
         with open_file(path) as file:
-            # np.save takes another version for headers of more than 64 kB alone.
+            # np.save uses another version only for headers of more than 64 kB.
             if (version := np.lib.format.read_magic(file)) != (1, 0):
                 raise ValueError(f"a .npy file of version {version}; expected (1, 0)")
             shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
             return _Header(shape, fortran, dtype, file.tell())
-    # A header is read as Python: besides ValueError TokenError, MemoryError, TypeError and others.
+    # A header is parsed as Python, which raises ValueError, TokenError, MemoryError, TypeError, ...
     except Exception as error:
         raise InputError(f"the basis {path} is damaged and cannot be read ({error})") from error
 
@@ -191,5 +191,5 @@ def _is(kind: Any, value: Any) -> Any:
 
 def _shape(value: Any) -> tuple[int, ...]:
     if not all(_is(int, length) >= 0 for length in _is(list, value)):
-        raise ValueError(f"{value!r} is no shape")
+        raise ValueError(f"{value!r} is not a shape")
     return tuple(value)

@@ -1,12 +1,12 @@
-r"""The principal components of snapshots, from their Gram matrix and in blocks of columns.
+r"""The principal components of snapshots, computed from their Gram matrix in blocks of columns.
 
     X (N, M) snapshots as rows, x their mean    A = X - 1 x^T    G = A A^T = V diag(l) V^T, (N, N)
     p_k = A^T v_k / sqrt(l_k)                   variance_k = l_k / (N - 1)
 
 With N = 40 and M = 25 million the covariance of the weights, (M, M), would take 2500 TB. X is read
 twice, a block of columns at a time, and is never in memory as a whole. All sums are in float64:
-l_k is the square of what it measures, so that a direction 10^-4 as long as the first one stands in
-the eighth digit of G.
+l_k is a squared length, so a direction 10^-4 as long as the first one affects only the eighth digit
+of G.
 """
 
 import threading
@@ -20,13 +20,14 @@ from labkit.algorithms.subspace.snapshot_folder import SnapshotFolder
 from labkit.base.arguments import wrong
 from labkit.base.cores import usable_cores
 
-# Columns that a thread reads at once (64 kB of a file: with 16 kB, reading took twice as long) and
-# those whose float64 copies stay in a core's cache.
+# Columns that a thread reads at once (64 kB of a file; reading took twice as long with 16 kB) and
+# columns whose float64 copies stay in a core's cache.
 _CHUNK, _BLOCK = 16384, 2048
-# Columns to one call of the matrix product. OpenBLAS keeps products up to 2^18 multiplications in
-# the thread that asks; larger ones wait for one another, and their bits depend on its threads.
+# Multiplications in one call of the matrix product. OpenBLAS computes products of up to 2^18
+# multiplications in the calling thread; larger ones wait for one another, and their bits depend on
+# its number of threads.
 _ITEM = 2**18
-# Half a unit in the last place of float32, as a share of the number.
+# Half a unit in the last place of float32, relative to the number.
 _ROUNDING = 2.0**-24
 _EPSILON = np.finfo(np.float64).eps
 
@@ -39,7 +40,7 @@ def principal_components(
     """Return the first ``components`` components of an open ``SnapshotFolder``.
 
     Args:
-        snapshots: N of M weights.
+        snapshots: N snapshots of M weights.
         components: K.
 
     Returns:
@@ -48,8 +49,8 @@ def principal_components(
         snapshot lies on its positive side.
 
     Raises:
-        InputError: for too few snapshots, for one that is not finite, and where they span fewer
-            directions than ``components``, beside the rounding of their float32 numbers.
+        InputError: if there are too few snapshots, one is not finite, or they span fewer than
+            ``components`` directions beyond the rounding of their float32 numbers.
     """
     snapshots.need(components)
     with _Blocks(snapshots) as blocks:
@@ -58,7 +59,7 @@ def principal_components(
             snapshots.refuse_nonfinite()
         values, vectors = _eigen(gram, size, snapshots, components)
         matrix = blocks.project(vectors.T / np.sqrt(values)[:, None])
-        # G's own error over the smallest eigenvalue is how far the rows are from right angles.
+        # G's own error over the smallest eigenvalue says how far the rows are from orthogonal.
         if _EPSILON * len(snapshots) * np.trace(gram) / values[-1] > 1e-9:
             blocks.orthonormalise(matrix)
     total = np.trace(_centred(gram))
@@ -69,11 +70,12 @@ def principal_components(
 def _eigen(
     gram: np.ndarray, size: float, snapshots: SnapshotFolder, components: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the largest eigenvalues (K,) and their vectors (N, K) with signs; or refuse."""
+    """Return the largest eigenvalues (K,) and their eigenvectors (N, K), or raise InputError."""
     count = len(snapshots)
     values, vectors = np.linalg.eigh(_centred(gram))
     values, vectors = values[::-1], vectors[:, ::-1]
-    # The largest singular value of a matrix of float32 rounding errors, and of those of G itself.
+    # The largest singular value of a matrix of float32 rounding errors; the floor is its square, or
+    # the rounding error of G itself if that is larger.
     rounding = _ROUNDING * np.sqrt(size) * (1 + np.sqrt(count / max(snapshots.size, 1)))
     floor = max(rounding**2, _EPSILON * count * np.trace(gram))
     directions = int((values > floor).sum())
@@ -89,7 +91,7 @@ def _eigen(
 
 
 def _centred(gram: np.ndarray) -> np.ndarray:
-    """Return (I - 11^T / N) G (I - 11^T / N): G of rows less their mean."""
+    """Return (I - 11^T / N) G (I - 11^T / N): G of the rows minus their mean."""
     gram = gram - gram.mean(0)
     return gram - gram.mean(1, keepdims=True)
 
@@ -97,9 +99,9 @@ def _centred(gram: np.ndarray) -> np.ndarray:
 class _Blocks:
     """A pool of threads over the columns of the snapshots, each with its own buffers.
 
-    There is one for each available core; the bits do not depend on their number.
-    Rows are taken less the middle snapshot, in float64, instead of less their mean: as near in
-    size, and one pass fewer. What is wanted of the mean follows in the small matrices.
+    There is one thread per available core; the bits do not depend on their number. The middle
+    snapshot is subtracted from the rows, in float64, instead of their mean: the differences are as
+    small, and it saves one pass. The small matrices account for the mean.
     """
 
     def __init__(self, snapshots: SnapshotFolder):
@@ -116,10 +118,10 @@ class _Blocks:
         self._pool.shutdown(cancel_futures=True)
 
     def gram(self) -> tuple[np.ndarray, float]:
-        """Return G (N, N) of the rows less the middle one, and the middle one's square."""
+        """Return G (N, N) of the rows minus the middle one, and the middle one's squared length."""
 
         def chunk(start: int) -> tuple[np.ndarray, float]:
-            # Infinity less infinity is found in the result.
+            # Infinity minus infinity is detected in the result.
             with np.errstate(invalid="ignore", over="ignore"):
                 total = np.zeros((self.count, self.count))
                 square = 0.0
@@ -137,8 +139,8 @@ class _Blocks:
     def project(self, weights: np.ndarray) -> np.ndarray:
         """Return ``weights`` (K, N) times the rows, float32.
 
-        Each row of ``weights`` adds to 0: it is an eigenvector of centred rows, and so it makes no
-        difference that the middle row was taken off instead of the mean.
+        Each row of ``weights`` sums to 0, as an eigenvector for centred rows, so it makes no
+        difference that the middle row was subtracted instead of the mean.
         """
         matrix = np.empty((len(weights), self.size), np.float32)
 
@@ -151,7 +153,7 @@ class _Blocks:
         return matrix
 
     def orthonormalise(self, matrix: np.ndarray) -> None:
-        """Make rows that nearly are orthonormal so, in place: by Cholesky's factor of P P^T."""
+        """Orthonormalise nearly orthonormal rows in place, by the Cholesky factor of P P^T."""
 
         def blocks(start: int) -> Iterator[slice]:
             for begin in range(start, min(start + _CHUNK, self.size), _BLOCK):
@@ -171,11 +173,11 @@ class _Blocks:
             pass
 
     def _in_order(self, chunk: Callable[[int], T]) -> Iterator[T]:
-        """Yield ``chunk(start)`` of every chunk in their order, whichever thread was first."""
+        """Yield ``chunk(start)`` of every chunk in order, whichever thread finishes first."""
         return self._pool.map(chunk, range(0, self.size, _CHUNK))
 
     def _differences(self, start: int) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-        """Yield (begin, rows less the middle one (N, n) float64, the middle one) of a chunk."""
+        """Yield (begin, rows minus the middle one (N, n) float64, the middle one) of a chunk."""
         own = self._own
         if not hasattr(own, "read"):
             own.read = np.empty((self.count, _CHUNK), np.float32)
@@ -192,7 +194,7 @@ class _Blocks:
 
 
 def _items(rows: np.ndarray, others: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the columns of ``rows`` as items (n, N, c), and what is left over."""
+    """Return the columns of ``rows`` as items (n, N, c), and the remaining columns."""
     width = max(1, min(rows.shape[1], _ITEM // (len(rows) * others)))
     whole = rows.shape[1] // width * width
     items = rows[:, :whole].reshape(len(rows), -1, width).transpose(1, 0, 2)

@@ -2,14 +2,14 @@
 
     Project   P, g -> P g                      P is read once here,
     Prepare   P, (d, P g) -> P^T d, P^T P g    and once here, for both products
-    Trial     step size, rows -> loss at w + step size P^T d; w and BatchNorm are then as before
-    Finish    w <- optimizer(w + step size P^T d, alpha r), and what the next update has to know
+    Trial     step size, rows -> loss at w + step size P^T d; restores w and BatchNorm
+    Finish    w <- optimizer(w + step size P^T d, alpha r), and stores what the next update needs
     Descend   P, P g -> w <- optimizer(w, P^T P g), for ``method="sgd"``
 
 Vectors of all M weights are flat float32, in the order of the optimizer's parameters. P's shard is
-an argument of the graphs that read it, no Parameter: a checkpoint does not hold it (3.2 GB for 32
-components of 25 million weights), but its checksum. The vectors pass from graph to graph as
-arguments too: they are of one update.
+an argument of the graphs that read it, not a Parameter: a checkpoint does not hold it (3.2 GB for
+32 components of 25 million weights), only its checksum. The vectors also pass from graph to graph
+as arguments, since they belong to one update.
 """
 
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ class Project(nn.Cell):
         gradient = ops.concat(self.map(flat, self.gradients))
         own = ops.reshape(ops.matmul(basis, ops.reshape(gradient, (-1, 1))), (-1,))
         if self.all_reduce is not None:
-            # Each number is one rank's, the others add 0 to it: nothing is rounded.
+            # Each number comes from one rank and the others add 0 to it: nothing is rounded.
             if self.before is not None:
                 own = ops.concat((self.before, own))
             if self.after is not None:
@@ -63,8 +63,9 @@ class Prepare(nn.Cell):
 class Trial(nn.Cell):
     """(step size, P^T d (M,), w (M,), rows) -> (mean loss at w + step size P^T d, weight).
 
-    A forward pass in training mode, as the loss is what is trained. It puts back what it changes,
-    running averages of any kind, within the graph: no interruption leaves a trial's weights.
+    It is a forward pass in training mode, because the training loss is what is minimised. The graph
+    itself restores what the pass changes, the weights and running averages of any kind, so that no
+    interruption leaves a trial's weights behind.
     """
 
     def __init__(self, step: nn.Cell):
@@ -81,8 +82,8 @@ class Trial(nn.Cell):
         if self.statistics:
             self.map(ops.assign, self.kept, self.statistics)
         moved: object = False
-        # A condition that only the device knows moves the graph to MindSpore's faster executor:
-        # 9 ms instead of 13 for 250 images through LeNet on two cores, bit-equal.
+        # A condition known only on the device moves the graph to MindSpore's faster executor: 9 ms
+        # instead of 13 for 250 images through LeNet on two cores, with the same bits.
         if size != 0:
             moved = ops.depend(True, self.put(start + size * move))
         loss, weight = self.objective(*batch)
@@ -94,19 +95,19 @@ class Trial(nn.Cell):
         return ops.depend(loss, restored), weight
 
     def protect(self, parameters: Sequence[Parameter]) -> None:
-        """Put back ``parameters`` too, which a forward pass assigns; the weights it does anyway."""
+        """Also restore ``parameters`` that a forward pass assigns; weights are restored anyway."""
         weights = {id(weight) for weight in self.weights}
         others = [parameter for parameter in parameters if id(parameter) not in weights]
         keep_also(self, others, "kept.trial")
 
     def put(self, vector: Tensor) -> tuple:
-        """Set the weights to a flat vector of them."""
+        """Set the weights to those of a flat vector (M,)."""
         parts = self.map(ops.partial(part_of, vector), self.starts, self.ends, self.weights)
         return self.map(ops.assign, self.weights, parts)
 
 
 class Finish(nn.Cell):
-    """(step size, P^T d, P^T P g, w, g, all (M,), and memory): move the weights and remember."""
+    """(step size, P^T d, P^T P g, w, g, memory): move the weights and store the memory."""
 
     def __init__(self, step: nn.Cell):
         super().__init__(auto_prefix=False)
@@ -138,7 +139,7 @@ class Finish(nn.Cell):
         return _applied(self, (done, remembered))
 
     def parts(self, vector: Tensor) -> tuple:
-        """Return a flat vector as one tensor for each weight."""
+        """Return a flat vector (M,) split into one tensor for each parameter."""
         return self.map(ops.partial(part_of, vector), self.starts, self.ends, self.weights)
 
 
@@ -158,7 +159,7 @@ class Descend(nn.Cell):
 
 
 def _applied(graph: nn.Cell, done: object) -> Tensor:
-    """Count the update that ``done`` stands for: the end of both graphs that make one."""
+    """Count an update and clear ``pending``, after ``done``; ends both graphs that make updates."""
     released = ops.assign(graph.pending, ops.depend(ops.cast(0, ms.int32), done))
     counted = ops.assign_add(graph.updates, 1)
     return ops.depend(True, (released, counted))

@@ -1,6 +1,7 @@
-"""What is decided between the compiled graphs, in float64: the direction and the length of a step.
+"""The direction and length of a step, decided in float64 between the compiled graphs.
 
-K numbers and K x K matrices: for K = 32 an update takes the host 0.1 ms. No MindSpore import.
+It uses K numbers and K x K matrices: for K = 32 an update takes the host 0.1 ms. No MindSpore
+import.
 """
 
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from labkit.algorithms.words import SEARCH_FAILURES, SEARCH_STARTS
 from labkit.base.arguments import choice, integer, names_checked, number
 from labkit.errors import InputError
 
-# A longer direction is refused: its squares leave the range of float32.
+# A longer direction is rejected: its squares leave the range of float32.
 _LONGEST = 1e18
 
 
@@ -22,20 +23,21 @@ class Constants:
     """Constants of the search and of the residual.
 
     Attributes:
-        rho: factor between the step sizes of two trials, 0 < rho < 1.
+        rho: factor between the step sizes of consecutive trials, 0 < rho < 1.
         sigma: share of the predicted decrease that the loss must show, 0 < sigma < 1.
-        trials: most trials of a search, an integer >= 1: 20 as in the paper's code; MindSpore's 2.
+        trials: maximum number of trials of a search, an integer >= 1: 20 as in the paper's code;
+            MindSpore uses 2.
         gamma: momentum of the residual, 0 <= gamma < 1.
-        alpha: factor of the residual, >= 0; 0 leaves the optimizer nothing but its weight decay.
-        curvature: a pair enters B only where y.s > curvature |y| |s|, 0 <= curvature < 1.
-        start: what B is before its first pair: ``identity``, as in the sources; or ``scaled``, that
+        alpha: factor of the residual, >= 0; 0 leaves the optimizer only its weight decay.
+        curvature: a pair enters B only if y.s > curvature |y| |s|, 0 <= curvature < 1.
+        start: B before its first pair: ``identity``, as in the sources; or ``scaled``, the identity
             times y.s / y.y of the pair, the scale of the inverse Hessian (Nocedal and Wright,
             "Numerical Optimization", eq. 6.20).
-        failure: ``reset``: a failed search forgets B and the pair; ``rollback``: both are as before
-            the update, as in MindSpore.
+        failure: what a failed search does: ``reset`` discards B and the pair; ``rollback`` keeps
+            both as before the update, as in MindSpore.
 
     Raises:
-        InputError: for other values.
+        InputError: if a value is invalid.
     """
 
     rho: float = 0.55
@@ -59,7 +61,7 @@ class Constants:
 
 
 def refuse_constants(constants: Constants) -> None:
-    """Refuse constants of the search where there is none."""
+    """Refuse constants of the search for a method that does not search."""
     default = vars(Constants())
     others = sorted(name for name, value in vars(constants).items() if value != default[name])
     if others:
@@ -74,10 +76,10 @@ class LastSearch:
     """The search of the most recent update.
 
     Attributes:
-        trials: losses that were evaluated.
+        trials: number of losses that were evaluated.
         accepted: whether one of them was low enough.
-        step_size: rho^m of that one; 0.0 where the search failed: no step in the subspace.
-        failures: failed searches so far.
+        step_size: rho^m of that trial; 0.0 if the search failed and took no step in the subspace.
+        failures: number of failed searches so far.
     """
 
     trials: int
@@ -87,7 +89,7 @@ class LastSearch:
 
     @property
     def rate(self) -> float:
-        """``step_size`` under its name of up to 0.1.0."""
+        """``step_size`` under its name up to version 0.1.0."""
         return self.step_size
 
 
@@ -105,7 +107,7 @@ class Memory:
 
     @classmethod
     def empty(cls, components: int) -> "Memory":
-        """Return that of a search that has seen nothing: B = I."""
+        """Return the memory before the first search: B = I, no pair."""
         zeros = np.zeros(components, np.float32)
         return cls(np.eye(components, dtype=np.float32), zeros, zeros, False)
 
@@ -127,7 +129,7 @@ def updated_inverse(memory: Memory, gradient: np.ndarray, constants: Constants) 
 
 
 def descent(inverse: np.ndarray, gradient: np.ndarray) -> tuple[np.ndarray, float]:
-    """Return (d, g_k.d) for d = -B g_k, float32 (K,); (zeros, 0.0) where that is no descent."""
+    """Return (d, g_k.d) for d = -B g_k, float32 (K,); (zeros, 0.0) if d does not descend."""
     direction = (-inverse @ gradient).astype(np.float32)
     slope = float(gradient @ direction.astype(np.float64))
     if slope < 0 and np.linalg.norm(direction.astype(np.float64)) < _LONGEST:
@@ -143,8 +145,8 @@ def line_search(
     Args:
         loss_at: step size -> loss of the update's rows at w + step size P^T d.
         loss: at w.
-        slope: g_k.d < 0; where it is 0 there is nothing to search.
-        constants: of the search.
+        slope: g_k.d < 0; if it is 0 there is nothing to search.
+        constants: those of the search.
     """
     if not slope < 0:
         return 0, 0.0
@@ -164,7 +166,7 @@ def after_search(
     size: float,
     failure: str,
 ) -> Memory:
-    """Return what is remembered after a search with step size ``size``, 0.0 where it failed."""
+    """Return the memory after a search with step size ``size``, 0.0 if it failed."""
     if size:
         step = np.float32(size) * direction
         float32 = (inverse.astype(np.float32), gradient.astype(np.float32))

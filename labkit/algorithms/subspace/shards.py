@@ -1,4 +1,4 @@
-"""The rows of the basis that a rank holds, and how they lie beside the optimizer's parameters."""
+"""The rows of the basis that a rank holds, with columns in the order of the optimizer."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,18 +17,18 @@ class Shard(nn.Cell):
     """This rank's components of a basis, in the order of the optimizer's parameters.
 
     Args:
-        basis: matrix (K, M) float32, names, shapes and checksum, as ``Basis`` has them.
-        parameters: of the optimizer: the same names and shapes, in any order.
+        basis: object with the matrix (K, M) float32, names, shapes and checksum of a ``Basis``.
+        parameters: those of the optimizer, with the names and shapes of the basis in any order.
 
     Attributes:
-        tensor: (L, M) float32, L = ceil(K / ranks); what is missing to ranks L rows is zero.
+        tensor: (L, M) float32, L = ceil(K / ranks); rows beyond the K components are zero.
         components: K.
         numbers: M.
-        starts: of each parameter among the M; ``ends`` likewise.
+        starts: where each parameter starts among the M numbers; ``ends``: where it ends.
 
     Raises:
-        InputError: for what is no basis, one of other weights, one that is not finite and one
-            whose rows are not orthonormal.
+        InputError: if ``basis`` is not a basis, is of other weights, is not finite, or has rows
+            that are not orthonormal.
     """
 
     def __init__(self, basis: Any, parameters: Sequence[Parameter]):
@@ -75,7 +75,7 @@ def rows_of_rank(components: int, ranks: int) -> int:
 
 
 def _columns(basis: Any, parameters: Sequence[Parameter]) -> list[tuple[int, int]] | None:
-    """Return the columns of each parameter in the basis, None where they are in order."""
+    """Return the columns (first, end) of each parameter in the basis; None if they are in order."""
     names = list(basis.names)
     shapes = dict(zip(names, map(tuple, basis.shapes), strict=True))
     expected = {parameter.name: tuple(parameter.shape) for parameter in parameters}

@@ -1,13 +1,13 @@
-"""Of the files of snapshots: which there are, what each holds, and where.
+"""The files of snapshots: which files exist, what each holds, and where.
 
 A ``.safetensors`` file begins with the length of its header (8 bytes) and the header (JSON: type,
-shape and place of each tensor). The package safetensors checks both against the file; the parts
-are then read at their places, which lets several threads read at once (its own slices hold the
-interpreter, and cut along rows, of which a flat weight may have one of 100 MB).
+shape and offset of each tensor). The package safetensors checks both against the file; the tensors
+are then read at their offsets, so that several threads can read at once (the package's own slices
+hold the interpreter lock and cut along rows, and a flat weight may be a single row of 100 MB).
 
-A folder without such a file may hold the ``.ckpt`` files of a tutorial's first stage: their tensors
-are read at their places likewise. What they hold beside the parameters is left out, and the names
-of the tutorials' ResNets are taken for labkit's (``labkit.nets.resnet_names``).
+A folder without such a file may hold the ``.ckpt`` files of a tutorial's first stage, whose tensors
+are read at their offsets in the same way. Everything in them except the parameters is ignored, and
+the names of the tutorials' ResNets are translated to labkit's (``labkit.nets.resnet_names``).
 """
 
 from collections.abc import Collection
@@ -25,14 +25,14 @@ NOTE = "labkit"
 
 
 class Header(NamedTuple):
-    """What a file says of its tensors, by name, and what labkit has added."""
+    """The header of a file: its tensors by name, and the note that labkit added."""
 
     tensors: dict[str, Place]
     note: dict[str, Any]
 
 
 def existing_paths(folder: Path) -> list[Path]:
-    """Return ``snapshot_paths``; raise ``InputError`` where there is none."""
+    """Return ``snapshot_paths``; raise ``InputError`` if there is none."""
     if not folder.is_dir():
         raise InputError(f"no folder of snapshots at {folder}")
     paths = snapshot_paths(folder)
@@ -48,7 +48,7 @@ def snapshot_paths(folder: Path) -> list[Path]:
 
 
 def read_header(path: Path, wanted: Collection[str] | None) -> Header:
-    """Return the header of a file; of a checkpoint the tensors that are wanted, None: all."""
+    """Return the header of a file; a checkpoint's is limited to ``wanted`` tensors, unless None."""
     if path.suffix != CHECKPOINT:
         return _header_of_snapshot(path)
     from labkit.base import checkpoint_files
@@ -62,7 +62,7 @@ def read_header(path: Path, wanted: Collection[str] | None) -> Header:
 
 
 def _header_of_snapshot(path: Path) -> Header:
-    """Return the header of a file, once the package safetensors has checked that it is whole."""
+    """Return the header of a file, after the package safetensors has checked that it is whole."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -86,7 +86,7 @@ def _header_of_snapshot(path: Path) -> Header:
 def check(
     path: Path, tensors: dict[str, Place], described: list[tuple[str, tuple[int, ...]]]
 ) -> None:
-    """Raise ``InputError`` unless a file holds these parameters and no other, all float32."""
+    """Raise ``InputError`` unless a file holds exactly these parameters, all float32."""
     for name, shape in described:
         if name not in tensors:
             raise InputError(f"the snapshot {path} is of another network: it lacks {name}")

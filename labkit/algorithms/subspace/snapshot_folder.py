@@ -1,4 +1,4 @@
-"""Reading snapshots by parts: of many files at a time, and never one of them whole."""
+"""Read snapshots in parts, from many files at a time."""
 
 import bisect
 import hashlib
@@ -27,23 +27,23 @@ class SnapshotFolder:
     Parts are read inside a ``with`` block, which holds the files open.
 
     Args:
-        folder: A folder of ``.safetensors`` files, or of ``.ckpt`` files where it holds none;
-            numbers in their names count as numbers.
-        parameters: Whose weights they must be, and the order of the columns: a network (its
-            trainable parameters), Parameters, or pairs (name, shape); None takes the first file's,
-            in the order of their names.
+        folder: A folder of ``.safetensors`` files or, if it has none of them, of ``.ckpt`` files;
+            numbers in file names are ordered as numbers.
+        parameters: The parameters that every file must hold, in the order of the columns: a network
+            (its trainable parameters), Parameters, or pairs (name, shape); None takes those of the
+            first file, in the order of their names.
 
     Attributes:
-        paths: Of the N files.
-        names: Of the parameters.
-        shapes: Of the parameters.
-        described: (name, shape) of each.
-        size: M, the numbers in a snapshot.
-        notes: What was saved beside each.
+        paths: Paths of the N files.
+        names: Names of the parameters.
+        shapes: Shapes of the parameters.
+        described: (name, shape) of each parameter.
+        size: M, the count of numbers in a snapshot.
+        notes: The note saved with each snapshot.
 
     Raises:
-        InputError: For a folder that is missing or holds no snapshot, for a file that is truncated
-            or damaged, and for one of another network, naming the parameter.
+        InputError: If the folder is missing or holds no snapshot, a file is truncated or damaged,
+            or a file is of another network; the message names the parameter.
     """
 
     def __init__(self, folder: str | os.PathLike, parameters: Any = None) -> None:
@@ -83,17 +83,17 @@ class SnapshotFolder:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # Of the innermost block, the last that were opened.
+        # Close the files of the innermost block, which were opened last.
         _close(self._files[-len(self.paths) :])
         del self._files[-len(self.paths) :]
 
     def read(self, start: int, part: np.ndarray) -> None:
-        """Fill ``part``, (N, n) float32, with the numbers from ``start`` on of each snapshot."""
+        """Fill ``part``, (N, n) float32, with each snapshot's numbers from ``start`` on."""
         for index in range(len(self)):
             self.read_snapshot(index, start, part[index])
 
     def read_snapshot(self, index: int, start: int, part: np.ndarray) -> None:
-        """Fill ``part``, (n,) float32, with the numbers from ``start`` on of one snapshot."""
+        """Fill ``part``, (n,) float32, with one snapshot's numbers from ``start`` on."""
         parameter, done = bisect.bisect_right(self._starts, start) - 1, 0
         while done < part.size:
             inside = start + done - self._starts[parameter]
@@ -102,7 +102,7 @@ class SnapshotFolder:
             done, parameter = end, parameter + 1
 
     def _fill(self, index: int, place: int, part: np.ndarray) -> None:
-        """Read a part at its place in a file, in as many goes as the system takes (2 GB each)."""
+        """Read a part at byte ``place`` of a file, in as many reads as needed (2 GB at a time)."""
         left = part.data.cast("B") if part.size else memoryview(b"")
         while len(left):
             count = os.preadv(self._files[index], [left], place)
@@ -111,7 +111,7 @@ class SnapshotFolder:
             left, place = left[count:], place + count
 
     def load(self, index: int) -> dict[str, np.ndarray]:
-        """Return the weights of one snapshot by name; ``InputError`` if one is not finite."""
+        """Return the weights of one snapshot by name; raise InputError if one is not finite."""
         values = {}
         for name, shape, start in zip(self.names, self.shapes, self._starts[:-1], strict=True):
             flat = np.empty(math.prod(shape), np.float32)
@@ -131,20 +131,19 @@ class SnapshotFolder:
             self.load(index)
 
     def need(self, components: int) -> None:
-        """Raise ``InputError`` where there are fewer snapshots than ``components`` + 1."""
+        """Raise ``InputError`` if there are fewer snapshots than ``components`` + 1."""
         if len(self) <= components:
             most = f"at most {len(self) - 1}, one less than the snapshots in {self.folder}"
             raise wrong("components", components, most)
 
     def identities(self) -> list[dict]:
-        """Return name, bytes and SHA-256 of each snapshot: which they are.
+        """Return name, bytes and SHA-256 of each snapshot, which identify it.
 
-        The SHA-256 is that of the weights, as ``write_snapshot`` saves it beside them; of a file
-        without it, that of the file. All files are read for it, by as many threads as
-        there are cores to use.
+        The SHA-256 is that of the weights if ``write_snapshot`` saved it with them, and otherwise
+        that of the file. All files are read for it, with one thread per available core.
 
         Raises:
-            InputError: For a snapshot whose weights are not those of its SHA-256.
+            InputError: If a snapshot's weights do not match the SHA-256 saved with them.
         """
         with ThreadPoolExecutor(len(usable_cores())) as pool:
             return list(pool.map(self._identity, range(len(self))))
@@ -165,7 +164,7 @@ class SnapshotFolder:
         return {"name": path.name, "bytes": size, "sha256": digest}
 
     def _weights_digest(self, file: FileIO, index: int) -> str:
-        """Return what ``snapshots.weights_digest`` does, without the arrays in memory."""
+        """Return ``snapshots.weights_digest`` of a file, without the arrays in memory."""
         digest, part = hashlib.sha256(), memoryview(bytearray(_HASHED))
         tensors = zip(self.names, self.shapes, self._places[index], strict=True)
         for name, shape, place in sorted(tensors):
@@ -187,7 +186,7 @@ def _close(files: Iterable[int]) -> None:
 
 
 def difference(then: Iterable[dict], now: Iterable[dict]) -> str | None:
-    """Return what differs between two lists of ``identities``, in words; None for nothing."""
+    """Describe the first difference between two lists of ``identities``; None if they agree."""
     before = {snapshot["name"]: snapshot for snapshot in then}
     after = {snapshot["name"]: snapshot for snapshot in now}
     for name, snapshot in after.items():

@@ -1,8 +1,8 @@
-"""Snapshots: the trainable weights as they were at some moments of a training, one file each.
+"""Snapshots: the trainable weights at certain moments of a training, one file each.
 
 A snapshot is a ``.safetensors`` file of float32 tensors by parameter name, so that any part of it
-can be read without the rest. ``SnapshotFolder`` reads them; a checkpoint, which holds the whole
-state of a step, is another thing (``labkit.training.checkpoint``).
+can be read without the rest. ``SnapshotFolder`` reads them. A checkpoint, in contrast, holds the
+whole state of a step (``labkit.training.checkpoint``).
 """
 
 import hashlib
@@ -33,31 +33,31 @@ _WHICH = {"first": 0, "last": -1}
 class Snapshots(Callback):
     """Save the trainable weights of ``network`` several times an epoch; keep the newest ``keep``.
 
-    50 epochs from ``start_epoch=21`` on with ``saves_per_epoch=2`` make 60 snapshots.
+    A training of 50 epochs with ``start_epoch=21`` and ``saves_per_epoch=2`` saves 60 snapshots.
 
-    A callback for ``labkit.training.fit.fit``, and for ``Model.train`` of any network (behind
-    ``EndOfEpoch``, where the step needs it, so that a flushed update is in the epoch's last
-    snapshot). A training that is interrupted and resumed leaves the same files with the same bits
-    as one that was not, where its weights have the same bits. With several ranks only the first
-    one writes.
+    It is a callback for ``labkit.training.fit.fit``, and for ``Model.train`` of any network (after
+    ``EndOfEpoch`` if the step needs that, so that the epoch's last snapshot includes a flushed
+    update). A training that is interrupted and resumed leaves the same files with the same bits as
+    an uninterrupted one, provided that its weights have the same bits. With several ranks only the
+    first one writes.
 
     Args:
-        network: Its ``trainable_params()`` are saved, by name; all must be float32.
-        folder: Where; the files are called after the micro-batches done so far.
-        start_epoch: The first epoch, counted from 1, whose snapshots are saved: the weights of a
-            training's beginning explain little of its end.
-        saves_per_epoch: After equal parts of each epoch's micro-batches, the last after its end.
-        keep: At most so many files stay, the oldest go; None keeps all.
-        resume: The training may continue one that has saved snapshots here. Those that it saved
-            after the checkpoint it is resumed from are removed, and saved again. Another
-            start_epoch, saves_per_epoch or keep counts from there on: the earlier snapshots stay,
-            among the newest ``keep``.
+        network: The network whose ``trainable_params()`` are saved, by name; all must be float32.
+        folder: Where to save; files are named after the number of micro-batches done so far.
+        start_epoch: First epoch, counted from 1, whose snapshots are saved: weights from the
+            beginning of a training explain little of its end.
+        saves_per_epoch: Saves after equal parts of each epoch's micro-batches, the last at its end.
+        keep: Maximum number of files; the oldest are removed. None keeps all.
+        resume: Whether the training may continue one that saved snapshots in ``folder``. Snapshots
+            that were saved after the checkpoint from which it resumes are removed and saved again.
+            A changed start_epoch, saves_per_epoch or keep applies from there on: the earlier
+            snapshots stay if they are among the newest ``keep``.
 
     Raises:
-        InputError: For bad counts and for parameters that are not float32; when the training
-            begins, for a folder that holds those of another training, for more saves than
-            micro-batches in an epoch, and for saves within an epoch in dataset sink mode, which
-            runs a whole one (MindSpore calls each sink an epoch) in a call.
+        InputError: If a count is invalid or a parameter is not float32. When the training begins:
+            if the folder holds snapshots of another training, there are more saves than
+            micro-batches in an epoch, or there are saves within an epoch in dataset sink mode,
+            which runs a whole epoch (MindSpore calls each sink an epoch) in one call.
     """
 
     @names_checked
@@ -88,7 +88,7 @@ class Snapshots(Callback):
         if self._saves > size:
             raise wrong("saves_per_epoch", self._saves, f"at most {size}, an epoch's micro-batches")
         self._moments = {math.ceil(size * part / self._saves) for part in range(1, self._saves + 1)}
-        # Model's own count of steps starts at 0 after a resume; the dataset knows where it stands.
+        # Model's own step count starts at 0 after a resume; the dataset knows its position.
         self._in_epoch = arguments.train_dataset.get_init_step() % size
         self._prepared = False
 
@@ -106,7 +106,7 @@ class Snapshots(Callback):
                 self._save(done, arguments.batch_num)
 
     def _prepare(self, done: int) -> None:
-        """Make the folder ready for a training that goes on from micro-batch ``done``."""
+        """Prepare the folder for a training that continues from micro-batch ``done``."""
         make_folder(self._folder)
         saved = _saved(self._folder)
         if saved and not done and not self._resume:
@@ -131,7 +131,7 @@ class Snapshots(Callback):
         return self._folder / f"step-{number:09d}{SUFFIX}"
 
     def _save(self, number: int, size: int) -> None:
-        """Save the weights after micro-batch ``number``, if it is one of those that are saved."""
+        """Save the weights after micro-batch ``number`` if a snapshot is due there."""
         epoch, moment = (number - 1) // size + 1, (number - 1) % size + 1
         if epoch < self._start or moment not in self._moments:
             return
@@ -148,19 +148,19 @@ def write_snapshot(
     parameters: Iterable[Parameter],
     note: Mapping[str, str | float] | None = None,
 ) -> None:
-    """Write float32 Parameters to ``path`` by name: complete, or not at all.
+    """Write float32 Parameters to ``path`` by name, completely or not at all.
 
     Args:
         path: The file.
-        parameters: Whose values are written.
-        note: Plain values to be kept beside them, as JSON, with the SHA-256 of the weights.
+        parameters: The Parameters to write.
+        note: Plain values to store with them as JSON, along with the SHA-256 of the weights.
     """
     from safetensors.numpy import save_file
 
     values = {parameter.name: parameter.asnumpy() for parameter in parameters}
     note = {**(note or {}), "sha256": weights_digest(values)}
     with whole_file(path, "the snapshot") as temporary:
-        # One entry: the order of several would change from process to process, and so the bits.
+        # A single entry: the order of several, and so the bits, would vary between processes.
         save_file(values, temporary, metadata={NOTE: json.dumps(note, sort_keys=True)})
 
 
@@ -168,15 +168,15 @@ def write_snapshot(
 def load_snapshot(network: nn.Cell, folder: str | os.PathLike, which: str | int = "last") -> Path:
     """Set the trainable weights of ``network`` from a snapshot in ``folder``; return its path.
 
-    BatchNorm's running statistics are no trainable weights: they stay what they are.
+    BatchNorm's running statistics are not trainable weights and stay unchanged.
 
     Args:
-        network: Whose weights are set; where the snapshot is refused, it is as it was.
-        folder: Of snapshots.
-        which: ``last``, ``first``, or the number of a snapshot, from 0; -1: the last.
+        network: The network to set; it is unchanged if the snapshot is refused.
+        folder: A folder of snapshots.
+        which: ``last``, ``first``, or the number of a snapshot, from 0; -1 is the last.
 
     Raises:
-        InputError: As ``SnapshotFolder`` does, and for a snapshot that is damaged or not finite.
+        InputError: As in ``SnapshotFolder``, or if the snapshot is damaged or not finite.
     """
     parameters = trainable(network)
     with SnapshotFolder(folder, parameters) as snapshots:
@@ -195,7 +195,7 @@ def load_snapshot(network: nn.Cell, folder: str | os.PathLike, which: str | int 
 
 
 def trainable(network: nn.Cell) -> list[Parameter]:
-    """Return the trainable Parameters of a network; ``InputError`` unless all are float32."""
+    """Return the trainable Parameters of a network; raise InputError unless all are float32."""
     if not isinstance(network, nn.Cell):
         raise wrong("network", network, "an nn.Cell")
     parameters = network.trainable_params()
@@ -211,7 +211,7 @@ def trainable(network: nn.Cell) -> list[Parameter]:
 
 
 def weights_digest(values: Mapping[str, np.ndarray]) -> str:
-    """Return the SHA-256 over names and bytes of arrays by name, in the order of their names."""
+    """Return the SHA-256 over the names and bytes of arrays, in the order of their names."""
     digest = hashlib.sha256()
     for name in sorted(values):
         digest.update(name.encode())
@@ -220,6 +220,6 @@ def weights_digest(values: Mapping[str, np.ndarray]) -> str:
 
 
 def _saved(folder: Path) -> dict[int, Path]:
-    """Return what ``Snapshots`` has saved in ``folder``: number -> path, oldest first."""
+    """Return the files that ``Snapshots`` saved in ``folder``: number -> path, oldest first."""
     named = ((_NAME.fullmatch(path.name), path) for path in sorted(folder.iterdir()))
     return {int(match[1]): path for match, path in named if match}

@@ -1,4 +1,4 @@
-"""The step: gradients as always, then a search in the subspace on the update's own rows."""
+"""The step: gradients as usual, then a search in the subspace on the update's own rows."""
 
 from collections.abc import Sequence
 
@@ -17,43 +17,44 @@ class SubspaceStep(AccumulatedStep):
 
     Args:
         loss_net: see ``GradientStage``.
-        optimizer: any ``nn.Optimizer``: takes alpha r, once an update, by its own groups and rates.
-            ``nn.SGD(parameters, 1.0)`` gives the source's rule. Adam and its like divide by the
-            gradient's size: there alpha means nothing, but for their epsilon.
+        optimizer: any ``nn.Optimizer``; applies alpha r once per update, with its own groups and
+            rates. ``nn.SGD(parameters, 1.0)`` gives the source's rule. Adam and similar optimizers
+            divide by the gradient's size, so that alpha has no effect except through their epsilon.
         basis: ``Basis`` of the optimizer's parameters: matrix (K, M), names, shapes, checksum.
-        method: ``bfgs``, the search; or ``sgd``: the optimizer takes P^T P g, nothing is searched.
+        method: ``bfgs`` searches; ``sgd`` passes P^T P g to the optimizer without a search.
         micro_steps: micro-batches that an update averages, as in ``AccumulatedStep``; a trial's
             loss is then their weighted mean, and the step keeps them until the update is made.
         tail: what ``end_epoch`` does with a partly filled group: ``flush`` or ``drop``.
-        rho: factor between the step sizes of two trials; see ``Constants``, as for those that
-            follow.
+        rho: factor between the step sizes of consecutive trials; see ``Constants``, as for the
+            arguments down to ``failure``.
         sigma: share of the predicted decrease that the loss must show.
-        trials: most trials of a search.
+        trials: maximum number of trials of a search.
         gamma: momentum of the residual.
         alpha: factor of the residual.
-        curvature: a pair enters B only where y.s > curvature |y| |s|.
-        start: what B is before its first pair, ``identity`` or ``scaled``.
-        failure: what a failed search leaves, ``reset`` or ``rollback``.
-        normalise: see ``GradientOptions``, as for the others.
-        batch_axis: axis of the batch's first tensor that counts rows.
+        curvature: a pair enters B only if y.s > curvature |y| |s|.
+        start: B before its first pair, ``identity`` or ``scaled``.
+        failure: what a failed search does to B and the pair, ``reset`` or ``rollback``.
+        normalise: see ``GradientOptions``, as for the arguments below.
+        batch_axis: axis of the batch's first tensor along which rows are counted.
         reduction: ``mean`` or ``sum``.
         precision: ``O0``, ``O2`` or ``O3``.
         loss_scale: number > 0, or ``DynamicLossScale``.
         nonfinite: ``drop_micro``, ``drop_group`` or ``propagate``.
-        clip_norm: shortens g before all else: B learns from clipped gradients, and a trial is asked
-            for the decrease that the clipped one predicts, which is less.
+        clip_norm: maximum global norm of g, or None. g is clipped first of all: B learns from
+            clipped gradients, and a trial must show only the decrease that the clipped gradient
+            predicts, which is smaller.
         all_reduce_fusion_config: index of the last gradient of each message between ranks, or None.
 
     Raises:
-        InputError: for an argument with another value, a basis of other weights, and ranks that
+        InputError: if an argument has an invalid value, the basis is of other weights, or ranks
             differ in their weights or in the basis.
 
-    A trial is a forward pass in training mode. Dropout draws another mask for each one, so that the
-    search compares losses of different masks: noise that it cannot tell from a decrease.
+    A trial is a forward pass in training mode. Dropout draws a new mask for each trial, so the
+    search compares losses under different masks and cannot distinguish this noise from a decrease.
 
-    A checkpoint holds no rows: with ``bfgs`` and several micro-batches an update, ``fit`` writes
-    checkpoints between groups only, and a step that was loaded in the middle of one refuses to go
-    on. Over ranks, every rank builds the same step and holds K / ranks of the components.
+    A checkpoint holds no rows: with ``bfgs`` and several micro-batches per update, ``fit`` writes
+    checkpoints only between groups, and a step loaded in the middle of a group refuses to continue.
+    With several ranks, every rank builds the same step and holds K / ranks of the components.
 
     >>> step = SubspaceStep(LossNet(network, loss_fn), optimizer, basis)
     >>> loss = step(images, labels)

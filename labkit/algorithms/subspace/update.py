@@ -1,4 +1,4 @@
-"""The update stage: what is kept between updates, and the search that makes one."""
+"""The update stage: the state kept between updates, and the search that makes an update."""
 
 from collections.abc import Sequence
 
@@ -32,21 +32,21 @@ class SubspaceUpdate(UpdateStage):
     """State and settings of the searches.
 
     Args:
-        optimizer: any ``nn.Optimizer``; takes alpha r at every update.
-        basis: as in ``SubspaceStep``, as are the others.
+        optimizer: any ``nn.Optimizer``; applies alpha r at every update.
+        basis: as in ``SubspaceStep``, like the arguments below.
         method: ``bfgs`` or ``sgd``.
-        rho: of ``Constants``, as are those that follow.
+        rho: see ``Constants``, as for the arguments below.
         sigma: share of the predicted decrease.
-        trials: most trials of a search.
+        trials: maximum number of trials of a search.
         gamma: momentum of the residual.
         alpha: factor of the residual.
-        curvature: of a pair that enters B.
-        start: what B is before its first pair.
-        failure: what a failed search leaves.
+        curvature: bound on the curvature of a pair that enters B.
+        start: B before its first pair.
+        failure: what a failed search does to B and the pair.
 
     Raises:
-        InputError: for an argument with another value, constants beside ``sgd``, which has none, a
-            basis of other weights, and ranks that differ in their weights or in the basis.
+        InputError: if an argument has an invalid value, constants are given for ``sgd``, which has
+            none, the basis is of other weights, or ranks differ in their weights or in the basis.
     """
 
     needs_buffer = True
@@ -78,7 +78,7 @@ class SubspaceUpdate(UpdateStage):
         self.checksum = basis.checksum
         self.settings = {"method": method, "basis": str(basis.checksum)}
         # pending: 1 between the graph that averages an update's gradient and the one that updates.
-        # loss: of the update's rows at w, what trials are compared with.
+        # loss: of the update's rows at w, with which trials are compared.
         self.pending = state("subspace.held", 0)
         self.loss = state("subspace.loss", 0.0)
         if self.searches:
@@ -89,8 +89,8 @@ class SubspaceUpdate(UpdateStage):
         self._mark, self._dropped_before = (0, 0), 0
 
     def _make_memory(self) -> None:
-        # All of it changes only with an update. residual: r (M,). inverse_hessian: B.
-        # last_gradient, last_step: P g and s of the last update, where has_pair is 1.
+        # All of this changes only with an update. residual: r (M,). inverse_hessian: B.
+        # last_gradient, last_step: P g and s of the last update, valid if has_pair is 1.
         # trials, step_size: of the last search. failures: searches so far without a step.
         memory = Memory.empty(self.basis_shard.components)
         self.residual = state("subspace.residual", np.zeros(self.basis_shard.numbers, np.float32))
@@ -102,7 +102,7 @@ class SubspaceUpdate(UpdateStage):
         self.step_size = state("subspace.rate", 0.0)
         self.failures = state("subspace.failures", 0)
         pair = (self.inverse_hessian, self.last_gradient, self.last_step, self.has_pair)
-        # What Finish is given the new values of, in this order.
+        # Parameters that Finish assigns, in this order.
         self.remembered = ParameterTuple((*pair, self.trials, self.step_size, self.failures))
 
     def attach(self, step: nn.Cell) -> None:
@@ -123,10 +123,10 @@ class SubspaceUpdate(UpdateStage):
     # --- in the step's graph -------------------------------------------------------------------
 
     def take(self, gradients: tuple, extras: tuple, summary: Summary) -> object:
-        """Put the update's gradient into the buffer that it was summed in, and hold it there."""
+        """Store the update's gradient in the buffer in which it was summed, and mark it pending."""
         loss_sum, weight, norm, images = summary
         noted = self.record.note(loss_sum / weight, norm, images)
-        # Of the objective whose gradient is g.
+        # The loss of the objective whose gradient is g.
         divisor = weight
         if not self.gradient.mean:
             divisor = ops.cast(self.gradient.ranks, ms.float32)
@@ -142,14 +142,14 @@ class SubspaceUpdate(UpdateStage):
 
     def before(self, step: nn.Cell, batch: tuple) -> None:
         if integer_of(self.pending):
-            # An update that was interrupted is discarded: it was not made, and is not made now.
+            # Discard the pending update of an interrupted call.
             set_state(self.pending, 0)
         if self.searches:
             self._check_rows()
             self._dropped_before = integer_of(step.dropped)
 
     def _check_rows(self) -> None:
-        """Refuse to go on in a group whose rows are not these: of a checkpoint in its middle."""
+        """Refuse to continue a group whose rows are missing: one loaded from a checkpoint."""
         mark = (integer_of(self.record.updates), integer_of(self.micro_step))
         if mark[1] == 0:
             self._rows = []
@@ -199,10 +199,10 @@ class SubspaceUpdate(UpdateStage):
         return gradient.asnumpy()[: self.basis_shard.components].astype(np.float64), flat
 
     def _of_first_rank(self, direction: np.ndarray, slope: float) -> tuple[np.ndarray, float]:
-        """Return the first rank's values: what follows is decided from the same bits everywhere.
+        """Return the first rank's values, so that all ranks decide from the same bits.
 
-        B is made by the host, and hosts of other kinds round otherwise: ranks that disagree on a
-        trial would wait for each other forever.
+        B is computed on the host, and different kinds of hosts round differently: ranks that
+        disagree on a trial would wait for each other forever.
         """
         if self.gradient.ranks == 1:
             return direction, slope
@@ -213,7 +213,7 @@ class SubspaceUpdate(UpdateStage):
         return values[1:], float(values[0])
 
     def _loss(self, size: Tensor, move: Tensor, start: Tensor) -> float:
-        """Return the loss of the update's rows, of all ranks, at w + size P^T d."""
+        """Return the loss of the update's rows, over all ranks, at w + size P^T d."""
         sums = np.zeros(2)
         for batch in self._rows:
             loss, weight = (float(x.asnumpy()) for x in self.trial(size, move, start, *batch))
@@ -223,7 +223,7 @@ class SubspaceUpdate(UpdateStage):
         return float(sums[0] / (sums[1] if self.gradient.mean else self.gradient.ranks))
 
     def _memory(self) -> Memory:
-        """Return what the last update has left to the next one."""
+        """Return the memory that the last update stored."""
         inverse, gradient, step, has_pair = (p.asnumpy() for p in self.remembered[:4])
         return Memory(inverse.copy(), gradient.copy(), step.copy(), bool(has_pair))
 
@@ -240,7 +240,7 @@ class SubspaceUpdate(UpdateStage):
             Tensor(failures, ms.int32),
         ]
 
-    # --- what is said of it --------------------------------------------------------------------
+    # --- what is reported ----------------------------------------------------------------------
 
     @property
     def last_search(self) -> LastSearch:
@@ -252,7 +252,7 @@ class SubspaceUpdate(UpdateStage):
 
     @property
     def more_to_record(self) -> dict[str, float]:
-        """The search of the most recent update: trials, step size, and failed ones so far."""
+        """The search of the most recent update: trials, step size, failed searches so far."""
         if not self.searches:
             return {}
         last = self.last_search
@@ -264,20 +264,20 @@ class SubspaceUpdate(UpdateStage):
 
     @property
     def can_be_saved(self) -> bool:
-        """Whether no rows are needed for a search: a checkpoint holds none."""
+        """Whether no search still needs the rows of a group, which a checkpoint does not hold."""
         return not self.searches or integer_of(self.micro_step) == 0
 
 
 def memory_usage(
     network: nn.Cell, parameters: Sequence[Parameter], components: int, ranks: int, method: str
 ) -> dict[str, int]:
-    """Return the bytes that a ``SubspaceUpdate`` holds on a rank by part, but for its few scalars.
+    """Return the bytes that a ``SubspaceUpdate`` holds on a rank by part, except its few scalars.
 
     Args:
-        network: whose running statistics a trial puts back.
-        parameters: of the optimizer.
-        components: K of the basis, which is no Parameter, and is here as well.
-        ranks: that share its rows.
+        network: the network whose running statistics a trial restores.
+        parameters: those of the optimizer.
+        components: K of the basis, which is counted although it is not a Parameter.
+        ranks: number of ranks that share the rows of the basis.
         method: ``bfgs`` or ``sgd``.
     """
     weights = 4 * sum(parameter.size for parameter in parameters)

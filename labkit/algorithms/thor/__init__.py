@@ -3,27 +3,28 @@ r"""THOR: natural gradient by Kronecker factors, in blocks, refreshed every few 
     w <- optimizer(w, U),      U = (F + damping I)^-1 grad L(w),
     F ~ T A (x) G by layer,    A = E[p p^T],   G = E[d d^T]
 
-p is a patch of the layer's input at one of T positions, d the derivative of one row's loss by the
-layer's output there, E the mean over rows and positions: the empirical Fisher matrix, as in
-MindSpore's THOR. Rows are the batch's (``batch_axis`` of the step), on whatever axis a layer sees
-them: T is all positions that it sees over the rows. The minus sign is the optimizer's: the
-tutorial's "theta + alpha F^-1 grad E" is a slip.
+p is a patch of the layer's input at one of T positions, d the derivative of one row's loss with
+respect to the layer's output at that position, E the mean over rows and positions: the empirical
+Fisher matrix, as in MindSpore's THOR. Rows are those of the batch (``batch_axis`` of the step),
+whichever axis a layer sees them on: T is the number of positions that the layer sees, divided by
+the number of rows. The optimizer supplies the minus sign; the tutorial's
+"theta + alpha F^-1 grad E" is a slip.
 
 Sources: Chen et al., "THOR, Trace-based Hardware-driven Layer-Oriented Natural Gradient Descent
 Computation", AAAI 2021 (blocks, trace rule); Martens and Grosse, "Optimizing Neural Networks with
 Kronecker-factored Approximate Curvature", 2015 (factors, damping); Grosse and Martens, "A
 Kronecker-factored approximate Fisher matrix for convolution layers", 2016; MindSpore's nn.thor.
 
-Departures from MindSpore's THOR, where it is used as published:
-- rows and positions whose label is ignored count in A and T like any other: of a padded batch the
-  factors are an approximation, the gradient is exact;
-- A and G are means over all rows and positions, in float32, on every device: its GPU branch
-  averages over the batch before the outer product, and divides a dense A by its width;
+Departures from MindSpore's THOR, with the published formulas (``formulas="thor"``):
+- rows and positions whose label is ignored count in A and T like any other: for a padded batch the
+  factors are an approximation, while the gradient is exact;
+- A and G are means over all rows and positions, in float32, on every device; MindSpore's GPU branch
+  averages over the batch before the outer product, and divides a dense layer's A by its width;
 - patches are padded as the convolution pads; stride, dilation, groups and any kernel are honoured;
-- a factor is cut into blocks as equal as possible, not into blocks of 128 and a rest;
+- a factor is cut into blocks as equal as possible, not into blocks of 128 and a remainder;
 - the bias is a coordinate of its layer's input (``bias="plain"`` leaves it out);
-- the trace rule of the paper, by layer, which its code leaves out (``trace_rule``);
-- factors are averaged over ranks, and inverses made by one rank each, after averaging;
+- the paper's trace rule for each layer, which its code omits, is available (``trace_rule``);
+- factors are averaged over ranks; after that, each layer's inverses are computed by one rank;
 - a failed inversion is retried with ten times the damping, and counted.
 """
 

@@ -2,9 +2,9 @@
 
     M(s) = <grad, s> + 1/2 (sum over layers T <S, G S A> + damping |s|^2),    rho = dL / M(s)
 
-with s what the weights really moved by, momentum and weight decay included, grad the loss' own
-gradient, which ``clip_norm`` has not shortened (s it has), A and G the layers' factors (blocks,
-without damping), and dL the change of the loss on the update's own batch.
+s is the actual change of the weights, momentum and weight decay included; grad is the gradient of
+the loss before ``clip_norm`` shortens it (s is the change after clipping); A and G are the layers'
+factors (blocks, without damping); dL is the change of the loss on the update's own batch.
 """
 
 from typing import TYPE_CHECKING
@@ -26,8 +26,8 @@ class Adaptation:
 
     Args:
         rule: how the damping follows rho.
-        update: the stage whose optimizer, layers and held gradients the model is made of.
-        loss_net: network and loss, as the step's.
+        update: the stage that provides the model's optimizer, layers and pending gradients.
+        loss_net: network and loss of the step.
     """
 
     def __init__(self, rule: LevenbergMarquardt, update: "ThorUpdate", loss_net: nn.Cell) -> None:
@@ -39,11 +39,11 @@ class Adaptation:
         self.rho = float("nan")
 
     def remember(self) -> None:
-        """Keep the weights as they are before the update."""
+        """Save the weights before the update."""
         self.before = [parameter.asnumpy().copy() for parameter in self.parameters]
 
     def adjusted(self, step: "Step", batch: tuple, damping: float) -> float:
-        """Return the damping for the next refresh; ``rho`` says why."""
+        """Set ``rho`` and return the damping that follows from it, for the next refresh."""
         moves = [
             Tensor(parameter.asnumpy().astype(np.float32) - before)
             for parameter, before in zip(self.parameters, self.before, strict=True)
@@ -61,20 +61,20 @@ class Adaptation:
             loss, weight = (float(value.asnumpy()) for value in values)
         if step.gradient.all_reduce is None:  # one rank
             return loss
-        # As step.last_loss is averaged: by what each rank's loss is a mean over, not by rows.
+        # Weighted like step.last_loss: by what each rank's loss is a mean over, not by rows.
         sums = step.gradient.all_reduce(Tensor([loss * weight, weight], ms.float32)).asnumpy()
         return float(sums[0] / sums[1])
 
 
 def _times_clipped(step: "Step") -> float:
-    """Return how many times longer the last update's gradient was before it was clipped, >= 1."""
+    """Return the norm of the last gradient before clipping over that after it, >= 1."""
     if step.gradient.clip_norm is None:
         return 1.0
     return max(float(step.record.last_norm.asnumpy()) / step.gradient.clip_norm, 1.0)
 
 
 class _Model(nn.Cell):
-    """(damping, |grad| over that of the held gradients, s by parameter) -> M(s)."""
+    """(damping, |grad| over the norm of the pending gradients, s of each parameter) -> M(s)."""
 
     def __init__(self, update: "ThorUpdate") -> None:
         super().__init__(auto_prefix=False)

@@ -1,4 +1,4 @@
-"""What the optimizer is given: U of the layers with curvature, all other gradients as they are."""
+"""The optimizer's input: U for the layers with curvature, all other gradients unchanged."""
 
 from collections.abc import Sequence
 
@@ -11,21 +11,22 @@ from labkit.steps.state import at, rated
 
 
 class Directions(nn.Cell):
-    """U for the weights and biases of the layers with curvature, the others' gradients as they are.
+    """U for the weights and biases of layers with curvature, all other gradients unchanged.
 
     Args:
         layers: curvature of each layer.
-        places: the layers' ``Place``, in the same order.
-        optimizer: for the order of the parameters and, with ``kl_clip``, the learning rates.
-        kl_clip: largest sum of rate^2 <U, grad> over the layers, or None: U is scaled down to it
-            (Ba, Grosse and Martens, "Distributed second-order optimization using
+        places: ``Place`` of each layer, in the same order.
+        optimizer: provides the order of the parameters and, with ``kl_clip``, the learning rates.
+        kl_clip: None, or c > 0: U is scaled by min(1, sqrt(c / s)), s = |sum of rate^2 <U, grad>
+            over the layers| (Ba, Grosse and Martens, "Distributed second-order optimization using
             Kronecker-factored approximations", 2017, section 5).
 
     Attributes:
-        sources: (index of the weight, of the bias) of each layer; a weight alone stands for both.
-        made: how many directions the layers make, two each.
-        places: of each parameter's direction among these, with all gradients behind them: its own
-            is the direction of a parameter of no layer.
+        sources: (index of the weight, index of the bias) of each layer; without a bias, the
+            weight's index twice.
+        made: number of directions that the layers return, two each.
+        places: index of each parameter's direction in the layers' directions followed by all
+            gradients; a parameter in no layer's factors takes its own gradient.
     """
 
     def __init__(
@@ -38,7 +39,7 @@ class Directions(nn.Cell):
         super().__init__(auto_prefix=False)
         self.layers = layers
         self.optimizer = rated(optimizer)
-        # float: a NumPy number takes over the division by a Tensor.
+        # float: a NumPy number would take over the division by a Tensor.
         self.kl_clip = None if kl_clip is None else float(kl_clip)
         self.sources = tuple(
             (place.weight, place.weight if place.bias is None else place.bias) for place in places

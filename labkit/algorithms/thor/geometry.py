@@ -1,7 +1,7 @@
 """Which layers have factors, how large these are, and how they are cut into blocks.
 
-What a layer is follows from its class, which Parameters are its own from the Cell: no name and no
-size decides anything.
+A layer's kind follows from its class, and its own Parameters from the Cell; names and sizes decide
+nothing.
 """
 
 import math
@@ -15,17 +15,17 @@ from labkit.errors import InputError, nearest
 
 @dataclass(frozen=True)
 class Blocks:
-    """A dimension cut into ``count`` blocks of ``size``; the last one's end is padding."""
+    """A dimension cut into ``count`` blocks of ``size``; the end of the last block is padding."""
 
     count: int
     size: int
 
 
 def cut(dimension: int, split: int | None) -> Blocks:
-    """Return the fewest blocks of at most ``split``, as equal as possible; None: one block.
+    """Return the fewest blocks of at most ``split``, as equal as possible; one block for None.
 
-    MindSpore's THOR takes blocks of 128 and a rest. LeNet's first dense layer has 401 inputs: 4
-    blocks of 101 and 3 of padding, instead of 4 of 128 and 111 of padding.
+    MindSpore's THOR takes blocks of 128 and a remainder. LeNet's first dense layer has 401 inputs:
+    4 blocks of 101 with 3 rows of padding, instead of 4 of 128 with 111.
     """
     count = 1 if split is None else math.ceil(dimension / split)
     return Blocks(count, math.ceil(dimension / count))
@@ -35,19 +35,19 @@ def cut(dimension: int, split: int | None) -> Blocks:
 class Dense:
     """A fully connected layer: weight (outputs, inputs)."""
 
-    inputs: int  # width of A, with the bias' 1 where it is homogeneous
-    outputs: int  # width of G, of one group
+    inputs: int  # width of A, including the 1 of a homogeneous bias
+    outputs: int  # width of G, per group
     homogeneous: bool
     a_blocks: Blocks
     g_blocks: Blocks
-    groups: int = 1  # of channels, each with an A and a G of its own
+    groups: int = 1  # groups of channels, each with its own A and G
 
 
 @dataclass(frozen=True)
 class Convolution(Dense):
     """A convolution: each group's weight is (outputs, inputs = C kh kw, + 1 for the bias).
 
-    Pairs are (height, width), ``pad`` is (top, bottom, left, right), as nn.Conv2d has them.
+    Pairs are (height, width), ``pad`` is (top, bottom, left, right), as in nn.Conv2d.
     """
 
     kernel: tuple[int, int] = (1, 1)
@@ -66,7 +66,7 @@ def padding(
     height: int,
     width: int,
 ) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return ((top, bottom), (left, right)) of a convolution on an input map of that size."""
+    """Return ((top, bottom), (left, right)) of a convolution on a map of (height, width)."""
     if pad_mode == "valid":
         return ((0, 0), (0, 0))
     if pad_mode == "pad":
@@ -78,14 +78,14 @@ def padding(
 
 
 def _same(length: int, kernel: int, stride: int, dilation: int) -> tuple[int, int]:
-    """Return (before, after): ceil(length / stride) positions, the odd one out after."""
+    """Return (before, after) for ceil(length / stride) positions; the odd one goes after."""
     positions = -(-length // stride)
     total = max((positions - 1) * stride + (kernel - 1) * dilation + 1 - length, 0)
     return total // 2, total - total // 2
 
 
 def kind_of(layer: nn.Cell) -> type[nn.Cell]:
-    """Return which of MindSpore's layers with factors ``layer`` is, or is derived of."""
+    """Return which of MindSpore's layers with factors ``layer`` is, or is derived from."""
     return next(kind for kind in (nn.Dense, mint.nn.Linear, nn.Conv2d) if isinstance(layer, kind))
 
 
@@ -93,7 +93,7 @@ def geometry_of(layer: nn.Cell, *, homogeneous: bool, split: int | None) -> Dens
     """Return the geometry of a layer that can have factors, or None.
 
     Raises:
-        InputError: when it is a convolution whose axes are not in the order (N, C, H, W).
+        InputError: if it is a convolution whose axes are not in the order (N, C, H, W).
     """
     if isinstance(layer, nn.Dense | mint.nn.Linear):
         outputs, inputs = layer.weight.shape
@@ -128,20 +128,20 @@ def _sizes(inputs: int, outputs: int, homogeneous: bool, split: int | None) -> d
 
 
 def _pair(value: int | tuple) -> tuple[int, int]:
-    """Return (height, width) of what nn.Conv2d keeps: an int, 2 numbers, or 4 with batch axes."""
+    """Return (height, width) from what nn.Conv2d stores: an int, 2 numbers, or 4 with N and C."""
     return (value, value) if isinstance(value, int) else tuple(value[-2:])
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a layer is: ``parent`` holds it as ``key``."""
+    """The place of a layer: ``parent`` holds it as ``key``."""
 
     name: str
     parent: nn.Cell
     key: str
     layer: nn.Cell  # without a tap
     weight: int  # its index among the optimizer's parameters
-    bias: int | None  # likewise; None for one that is not in the factors
+    bias: int | None  # likewise; None if it is not in the factors
 
 
 def find_layers(
@@ -151,18 +151,18 @@ def find_layers(
     bias: str,
     skip: Sequence[nn.Cell | str],
 ) -> list[Place]:
-    """Return the layers of ``loss_net`` whose weights are among ``parameters``, in their order.
+    """Return the layers of ``loss_net``, in its order, whose weights are among ``parameters``.
 
     Args:
         loss_net: network and loss.
-        parameters: the optimizer's.
-        bias: ``homogeneous`` takes a layer's bias into its factors, ``plain`` leaves it out.
-        skip: layers left out: Cells or their names.
+        parameters: parameters of the optimizer.
+        bias: ``homogeneous`` includes a layer's bias in its factors, ``plain`` leaves it out.
+        skip: layers to leave out: Cells or their names.
 
     Raises:
-        InputError: when the network has taps already, ``skip`` names no layer, or no layer is left;
-            with all of their names, when another Cell owns a layer's weight or bias as well, or the
-            network leaves a layer's call out (``nn.MultiheadAttention``).
+        InputError: if the network already has taps, ``skip`` holds an unknown layer, or no layer is
+            left; also, naming every such layer, if another Cell owns a layer's weight or bias too,
+            or the network uses a layer without calling it (``nn.MultiheadAttention``).
     """
     layers = list(_layers(loss_net))
     _check_skip(skip, layers)
@@ -187,7 +187,7 @@ def find_layers(
 
 
 def refuse_layers(problems: dict[str, str]) -> None:
-    """Raise ``InputError`` for layers that must not be preconditioned: name -> problem, or ""."""
+    """Raise ``InputError`` if a layer must not be preconditioned: name -> problem, or ""."""
     problems = {name: problem for name, problem in problems.items() if problem}
     if not problems:
         return
@@ -221,8 +221,8 @@ def _check_skip(skip: Sequence[nn.Cell | str], layers: list) -> None:
             )
         if not isinstance(layer, str) and not any(layer is other for *_, other in layers):
             raise InputError(
-                f"skip holds a {type(layer).__name__} that is no Cell of the network with factors; "
-                f"expected some of its layers: {', '.join(names)}"
+                f"skip holds a {type(layer).__name__} that is not a Cell of the network with "
+                f"factors; expected some of its layers: {', '.join(names)}"
             )
 
 
@@ -240,7 +240,7 @@ def _owners(loss_net: nn.Cell) -> dict[int, list[str]]:
 
 
 def _all_places(loss_net: nn.Cell) -> Iterator[tuple[str, nn.Cell]]:
-    """Yield (path, Cell) for every place of a Cell, also those of one that has several."""
+    """Yield (path, Cell) for every place of a Cell; one Cell may have several."""
     yield "", loss_net
     for path, parent in loss_net.cells_and_names():
         for key, cell in parent._cells.items():
@@ -261,7 +261,7 @@ def _shared(place: Place, owners: dict[int, list[str]]) -> str:
 
 
 def _left_out(place: Place) -> str:
-    """Return that the network has this layer for its weight alone, where that is known."""
+    """Return a problem if the network is known to use the layer for its weight alone, or ""."""
     if isinstance(place.parent, nn.MultiheadAttention) and place.key == "out_proj":
         return "is never called: nn.MultiheadAttention takes its weight without it"
     return ""

@@ -1,4 +1,4 @@
-"""Inverses of many layers: which are due, retried with more damping, shared out over ranks."""
+"""Inverses of all layers: which are due, retries with more damping, distribution over ranks."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -12,18 +12,18 @@ from labkit.algorithms.thor.rules import FREEZE, REFRESH, TraceRule
 from labkit.ranks.cluster import rank_and_size
 from labkit.steps.fusion import summed_in_order
 
-# A failed inversion is tried with 10, 100, ... 10^6 times the damping.
+# A failed inversion is retried with 10, 100, ... 10^6 times the damping.
 TRIES = 7
 
 
 class LayerState(NamedTuple):
-    """What is known of each layer's inverses, (layers,) each.
+    """The state of each layer's inverses; all arrays are (layers,).
 
     Attributes:
-        traces: tr(F + damping I) that they were made of; 0 before the first.
-        frozen: 1 for good.
-        refreshes: how often they were made.
-        retries: inversions that needed more damping.
+        traces: tr(F + damping I) at the last refresh; 0 before the first.
+        frozen: 1 if the inverses are never refreshed again.
+        refreshes: number of refreshes.
+        retries: number of retries with more damping.
     """
 
     traces: np.ndarray
@@ -35,11 +35,11 @@ class LayerState(NamedTuple):
 class Inverses:
     """The inversions of layers: all at once, or one by one, in compiled graphs.
 
-    On several ranks each layer belongs to one of them, by cost: the next most expensive one goes to
-    the rank with the least to do. The others receive its inverses.
+    On several ranks each layer is inverted by one of them: in order of decreasing cost, a layer
+    goes to the rank with the least cost so far. The other ranks receive its inverses.
 
     Args:
-        layers: whose inverses.
+        layers: curvature of each layer.
         damping_split: ``equal`` or ``pi``.
     """
 
@@ -51,10 +51,10 @@ class Inverses:
         self.inversions: dict[tuple[int, ...], Inversion] = {}
 
     def make(self, due: Sequence[int], damping: float) -> dict[int, int]:
-        """Make the inverses of the layers numbered ``due``; return layer -> tries but the first.
+        """Compute the inverses of the layers numbered ``due``; return layer -> number of retries.
 
         Raises:
-            FloatingPointError: on all ranks, when no damping helps a layer.
+            FloatingPointError: on all ranks, if no damping makes a layer's factors invertible.
         """
         own = tuple(number for number in due if self.owners[number] == self.rank)
         tries = np.zeros(len(self.layers), np.float32)
@@ -74,12 +74,12 @@ class Inverses:
     def refresh(
         self, measured: np.ndarray, damping: float, rule: TraceRule | None, state: LayerState
     ) -> dict[str, str]:
-        """Make the inverses of the layers that are due; return each layer's decision by its name.
+        """Compute the inverses of the layers that are due; return layer name -> decision.
 
         Args:
-            measured: T and tr A (x) G of each layer, (layers, 2) and more.
-            damping: of F.
-            rule: by layer, or None: all are due.
+            measured: T and tr A (x) G of each layer, (layers, 2 or more).
+            damping: damping of F.
+            rule: rule for each layer; None: all that are not frozen are due.
             state: changed in place.
         """
         due, decisions = [], {}
@@ -100,7 +100,7 @@ class Inverses:
         return decisions
 
     def _tries(self, numbers: tuple[int, ...], damping: float) -> dict[int, int]:
-        """Invert layers; return how many tries each took, TRIES + 1 where none was enough."""
+        """Invert layers; return the number of tries of each, TRIES + 1 if all failed."""
         tries: dict[int, int] = {}
         left = numbers
         for attempt in range(1, TRIES + 1):
@@ -139,14 +139,14 @@ def share_out(costs: Sequence[float], ranks: int) -> list[int]:
 
 
 class Inversion(nn.Cell):
-    """Renew layers' inverses: scalar damping -> sums of A's and G's residual, (layers,).
+    """Recompute layers' inverses: scalar damping -> sums of A's and G's residuals, (layers,).
 
-    The residual is max |(A + damping I) A_inverse - I|; the inverses are stored only where it is at
-    most ``RESIDUAL``. ops.MatrixInverse returns zeros for a singular or NaN matrix and says
-    nothing; Cholesky, which raises, leaves MindSpore's runtime unusable after it.
+    A's residual is max |(A + damping I) A_inverse - I|; a layer's inverses are stored only if the
+    sum is at most ``RESIDUAL``. ops.MatrixInverse silently returns zeros for a singular or NaN
+    matrix; Cholesky raises, but leaves MindSpore's runtime unusable.
 
     Args:
-        layers: whose inverses.
+        layers: curvature of each layer.
         damping_split: one of ``DAMPING_SPLITS``.
     """
 
@@ -163,7 +163,7 @@ class Inversion(nn.Cell):
 
 
 class _Exchange(nn.Cell):
-    """Give all ranks each layer's inverses, and the sum of their counts of tries (layers,)."""
+    """Send each layer's inverses to all ranks; tries (layers,) -> their sums over ranks."""
 
     def __init__(self, layers: list[LayerCurvature], owners: list[int], rank: int) -> None:
         super().__init__(auto_prefix=False)
@@ -176,7 +176,7 @@ class _Exchange(nn.Cell):
         values: tuple = (tries,)
         for i in range(len(self.layers)):
             layer, mine = self.layers[i], self.mine[i]
-            # x + 0 + 0 is x: the ranks' copies are equal to the bit.
+            # x + 0 + 0 is x: the ranks' copies are bitwise equal.
             inverses += (layer.a_inverse, layer.g_inverse)
             values += (layer.a_inverse * mine, layer.g_inverse * mine)
         sums = summed_in_order(self.all_reduce, values)

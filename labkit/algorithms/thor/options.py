@@ -1,4 +1,4 @@
-"""The options of ``ThorUpdate``, checked, and the losses for which THOR's factors are right."""
+"""The options of ``ThorUpdate``, checked, and the losses for which THOR's factors are correct."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,8 +19,8 @@ WORDS = {
     "nan": ("stop", "drop"),
 }
 
-# Their mean over a batch of N rows makes N dL/dy the derivative of one row's loss. Those over
-# elements (nn.MSELoss) do too: a row's loss is then its elements' mean.
+# With a mean over a batch of N rows, N dL/dy is the derivative of one row's loss. The same holds
+# for a mean over elements (nn.MSELoss): a row's loss is then the mean over its elements.
 LOSSES = (
     nn.SoftmaxCrossEntropyWithLogits,
     nn.CrossEntropyLoss,
@@ -37,31 +37,32 @@ LOSSES = (
 @names_checked
 @dataclass(frozen=True)
 class Options:
-    """What ``ThorUpdate`` takes by name.
+    """The keyword options of ``ThorUpdate``.
 
     Args:
         frequency: updates between refreshes of the inverses: integer >= 1, or a function of the
             number of updates so far that returns one.
-        factor_frequency: likewise between those of the factors; None: as often as the inverses. The
-            first update refreshes both, and inverses are made of that update's factors.
+        factor_frequency: likewise for the factors; None: as often as the inverses. The first update
+            refreshes both, and a refresh of the inverses also refreshes the factors it uses.
         split: largest block of a factor, or None for whole factors.
-        bias: ``homogeneous``: one more coordinate of its layer's input; ``plain``: it takes the
-            plain update, as in MindSpore's THOR.
+        bias: ``homogeneous``: the bias is one more coordinate of its layer's input; ``plain``: it
+            takes the plain update, as in MindSpore's THOR.
         factor_decay: weight of the old factors in their running average, 0 <= decay < 1.
         damping_split: ``equal`` or ``pi``, see ``labkit.algorithms.thor.curvature``.
-        trace_rule: rule by layer, or None: every layer's inverses are made again each time.
-        kl_clip: largest sum of rate^2 <U, grad> over the layers, or None; U is scaled to it.
-        adapt_damping: rule that starts from ``damping``, or None.
-        skip: layers that take the plain update: Cells, or names as in ``layers``. Those whose
-            weight is tied to another Cell's or used without their call must be.
+        trace_rule: rule for each layer; None: each refresh recomputes every layer's inverses.
+        kl_clip: None, or c > 0: U is scaled by min(1, sqrt(c / s)), s = |sum of rate^2 <U, grad>
+            over the layers|.
+        adapt_damping: rule that adapts the damping, starting from ``damping``, or None.
+        skip: layers that take the plain update: Cells, or names as in ``layers``. Layers whose
+            weight is tied to another Cell's or used without their call must be skipped.
         formulas: ``thor``, or ``upstream_gpu``: what MindSpore's THOR computes on GPU, to compare.
         loss: ``known``: refuse a loss that is not known to be a mean over rows; ``sample mean``:
-            take your word for it.
+            accept any loss as one.
         nan: ``stop``: a loss that is not finite raises FloatingPointError, which names the layer;
-            ``drop``: it is left to the step's ``nonfinite``.
+            ``drop``: the step's ``nonfinite`` handles it.
 
     Raises:
-        InputError: for an argument with another value; ``Frequency`` checks the frequencies.
+        InputError: if an option has an invalid value; ``Frequency`` checks the frequencies.
     """
 
     frequency: int | Callable[[int], int] = 100
@@ -122,5 +123,5 @@ def check_loss(loss_net: nn.Cell) -> None:
 
 
 def settled(value: object) -> str:
-    """Return what a resumed training must share: a function's own value cannot be compared."""
+    """Return the value that a resumed training must share; functions cannot be compared."""
     return "a schedule" if callable(value) else repr(value)

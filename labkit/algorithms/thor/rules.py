@@ -1,4 +1,4 @@
-"""When factors and inverses are renewed, and with how much damping: plain Python, on the host."""
+"""When factors and inverses are refreshed, and with how much damping: plain Python, on the host."""
 
 import math
 from collections.abc import Callable
@@ -18,12 +18,12 @@ REFRESH, SKIP, FREEZE = "refresh", "skip", "freeze"
 @names_checked
 @dataclass(frozen=True)
 class TraceRule:
-    """THOR's own rule for each layer (Chen et al., AAAI 2021): by how much did the trace change?
+    """THOR's own rule for each layer (Chen et al., AAAI 2021), by the change of the trace.
 
         D = |tr(F + damping I) - tr(F' + damping I)| / tr(F' + damping I)
 
-    F' is what the layer's inverses were last made of. D > refresh: make them again; D < freeze:
-    never again; in between: not this time.
+    F' is F at the last refresh of the layer's inverses. D > refresh: refresh them; D < freeze:
+    never refresh them again; otherwise: skip this refresh.
 
     Args:
         refresh: threshold of D, at least ``freeze``.
@@ -44,11 +44,11 @@ class TraceRule:
         """Return REFRESH, SKIP or FREEZE.
 
         Args:
-            trace: of F + damping I.
-            last: of F' + damping I.
+            trace: tr(F + damping I).
+            last: tr(F' + damping I).
         """
         change = abs(trace - last) / last
-        if not change <= self.refresh:  # one of infinite traces is no number
+        if not change <= self.refresh:  # NaN if the traces are infinite
             return REFRESH
         return SKIP if change >= self.freeze else FREEZE
 
@@ -83,8 +83,8 @@ class LevenbergMarquardt:
         """Return the new damping.
 
         Args:
-            damping: the old one.
-            rho: see above; one that is not finite counts as a bad prediction.
+            damping: the old damping.
+            rho: see above; a value that is not finite counts as a bad prediction.
         """
         if 0.75 < rho < math.inf:
             damping *= self.decay
@@ -97,11 +97,11 @@ class Damping:
     """Damping at each update.
 
     Args:
-        damping: number > 0, array of them by update (updates,), or function of the number of
+        damping: number > 0, array with one per update (updates,), or function of the number of
             updates so far.
 
     Raises:
-        InputError: when a value is no finite number > 0, or an array has another shape.
+        InputError: if a value is not a finite number > 0, or an array has a different shape.
     """
 
     def __init__(self, damping: float | ArrayLike | Tensor | Callable[[int], float]) -> None:
@@ -121,12 +121,12 @@ class Damping:
         return None if self.constant else self.values
 
     def check_length(self, updates: int) -> None:
-        """Raise ``InputError`` where an array ends before ``updates`` are made."""
+        """Raise ``InputError`` if an array has fewer than ``updates`` values."""
         if self.function is None and not self.constant:
             check_length(self.values, updates, "damping", "values")
 
     def at(self, update: int) -> float:
-        """Return the damping of update 0, 1, ...; raise ``InputError`` behind an array's end."""
+        """Return the damping of update 0, 1, ...; raise ``InputError`` past the end of an array."""
         if self.function is not None:
             return number("damping", self.function(update), above=0)
         if self.constant:
@@ -139,11 +139,11 @@ class Frequency:
     """Updates from one refresh to the next.
 
     Args:
-        name: of the option, for messages.
+        name: name of the option, for messages.
         frequency: integer >= 1, or function of the number of updates so far that returns one.
 
     Raises:
-        InputError: when it is no such integer.
+        InputError: if it is not such an integer.
     """
 
     def __init__(self, name: str, frequency: int | Callable[[int], int]) -> None:
@@ -152,6 +152,6 @@ class Frequency:
         self.constant = integer(name, frequency(0) if callable(frequency) else frequency)
 
     def is_due(self, update: int, last: int) -> bool:
-        """Return whether ``update`` is to refresh; ``last`` is the one that did, < 0 for none."""
+        """Return whether ``update`` refreshes; ``last`` is the last that did, < 0 for none."""
         every = integer(self.name, self.function(update)) if self.function else self.constant
         return last < 0 or update - last >= every

@@ -1,4 +1,4 @@
-"""The step: THOR's update stage behind the plain step's gradient stage."""
+"""The step: THOR's update stage after the plain step's gradient stage."""
 
 from collections.abc import Callable, Sequence
 
@@ -20,30 +20,31 @@ class ThorStep(PlainStep):
 
     Args:
         loss_net: network and loss, a mean over rows; its layers get taps, in place.
-        optimizer: any ``nn.Optimizer``; THOR's is nn.Momentum.
-        damping: number > 0, array of them (updates,), or function of the number of updates so far.
-        frequency: updates between refreshes of the inverses; see ``Options``, as for those that
-            follow.
-        factor_frequency: likewise between those of the factors.
+        optimizer: any ``nn.Optimizer``; THOR's own is nn.Momentum.
+        damping: number > 0, array with one per update (updates,), or function of the number of
+            updates so far.
+        frequency: updates between refreshes of the inverses; see ``Options`` for this and the
+            options down to ``nan``.
+        factor_frequency: likewise for the factors.
         split: largest block of a factor, or None.
         bias: ``homogeneous`` or ``plain``.
         factor_decay: weight of the old factors in their running average.
         damping_split: ``equal`` or ``pi``.
         trace_rule: ``TraceRule``, or None.
-        kl_clip: largest sum of rate^2 <U, grad>, or None.
+        kl_clip: limit of the update, measured by rate^2 <U, grad>, or None.
         adapt_damping: ``LevenbergMarquardt``, or None.
         skip: layers that take the plain update.
         formulas: ``thor`` or ``upstream_gpu``.
         loss: ``known`` or ``sample mean``.
         nan: ``stop`` or ``drop``.
-        normalise: see ``GradientOptions``, as for the others.
+        normalise: see ``GradientOptions``, as for the options below.
         batch_axis: axis of the batch's first tensor that counts rows.
         reduction: ``mean`` or ``sum``.
         precision: ``O0``, ``O2`` or ``O3``.
         loss_scale: number > 0, or ``DynamicLossScale``.
         nonfinite: ``drop_micro``, ``drop_group`` or ``propagate``.
         clip_norm: largest global norm of the gradient, or None.
-        rank_group: over which ranks gradients are averaged.
+        rank_group: group of ranks over which gradients are averaged.
         all_reduce_fusion_config: index of the last gradient of each message between ranks, or None.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What stops a training and names the layer: factors or a loss that are not finite."""
+"""Checks that stop a training and name the layer: factors or a loss that are not finite."""
 
 import math
 from collections.abc import Iterable
@@ -15,16 +15,16 @@ from labkit.steps.state import integer_of
 
 
 def check_factors(layers: Iterable[LayerCurvature], measured: np.ndarray, update: int) -> None:
-    """Look at what the factors of update 0, 1, ... are.
+    """Check that the factors of an update are finite and that every layer was called.
 
     Args:
-        layers: whose factors.
+        layers: curvature of each layer.
         measured: T, tr A (x) G and whether they are finite, (layers, 3).
-        update: number of updates before.
+        update: the update, 0, 1, ...
 
     Raises:
-        FloatingPointError: where the factors of a layer are not finite.
-        InputError: for layers that were not called.
+        FloatingPointError: if the factors of a layer are not finite.
+        InputError: if layers were not called.
     """
     uncalled = {}
     for layer, (positions, _, finite) in zip(layers, measured, strict=True):
@@ -41,16 +41,16 @@ def check_factors(layers: Iterable[LayerCurvature], measured: np.ndarray, update
 def check_loss_value(
     stage: GradientStage, loss: Tensor, batch: tuple, updates: Parameter, damping: Parameter
 ) -> None:
-    """Raise ``FloatingPointError`` where a loss is not finite, with the layer that made it so.
+    """Raise ``FloatingPointError`` if a loss is not finite, naming the layer that caused it.
 
-    On several ranks all stop: one that went on would wait for the others forever.
+    All ranks stop: a rank that continued would wait for the others forever.
 
     Args:
-        stage: of the step; its loss net is looked at.
-        loss: of ``batch``, ().
+        stage: gradient stage of the step, whose loss net is examined.
+        loss: loss of ``batch``, ().
         batch: inputs, and labels last.
-        updates: how many there were, ().
-        damping: of the last refresh, ().
+        updates: number of updates so far, ().
+        damping: damping of the last refresh, ().
     """
     finite = math.isfinite(float(loss.asnumpy()))
     everywhere = finite

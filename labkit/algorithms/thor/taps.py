@@ -1,21 +1,21 @@
-"""Taps: what sees a layer's inputs and output derivatives, and makes THOR's factors of them.
+"""Taps: they see a layer's inputs and output derivatives, and compute THOR's factors from them.
 
 A tap is the identity in the forward pass. In the backward pass it passes the derivative on and
 returns, as the "gradients" of three Parameters that it is given, sums over all positions that the
-layer sees in the batch,
+layer sees in the batch:
 
     A_sum = sum p p^T        p: the patch of the input at one position
     count = sum 1
     G_sum = sum d d^T        d = dL/dy at one position, L the mean over rows, unscaled
 
-so that they come out of the same ``value_and_grad`` as the weights' gradients, without a side
-effect. Where these are not asked for, dead-code elimination removes all of it. Which axis counts
-the rows, a tap does not know: ``GradientStage`` makes means over the batch's N rows of them, A_sum
-/ N, T = count / N and N G_sum (N d is the derivative of one row's loss). A layer that is used twice
-in a forward pass adds up its positions.
+The same ``value_and_grad`` thus returns them with the weights' gradients, without a side effect. If
+these "gradients" are not requested, dead-code elimination removes the whole computation. A tap does
+not know which axis counts the rows: ``GradientStage`` turns the sums into means over the batch's N
+rows: A_sum / N, T = count / N and N G_sum (N d is the derivative of one row's loss). If a layer is
+used twice in a forward pass, its positions add up.
 
-All products are float32, whatever the network computes in. The loss scale is taken out of d, not of
-G_sum: its square would leave the range of float32 from 2^64 on.
+All products are float32, whatever type the network computes in. The loss scale is divided out of d,
+not of G_sum: from 2^64 on, its square would exceed the range of float32.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,14 +31,15 @@ from labkit.nets.layers import exchange
 
 
 class Tap(nn.Cell):
-    """Identity of ``y`` that returns factors as gradients: ``(x, y, a, t, g, scale) -> y``.
+    """Identity on ``y`` that returns factors as gradients: ``(x, y, a, t, g, scale) -> y``.
 
-    x and y are the layer's input and output before any activation function, scale is what the loss
-    was multiplied by, a float32 scalar. a, t and g are Parameters of shapes (blocks, b, b), (2,)
-    and (blocks', b', b') whose values are not looked at; t counts the positions in A_sum and G_sum.
+    x and y are the layer's input and output before any activation function, scale is the factor
+    that the loss was multiplied by, a float32 scalar. a, t and g are Parameters of shapes (blocks,
+    b, b), (2,) and (blocks', b', b') whose values are not used; the "gradient" of t counts the
+    positions in A_sum and G_sum.
 
     Args:
-        geometry: of the layer.
+        geometry: geometry of the layer.
     """
 
     def __init__(self, geometry: Dense) -> None:
@@ -73,7 +74,7 @@ class Tap(nn.Cell):
         return ops.zeros_like(x), dout, a_sum, positions, g_sum, ops.zeros_like(scale)
 
     def sums(self, x: Tensor, slopes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return A_sum, the positions in it and in G_sum, (2,), and G_sum; ``slopes`` are d."""
+        """Return A_sum, the positions in A_sum and in G_sum, (2,), and G_sum; ``slopes`` are d."""
         if self.is_convolution:
             patches = self.patches(x)
             slopes = slopes.reshape(slopes.shape[0], slopes.shape[1], -1)
@@ -90,16 +91,16 @@ class Tap(nn.Cell):
         vertical, horizontal = _padding(*geometry, x.shape[2], x.shape[3])
         pads = (vertical[0], horizontal[0])
         if vertical[0] != vertical[1] or horizontal[0] != horizontal[1]:
-            # Im2Col pads both sides alike; ops.Pad takes longer.
+            # Im2Col pads both sides equally; ops.Pad is slower.
             x = ops.Pad(((0, 0), (0, 0), vertical, horizontal))(x)
             pads = (0, 0)
         patches = ops.Im2Col(self.kernel, self.stride, self.dilation, pads)(x)
         return patches.reshape(x.shape[0], -1, patches.shape[3])
 
     def _products(self, columns: Tensor, blocks: Blocks, homogeneous: bool) -> Tensor:
-        """Return sum over images and positions of the columns' outer products, in blocks.
+        """Return the sum over images and positions of the columns' outer products, in blocks.
 
-        The columns are (M, groups n, L); the n, with the homogeneous coordinate, are cut.
+        The columns are (M, groups * n, L); n, plus the homogeneous coordinate, is cut into blocks.
         """
         images, length = columns.shape[0], columns.shape[2]
         columns = columns.reshape(images, self.groups, -1, length)
@@ -112,12 +113,12 @@ class Tap(nn.Cell):
             columns = ops.concat((columns, zeros), 2)
         columns = columns.reshape(images, self.groups * blocks.count, blocks.size, length)
         if images > 1 and blocks.size > length:
-            # The images' own products would take more room than the columns: (32, 36, 128, 128)
-            # for the last 3x3 convolutions of a ResNet-50, on maps of 4 positions.
+            # Products per image would take more memory than the columns: (32, 36, 128, 128) for
+            # the last 3x3 convolutions of a ResNet-50, on maps of 4 positions.
             columns = ops.transpose(columns, (1, 2, 0, 3))
             columns = columns.reshape(1, columns.shape[0], columns.shape[1], -1)
-        # A product per image and a sum took 4.2 and 7.8 ms on LeNet's convolutions (128 images),
-        # one product over all images' columns, to be transposed first, 6.4 and 8.8.
+        # On LeNet's two convolutions (128 images), a product per image and a sum took 4.2 and 7.8
+        # ms; one product over all images' columns, which must be transposed first, 6.4 and 8.8 ms.
         return ops.reduce_sum(ops.BatchMatMul(transpose_b=True)(columns, columns), (0,))
 
 
@@ -132,31 +133,31 @@ def _one_image(x: Tensor) -> Tensor:
 
 
 class Tapped(nn.Cell):
-    """A layer with a tap behind it: same outputs, same Parameters under the same names.
+    """A layer followed by a tap: same outputs, same Parameters under the same names.
 
     Args:
         layer: nn.Dense, mint.nn.Linear or nn.Conv2d, or a subclass of one.
-        tap: its tap, called as ``Tap`` is.
-        buffers: (a, t, g), the tap's Parameters. They are not this Cell's own, so that they are in
-            no checkpoint of the network.
+        tap: its tap, called like ``Tap``.
+        buffers: (a, t, g), the tap's Parameters. They do not belong to this Cell, so that no
+            checkpoint of the network contains them.
     """
 
     taps_thor = True
-    # Set before a graph is compiled. One that gathers no factors has no tap: what a tap returns
-    # would be compiled and then thrown away, 0.5 s of the 1.7 of a LeNet step.
+    # Set before a graph is compiled. A graph that gathers no factors has no tap: the tap's results
+    # would be compiled and then discarded, 0.5 s of the 1.7 s of a LeNet step.
     gathers = True
-    # While a training is looked at operator by operator: (call, x) -> what stands for the call.
+    # Set while a forward pass is observed operator by operator: (call, x) -> the call's output.
     watch: Callable[[Callable[[Tensor], Tensor], Tensor], Tensor] | None = None
 
     def __init__(self, layer: nn.Cell, tap: Tap, buffers: tuple[Parameter, ...]) -> None:
         super().__init__(auto_prefix=False)
         self.layer = layer
-        # Not a child: MindSpore's O2 would put it into float16, and its float32 sums would not fit.
+        # Not a child: MindSpore's O2 would cast it to float16, and its float32 sums would not fit.
         object.__setattr__(self, "tap", tap)
         for name, buffer in zip(("a", "t", "g"), buffers, strict=True):
             object.__setattr__(self, name, buffer)
         self.scale = Tensor(1.0, ms.float32)
-        # The derivative is wanted before the activation function that an nn.Dense may have.
+        # The derivative is taken before the activation function that an nn.Dense may have.
         self.activates = bool(getattr(layer, "activation_flag", False))
         if self.activates:
             layer.activation_flag = False
@@ -167,7 +168,7 @@ class Tapped(nn.Cell):
         return self.watch(super().__call__, x)
 
     def unscale(self, scale: Parameter) -> None:
-        """Let the tap divide by ``scale``, the Parameter that the loss is multiplied by."""
+        """Make the tap divide by ``scale``, the Parameter that the loss is multiplied by."""
         object.__setattr__(self, "scale", scale)
 
     def construct(self, x: Tensor) -> Tensor:
@@ -179,7 +180,7 @@ class Tapped(nn.Cell):
         return y
 
     def release(self) -> nn.Cell:
-        """Return the layer as it was."""
+        """Restore the layer and return it."""
         if self.activates:
             self.layer.activation_flag = True
         return self.layer
@@ -194,12 +195,12 @@ class Tapped(nn.Cell):
 def tap_layers(
     places: Sequence[Place], *, split: int | None, tap: type[Tap]
 ) -> list[LayerCurvature]:
-    """Put a tap behind each layer, in place; return their curvatures.
+    """Put a tap after each layer, in place; return the layers' curvatures.
 
     Args:
-        places: of the layers.
+        places: places of the layers.
         split: largest block of a factor, or None.
-        tap: class of the taps, whose formulas make the factors.
+        tap: class of the taps, whose formulas compute the factors.
     """
     layers = []
     for place in places:
@@ -214,7 +215,7 @@ def tap_layers(
 
 
 def tapped_cells(places: Sequence[Place]) -> list[Tapped]:
-    """Return the cell with the tap at each place; raise ``InputError`` where it was taken away."""
+    """Return the cell with the tap at each place; raise ``InputError`` if one was removed."""
     cells = []
     for place in places:
         _, _, cell = _tap_at(place)
@@ -228,7 +229,7 @@ def tapped_cells(places: Sequence[Place]) -> list[Tapped]:
 
 
 def release_layers(places: Sequence[Place]) -> None:
-    """Put the layers back where their taps were."""
+    """Replace the tapped cells by the original layers."""
     for place in places:
         parent, key, tap = _tap_at(place)
         if tap is not None:
@@ -240,6 +241,6 @@ def _tap_at(place: Place) -> tuple[nn.Cell, str, Tapped | None]:
     parent, key = place.parent, place.key
     cell = parent.name_cells()[key]
     if not hasattr(cell, "taps_thor"):
-        # precision="O2" wraps a network, also one that is nothing but a tapped layer.
+        # precision="O2" wraps a network, even one that is only a tapped layer.
         parent, key, cell = cell, "_backbone", cell.name_cells().get("_backbone")
     return parent, key, cell if hasattr(cell, "taps_thor") else None

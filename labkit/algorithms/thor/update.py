@@ -1,4 +1,4 @@
-"""The update stage: gradients through their layers' inverses, and from there to any optimizer."""
+"""The update stage: gradients are multiplied by inverses, then passed to any optimizer."""
 
 from collections.abc import Callable, Sequence
 
@@ -26,20 +26,21 @@ DampingSchedule = float | Sequence[float] | np.ndarray | Callable[[int], float]
 
 
 class ThorUpdate(UpdateStage):
-    """Precondition the gradients layer by layer; the optimizer takes U for the gradient.
+    """Precondition the gradients layer by layer; the optimizer receives U as the gradient.
 
     Args:
-        loss_net: as the step's. Its layers get taps, in place; ``release`` takes them away again.
-        optimizer: any ``nn.Optimizer``; THOR's is nn.Momentum.
-        damping: number > 0, array of them (updates,), or function of the number of updates so far.
+        loss_net: that of the step. Its layers get taps, in place; ``release`` removes them.
+        optimizer: any ``nn.Optimizer``; THOR's own is nn.Momentum.
+        damping: number > 0, array with one per update (updates,), or function of the number of
+            updates so far.
         frequency: updates between refreshes of the inverses; see ``Options``, as for the others.
-        factor_frequency: likewise between those of the factors.
+        factor_frequency: likewise for the factors.
         split: largest block of a factor, or None.
         bias: ``homogeneous`` or ``plain``.
         factor_decay: weight of the old factors in their running average.
         damping_split: ``equal`` or ``pi``.
         trace_rule: ``TraceRule``, or None.
-        kl_clip: largest sum of rate^2 <U, grad>, or None.
+        kl_clip: limit of the update, measured by rate^2 <U, grad>, or None.
         adapt_damping: ``LevenbergMarquardt``, or None.
         skip: layers that take the plain update.
         formulas: ``thor`` or ``upstream_gpu``.
@@ -48,19 +49,20 @@ class ThorUpdate(UpdateStage):
 
     Attributes:
         layers: the curvature of each preconditioned layer, ``LayerCurvature``.
-        decisions: layer name -> ``refresh``, ``skip`` or ``freeze``, of the last refresh.
+        decisions: layer name -> ``refresh``, ``skip`` or ``freeze``, at the last refresh.
 
     Raises:
-        InputError: for bad options, a network with nothing to precondition, and, naming all of
-            them, layers whose weight does more than their calls show: tied to another Cell's when
-            the stage is built, used elsewhere or without a call at the first batch, before it is
-            compiled.
-        FloatingPointError: where factors are not finite or no damping makes them invertible.
+        InputError: for invalid options, a network with nothing to precondition, and, naming all of
+            them, layers whose weight is used other than by their calls: one tied to another Cell's
+            when the stage is built, one used elsewhere or without a call at the first batch, before
+            compilation.
+        FloatingPointError: if factors or, with ``nan="stop"``, a loss are not finite, or no damping
+            makes the factors invertible.
 
     All state is in Parameters: a checkpoint of the step is the whole state. Three compiled graphs
-    share it: one that gathers factors beside the gradients, one that updates from what that one has
-    prepared, and one for all other updates, which contains nothing of the curvature but the
-    products with the inverses.
+    share it: one gathers factors along with the gradients, one updates from what the first has
+    prepared, and one makes all other updates and contains no curvature but the products with the
+    inverses.
     """
 
     def __init__(
@@ -135,9 +137,9 @@ class ThorUpdate(UpdateStage):
     def _make_state(self) -> None:
         # pending: 1 between the graph that fills pending_gradients and the one that applies them.
         # measured: T, tr A (x) G, and whether they are finite, of each layer's last factors.
-        # The rest changes only with the update that was pending. last_factors, last_refresh: the
-        # updates, counted from 0, that did it last; -1 for none. damping: of the last refresh.
-        # traces, frozen, refreshes, retries: as ``LayerState`` says.
+        # The rest changes only when the pending update is made. last_factors, last_refresh: the
+        # last updates, counted from 0, that refreshed factors and inverses; -1 for none. damping:
+        # that of the last refresh. traces, frozen, refreshes, retries: see ``LayerState``.
         count = len(self.layers)
         self.pending = state("thor.held", 0)
         self.pending_gradients = ParameterTuple(zeros_like(p, "held") for p in self.parameters)
@@ -149,7 +151,7 @@ class ThorUpdate(UpdateStage):
         self.frozen = state("thor.frozen", np.zeros(count, np.int32))
         self.refreshes = state("thor.refreshes", np.zeros(count, np.int32))
         self.retries = state("thor.retries", np.zeros(count, np.int32))
-        # What the graph that updates is given the new values of, in this order.
+        # Parameters that ``apply_pending`` assigns, in this order.
         scalars = (self.last_factors, self.last_refresh, self.damping)
         tables = (self.traces, self.frozen, self.refreshes, self.retries)
         self.refreshed = ParameterTuple(scalars + tables)
@@ -160,7 +162,7 @@ class ThorUpdate(UpdateStage):
         return self.optimizer(self.directions(gradients))
 
     def take(self, gradients: tuple, extras: tuple, summary: Summary) -> object:
-        """Update; or, with ``extras``, take the factors into their averages and wait."""
+        """Update; or, with ``extras``, average the factors and leave the update pending."""
         gradients = self.recorded(gradients, summary)
         if len(extras) == 0:
             return self.updated(gradients)
@@ -202,7 +204,7 @@ class ThorUpdate(UpdateStage):
         return THOR_ON_HOST
 
     def wants_extras(self, updates: int) -> bool:
-        # Each value that is read costs a step of LeNet half a percent: only what can matter.
+        # Each value that is read costs a step of LeNet half a percent: read only what can matter.
         if self.options.trace_rule is not None and self.frozen.asnumpy().all():
             self.gathers = False
         elif self.factor_frequency.is_due(updates, integer_of(self.last_factors)):
@@ -216,11 +218,11 @@ class ThorUpdate(UpdateStage):
         return self.gathers
 
     def before(self, step: nn.Cell, batch: tuple) -> None:
-        """Refuse layers that are not used by their calls alone: for each new shape of a batch."""
+        """Refuse layers used other than by their calls; checked for each new shape of a batch."""
         if not self.gathers or not batch:
             return
         if integer_of(self.pending):
-            # An update that was interrupted is discarded: it was not made, and is not made now.
+            # Discard the pending update of an interrupted call.
             set_state(self.pending, 0)
         shapes = tuple(getattr(part, "shape", None) for part in batch)
         if shapes not in self.seen_shapes:
@@ -228,7 +230,7 @@ class ThorUpdate(UpdateStage):
             self.seen_shapes.add(shapes)
 
     def between(self, step: nn.Cell, batch: tuple, loss: Tensor | None) -> None:
-        """Make the update that is pending, if one is; then look at the micro-batch's loss."""
+        """Make the pending update, if there is one; then check the micro-batch's loss."""
         if self.gathers and integer_of(self.pending):
             values = self.refresh()
             self.apply_pending(*values)
@@ -239,10 +241,10 @@ class ThorUpdate(UpdateStage):
             check_loss_value(step.gradient, loss, batch, self.record.updates, self.damping)
 
     def refresh(self) -> list[Tensor]:
-        """Make the inverses again where they are due, by layer; return the new ``refreshed``.
+        """Recompute the inverses of the layers that are due; return the new ``refreshed``.
 
-        Only the inverses change here. The rest is assigned by the graph that updates, so that an
-        interruption in between leaves an update that was not made, and nothing else.
+        Only the inverses change here. The graph that updates assigns the rest, so that an
+        interruption in between only leaves an update that was not made.
         """
         update = integer_of(self.record.updates)
         measured = self.measured.asnumpy()
@@ -271,16 +273,16 @@ class ThorUpdate(UpdateStage):
                 cell.unscale(step.gradient.loss_scale)
 
     def memory_usage(self) -> list[dict]:
-        """Return a row by layer: its name, factor shapes, and bytes of factors and inverses."""
+        """Return a row per layer: its name, factor shapes, and bytes of factors and inverses."""
         return [layer.memory() for layer in self.layers]
 
     def release(self) -> None:
-        """Put the network's own layers back in the places of their taps."""
+        """Restore the network's own layers, without taps."""
         release_layers(self.places)
 
 
 class _ApplyPending(nn.Cell):
-    """The compiled graph of the update that is pending, given the new values of ``refreshed``."""
+    """The compiled graph that makes the pending update, given the new values of ``refreshed``."""
 
     def __init__(self, update: ThorUpdate):
         super().__init__(auto_prefix=False)

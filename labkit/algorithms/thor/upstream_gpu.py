@@ -1,4 +1,4 @@
-"""What MindSpore's own THOR computes on GPU, to compare with. Not to be used for training.
+"""What MindSpore's own THOR computes on GPU, for comparison. Not to be used for training.
 
 For a convolution, over N images and T positions (nn/layer/thor_layer.py, Conv2dThor, not Ascend):
 
@@ -6,11 +6,12 @@ For a convolution, over N images and T positions (nn/layer/thor_layer.py, Conv2d
     A = P P^T / T',    T' = positions of P;    D = mean over the images of d;    G = N^2 D D^T / T
 
 The mean is taken before the outer product: E[p] E[p]^T, of rank T' at most. For a fully connected
-layer A is divided by its width, not by the rows:
+layer A is divided by its width, not by the number of rows:
 
     A = X^T X / in,    G = N^2 D^T D / N
 
-Bias: no curvature. Sums that ``LayerCurvature`` divides by the positions come out multiplied.
+The bias has no curvature. Sums are returned multiplied by the number of positions, because
+``LayerCurvature`` divides by it.
 """
 
 import mindspore as ms
@@ -21,7 +22,7 @@ from labkit.algorithms.thor.taps import Tap
 
 
 class UpstreamTap(Tap):
-    """``Tap`` with the formulas above; stride is the convolution's, dilation is not looked at."""
+    """``Tap`` with the formulas above; it uses the convolution's stride and ignores dilation."""
 
     def __init__(self, geometry: Dense) -> None:
         super().__init__(geometry)
@@ -29,7 +30,8 @@ class UpstreamTap(Tap):
             self.pad_mode, self.dilation = "same", (1, 1)
 
     def sums(self, x: Tensor, slopes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        # The gradient stage divides A and the positions by the rows, and multiplies G by them.
+        # The gradient stage divides A and the positions by the number of rows, and multiplies G by
+        # it.
         rows = float(x.shape[0])
         if self.is_convolution:
             patches = ops.reduce_mean(self.patches(x), 0).expand_dims(0)

@@ -1,8 +1,8 @@
-"""How a network uses the layers that THOR preconditions: seen on a batch, before it is compiled.
+"""How a network uses the layers that THOR preconditions: observed on a batch before compilation.
 
-A tap sees a layer where it is called. What a weight does elsewhere (a product with the weight
-itself, another layer that shares it) is in its gradient and in no factor of the layer, and would be
-preconditioned by factors of a part of what it does.
+A tap sees a layer only where it is called. Other uses of its weight (a product with the weight
+itself, another layer that shares it) contribute to the gradient but to no factor of the layer, so
+that the gradient would be preconditioned by factors of only a part of the uses.
 """
 
 import contextlib
@@ -29,26 +29,26 @@ Shape = tuple[int, ...]
 
 @dataclass
 class Use:
-    """What one layer did in a forward pass."""
+    """How one layer was used in a forward pass."""
 
-    inputs: list[Shape]  # of each of its calls
+    inputs: list[Shape]  # one for each call
     elsewhere: bool = False  # the loss depends on its weight or bias other than by these calls
     fewer: list[Shape] | None = None  # inputs for a part of the rows; None: that was not run
-    other: str = ""  # the class whose construct gives another result than the layer's kind does
+    other: str = ""  # the layer's class, if its construct computes something else than its kind's
 
 
 def check_uses(stage: GradientStage, places: Sequence[Place], batch: tuple) -> None:
-    """Refuse layers whose factors would be of a part of what their weight does.
+    """Refuse layers whose factors would cover only a part of the uses of their weight.
 
     Args:
         stage: the step's gradient stage.
-        places: of the layers with taps.
+        places: places of the layers with taps.
         batch: inputs, and labels last.
 
     Raises:
-        InputError: with the name of every layer whose weight is used other than by its calls, or
-            whose positions are not as many for each of the batch's rows (compared with a part of
-            the rows, where the network takes one); when the batch does not tell its rows.
+        InputError: naming every layer whose weight is used other than by its calls, or that does
+            not see equally many positions for each row of the batch (compared with a part of the
+            rows, if the network accepts one); or if the batch's shapes do not show its rows.
     """
     rows = batch_rows(batch, stage.objective.batch_axis)
     uses = observed(stage, places, batch)
@@ -59,10 +59,11 @@ def check_uses(stage: GradientStage, places: Sequence[Place], batch: tuple) -> N
 
 
 def _check_layout(places: Sequence[Place], uses: list[Use], batch: tuple) -> None:
-    """Raise ``InputError`` where axis 1 may as well count the rows: inputs and labels share it.
+    """Raise ``InputError`` if axis 1 may count the rows as well: inputs and labels share it.
 
-    Not where the layers show it: all see as many positions as axis 0 is long, or a convolution sees
-    the batch's own maps. Time-major, or batch first token by token, they see those of both axes.
+    The layers may rule it out: all see as many positions as axis 0 is long, or a convolution sees
+    the batch's own maps. If they see the positions of both axes, the layout may be time-major, or
+    batch-first token by token.
     """
     inputs, labels = (tuple(getattr(part, "shape", ())) for part in (batch[0], batch[-1]))
     first = inputs[:2]
@@ -82,7 +83,7 @@ def _check_layout(places: Sequence[Place], uses: list[Use], batch: tuple) -> Non
 
 
 def _positions(place: Place, shape: Shape) -> int:
-    # A convolution's positions on one map are the layer's own: its axis 0 counts maps.
+    # Count a convolution's maps (axis 0): the positions within a map are the layer's own.
     return shape[0] if isinstance(place.layer, nn.Conv2d) else math.prod(shape[:-1])
 
 
@@ -117,13 +118,12 @@ def _problem(place: Place, use: Use, rows: int) -> str:
 
 
 def observed(stage: GradientStage, places: Sequence[Place], batch: tuple) -> list[Use]:
-    """Return what each layer does in the loss of ``batch``, operator by operator.
+    """Return how the loss of ``batch`` uses each layer, run operator by operator.
 
-    In its calls a layer gets a copy of its Parameters, so that the loss depends on the Parameters
-    themselves only where they are used elsewhere. Zeros in Parameters, which might hide that (a
-    gate that is closed at first, a head that begins with 0), are filled with small numbers. Nothing
-    is changed afterwards: neither Parameters, nor attributes of Cells, nor the state of random
-    numbers.
+    In its calls a layer uses copies of its Parameters, so that the loss depends on the Parameters
+    themselves only if they are used elsewhere. Zeros in Parameters, which might hide that (a gate
+    that is closed at first, a head that begins with 0), are replaced by small numbers. Everything
+    is restored afterwards: Parameters, attributes of Cells, and the state of random generators.
     """
     uses = [Use([]) for _ in places]
     with _unchanged(stage.loss_net), _eager():
@@ -136,7 +136,7 @@ def observed(stage: GradientStage, places: Sequence[Place], batch: tuple) -> lis
             used = {
                 id(parameter)
                 for parameter, gradient in zip(everything, gradients, strict=True)
-                # NaN counts: what the loss does not depend on has a gradient of exact zeros.
+                # NaN counts: a Parameter that is not used has a gradient of exact zeros.
                 if np.any(gradient.asnumpy() != 0)
             }
             for use, watch in zip(uses, watches, strict=True):
@@ -149,7 +149,7 @@ def observed(stage: GradientStage, places: Sequence[Place], batch: tuple) -> lis
 def _observe_part(
     stage: GradientStage, places: Sequence[Place], batch: tuple, uses: list[Use]
 ) -> None:
-    """Note each layer's input shapes for ``_part`` of the batch's rows, where that can run."""
+    """Record each layer's input shapes for ``_part`` of the batch's rows, if that can run."""
     rows = batch_rows(batch, stage.objective.batch_axis)
     if rows < 2:
         return
@@ -158,20 +158,20 @@ def _observe_part(
     first = [_cut(tensor, rows, part, axis) for tensor in batch]
     try:
         with _watched(places, shapes):
-            stage.loss_net(*first).asnumpy()  # operators run behind Python's back: wait for them
-    except Exception:  # a network of a fixed number of rows, which takes the whole batch
+            stage.loss_net(*first).asnumpy()  # operators run asynchronously: wait for them
+    except Exception:  # a network for a fixed number of rows accepts only the whole batch
         return
     for use, fewer in zip(uses, shapes, strict=True):
         use.fewer = fewer
 
 
 def _part(rows: int) -> int:
-    """Return how many rows are looked at on their own: two, where there are more."""
+    """Return how many rows to run by themselves: two, or one of two."""
     return min(2, rows - 1)
 
 
 def _cut(tensor: Tensor, rows: int, part: int, axis: int) -> Tensor:
-    """Return a tensor of the batch for its first rows; as it is where no axis counts them."""
+    """Return the first ``part`` rows of a tensor; all of it if no axis counts the rows."""
     shape: Shape = getattr(tensor, "shape", ())
     if len(shape) == 1 and shape[0] % rows == 0:
         return tensor[: shape[0] // rows * part]
@@ -183,7 +183,7 @@ def _cut(tensor: Tensor, rows: int, part: int, axis: int) -> Tensor:
 
 @contextlib.contextmanager
 def _eager() -> Iterator[None]:
-    """Run operator by operator what is inside, also where a method is marked with ``ms.jit``."""
+    """Run the body operator by operator, even methods that are marked with ``ms.jit``."""
     before = {name: os.environ[name] for name in ["MS_JIT"] if name in os.environ}
     os.environ["MS_JIT"] = "0"
     try:
@@ -196,7 +196,7 @@ def _eager() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _watched(places: Sequence[Place], shapes: list[list[Shape]]) -> Iterator[list["_Watch"]]:
-    """Let every layer note its inputs' shapes, and put copies for its Parameters in its calls."""
+    """Record the shapes of every layer's inputs; its calls use copies of its Parameters."""
     cells = tapped_cells(places)
     taps = [cell.tap for cell in cells]
     watches = []
@@ -213,7 +213,7 @@ def _watched(places: Sequence[Place], shapes: list[list[Shape]]) -> Iterator[lis
 
 
 def _fill_zeros(loss_net: nn.Cell) -> None:
-    """Put small numbers, no two alike, for what is exactly zero in Parameters of real numbers."""
+    """Replace exact zeros in floating-point Parameters by small numbers that all differ."""
     random = np.random.default_rng(1)
     for parameter in loss_net.get_parameters():
         value = parameter.asnumpy()
@@ -223,13 +223,13 @@ def _fill_zeros(loss_net: nn.Cell) -> None:
 
 
 class _Watch:
-    """Stands for a tapped layer's call: notes the input, and puts copies for the Parameters."""
+    """Replaces a tapped layer's call: records the input and uses copies of the Parameters."""
 
     def __init__(self, place: Place, inputs: list[Shape]) -> None:
         self.layer, self.inputs = place.layer, inputs
         self.kind = kind_of(self.layer)
         self.calls: list[tuple[Tensor, Tensor | None]] = []
-        # Those that are preconditioned.
+        # The preconditioned Parameters.
         self.parameters = [self.layer.weight]
         if place.bias is not None:
             self.parameters.append(self.layer.bias)
@@ -245,7 +245,7 @@ class _Watch:
             self.layer._params.update(before)
 
     def passed(self, x: Tensor, y: Tensor, *_buffers: Tensor) -> Tensor:
-        """Stand for the tap, which is before any activation function."""
+        """Replace the tap, which comes before any activation function."""
         if type(self.layer).construct is not self.kind.construct:
             self.calls.append((y, self._as_its_kind(x)))
         return y
@@ -253,16 +253,16 @@ class _Watch:
     def _as_its_kind(self, x: Tensor) -> Tensor | None:
         try:
             return self.kind.construct(self.layer, ops.stop_gradient(x))
-        except Exception:  # of other members than its kind's, or on inputs that are not for it
+        except Exception:  # the class lacks members of its kind, or takes other inputs
             return None
 
     def other(self) -> str:
-        """Return the layer's class where a call's result was not that of its kind, or ""."""
+        """Return the layer's class if a call's result was not that of its kind, or ""."""
         for y, expected in self.calls:
             if expected is None or expected.shape != y.shape:
                 return type(self.layer).__name__
             y, expected = y.asnumpy().astype(np.float64), expected.asnumpy().astype(np.float64)
-            # float16, or the inside of an accelerator's products: 1e-3 of the largest number.
+            # Rounding of float16, or in an accelerator's products: 1e-3 of the largest number.
             if not np.abs(y - expected).max() <= 0.01 * np.abs(expected).max():
                 return type(self.layer).__name__
         return ""
@@ -270,11 +270,11 @@ class _Watch:
 
 @contextlib.contextmanager
 def _unchanged(loss_net: nn.Cell) -> Iterator[None]:
-    """Take back what a forward pass changes: state, attributes of Cells, random numbers."""
+    """Undo what a forward pass changes: state, attributes of Cells, random generators."""
     cells = [cell for _, cell in loss_net.cells_and_names()]
     attributes = [_attributes(cell) for cell in cells]
     parameters = [(p, p.asnumpy().copy()) for p in loss_net.get_parameters()]
-    # ops.dropout and others that are given no seed take the next one of their kind from here.
+    # ops.dropout and other operators without a seed take the next seed of their kind from here.
     seeds = importlib.import_module("mindspore.common.seed")._KERNEL_SEED
     generator, kernels = ms.get_rng_state(), dict(seeds)
     try:

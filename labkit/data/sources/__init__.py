@@ -1,1 +1,1 @@
-"""What the data scripts need: downloads, archives, folders of classes."""
+"""Building blocks of the data scripts: downloads, archives, folders of classes."""

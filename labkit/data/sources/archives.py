@@ -1,7 +1,7 @@
-"""Archives of others, read with limits: what zipfile and tarfile believe is checked here.
+"""Untrusted archives, read with limits: checks that zipfile and tarfile do not make.
 
-``tarfile``'s ``filter="data"`` is no substitute: it allows links inside the folder, knows nothing
-of .zip, and checks neither sizes nor the end of an archive.
+``tarfile``'s ``filter="data"`` is no substitute: it allows links inside the folder, does not cover
+.zip, and checks neither sizes nor the end of an archive.
 """
 
 import bz2
@@ -25,21 +25,21 @@ from typing import BinaryIO, Protocol, cast
 from labkit.base.input_files import open_file
 from labkit.errors import InputError
 
-# ImageNet's validation images, the longest archive known here, are 50 000. A member takes 1 kB.
+# The longest archive in use, ImageNet's validation images, has 50 000. A member takes 1 kB.
 MAX_MEMBERS = 200_000
 
 CHUNK = 1 << 20
-# What a compressed .tar may unpack to: so many bytes, or so many times its size. A .tar.gz of 24 MB
-# can hold 23 GB; photographs do not shrink, MNIST's files to a fifth.
+# Limit of an unpacked .tar: _UNPACKED bytes, or _RATIO times its compressed size if that is more. A
+# .tar.gz of 24 MB can hold 23 GB; photographs do not shrink, MNIST's files shrink to a fifth.
 _UNPACKED = 256 << 20
 _RATIO = 20
-# A name or a header of a member; and the directory of a .zip, which is read at once.
+# Bytes of a name or a header of a member; and of the directory of a .zip, which is read at once.
 _HEADER = 1 << 20
 _DIRECTORY = 32 << 20
 
 
 class Stream(Protocol):
-    """What is read here: a file, or what unpacks one on the way."""
+    """A readable stream: a file, or an object that unpacks a file while it is read."""
 
     def read(self, size: int = -1, /) -> bytes: ...
     def seek(self, place: int, whence: int = 0, /) -> int: ...
@@ -62,7 +62,7 @@ _DAMAGED = (
     zipfile.BadZipFile,
     tarfile.TarError,
     RuntimeError,  # zipfile: encrypted, or a compression it does not know
-    # What zipfile and tarfile raise for numbers and names that make no sense.
+    # zipfile and tarfile raise these for numbers and names that make no sense.
     IndexError,
     OverflowError,
     ValueError,
@@ -80,7 +80,7 @@ class Member:
     Attributes:
         name: its path in the archive.
         open: returns its unpacked bytes as a stream.
-        size: bytes that the archive states; None where it states none.
+        size: unpacked size in bytes that the archive states; None if it states none.
         is_file: False for links, devices and sparse files, which are never opened.
     """
 
@@ -96,7 +96,7 @@ def archive_members(stack: contextlib.ExitStack, path: Path) -> list[Member]:
         file = stack.enter_context(open_file(path))
     except OSError as error:
         raise InputError(f"{path} cannot be read ({error.strerror})") from error
-    # A .tar may end with a .zip, which is_zipfile would find there.
+    # A .tar may end with a .zip, which is_zipfile would find.
     if file.peek(2)[:2] == b"PK" and zipfile.is_zipfile(file):
         limited = Limited(file, largest=_DIRECTORY)
         members = _zip_members(stack.enter_context(zipfile.ZipFile(limited)))
@@ -125,10 +125,10 @@ def _unpacked_tar(stack: contextlib.ExitStack, file: BinaryIO) -> "Limited":
 
 
 class Limited:
-    """A stream for zipfile and tarfile, which believe whatever an archive says of its lengths.
+    """A stream for zipfile and tarfile, which trust the lengths that an archive states.
 
-    end      how far it may be read or sought, for a stream that is unpacked on the way
-    largest  bytes that may be read at once; None where members are read, whose readers have limits
+    end      position up to which it may be read or sought; for a stream that is unpacked on the fly
+    largest  bytes that may be read at once; None while members are read, whose readers have limits
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class Limited:
             _check(self._stream.tell() + max(count, 0), self._end)
         if self.largest is None or 0 <= count <= self.largest:
             return self._stream.read(count)
-        # zipfile reads the end of the file, wherever it takes that to begin.
+        # zipfile reads to the end of the file, from wherever it believes the end record begins.
         content = self._stream.read(self.largest + 1) if count < 0 else None
         if content is None or len(content) > self.largest:
             raise InputError(f"a name or header of more than {self.largest} bytes")
@@ -161,14 +161,14 @@ def _check(place: int, end: int) -> None:
 
 
 def open_tar(limited: Limited) -> tarfile.TarFile:
-    """Return the uncompressed .tar in a stream, to be read."""
-    # What is only read needs no write(), which tarfile's types ask for.
+    """Return the uncompressed .tar in a stream, opened for reading."""
+    # tarfile's types ask for write(), which reading does not need.
     return tarfile.open(fileobj=cast(BinaryIO, limited), mode="r:")
 
 
 @contextlib.contextmanager
 def damage(what: str) -> Iterator[None]:
-    """Turn what the archive modules raise for damaged files into ``InputError``."""
+    """Turn the exceptions of the archive modules for damaged files into ``InputError``."""
     try:
         yield
     except InputError:
@@ -176,7 +176,7 @@ def damage(what: str) -> Iterator[None]:
     except _DAMAGED as error:
         raise InputError(f"{what} cut short or damaged ({error})") from error
     except OSError as error:
-        # bz2 raises one without a number, zipfile seeks to where no file can go.
+        # bz2 raises OSError without a number; zipfile seeks to impossible positions.
         if error.errno in (None, errno.EINVAL):
             raise InputError(f"{what} cut short or damaged ({error})") from error
         raise
@@ -184,7 +184,7 @@ def damage(what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def named(label: str) -> Iterator[None]:
-    """Put ``label`` before the words of an ``InputError`` that lack it."""
+    """Put ``label`` before the message of an ``InputError`` that does not contain it."""
     try:
         yield
     except InputError as error:
@@ -199,7 +199,7 @@ def _zip_members(archive: zipfile.ZipFile) -> list[Member]:
         raise InputError(f"more than {MAX_MEMBERS} members")
     members = []
     for info in infos:
-        # zipfile unpacks the others in one go: 1 MB of bzip2 may hold 20 GB.
+        # zipfile unpacks other compressions in one go: 1 MB of bzip2 may hold 20 GB.
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise InputError(
                 f"member {info.filename!r} has compression {info.compress_type}; expected 0 "
@@ -232,15 +232,15 @@ def members_of_tar(archive: tarfile.TarFile) -> list[Member]:
 def _extracted(archive: tarfile.TarFile, info: tarfile.TarInfo) -> AbstractContextManager[Stream]:
     stream = archive.extractfile(info)
     if stream is None:
-        raise InputError(f"member {info.name!r} is no file")
+        raise InputError(f"member {info.name!r} is not a file")
     return stream
 
 
 def _check_end(archive: tarfile.TarFile) -> None:
-    """Raise ``InputError`` unless the archive goes on to its end mark: tarfile stops silently.
+    """Raise ``InputError`` unless the members end at the archive's end mark, a block of zeros.
 
-    It stops at a header that is cut short or garbled as it does at the mark, a block of zeros.
-    Reading on to the end of the file makes gzip check its checksum.
+    At a truncated or garbled header, tarfile stops as silently as at the end mark. Reading on to
+    the end of the file makes gzip verify its checksum.
     """
     archive.fileobj.seek(archive.offset)
     if archive.fileobj.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):

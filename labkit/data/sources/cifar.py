@@ -1,8 +1,8 @@
-"""The images of CIFAR by class: out of the records of the binary version, or files of one's own.
+"""The images of CIFAR by class, from the records of the binary version or from the user's files.
 
-A record is its label bytes, then 3 x 32 x 32 pixel bytes. CIFAR-10 has one label byte, CIFAR-100
-two: the coarse label, then the fine one. The pixels are the red, the green and the blue plane, each
-row by row.
+A record consists of label bytes and 3 x 32 x 32 pixel bytes. CIFAR-10 has one label byte, CIFAR-100
+two: the coarse label, then the fine label. The pixels are the red, the green and the blue plane,
+each row by row.
 Source: A. Krizhevsky, https://www.cs.toronto.edu/~kriz/cifar.html, "Binary version".
 """
 
@@ -21,11 +21,11 @@ from labkit.errors import InputError, nearest
 
 SIDE = 32
 PIXELS = 3 * SIDE * SIDE
-MAX_PNG = 3200  # bytes; an image of pure noise makes 3172
-MAX_IMAGE = 1 << 16  # bytes; of an image of one's own
-MAX_OWN = 1 << 30  # bytes; of all of them: they are held in memory
+MAX_PNG = 3200  # bytes; an image of pure noise takes 3172
+MAX_IMAGE = 1 << 16  # bytes of one image of the user's
+MAX_OWN = 1 << 30  # bytes of all the user's images: they are held in memory
 
-# Of one file: labels (n,) uint8 and images (n, 32, 32, 3) uint8.
+# The content of one file: labels (n,) uint8 and images (n, 32, 32, 3) uint8.
 Batch = tuple[np.ndarray, np.ndarray]
 # (split, class) -> (file name, content) of each image.
 Images = dict[tuple[str, str], Iterable[tuple[str, bytes]]]
@@ -37,14 +37,14 @@ class Dataset:
 
     Attributes:
         title: its name in messages.
-        folder: where it goes, under `datasets`.
-        address: of its publisher.
-        archive: the file there.
+        folder: name of its folder under `datasets`.
+        address: address of its publisher.
+        archive: the archive at that address.
         files: names of the record files of each split.
-        records: in each of them, by split.
-        names: the file in which the archive says its classes.
-        classes: in the order of the labels.
-        label_bytes: before the 3072 bytes of an image; the last of them is the label.
+        records: number of records in each file of a split.
+        names: the file of the archive that lists its classes.
+        classes: class names in the order of the labels.
+        label_bytes: number of bytes before the 3072 of an image; the last of them is the label.
     """
 
     title: str
@@ -59,7 +59,7 @@ class Dataset:
 
     @property
     def members(self) -> tuple[str, ...]:
-        """The files of the archive that are read."""
+        """Names of the files of the archive that are read."""
         return (self.names, *(name for names in self.files.values() for name in names))
 
     def per_class(self, split: str) -> int:
@@ -68,7 +68,7 @@ class Dataset:
 
 
 def images_of_records(known: Dataset, members: Mapping[str, Member], where: str) -> Images:
-    """Return the images of every class as PNG, read from ``members``, those of ``known``."""
+    """Return the images of every class as PNG, read from the ``members`` of data set ``known``."""
     names = tuple(read(members[known.names], MAX_IMAGE).decode("utf-8", "replace").split())
     if names != known.classes:
         raise InputError(f"{where}: {known.names} names other classes than {known.title} has")
@@ -88,7 +88,7 @@ def images_of_records(known: Dataset, members: Mapping[str, Member], where: str)
 
 
 def images_of_files(known: Dataset, members: list[Member], where: str) -> Images:
-    """Return the images of every class as they are, after looking at each."""
+    """Return the images of every class unchanged, after checking each."""
     size = sum(member.size or 0 for member in members)
     if size > MAX_OWN:
         raise InputError(f"{where}: {size} bytes of images; expected at most {MAX_OWN}")
@@ -115,7 +115,7 @@ def images_of_files(known: Dataset, members: list[Member], where: str) -> Images
 
 
 def _read_batch(known: Dataset, member: Member, records: int) -> Batch:
-    """Read a file that must hold so many ``records`` with labels that are classes."""
+    """Read a file that must hold exactly ``records`` records with valid labels."""
     length = known.label_bytes + PIXELS
     content = read(member, records * length)
     if len(content) != records * length:
@@ -143,16 +143,16 @@ def _as_png(batches: Mapping[str, Batch], label: int) -> Iterator[tuple[str, byt
 
 
 def _check_image(content: bytes, label: str) -> None:
-    """Raise ``InputError``, which begins with ``label``, unless ``content`` is a whole image.
+    """Raise an ``InputError`` that begins with ``label`` unless ``content`` is a whole image.
 
-    That is a JPEG or PNG of 32 x 32 pixels in RGB that can be decoded to its end.
+    A whole image is a JPEG or PNG of 32 x 32 pixels in RGB that can be decoded to its end.
     """
     try:
         with Image.open(io.BytesIO(content), formats=("JPEG", "PNG")) as image:
             width, height, mode = *image.size, image.mode
             if (width, height, mode) == (SIDE, SIDE, "RGB"):
                 image.load()
-    except Exception as error:  # Pillow raises what the damage happens to lead to
-        raise InputError(f"{label} is no whole JPEG or PNG ({error})") from error
+    except Exception as error:  # Pillow raises many types for damaged images
+        raise InputError(f"{label} is not a whole JPEG or PNG ({error})") from error
     if (width, height, mode) != (SIDE, SIDE, "RGB"):
         raise InputError(f"{label} is {width} x {height} {mode}; expected {SIDE} x {SIDE} RGB")

@@ -1,9 +1,9 @@
-"""An image folder that is filled class by class: `SPLIT/CLASS/*`, each class whole or not there.
+"""An image folder that is filled class by class: `SPLIT/CLASS/*`, each class whole or absent.
 
 A class is written into a temporary folder of the same file system, counted, recorded in
 `manifest.json` and then renamed to its place. A killed program thus leaves whole classes; the next
-one skips those that are recorded and there, and makes the others. What is not recorded is somebody
-else's and never touched.
+run skips classes that are recorded and present, and makes the others. Unrecorded folders belong to
+the user and are never touched.
 """
 
 import hashlib
@@ -22,12 +22,12 @@ MANIFEST = "manifest.json"
 
 @dataclass(frozen=True)
 class Record:
-    """What a class folder holds.
+    """Content of a class folder.
 
     Attributes:
-        images: their number.
-        bytes: of all of them.
-        sha256: that of `sha256sum * | sha256sum` in the folder (LC_ALL=C).
+        images: number of images.
+        bytes: total size of the images.
+        sha256: output of `sha256sum * | sha256sum` in the folder (LC_ALL=C).
     """
 
     images: int
@@ -41,16 +41,16 @@ class Record:
 
 
 class ClassFolders:
-    """The classes of one data set in ``out``, and the only way to add to them.
+    """The classes of one data set in ``out``, and the only way to add classes.
 
     Args:
         out: the image folder.
-        title: of the data set; a different one in ``out`` is refused.
+        title: name of the data set; a different data set in ``out`` is refused.
         splits: the folders that belong to the data set, such as train and val.
-        official: whether the images are the published ones; the two kinds are not mixed.
+        official: whether the images are the published ones; a folder never mixes both kinds.
 
     Raises:
-        InputError: when ``out`` holds other data or its manifest cannot be read.
+        InputError: if ``out`` holds other data or its manifest cannot be read.
     """
 
     def __init__(self, out: Path, title: str, splits: Collection[str], official: bool) -> None:
@@ -58,14 +58,17 @@ class ClassFolders:
         self.splits = tuple(splits)
         self.records: dict[str, Record] = {}
         self.verified: dict[str, list] = {}
-        # Of all classes, also those not asked for yet; empty until they are known.
+        # All class names, including classes not requested yet; empty until they are known.
         self.names: list[str] = []
         self._read()
         for split in self.splits:
             self._refuse_other(split)
 
     def whole(self, split: str, name: str, content: bool = False) -> bool:
-        """Whether a class is recorded and there, by number and bytes, or by its ``content``."""
+        """Return whether a class is recorded and present with the recorded images and bytes.
+
+        With ``content``, the SHA-256 must agree too.
+        """
         record = self.records.get(f"{split}/{name}")
         folder = self.out / split / name
         if record is None or not folder.is_dir():
@@ -76,22 +79,22 @@ class ClassFolders:
             if (len(sizes), sum(sizes)) != (record.images, record.bytes):
                 return False
             return not content or _record_of(folder) == record
-        except OSError:  # A link to nothing, or a file that may not be read.
+        except OSError:  # a broken link, or a file without read permission
             return False
 
     def stage(
         self, work: Path, split: str, name: str, images: Iterable[tuple[str, bytes]]
     ) -> Record:
-        """Write the (file name, content) pairs of a class into ``work``; return what it holds."""
+        """Write the (file name, content) pairs of a class into ``work``; return its record."""
         folder = work / split / name
         folder.mkdir(parents=True)
         lines, size = {}, 0
         for file, content in images:
             if file in lines:
-                raise InputError(f"{split}/{name}/{file} is there more than once")
+                raise InputError(f"{split}/{name}/{file} appears more than once")
             plain = file == os.path.basename(file) and file.isprintable()
             if not plain or file[:1] in ("", "."):
-                raise InputError(f"{split}/{name}: {file!r} is no name for an image")
+                raise InputError(f"{split}/{name}: {file!r} is not a valid image name")
             (folder / file).write_bytes(content)
             lines[file], size = hashlib.sha256(content).hexdigest(), size + len(content)
         return Record(len(lines), size, _digest(lines))
@@ -99,23 +102,24 @@ class ClassFolders:
     def install(
         self, work: Path, split: str, name: str, record: Record, say: Say | None = None
     ) -> None:
-        """Move a class from ``work`` to its place; a damaged one makes way, which ``say`` hears.
+        """Move a class from ``work`` to its place; replace a damaged one and report it to ``say``.
 
         Raises:
-            InputError: when that one holds a file of a name that the class does not have: it is
-                somebody's own, and would be removed.
+            InputError: if the class folder to replace holds a file with a name that the class does
+                not have: the file is the user's, and would be removed.
         """
         folder = self.out / split / name
         if folder.is_dir() and (
             own := set(os.listdir(folder)) - set(os.listdir(work / split / name))
         ):
             raise InputError(
-                f"{folder / min(own)} is no file of this class, which must be made again; expected "
-                "nothing else in its folder. Move it away, or choose another folder with --out"
+                f"{folder / min(own)} is not a file of this class, which must be made again; "
+                "expected nothing else in its folder. Move it away, or choose another folder with "
+                "--out"
             )
         if say and folder.exists():
             say(f"replacing a damaged class: {folder}")
-        # First the record: a folder without one would be taken for somebody else's.
+        # First the record: a folder without one would be taken for the user's.
         self.records[f"{split}/{name}"] = record
         self._write()
         folder.parent.mkdir(exist_ok=True)
@@ -125,7 +129,7 @@ class ClassFolders:
         os.rename(work / split / name, folder)
 
     def report(self, say: Say) -> None:
-        """Say how many classes and images each split has, as recorded."""
+        """Report to ``say`` how many classes and images are recorded for each split."""
         for split in self.splits:
             classes, images = self.count(split)
             say(f"  {self.out / split}  {images} images in {classes} classes")
@@ -136,7 +140,7 @@ class ClassFolders:
         self._write()
 
     def remembers(self, path: Path) -> bool:
-        """Whether the archive at ``path`` is the one that was verified, by size and time."""
+        """Return whether ``path`` is the archive that was verified: same place, size and time."""
         return self.verified.get(path.name) == _identity(path)
 
     def count(self, split: str) -> tuple[int, int]:
@@ -145,7 +149,7 @@ class ClassFolders:
         return len(records), sum(record.images for record in records)
 
     def _refuse_other(self, split: str) -> None:
-        """Raise ``InputError`` where a split holds what no record knows."""
+        """Raise ``InputError`` if a split holds anything that is not recorded."""
         folder = self.out / split
         try:
             names = sorted(os.listdir(folder)) if folder.exists() else []

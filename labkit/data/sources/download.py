@@ -1,10 +1,10 @@
-"""Download one file: whole under its name or not at all, continued where it broke off, verified.
+"""Download one file: complete under its name or not at all, resumable and verified.
 
-The part received lies in `NAME.part`; `NAME.part.json` says of which version of which address it
-is. It is continued with `Range` and `If-Range` (RFC 9110, section 13.1.5), so a server
-whose file has changed meanwhile, or that cannot send ranges, answers with the whole file and the
-download starts again. A server that names no version (ETag or Last-Modified) is never continued.
-The checksum at the end judges what the server said.
+The part received is in `NAME.part`; `NAME.part.json` records its address and version. A download is
+continued with `Range` and `If-Range` (RFC 9110, section 13.1.5), so a server whose file has changed
+meanwhile, or that cannot send ranges, answers with the whole file and the download starts again.
+A download is never continued from a server that names no version (ETag or Last-Modified). The
+checksum at the end verifies the result.
 """
 
 import contextlib
@@ -31,11 +31,11 @@ TIMEOUT = 30.0  # seconds without a byte after which an attempt is given up
 SAY_EVERY = 10.0  # seconds between two lines of progress
 PART = ".part"
 STATE = ".part.json"
-# Where a script keeps what it downloads, in its folder, until the images are made.
+# Folder for a script's downloads, inside its own folder, until the images are made.
 DOWNLOADS = ".download"
 _HEADERS = {"User-Agent": "labkit-data-scripts"}
 _CHUNK = 1 << 20
-# The system's other errors, such as a full disk, are no reason to try again.
+# Other errors of the system, such as a full disk, are no reason to try again.
 _BROKEN = (
     urllib.error.URLError,
     http.client.HTTPException,
@@ -43,7 +43,7 @@ _BROKEN = (
     TimeoutError,
     ConnectionError,
 )
-# Statuses that may be others a moment later.
+# HTTP statuses that may be temporary.
 _PASSING = (408, 425, 429, 500, 502, 503, 504)
 Say = Callable[[str], None]
 
@@ -58,10 +58,10 @@ class Published:
 
 
 def is_address(text: str | os.PathLike) -> bool:
-    """Whether ``text`` is the http(s) address of something and not a path.
+    """Return whether ``text`` is an http(s) address and not a path.
 
     Raises:
-        InputError: when it begins as an address but is not a valid one.
+        InputError: if it begins as an address but is not a valid one.
     """
     text = str(text)
     if not text.startswith(("http://", "https://")):
@@ -69,7 +69,7 @@ def is_address(text: str | os.PathLike) -> bool:
     try:
         parts = urllib.parse.urlsplit(text)
         host, _ = parts.hostname or "", parts.port
-        # What the socket does with a name: http://.foo/ ends in a UnicodeError there.
+        # The socket encodes the name in the same way: http://.foo/ raises a UnicodeError there.
         host.encode("idna")
         text.encode("ascii")
     except ValueError as error:
@@ -90,18 +90,18 @@ def download(
     pause: float = 1.0,
     say: Say = print,
 ) -> None:
-    """Fetch ``address`` to ``target``, which appears whole or not at all.
+    """Download ``address`` to ``target``, which appears complete or not at all.
 
     Args:
         address: http(s) address.
-        target: path of the file; the part received so far lies beside it.
-        limit: refuse more than so many bytes.
-        attempts: how often to try; each continues what is there.
-        pause: seconds before the second attempt, twice as many before each further one.
-        say: takes each line of the report.
+        target: path of the file; the part received so far is stored beside it.
+        limit: largest number of bytes accepted.
+        attempts: number of attempts; each continues the part received so far.
+        pause: seconds before the second attempt, doubled before each further attempt.
+        say: called with each line of the report.
 
     Raises:
-        InputError: when it cannot be downloaded; what was received stays for the next call.
+        InputError: if the download fails; the part received stays for the next call.
     """
     is_address(address)
     say(f"downloading {address}")
@@ -115,7 +115,7 @@ def download(
                 part.unlink(missing_ok=True)
                 state.unlink(missing_ok=True)
             raise
-        # Before the rename: what is still in the buffer would come too late for a killed program.
+        # Before the rename: a program killed after it would lose what is still in the buffer.
         file.flush()
         os.fsync(file.fileno())
         os.replace(part, target)
@@ -125,13 +125,13 @@ def download(
 def fetch(
     published: Published, address: str, folder: Path, say: Say = print, attempts: int = 1
 ) -> Path:
-    """Download a published file into ``folder`` unless it is there; verify it; return its path.
+    """Download a published file into ``folder`` unless it exists; verify it; return its path.
 
-    ``folder`` is made, and removed if nothing is kept in it. A file that is not what was published
-    is removed, so that the next call starts again.
+    ``folder`` is made, and removed if nothing is kept in it. A file that differs from the published
+    one is removed, so that the next call starts again.
 
     Raises:
-        InputError: when it is not what was published, and as in ``download``.
+        InputError: if the file differs from the published one, and as in ``download``.
     """
     target = folder / published.name
     folder.mkdir(exist_ok=True)
@@ -173,7 +173,7 @@ def verify(path: Path, published: Published, say: Say = print) -> None:
 
 
 def _opened(part: Path) -> BinaryIO:
-    """Open a file for appending: a regular file, not a link, which leads elsewhere, or a pipe."""
+    """Open a file for appending; refuse a pipe, and a link, which leads elsewhere."""
     try:
         return open(part, "ab", opener=no_link)
     except OSError as error:
@@ -184,7 +184,7 @@ def _opened(part: Path) -> BinaryIO:
 
 @dataclass
 class _Transfer:
-    """What is received of ``address`` goes to the end of ``file``; ``state`` is beside it."""
+    """A transfer from ``address`` that appends to ``file``; ``state`` describes that part."""
 
     address: str
     file: BinaryIO
@@ -193,7 +193,7 @@ class _Transfer:
     say: Say
 
     def persist(self, attempts: int, pause: float) -> None:
-        """Try until all is received; ``InputError`` after so many ``attempts``."""
+        """Try until all is received; raise ``InputError`` after a permanent or the last failure."""
         for attempt in range(1, attempts + 1):
             try:
                 return self.resume()
@@ -211,7 +211,7 @@ class _Transfer:
                 time.sleep(pause * 2 ** (attempt - 1))
 
     def resume(self) -> None:
-        """Bring the rest to the end of the file, or all of it where that cannot be."""
+        """Append the missing bytes to the file, or download all of it if it cannot be continued."""
         have = self.file.seek(0, os.SEEK_END)
         known = _read_state(self.state) if have else {}
         if known.get("address") != self.address:
@@ -226,7 +226,7 @@ class _Transfer:
         except urllib.error.HTTPError as error:
             if error.code != 416 or not version:
                 raise
-            # The file has become shorter than what is here.
+            # The file on the server has become shorter than the part received.
             error.close()
             self.file.truncate(0)
             return self.resume()
@@ -245,7 +245,7 @@ class _Transfer:
             raise http.client.HTTPException(f"received {have} bytes; expected {known['size']}")
 
     def _begin(self, answer: http.client.HTTPResponse) -> dict:
-        """Forget what is here, and note which version of the file begins."""
+        """Discard the part received, and record the version of the file that begins."""
         self.file.truncate(0)
         length = answer.headers.get("Content-Length", "")
         size = length if length.isdecimal() else None
@@ -254,7 +254,7 @@ class _Transfer:
         return known
 
     def _receive(self, answer: http.client.HTTPResponse, have: int, size: str | None) -> int:
-        """Append the body of ``answer`` to the file; return how many bytes it has then."""
+        """Append the body of ``answer`` to the file; return the new length of the file in bytes."""
         last = time.monotonic()
         while block := answer.read(_CHUNK):
             have += len(block)
@@ -270,7 +270,7 @@ class _Transfer:
 
 
 def _version(answer: http.client.HTTPResponse) -> str | None:
-    """Return what If-Range may hold: a strong ETag, else the date of the last change."""
+    """Return a value for If-Range: a strong ETag, else the date of the last change."""
     tag = answer.headers.get("ETag")
     if tag and not tag.startswith("W/"):
         return tag
@@ -278,7 +278,7 @@ def _version(answer: http.client.HTTPResponse) -> str | None:
 
 
 def _follows(answer: http.client.HTTPResponse, have: int, known: dict) -> bool:
-    """Whether a partial answer continues exactly what is here."""
+    """Return whether a partial answer continues exactly the part received."""
     place = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", answer.headers.get("Content-Range", ""))
     if not place or int(place[1]) != have:
         return False

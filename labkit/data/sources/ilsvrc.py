@@ -1,9 +1,10 @@
-"""The archives of ILSVRC2012 (ImageNet): which images of which class they hold, read in place.
+"""The archives of ILSVRC2012 (ImageNet), read in place: the images of each class.
 
 A class is named by its WordNet id (wnid), such as n01440764. The training archive holds one
-uncompressed .tar for each, the validation archive numbered images without a class, and the
-development kit says the class of each number: by an id of 1 to 1000, which its MATLAB file gives a
-wnid. These ids are not in the alphabetical order of the wnids, in which image folders are numbered.
+uncompressed .tar per class. The validation archive holds numbered images without classes; the
+development kit lists the class of each number as an id from 1 to 1000, and its MATLAB file maps ids
+to wnids. The order of the ids is not the alphabetical order of the wnids, by which image folders
+are labelled.
 Source: https://image-net.org/challenges/LSVRC/2012, readme.txt of the development kit.
 """
 
@@ -26,7 +27,7 @@ TRUTH = "ILSVRC2012_validation_ground_truth.txt"
 WNID = re.compile(r"n\d{8}", re.ASCII)
 
 _MAX_TEXT = 16 << 20  # bytes
-# JPEG; and PNG, which n02105855_2933.JPEG is.
+# JPEG, and PNG: n02105855_2933.JPEG is a PNG file.
 _SIGNATURES = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n")
 
 
@@ -36,7 +37,7 @@ class Dataset:
 
     Attributes:
         title: name of the data set in messages.
-        folder: where it goes, under `datasets`.
+        folder: name of its folder under `datasets`.
         train: archive of the training images.
         val: archive of the validation images, which are spread evenly over the classes.
         devkit: development kit, with the class of each validation image.
@@ -94,8 +95,8 @@ def train_classes(members: Iterable[Member], label: str, classes: int) -> dict[s
     """Return the inner archive of each class, by wnid.
 
     Raises:
-        InputError: when a member is not called `nXXXXXXXX.tar`, or there are more or fewer than
-            ``classes``; the message begins with ``label``.
+        InputError: if a member is not called `nXXXXXXXX.tar`, or there are not exactly ``classes``
+            of them; the message begins with ``label``.
     """
     archives = {}
     for member in members:
@@ -112,7 +113,7 @@ def train_images(archive: Member) -> Iterator[tuple[str, bytes]]:
     """Yield (file name, content) of the images in the inner archive of a class.
 
     Raises:
-        InputError: when a member is not called `nXXXXXXXX_N.JPEG` after its class, is no JPEG or
+        InputError: if a member is not called `nXXXXXXXX_N.JPEG` after its class, is not a JPEG or
             PNG, or is cut short.
     """
     wnid = archive.name.removesuffix(".tar")
@@ -129,7 +130,7 @@ def val_images(members: Iterable[Member], label: str, images: int) -> list[Membe
     """Return the validation images in the order of their numbers, 1 to ``images``.
 
     Raises:
-        InputError: when a member has another name, or a number is missing; the message begins with
+        InputError: if a member has another name, or a number is missing; the message begins with
             ``label``.
     """
     names = [f"ILSVRC2012_val_{number:08d}.JPEG" for number in range(1, images + 1)]
@@ -145,10 +146,10 @@ def val_images(members: Iterable[Member], label: str, images: int) -> list[Membe
 
 
 def read_image(member: Member) -> bytes:
-    """Return the bytes of an image; raise ``InputError`` for what does not begin like one."""
+    """Return the bytes of an image; raise ``InputError`` if they do not begin as JPEG or PNG."""
     content = read(member, MAX_IMAGE)
     if not content.startswith(_SIGNATURES):
-        raise InputError(f"member {member.name!r} is no JPEG (it begins with {content[:8]!r})")
+        raise InputError(f"member {member.name!r} is not a JPEG (it begins with {content[:8]!r})")
     return content
 
 
@@ -156,8 +157,8 @@ def labels_of_devkit(path: str | os.PathLike, images: int, classes: int) -> list
     """Return the wnid of validation image 1, 2, 3 ... from the development kit.
 
     Raises:
-        InputError: when SciPy is missing, or the kit does not give ``images`` labels, as many for
-            each of the ``classes``.
+        InputError: if SciPy is missing, or the kit does not have ``images`` labels, the same number
+            for each of the ``classes``.
     """
     with opened(path, (META, TRUTH)) as members:
         meta, truth = (read(members[name], _MAX_TEXT) for name in (META, TRUTH))
@@ -171,11 +172,11 @@ def labels_of_devkit(path: str | os.PathLike, images: int, classes: int) -> list
 
 
 def labels_of_text(path: str | os.PathLike, images: int, classes: int) -> list[str]:
-    """Return the wnid of validation image 1, 2, 3 ... from a text file with one a line.
+    """Return the wnid of validation image 1, 2, 3 ... from a text file with one per line.
 
     Raises:
-        InputError: when the file cannot be read, or does not give ``images`` wnids, as many for
-            each of the ``classes``.
+        InputError: if the file cannot be read, or does not have ``images`` wnids, the same number
+            for each of the ``classes``.
     """
     try:
         labels = read_text(path, _MAX_TEXT).split()
@@ -198,13 +199,13 @@ def _wnids(meta: bytes, label: str, classes: int) -> dict[int, str]:
         ) from error
     try:
         synsets = loadmat(io.BytesIO(meta), squeeze_me=True)["synsets"]
-        # Those with children are groups of classes.
+        # Synsets with children are groups of classes.
         wnids = {
             int(synset["ILSVRC2012_ID"]): str(synset["WNID"])
             for synset in synsets
             if int(synset["num_children"]) == 0
         }
-    except Exception as error:  # SciPy's reader fails in many ways on what is no MATLAB file.
+    except Exception as error:  # SciPy's reader raises many types if this is not a MATLAB file
         raise InputError(f"{label} cannot be read ({error!r})") from error
     wrong = [wnid for wnid in wnids.values() if not WNID.fullmatch(wnid)]
     if set(wnids) != set(range(1, classes + 1)) or len(set(wnids.values())) < classes or wrong:

@@ -1,9 +1,9 @@
-"""Files out of a folder or an archive: found, opened, read or unpacked.
+"""Find, open, read and unpack the files of a folder or an archive.
 
-``opened`` finds files by the last part of their names alone, plain or gzipped; where an archive
-wants them written plays no part. ``listed`` and ``tar_members`` give all files, for archives whose
-names say where a file belongs: a name that leaves the folder, a link or anything else that is no
-plain file is refused. Nothing here writes except ``unpack``, to the path of the caller.
+``opened`` finds files by the last part of their names alone, plain or gzipped, and ignores their
+place in the archive. ``listed`` and ``tar_members`` yield all files, for archives in which the name
+decides where a file belongs: a name that leaves the folder, a link or anything else that is not a
+plain file is refused. Only ``unpack`` writes, to the path that its caller gives.
 """
 
 import contextlib
@@ -32,12 +32,12 @@ from labkit.errors import InputError
 
 @contextlib.contextmanager
 def opened(path: str | os.PathLike, names: Collection[str]) -> Iterator[dict[str, Member]]:
-    """Open a folder, .zip or .tar (also compressed); give the member for each of ``names``.
+    """Open a folder, .zip or .tar (also compressed); yield the member for each of ``names``.
 
     Members lie at any depth; `name` is preferred to `name.gz`. Links in a .tar are not followed.
 
     Raises:
-        InputError: when the archive cannot be read, or a name is missing or there more than once.
+        InputError: if the archive cannot be read, or a name is missing or occurs more than once.
     """
     path = Path(path)
     with _members(path) as members:
@@ -47,14 +47,14 @@ def opened(path: str | os.PathLike, names: Collection[str]) -> Iterator[dict[str
 
 @contextlib.contextmanager
 def listed(path: str | os.PathLike) -> Iterator[list[Member]]:
-    """Open a folder, .zip or .tar (also compressed); give all its files, in their order.
+    """Open a folder, .zip or .tar (also compressed); yield all its files, in their order.
 
     The names are clean relative paths: ``./a//b`` becomes ``a/b``.
 
     Raises:
-        InputError: when the archive cannot be read to its end; for a member, by name, that is no
-            plain file or directory, that is there twice, or whose name is absolute, has a part
-            `..`, a backslash or a character that cannot be printed.
+        InputError: if the archive cannot be read to its end, or a member is not a plain file or
+            directory, occurs twice, or has a name that is absolute or contains a part `..`, a
+            backslash or an unprintable character; the message names the member.
     """
     path = Path(path)
     with _members(path) as members:
@@ -68,9 +68,9 @@ def listed(path: str | os.PathLike) -> Iterator[list[Member]]:
 
 @contextlib.contextmanager
 def tar_members(stream: Stream, label: str) -> Iterator[list[Member]]:
-    """Give the files of an uncompressed .tar that lies in ``stream``, as ``listed`` does.
+    """Yield the files of an uncompressed .tar in ``stream``, as ``listed`` does.
 
-    It may be a .tar inside another: nothing is written. ``label`` is its name in error messages.
+    It may be a .tar inside another .tar: nothing is written. ``label`` names it in error messages.
     """
     with contextlib.ExitStack() as stack:
         with named(label), damage(f"{label}: the archive is"):
@@ -85,7 +85,7 @@ def read(member: Member, limit: int) -> bytes:
     """Return the unpacked bytes of ``member``.
 
     Raises:
-        InputError: when there are more than ``limit``, or fewer than the archive states.
+        InputError: if there are more than ``limit``, or fewer than the archive states.
     """
     if member.size is not None and member.size > limit:
         raise InputError(f"{member.name}: {member.size} bytes; expected at most {limit}")
@@ -101,10 +101,10 @@ def read(member: Member, limit: int) -> bytes:
 def unpack(member: Member, target: Path, limit: int) -> str:
     """Write the unpacked bytes of ``member`` to ``target``; return their SHA-256.
 
-    What was written before an error stays for the caller to remove.
+    After an error, the caller must remove what was written before it.
 
     Raises:
-        InputError: when there are more than ``limit`` bytes, or the member is damaged.
+        InputError: if there are more than ``limit`` bytes, or the member is damaged.
     """
     digest, size = hashlib.sha256(), 0
     with damage(f"{member.name}:"), member.open() as stream, open(target, "wb") as file:
@@ -134,7 +134,7 @@ def _folder_members(folder: Path) -> list[Member]:
 
 
 def _plain(members: Iterable[Member]) -> list[Member]:
-    """Return the members by clean names; refuse links, and names that leave the folder."""
+    """Return the members with clean names; refuse links, and names that leave the folder."""
     cleaned: dict[str, Member] = {}
     for member in members:
         path = PurePosixPath(member.name)
@@ -148,13 +148,13 @@ def _plain(members: Iterable[Member]) -> list[Member]:
             raise InputError(f"member {member.name!r} has no usable name")
         name = str(path)
         if name in cleaned:
-            raise InputError(f"member {member.name!r} is there more than once; expected it once")
+            raise InputError(f"member {member.name!r} appears more than once; expected it once")
         cleaned[name] = replace(member, name=name)
     return list(cleaned.values())
 
 
 def _unzipped(member: Member) -> Member:
-    """Return the member so that it opens unpacked where its name ends in .gz."""
+    """Return the member; if its name ends in .gz, it opens unpacked."""
     if not member.name.endswith(".gz"):
         return member
 

@@ -1,4 +1,4 @@
-"""What the data scripts share: the command, a folder to make files in, and room on the disk."""
+"""Shared parts of the data scripts: the command line, a staging folder, a check of free space."""
 
 import argparse
 import contextlib
@@ -13,16 +13,16 @@ from labkit.base.locks import locked
 from labkit.data.sources.download import PART, Published
 from labkit.errors import InputError
 
-_BLOCK = 4096  # bytes that a file system gives out at once
+_BLOCK = 4096  # bytes that a file system allocates at once
 
 
 def new_parser(description: str) -> argparse.ArgumentParser:
-    """Return a parser that shows ``description``, a script's own docstring, as it is written."""
+    """Return a parser that shows ``description``, the script's docstring, as it is written."""
     return Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
 
 
 def exit_code(script: str, prepare: Callable[..., Path], options: argparse.Namespace) -> int:
-    """Call ``prepare``; return 0, or 2 for bad input with its message on stderr."""
+    """Call ``prepare``; return 0, or print the message of an ``InputError`` and return 2."""
     try:
         prepare(**vars(options))
     except InputError as error:
@@ -33,7 +33,7 @@ def exit_code(script: str, prepare: Callable[..., Path], options: argparse.Names
 
 @contextlib.contextmanager
 def staging(out: Path, alone: bool = False) -> Iterator[Path]:
-    """Make ``out`` and a temporary folder in it; give the temporary one, remove it at the end.
+    """Make ``out`` and a temporary folder in it; yield the temporary one and remove it at the end.
 
     If the body raises, folders that were made for ``out`` and are still empty are removed too.
 
@@ -42,7 +42,7 @@ def staging(out: Path, alone: bool = False) -> Iterator[Path]:
         alone: whether to lock ``out`` meanwhile, for programs that fill it in several steps.
 
     Raises:
-        InputError: when ``out`` cannot be written (an ``OSError``, here or in the body), or another
+        InputError: if ``out`` cannot be written (an ``OSError``, here or in the body), or another
             program has locked it.
     """
     made = [folder for folder in (out, *out.parents) if not os.path.exists(folder)]
@@ -65,7 +65,7 @@ def staging(out: Path, alone: bool = False) -> Iterator[Path]:
 
 
 def unreceived(published: Published, folder: Path) -> int:
-    """Return how many bytes of a file a download into ``folder`` has still to bring."""
+    """Return how many bytes a download of ``published`` into ``folder`` must still receive."""
     target = folder / published.name
     if target.exists():
         return 0
@@ -74,9 +74,9 @@ def unreceived(published: Published, folder: Path) -> int:
 
 
 def refuse_full(out: Path, size: int, files: int) -> None:
-    """Raise ``InputError`` unless ``files`` files of ``size`` bytes in all have room at ``out``.
+    """Raise ``InputError`` unless ``out`` has room for ``files`` files of ``size`` bytes in all.
 
-    ``out`` need not exist yet. Half a block a file is added for the rounding to whole blocks.
+    ``out`` need not exist yet. Half a block per file is added for the rounding to whole blocks.
     """
     place = next(folder for folder in (out, *out.parents) if os.path.exists(folder))
     needed, disk = size + files * _BLOCK // 2, os.statvfs(place)
@@ -86,6 +86,6 @@ def refuse_full(out: Path, size: int, files: int) -> None:
             f"{out} needs {needed / 1e9:.2f} GB; {free / 1e9:.2f} GB are free. Make room, or "
             "choose another folder with --out"
         )
-    # Some file systems count no files: f_files is 0.
+    # Some file systems do not count files: f_files is 0.
     if disk.f_files and files > disk.f_favail:
         raise InputError(f"{out} needs {files} files; its file system has {disk.f_favail} left")

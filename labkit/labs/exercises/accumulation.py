@@ -19,12 +19,12 @@ def mean_gradient(gradients: Sequence[np.ndarray], sizes: Sequence[int]) -> np.n
 
 
 def normalise(pixels: np.ndarray) -> np.ndarray:
-    """Pixels 0 .. 255 to zero mean and unit deviation: scale to 0 .. 1 first, then standardise."""
+    """Scale pixels 0 .. 255 to 0 .. 1, then standardise them to zero mean and unit deviation."""
     return (np.asarray(pixels, dtype=np.float64) / 255 - 0.1307) / 0.3081
 
 
 def updates_per_epoch(micro_batches: int, micro_steps: int, tail: str) -> int:
-    """Updates in one epoch (for ``carry`` and ``drop`` the tail makes none of its own)."""
+    """Updates in one epoch; with ``carry`` and ``drop`` the tail makes no update of its own."""
     full = micro_batches // micro_steps
     return full + 1 if tail == "flush" and micro_batches % micro_steps else full
 
@@ -47,13 +47,13 @@ def token_loss(losses: Sequence[np.ndarray], is_token: Sequence[np.ndarray]) -> 
 
 
 def lenet_gradient(lenet: OnLeNet, sizes: Sequence[int]) -> list[np.ndarray]:
-    """The gradient of the whole batch, at once."""
+    """Gradient of the whole batch, computed at once."""
     (batch,) = lenet.micro_batches([sum(sizes)])
     return [gradient.asnumpy() for gradient in lenet.gradients(*batch)]
 
 
 def lenet_training(lenet: OnLeNet, sizes: Sequence[int], updates: int) -> list[np.ndarray]:
-    """As many updates of the whole batch, and the parameters after them."""
+    """Parameters after ``updates`` updates, each with the whole batch."""
     for _ in range(updates):
         (batch,) = lenet.micro_batches([sum(sizes)])
         lenet.update(lenet.gradients(*batch))
@@ -77,7 +77,7 @@ EXERCISES = (
     Exercise(normalise, [(np.array([0, 255]),), (np.arange(0, 256, 15),)], level="easy"),
     Exercise(updates_per_epoch, _COUNTS, rtol=0.0, level="medium"),
     Exercise(token_loss, _TOKENS, level="medium"),
-    # float32: sums of 12 images in another order are off by 1e-6.
+    # float32: sums over 12 images in another order are off by 1e-6.
     Exercise(lenet_gradient, [(OnLeNet(1), [8, 2, 2])], rtol=1e-4, level="medium"),
     Exercise(
         clipped_update,

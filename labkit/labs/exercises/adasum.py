@@ -14,7 +14,7 @@ from labkit.labs.exercises.on_lenet import OnLeNet, by_parameter, each_gradient,
 
 
 def two_orders(w: np.ndarray, x: np.ndarray, y: np.ndarray, rate: float) -> np.ndarray:
-    """Mean of SGD on (x.w + 1)^2 / 2 and then on (y.w + 1)^2 / 2, and of the other order."""
+    """Mean of two results of SGD: (x.w + 1)^2 / 2 then (y.w + 1)^2 / 2, and the other order."""
     first = _step(_step(w, x, rate), y, rate)
     second = _step(_step(w, y, rate), x, rate)
     return (first + second) / 2
@@ -25,14 +25,14 @@ def _step(w: np.ndarray, v: np.ndarray, rate: float) -> np.ndarray:
 
 
 def bytes_received(ranks: int, numbers: int) -> tuple[int, float]:
-    """(AllGather of float32, ring AllReduce) in bytes that one rank receives."""
+    """Bytes that one rank receives of float32 vectors: (AllGather, ring AllReduce)."""
     gathered = 4 * numbers * (ranks - 1)
     reduced = 2 * 4 * numbers * (ranks - 1) / ranks
     return gathered, reduced
 
 
 def adasum_by_layer(a: np.ndarray, b: np.ndarray, sizes: Sequence[int]) -> np.ndarray:
-    """The pair for each layer by itself; layers of ``sizes`` numbers lie one behind the other."""
+    """Adasum of each layer by itself; ``a`` and ``b`` concatenate layers of ``sizes`` numbers."""
     parts, start = [], 0
     for size in sizes:
         parts.append(reference.adasum_pair(a[start : start + size], b[start : start + size]))
@@ -55,7 +55,7 @@ def adasum_update(
 
 
 def lenet_adasum_training(lenet: OnLeNet, sizes: Sequence[int], updates: int) -> list[np.ndarray]:
-    """As many updates, each with the combined gradient, and the parameters after them."""
+    """Parameters after ``updates`` updates, each with the combined gradient."""
     return _trained(lenet, sizes, updates, reference.adasum_tree)
 
 
@@ -63,7 +63,7 @@ Combine = Callable[[Sequence[np.ndarray]], np.ndarray]
 
 
 def _by_parameter(gradients: list[list[np.ndarray]], combine: Combine) -> list[np.ndarray]:
-    """Combine the workers' vectors of each parameter; the results have its shape."""
+    """Combine the workers' vectors of each parameter; each result has the parameter's shape."""
     return [
         combine([part.ravel() for part in parts]).reshape(parts[0].shape)
         for parts in zip(*gradients, strict=True)
@@ -139,13 +139,13 @@ hint = Advice(
 
 
 def _divided(a: np.ndarray, b: np.ndarray, for_a: float, for_b: float) -> np.ndarray:
-    """The pair's sum with the overlap divided by twice these numbers."""
+    """Adasum of a pair, but with the overlap divided by 2 ``for_a`` and 2 ``for_b``."""
     product = sum(a * b)
     return (1 - product / (2 * for_a)) * a + (1 - product / (2 * for_b)) * b
 
 
 def _each_layer(pair: Callable) -> Callable:
-    """A wrong pair, layer by layer."""
+    """Apply a wrong pair function layer by layer."""
 
     def by_layer(a: np.ndarray, b: np.ndarray, sizes: Sequence[int]) -> np.ndarray:
         ends = np.cumsum(sizes)[:-1]

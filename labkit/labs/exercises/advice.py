@@ -1,4 +1,4 @@
-"""Hints on demand: two for each exercise, the second only for who asks again."""
+"""Hints on demand: two for each exercise, the second only when asked again."""
 
 from collections.abc import Mapping
 
@@ -6,7 +6,7 @@ from labkit.errors import refuse_unknown
 
 
 class Advice:
-    """Called with an exercise's name it prints the first hint; called again, both.
+    """Prints an exercise's first hint when called with its name, and both when called again.
 
     Args:
         hints: exercise -> (where to look, what to do)
@@ -21,7 +21,7 @@ class Advice:
         self._asked: set[str] = set()
 
     def __call__(self, name: str) -> None:
-        """Print the hints of the exercise ``name``; raises ``InputError`` if there is none."""
+        """Print the hints of the exercise ``name``; raises ``InputError`` if it is unknown."""
         refuse_unknown("exercise", name, self.hints)
         shown = 2 if name in self._asked else 1
         self._asked.add(name)

@@ -1,4 +1,4 @@
-"""Call a learner's function once, whatever it does: raise, print, loop, change its arguments."""
+"""Call a learner's function once, even if it raises, prints, loops or changes its arguments."""
 
 import contextlib
 import copy
@@ -20,14 +20,14 @@ SECONDS = 5.0  # a case takes milliseconds; a loop that has not ended by then ne
 
 @dataclass(frozen=True)
 class Attempt:
-    """One call: what it returned and printed, or what was wrong with it other than its numbers.
+    """The outcome of one call: its answer and output, and any fault other than wrong numbers.
 
     Attributes:
-        answer: what was returned; None where nothing was
-        fault: a sentence; empty if the answer can be compared
+        answer: the returned value; None if nothing was returned
+        fault: a sentence that describes the fault; empty if the answer can be compared
         printed: what the function wrote to standard output
-        unsolved: it raised ``NotImplementedError``, as the stub in the notebook does
-        endless: it was stopped when its time was up
+        unsolved: whether it raised ``NotImplementedError``, as the stub in the notebook does
+        endless: whether it was stopped when its time was up
     """
 
     answer: Any = None
@@ -38,11 +38,11 @@ class Attempt:
 
 
 class _Endless(BaseException):
-    """No ``Exception``: a learner's own ``except Exception`` must not catch it."""
+    """Time is up. Not an ``Exception``: a learner's ``except Exception`` must not catch it."""
 
 
 def call(function: Callable, case: tuple, names: list[str], seconds: float = SECONDS) -> Attempt:
-    """Call ``function`` with copies of the arguments ``case``, which are called ``names``."""
+    """Call ``function`` with copies of the arguments ``case``, whose names are ``names``."""
     arguments = copy.deepcopy(case)
     output = io.StringIO()
     try:
@@ -70,7 +70,7 @@ def refusal(function: Any, names: list[str]) -> str:
     """Return why ``function`` cannot be called with arguments ``names``; empty if it can."""
     if not callable(function):
         return f"this is a {_kind(function)}, not a function: pass its name without calling it"
-    with contextlib.suppress(ValueError):  # a built-in without a signature: the call will show
+    with contextlib.suppress(ValueError):  # a built-in without a signature: the call decides
         try:
             inspect.signature(function).bind(*names)
         except TypeError:
@@ -82,7 +82,7 @@ def row(answer: Any) -> np.ndarray:
     """Return the numbers of an answer in one row, float64.
 
     Raises:
-        TypeError: when there are other things than numbers in it.
+        TypeError: if it contains anything other than numbers.
     """
     parts = answer if isinstance(answer, list | tuple) else [answer]
     return np.concatenate([np.empty(0), *(_part(part, answer).ravel() for part in parts)])
@@ -119,9 +119,9 @@ def _fault(answer: Any, printed: str) -> str:
 
 @contextlib.contextmanager
 def _limit(seconds: float) -> Iterator[None]:
-    """Raise ``_Endless`` after ``seconds``; in another thread than the main one there is no limit.
+    """Raise ``_Endless`` after ``seconds``; outside the main thread there is no limit.
 
-    Every further second raises again: a bare ``except`` in the learner's loop takes the first.
+    It is raised again every second: a bare ``except`` in the learner's loop catches the first.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -140,7 +140,7 @@ def _limit(seconds: float) -> Iterator[None]:
 
 
 def _raised(function: Callable, error: BaseException) -> str:
-    """Return what was raised and the learner's own line that it came from."""
+    """Describe the exception and the line of the learner's code that it came from."""
     if isinstance(error, RecursionError):
         return "it calls itself without end: where does it stop?"
     fault = f"it raised {type(error).__name__}: {error}"
@@ -162,7 +162,7 @@ def _same(value: Any, other: Any) -> bool:
 
 
 def _kind(value: Any) -> str:
-    """Return the type's name, with its package's in front where another package made it."""
+    """Return the type's name, after its package's unless it is built in or from the notebook."""
     package = type(value).__module__.split(".")[0]
     name = type(value).__name__
     return name if package in ("builtins", "__main__") else f"{package} {name}"

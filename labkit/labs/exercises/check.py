@@ -1,4 +1,4 @@
-"""Check a learner's function against a slow specification; say what is wrong, not what is right.
+"""Check a learner's function against a slow specification; report what is wrong, not the answer.
 
 The function is tried on public cases. An unsolved exercise (``raise NotImplementedError``) is
 reported and does not stop a notebook.
@@ -19,18 +19,18 @@ from labkit.labs.exercises.attempts import Attempt
 
 Hints = Sequence[tuple[Callable, str]]
 LEVELS = ("easy", "medium", "hard")
-_SHOWN_LINES = 5  # of what a learner's function printed
-_TINY = 1e-300  # where the squares of a specification's answer are zero
+_SHOWN_LINES = 5  # the most lines of a learner's output that are shown
+_TINY = 1e-300  # for the squared norm of a specification's answer, if it underflows to zero
 
 
 @dataclass(frozen=True)
 class Exercise:
-    """One exercise, which has its specification's name.
+    """An exercise, named after its specification.
 
     Attributes:
-        spec: the slow specification, with the arguments of the learner's function
+        spec: the slow specification; it takes the same arguments as the learner's function
         cases: argument tuples
-        rtol: relative tolerance on the largest entry of the specification's answer
+        rtol: tolerance, relative to the largest entry of the specification's answer
         level: one of ``LEVELS``
     """
 
@@ -42,17 +42,17 @@ class Exercise:
 
     @property
     def name(self) -> str:
-        """As the notebook calls it."""
+        """The name that the notebook uses."""
         return self.spec.__name__
 
     def answers(self, function: Callable) -> list[Any]:
-        """Return what ``function`` makes of each case."""
+        """Return the answer of ``function`` to each case."""
         return [function(*copy.deepcopy(case)) for case in self.cases]
 
     def known(self, function: Callable) -> list[Any]:
-        """Return ``answers`` of the specification or a known mistake, made once.
+        """Return ``answers`` of the specification or a known mistake, computed once.
 
-        Those that train LeNet take a second each, and one wrong attempt is compared with seven.
+        Those that train LeNet take a second each, and a wrong attempt is compared with seven.
         """
         if function not in self._known:
             self._known[function] = self.answers(function)
@@ -67,19 +67,19 @@ def check(
 ) -> bool:
     """Try ``attempt`` on all cases of an exercise and print what was wrong, if anything.
 
-    Whatever ``attempt`` does or raises is reported; it is stopped after ``attempts.SECONDS``.
+    Exceptions and other faults are reported; a call is stopped after ``attempts.SECONDS``.
 
     Args:
-        exercises: those of a lab
-        name: of the exercise
+        exercises: the exercises of a lab
+        name: name of the exercise
         attempt: the learner's function
-        hints: exercise -> wrong functions, each with what to say when the answer is theirs
+        hints: exercise -> wrong functions, each with a hint for attempts that agree with it
 
     Returns:
         Whether all cases passed.
 
     Raises:
-        InputError: when the exercise is unknown.
+        InputError: if the exercise is unknown.
     """
     by_name = {exercise.name: exercise for exercise in exercises}
     refuse_unknown("exercise", name, by_name)
@@ -95,7 +95,7 @@ def check(
     expected = [attempts.row(answer) for answer in exercise.known(exercise.spec)]
     right = [
         _agrees(call, numbers, exercise.rtol)
-        for call, numbers in zip(calls, expected, strict=False)  # an endless one is the last
+        for call, numbers in zip(calls, expected, strict=False)  # no calls follow an endless one
     ]
     if all(right):
         print(f"{name}: passed ({len(right)} of {len(right)} public checks)")
@@ -117,14 +117,14 @@ def checker(
         """Try ``attempt`` at an exercise of this lab and print what was wrong, if anything.
 
         Args:
-            name: of the exercise
+            name: name of the exercise
             attempt: the learner's function
 
         Returns:
             Whether all cases passed.
 
         Raises:
-            InputError: when the exercise is unknown.
+            InputError: if the exercise is unknown.
         """
         return check(exercises, name, attempt, hints)
 
@@ -176,9 +176,9 @@ def _complaint(exercise: Exercise, hints: Hints, calls: list[Attempt], first: in
 
 
 def _hint(exercise: Exercise, hints: Hints, calls: list[Attempt], first: int) -> str:
-    """Return the hint whose wrong function agrees with most answers, and with the first wrong one.
+    """Return the hint for the mistake that agrees with most answers, the first wrong one included.
 
-    Two mistakes may look alike in one case, and only one of them in all.
+    Two mistakes may give the same answer in one case, and only one of them in all cases.
     """
     best, most = "", 0
     for mistake, hint in hints:
@@ -192,7 +192,7 @@ def _hint(exercise: Exercise, hints: Hints, calls: list[Attempt], first: int) ->
 
 
 def _rounded(answer: Any, numbers: np.ndarray, right: np.ndarray) -> str:
-    """Return which digits of the right numbers are lost; empty if that is not what is wrong."""
+    """Return a complaint about lost digits; empty if rounding is not what is wrong."""
     dtype = answer.dtype if isinstance(answer, np.ndarray | np.generic) else np.dtype(float)
     for short in (np.float16, np.float32):
         if dtype == short and _close(numbers, right, 20 * float(np.finfo(short).eps)):

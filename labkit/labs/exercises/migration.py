@@ -14,13 +14,13 @@ from labkit.runtime import pynative
 
 
 def same_padding(size: int, kernel: int, stride: int) -> list[int]:
-    """Padding before and after that pad_mode="same" takes on one axis."""
+    """Padding [before, after] that pad_mode="same" adds along one axis."""
     total = max((math.ceil(size / stride) - 1) * stride + kernel - size, 0)
     return [total // 2, total - total // 2]
 
 
 def running_variance(old: float, values: np.ndarray, torch_momentum: float) -> float:
-    """PyTorch's running variance after a batch: momentum weighs the new, unbiased variance."""
+    """PyTorch's running variance after a batch: momentum is the weight of the new, unbiased one."""
     return (1 - torch_momentum) * old + torch_momentum * np.var(values, ddof=1)
 
 
@@ -32,7 +32,7 @@ def smooth_targets(label: int, classes: int, smoothing: float) -> np.ndarray:
 
 
 def preprocess(pixels: np.ndarray, mean: np.ndarray, std: np.ndarray) -> np.ndarray:
-    """What Normalize makes of pixels 0 .. 255, with mean and std of pixels 0 .. 1."""
+    """Pixels 0 .. 255 after Normalize; ``mean`` and ``std`` are those of pixels 0 .. 1."""
     return (np.asarray(pixels, np.float64) - 255 * np.asarray(mean)) / (255 * np.asarray(std))
 
 
@@ -44,7 +44,7 @@ def scheduled_rate(update: int, updates: int, warmup: int, rate: float) -> float
 
 
 def load_weights(resnet: OnResNet) -> np.ndarray:
-    """The logits with PyTorch's tensors in the network, all of them in their places."""
+    """Logits of the network after all of PyTorch's tensors have been loaded into it."""
     from labkit import migration
 
     migration.load(resnet.network, resnet.state)
@@ -52,13 +52,13 @@ def load_weights(resnet: OnResNet) -> np.ndarray:
 
 
 def first_fault(resnet: OnResNet) -> int:
-    """Place of the first stage at which the two networks differ."""
+    """Place of the first stage whose output differs between the two networks."""
     return _differing(resnet)[0]
 
 
-@functools.cache  # five mistakes begin with it, and it takes a second
+@functools.cache  # the specification and four mistakes call it, and it takes a second
 def _differing(resnet: OnResNet) -> list[int]:
-    """Places of all stages whose outputs differ, by hooks."""
+    """Places of all stages whose outputs differ, found with forward hooks."""
     outputs: dict[str, list] = {name: [] for name in resnet.stages}
     for network in (resnet.right, resnet.wrong):
         for name, kept in outputs.items():
@@ -68,7 +68,7 @@ def _differing(resnet: OnResNet) -> list[int]:
         with pynative():
             network(resnet.images)
     both = enumerate(outputs.values())
-    # Both run the same kernels: where nothing differs, no bit does.
+    # Both run the same kernels: outputs that should agree are equal to the bit.
     return [place for place, (right, wrong) in both if not np.array_equal(right, wrong)]
 
 
@@ -90,7 +90,7 @@ EXERCISES = (
     Exercise(smooth_targets, [(2, 10, 0.1), (0, 3, 0.3), (4, 5, 0.0)], level="easy"),
     Exercise(same_padding, _PADDINGS, rtol=0.0, level="medium"),
     Exercise(scheduled_rate, _RATES, level="medium"),
-    # float32: the same kernels on the same tensors; what is left is for other machines.
+    # float32: the same kernels on the same tensors; the tolerance is for other machines.
     Exercise(load_weights, [(OnResNet(),)], rtol=1e-4, level="medium"),
     Exercise(first_fault, _RESNETS, rtol=0.0, level="hard"),
 )
@@ -119,7 +119,7 @@ hint = Advice(
             "after the warm-up count from there, and let the cosine have the updates that are left",
         ),
         "load_weights": (
-            "which names end differently in the two frameworks, and which tensors are no weights?",
+            "which names end differently in the two frameworks, and which tensors are not weights?",
             "loop over `network.get_parameters()`, make PyTorch's name of each, and use `set_data`",
         ),
         "first_fault": (
@@ -146,7 +146,7 @@ def _label_at(label: int, classes: int, at_label: float, elsewhere: float) -> np
 
 
 def _after_warmup(rate_at: Callable) -> Callable:
-    """A schedule whose warm-up is right, and then ``rate_at(update, updates, warmup, rate)``."""
+    """A schedule with the right warm-up, then ``rate_at(update, updates, warmup, rate)``."""
     return lambda i, n, warmup, rate: (scheduled_rate if i < warmup else rate_at)(
         i, n, warmup, rate
     )
@@ -157,7 +157,7 @@ def _cosine(part: float) -> float:
 
 
 def _load(resnet: OnResNet, name_of: Callable[[str], str]) -> np.ndarray:
-    """Logits with ``state[name_of(last part of a parameter's name)]`` in place; "" leaves it."""
+    """Logits after loading tensors by ``name_of(last part of a parameter's name)``; "" skips."""
     from mindspore import Tensor
 
     for parameter in resnet.network.get_parameters():

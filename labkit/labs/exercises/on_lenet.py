@@ -10,25 +10,25 @@ import numpy as np
 
 from labkit.runtime import pynative
 
-if TYPE_CHECKING:  # importing MindSpore takes seconds that the other exercises need not wait
+if TYPE_CHECKING:  # importing MindSpore takes seconds, which other exercises need not wait
     from mindspore import Tensor, nn
 
 IMAGES = 12
 
 
 class OnLeNet:
-    """A new LeNet-5 and 12 random images: what an exercise's function is given.
+    """A new LeNet-5 and 12 random images, the argument of an exercise's function.
 
-    Every copy has the same initial weights, and is trained by nobody else. All is computed in
-    PyNative mode, operator by operator. Hazard: copies that shared one network would share what
-    ``asnumpy`` shows, and an answer would change when the next copy is trained.
+    Every copy has its own network, with the same initial weights. Everything is computed in
+    PyNative mode, operator by operator. Hazard: if copies shared one network, they would share
+    the memory of ``asnumpy``, and an answer would change when the next copy is trained.
 
     Args:
-        seed: of weights and images
+        seed: seed of the weights and images
 
     Attributes:
-        parameters: the trainable ones, in order
-        learning_rate: of ``update``, which is Momentum's with 0.9
+        parameters: the trainable parameters, in order
+        learning_rate: learning rate of ``update``, which uses Momentum with 0.9
     """
 
     learning_rate = 0.1
@@ -40,7 +40,7 @@ class OnLeNet:
         return type(self)(self.seed)
 
     def __eq__(self, other: object) -> bool:
-        # To train it is no change of an argument that the caller would regret.
+        # Training it does not count as changing an argument: the caller's data stay intact.
         return isinstance(other, OnLeNet) and other.seed == self.seed
 
     def __hash__(self) -> int:
@@ -58,7 +58,7 @@ class OnLeNet:
         stops = np.cumsum(sizes)
         random = np.random.default_rng(self.seed)
         images = random.normal(size=(IMAGES, 1, 32, 32)).astype(np.float32)
-        # Each class has another brightness: gradients of micro-batches then differ in size.
+        # Each class has its own brightness, so that gradients of micro-batches differ in size.
         labels = np.sort(random.integers(0, 10, IMAGES)).astype(np.int32)
         images += labels[:, None, None, None] / 5
         return [
@@ -103,7 +103,7 @@ class OnLeNet:
     def _value_and_grad(self) -> Any:
         import mindspore as ms
 
-        # Made in graph mode it is a graph whatever mode it is called in: 0.3 s for each size.
+        # Made in graph mode it compiles, in whatever mode it is called: 0.3 s for each batch size.
         with pynative():
             return ms.value_and_grad(self._loss_net, None, self._optimizer.parameters)
 
@@ -115,7 +115,7 @@ def each_gradient(lenet: OnLeNet, sizes: Sequence[int]) -> list[list[np.ndarray]
 
 
 def update_of_each(lenet: OnLeNet, sizes: Sequence[int], updates: int) -> list[np.ndarray]:
-    """Return the parameters after an update of every micro-batch by itself, which is a mistake."""
+    """Return the parameters after an update for every single micro-batch, which is a mistake."""
     for _ in range(updates):
         for batch in lenet.micro_batches(sizes):
             lenet.update(lenet.gradients(*batch))
@@ -123,7 +123,7 @@ def update_of_each(lenet: OnLeNet, sizes: Sequence[int], updates: int) -> list[n
 
 
 def by_parameter(lenet: OnLeNet, vector: np.ndarray) -> list[np.ndarray]:
-    """Return a vector of all weights as an array for each parameter."""
+    """Split a vector of all weights into an array for each parameter."""
     ends = np.cumsum([parameter.size for parameter in lenet.parameters])[:-1]
     parts = zip(lenet.parameters, np.split(vector, ends), strict=True)
     return [part.reshape(parameter.shape) for parameter, part in parts]

@@ -9,7 +9,7 @@ import numpy as np
 
 from labkit.runtime import pynative
 
-if TYPE_CHECKING:  # importing MindSpore takes seconds that the other exercises need not wait
+if TYPE_CHECKING:  # importing MindSpore takes seconds, which other exercises need not wait
     from mindspore import Tensor, nn
 
 _CHANNELS = [16, 16, 32, 64, 128]  # a quarter of ResNet-18's
@@ -17,13 +17,13 @@ _CLASSES, _IMAGES, _SIDE = 10, 2, 32
 
 
 class OnResNet:
-    """A ResNet of one basic block a stage, and two images: what an exercise's function is given.
+    """A ResNet of one basic block per stage, and two images: an exercise function's argument.
 
-    All is computed in PyNative mode, operator by operator. Every copy builds networks of its own
-    when it is first asked for them, and an answer takes half a second: a ResNet-18 took twice that.
+    Everything is computed in PyNative mode, operator by operator. Every copy builds its own
+    networks on first use, and an answer takes half a second; a ResNet-18 took twice that.
 
     Args:
-        fault: stage of ``wrong`` that pads by "same"; one of ``stages`` that pads at all
+        fault: the stage of ``wrong`` that pads with "same"; a stage that has padding
 
     Attributes:
         stages: names of the network's parts, in the order of the calls
@@ -38,7 +38,7 @@ class OnResNet:
         return OnResNet(self.fault)
 
     def __eq__(self, other: object) -> bool:
-        # To load weights is no change of an argument that the caller would regret.
+        # Loading weights does not count as changing an argument: the caller's data stay intact.
         return isinstance(other, OnResNet) and other.fault == self.fault
 
     def __hash__(self) -> int:
@@ -76,13 +76,13 @@ class OnResNet:
 
     @cached_property
     def wrong(self) -> nn.Cell:
-        """As ``right``, but for one stage."""
+        """Like ``right``, except for the stage ``fault``."""
         network, other = _resnet(), _resnet(2)
         setattr(network, self.fault, getattr(other, self.fault))
         return self._with_state(network)
 
     def logits(self) -> np.ndarray:
-        """Return what ``network`` says of the images, (2, 10), in evaluation mode."""
+        """Return the logits (2, 10) of ``network`` for the images, in evaluation mode."""
         with pynative():
             return self.network.set_train(False)(self.images).asnumpy()
 

@@ -10,7 +10,7 @@ from labkit.labs.exercises.check import Exercise, draw
 
 
 def output_side(size: int, kernel: int, stride: int, pad_mode: str) -> int:
-    """Side of what ``nn.Conv2d`` makes of a side ``size``."""
+    """Side of the output of ``nn.Conv2d`` for an input of side ``size``."""
     if pad_mode == "same":
         return math.ceil(size / stride)
     return len(range(0, size - kernel + 1, stride))

@@ -46,7 +46,7 @@ def _of_biases(seed: int) -> np.ndarray:
 
 
 def _pairs(seed: int, count: int, size: int) -> list:
-    """Pairs (s, y) of a quadratic; the second one, if there are two, has y.s < 0."""
+    """Pairs (s, y) of a quadratic; the second pair, if there is one, has y.s < 0."""
     half = draw(seed, size, size)
     steps = draw(seed + 1, count, size)
     return [(s, (half @ half.T @ s) * (-1) ** (i == 1)) for i, s in enumerate(steps)]
@@ -66,7 +66,7 @@ EXERCISES = (
     Exercise(explained, _EXPLAINED, level="easy"),
     Exercise(nearest_point, _POINTS, level="medium"),
     Exercise(line_search, _SEARCHES, level="medium"),
-    # float32: the weights after three updates are off by 1e-6 of the largest.
+    # float32: after three updates the weights are off by 1e-6 of the largest weight.
     Exercise(lenet_average, [(OnLeNet(1), [4, 4, 4], 3)], rtol=1e-5, level="medium"),
     Exercise(
         direction,

@@ -10,12 +10,12 @@ from labkit.labs.exercises.on_lenet import OnLeNet, by_parameter
 
 
 def swa(average: np.ndarray, count: int, weights: np.ndarray) -> np.ndarray:
-    """The mean of ``count`` snapshots whose mean is ``average``, and of one more."""
+    """Mean of ``count`` snapshots whose mean is ``average`` and one more, ``weights``."""
     return (count * average + weights) / (count + 1)
 
 
 def explained(snapshots: np.ndarray, components: int) -> np.ndarray:
-    """Share of the variance of snapshots (N, M) along each of their first K components, (K,)."""
+    """Share of the variance of snapshots (N, M) along each of the first K components, (K,)."""
     pca = reference.principal_components(snapshots, components)
     return pca.variance / pca.total_variance
 
@@ -28,7 +28,7 @@ def nearest_point(basis: np.ndarray, mean: np.ndarray, weights: np.ndarray) -> n
 def line_search(
     losses: Sequence[float], loss: float, slope: float, rho: float, sigma: float
 ) -> float:
-    """rho^m of the first m with losses[m] < loss + sigma rho^m slope; 0.0 where there is none."""
+    """rho^m of the first m with losses[m] < loss + sigma rho^m slope; 0.0 if there is none."""
     for m, trial in enumerate(losses):
         if trial < loss + sigma * rho**m * slope:
             return rho**m
@@ -36,14 +36,14 @@ def line_search(
 
 
 def lenet_average(lenet: OnLeNet, sizes: Sequence[int], updates: int) -> list[np.ndarray]:
-    """The mean of the weights after each update, micro-batches in turn."""
+    """Mean of the weights after each update; the micro-batches take turns."""
     return averaged(lenet, sizes, updates, lambda rows: rows[1:].mean(axis=0))
 
 
 def averaged(
     lenet: OnLeNet, sizes: Sequence[int], updates: int, weigh: Callable
 ) -> list[np.ndarray]:
-    """What ``weigh`` makes of the weights (updates + 1, M) before and after each update."""
+    """Apply ``weigh`` to the weights (updates + 1, M), the initial ones and after each update."""
     rows = [weights_of(lenet)]
     for number in range(updates):
         lenet.update(lenet.gradients(*lenet.micro_batches(sizes)[number % len(sizes)]))
@@ -52,14 +52,14 @@ def averaged(
 
 
 def direction(gradient: np.ndarray, pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
-    """-B g (K,), B = I updated by each pair (s, y) whose product is positive."""
+    """-B g (K,), where B is I updated with each pair (s, y) whose scalar product is positive."""
     return after(gradient, pairs)
 
 
 def lenet_search(
     lenet: OnLeNet, basis: np.ndarray, rho: float, sigma: float
 ) -> tuple[float, float]:
-    """One search along -P^T P g, by float64 gradients: (step size, loss there)."""
+    """Search once along -P^T P g with float64 gradients; return (step size, loss there)."""
     (batch,) = lenet.micro_batches([12])
     images, labels = (part.asnumpy() for part in batch)
     names = [parameter.name for parameter in lenet.parameters]
@@ -126,7 +126,7 @@ def after(
     scaled: bool = False,
     least: float = 0.0,
 ) -> np.ndarray:
-    """-B g, B made by ``update(B, s, y)`` of the pairs whose product is above ``least``."""
+    """-B g, where ``update(B, s, y)`` builds B from the pairs with s.y above ``least``."""
     inverse = np.eye(len(gradient))
     for number, (s, y) in enumerate(pair for pair in pairs if pair[0] @ pair[1] > least):
         if scaled and number == 0:
@@ -151,7 +151,7 @@ def searched(
     projected: bool = True,
     answer: Callable = lambda m, size, losses: (size, losses[-1]),
 ) -> tuple[float, float]:
-    """As ``lenet_search``, in MindSpore, with one thing otherwise."""
+    """``lenet_search`` in MindSpore, with one mistake that the options select."""
     from mindspore import Tensor, ops
 
     (batch,) = lenet.micro_batches([12])

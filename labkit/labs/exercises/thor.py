@@ -23,21 +23,21 @@ def patch_factor(patches: np.ndarray) -> np.ndarray:
 
 
 def unscaled_factor(derivatives: np.ndarray, loss_scale: float) -> np.ndarray:
-    """G = N^2 sum d d^T / N of the mean loss' derivatives, which are times the loss scale."""
-    own = len(derivatives) * derivatives / loss_scale  # of each row's loss
+    """G = N^2 sum d d^T / N for derivatives d of the mean loss; ``derivatives`` is loss_scale d."""
+    own = len(derivatives) * derivatives / loss_scale  # the derivatives of each row's loss
     total = np.zeros((derivatives.shape[1],) * 2)
     return sum((np.outer(d, d) for d in own), start=total) / len(derivatives)
 
 
 def block_inverse(factor: np.ndarray, damping: float, split: int) -> np.ndarray:
-    """Blocks of ceil(n / ceil(n / split)) rows, damped, inverted, on the diagonal of zeros."""
+    """Damp and invert the diagonal blocks of ceil(n / ceil(n / split)) rows; zeros elsewhere."""
     return reference.damped_inverse(reference.block_diagonal(factor, split), damping)
 
 
 def pi_damping(
     a_factor: np.ndarray, g_factor: np.ndarray, positions: int, damping: float
 ) -> tuple[float, float]:
-    """(pi sqrt(damping / T), sqrt(damping / T) / pi), pi^2 the ratio of the mean eigenvalues."""
+    """(pi sqrt(damping / T), sqrt(damping / T) / pi); pi^2 is the ratio of mean eigenvalues."""
     pi = math.sqrt(mean_eigenvalue(a_factor) / mean_eigenvalue(g_factor))
     return pi * math.sqrt(damping / positions), math.sqrt(damping / positions) / pi
 
@@ -50,7 +50,7 @@ def mean_eigenvalue(factor: np.ndarray) -> float:
 def refreshes_and_mean_time(
     updates: int, frequency: int, refresh: float, cached: float
 ) -> tuple[int, float]:
-    """Refreshes at updates 0, frequency, 2 frequency, ... below ``updates``; mean time."""
+    """Number of refreshes (updates 0, frequency, ... below ``updates``) and mean time."""
     times = [refresh if update % frequency == 0 else cached for update in range(updates)]
     return len(range(0, updates, frequency)), sum(times) / updates
 
@@ -64,7 +64,7 @@ def trace_decision(
     high: float,
     low: float,
 ) -> tuple[float, int]:
-    """(D, decision): the relative change of tr(T G (x) A + damping I), and 1, 0 or -1 by it."""
+    """(D, decision): relative change of tr(T G (x) A + damping I), and 1, 0 or -1 accordingly."""
     return decide(trace(a_factor, g_factor, positions, damping), last, high, low)
 
 
@@ -75,7 +75,7 @@ def trace(a_factor: np.ndarray, g_factor: np.ndarray, positions: int, damping: f
 
 
 def decide(now: float, last: float, high: float, low: float) -> tuple[float, int]:
-    """(D, decision) of a trace that is ``now`` and was ``last``."""
+    """(D, decision) for a trace that changed from ``last`` to ``now``."""
     change = abs(now - last) / last
     return change, 1 if change > high else -1 if change < low else 0
 
@@ -97,7 +97,7 @@ _DERIVATIVES = [(draw(3, 8, 3), 128.0), (draw(4, 5, 2), 1024.0), (draw(5, 1, 4),
 _BLOCKS = [(_factor(5, 10), 0.1, 8), (_factor(6, 10), 0.1, 4), (_factor(7, 3), 0.3, 128)]
 _FACTORS = [(_factor(1, 6), 20 * _factor(2, 3), 4, 0.3), (3 * _factor(3, 2), _factor(4, 5), 9, 1)]
 _TIMES = [(936, 10, 42.0, 21.0), (7, 3, 30.0, 10.0), (6, 3, 30.0, 10.0), (100, 1, 5.0, 2.0)]
-# Above both thresholds, between them on both sides, below.
+# Above both thresholds and between them, of either sign; below both.
 _CHANGES = (0.2, -0.2, 0.004, -0.005, 0.0002)
 
 EXERCISES = (
@@ -163,7 +163,7 @@ def _mean_patches(patches: np.ndarray) -> np.ndarray:
 
 
 def _mean_derivatives(derivatives: np.ndarray, loss_scale: float) -> np.ndarray:
-    mean = derivatives.sum(axis=0) / loss_scale  # of each row's own loss
+    mean = derivatives.sum(axis=0) / loss_scale  # mean derivative of the rows' own losses
     return np.outer(mean, mean)
 
 
@@ -180,7 +180,7 @@ def _count(updates: int, frequency: int) -> int:
 
 
 def _by_change(change_of: Callable) -> Callable:
-    """A decision by ``change_of(trace, last)``."""
+    """A ``trace_decision`` that measures the change by ``change_of(trace, last)``."""
 
     def decision(
         a: np.ndarray, g: np.ndarray, positions: int, damping: float, *limits: float
@@ -200,7 +200,7 @@ HINTS = {
         (lambda patches: patch_factor(patches) * len(patches),
          "a mean over positions; what about the rows?"),
         (lambda p: patch_factor(p) * len(p) * p.shape[2] / p.shape[1],
-         "divided by the width of the layer: that is no number of samples"),
+         "divided by the width of the layer: that is not a number of samples"),
     ),
     "unscaled_factor": (
         (lambda derivatives, loss_scale: loss_scale * unscaled_factor(derivatives, loss_scale),

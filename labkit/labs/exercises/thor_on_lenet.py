@@ -12,26 +12,26 @@ from labkit import reference
 from labkit.labs.exercises.on_lenet import IMAGES, OnLeNet
 from labkit.runtime import pynative
 
-if TYPE_CHECKING:  # importing MindSpore takes seconds that the other exercises need not wait
+if TYPE_CHECKING:  # importing MindSpore takes seconds, which other exercises need not wait
     from mindspore import Tensor, nn
 
-INPUTS, OUTPUTS, WEIGHT = 84, 10, 6  # of fc3, and the number of its weight
+INPUTS, OUTPUTS, WEIGHT = 84, 10, 6  # sizes of fc3, and the number of its weight
 
 
 class OnTappedLeNet(OnLeNet):
     """``OnLeNet`` with a place for a tap behind its last layer, fc3; all 12 images at once."""
 
     def through(self, tap: nn.Cell) -> tuple[Tensor, ...]:
-        """Return what the backward pass of ``tap`` gives for a (84, 84) and g (10, 10).
+        """Return what the backward pass of ``tap`` returns for a (84, 84) and g (10, 10).
 
         Args:
-            tap: is called as tap(p, y, a, g), and returns what takes the place of y
+            tap: called as tap(p, y, a, g); its result replaces y
         """
         shapes = (INPUTS, INPUTS), (OUTPUTS, OUTPUTS)
         return tuple(self._backward(tap, shapes)[-2:])
 
     def seen(self) -> tuple[list[Tensor], Tensor, Tensor]:
-        """Return the gradient of each parameter, fc3's input and the mean loss' derivative."""
+        """Return each parameter's gradient, fc3's input p, and d, the loss' derivative by y."""
         shapes = (IMAGES, INPUTS), (IMAGES, OUTPUTS)
         *gradients, p, d = self._backward(_witness(), shapes)
         return gradients, p, d
@@ -42,7 +42,7 @@ class OnTappedLeNet(OnLeNet):
 
         (batch,) = self.micro_batches([IMAGES])
         parameters = self.parameters
-        # In PyNative mode the derivative by what requires no gradient would be zeros.
+        # In PyNative mode the derivative by a tensor without requires_grad would be zeros.
         extras = [Parameter(ops.zeros(shape), name=f"a{n}") for n, shape in enumerate(shapes)]
         cells = self._loss_net.network._cells
         layer = cells["fc3"]
@@ -72,7 +72,7 @@ def _behind(layer: nn.Cell, tap: nn.Cell, extras: Sequence[Any]) -> nn.Cell:
 
 
 def _witness() -> nn.Cell:
-    """Return a tap that gives p and d themselves."""
+    """Return a tap whose backward pass gives p and d themselves."""
     from mindspore import nn, ops
 
     class Witness(nn.Cell):
@@ -88,7 +88,7 @@ def _witness() -> nn.Cell:
 
 
 def lenet_factors(lenet: OnTappedLeNet) -> list[np.ndarray]:
-    """A and G of fc3, in float64 from what a tap has seen."""
+    """A and G of fc3, computed in float64 from the p and d that a tap has seen."""
     _, p, d = lenet.seen()
     return _factors(p.asnumpy(), d.asnumpy())
 
@@ -99,7 +99,7 @@ def _factors(p: np.ndarray, d: np.ndarray) -> list[np.ndarray]:
 
 
 def lenet_thor(lenet: OnTappedLeNet, damping: float, updates: int) -> list[np.ndarray]:
-    """Updates with the inverses of update 0 on both sides of fc3's gradient."""
+    """Parameters after updates with the inverses of update 0 on both sides of fc3's gradient."""
     return _train(lenet, damping, updates)
 
 
@@ -113,7 +113,7 @@ def _train(
     sides: str = "both",
     scale: float = 1.0,
 ) -> list[np.ndarray]:
-    """As ``lenet_thor``; a factor has ``damping**power``, and G is times ``scale``."""
+    """Like ``lenet_thor``, with ``damping**power`` in each factor and G multiplied by ``scale``."""
     from mindspore import Tensor
 
     inverses: list[np.ndarray] = []

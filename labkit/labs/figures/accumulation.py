@@ -15,15 +15,15 @@ _PALE, _GREY = 0.3, "#DDDDDD"
 
 
 def updates(in_epoch: int, micro_steps: int, tail: str) -> list[list[int]]:
-    """Return the numbers, from 0, of the micro-batches that each update of two epochs is made of.
+    """Return the numbers, from 0, of the micro-batches in each update of two epochs.
 
     Args:
         in_epoch: micro-batches in an epoch
-        micro_steps: micro-batches that an update is to have
-        tail: "carry", "drop" or "flush", as of ``AccumulatedStep``
+        micro_steps: micro-batches in a full update
+        tail: "carry", "drop" or "flush", as in ``AccumulatedStep``
 
     Raises:
-        InputError: for another tail.
+        InputError: if ``tail`` has another value.
     """
     choice("tail", tail, TAILS)
     made: list[list[int]] = []
@@ -45,8 +45,8 @@ def leak(axis: Axes, micro_steps: float, tail: float, seen: float, in_epoch: int
     """Draw two epochs of micro-batches after ``seen`` of them, coloured by their update.
 
     Args:
-        axis: to draw on
-        micro_steps: micro-batches that an update is to have
+        axis: axis to draw on
+        micro_steps: micro-batches in a full update
         tail: place in ``TAILS``
         seen: micro-batches so far
         in_epoch: micro-batches in an epoch

@@ -90,10 +90,10 @@ def over_rates(
     """Test error over the learning rate.
 
     Args:
-        accuracies: reduction -> {learning rate: accuracies 0 .. 1 by seed}; a training that
-            failed is None
-        single: the single worker's learning rate, marked
-        title: of the figure
+        accuracies: reduction -> {learning rate: accuracies 0 .. 1 by seed}; None for a
+            failed training
+        single: the single worker's learning rate, which is marked
+        title: title of the figure
     """
     figure, axis = _over_settings(accuracies, "learning rate", title)
     if single is not None:
@@ -104,14 +104,14 @@ def over_rates(
 def over_workers(
     accuracies: Mapping[str, Mapping[float, Sequence[float | None]]], title: str = ""
 ) -> Figure:
-    """Test error over the number of workers; as ``over_rates``, by workers."""
+    """Test error over the number of workers; like ``over_rates``, by workers."""
     return _over_settings(accuracies, "workers", title)[0]
 
 
 def _over_settings(
     accuracies: Mapping[str, Mapping[float, Sequence[float | None]]], xlabel: str, title: str
 ) -> tuple[Figure, Axes]:
-    """The mean over seeds as a line, each seed as a dot; a second word in a name: dashed."""
+    """Draw means over seeds as lines, dashed for names of two words, and each seed as a dot."""
     figure, axis = plots.axes(width=6.8, height=3.8)
     for name, by_setting in accuracies.items():
         reduction, *variant = name.split()
@@ -137,9 +137,9 @@ def critical_batch(
     """Updates to an accuracy over the images of one update, with each critical batch size.
 
     Args:
-        updates: method -> {images of one update: updates by seed}; a second word in it: dashed
+        updates: method -> {images of one update: updates by seed}; names of two words are dashed
         curves: method -> the curve through them; a B_crit that is finite and not 0 is marked
-        title: of the figure
+        title: title of the figure
     """
     figure, axis = plots.axes(width=7.6, height=4.0)
     for name, by_batch in updates.items():
@@ -172,7 +172,7 @@ def _spelled(method: str) -> str:
 
 
 def _perfect_scaling(axis: Axes, updates: Mapping[float, Sequence[float]]) -> None:
-    """Half the updates with twice the batch, from the smallest batch on."""
+    """Draw half the updates for twice the batch, starting at the smallest batch."""
     batches = sorted(updates)
     images = batches[0] * float(np.mean(updates[batches[0]]))
     halved = [images / batch for batch in batches]

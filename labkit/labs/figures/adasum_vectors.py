@@ -1,4 +1,4 @@
-"""Pictures of lab 04 that are moved by sliders: two vectors, two steps, the tree of workers.
+"""Interactive pictures of lab 04: two vectors, two steps, the tree of workers.
 
 No MindSpore import.
 """
@@ -17,12 +17,12 @@ if TYPE_CHECKING:  # matplotlib is loaded when the first figure is drawn
 
 _GREY = "#777777"
 _SIZES = {"sum": 9, "adasum": 6, "mean": 8}
-# What holds every step of two orders from 30 to 150 degrees, at rates up to 1.5.
+# Limits that contain every step of both orders from 30 to 150 degrees, at rates up to 1.5.
 _WIDE, _HIGH = (-3.1, 1.6), (-2.6, 1.0)
 
 
 def combined(a: np.ndarray, b: np.ndarray) -> dict[str, np.ndarray]:
-    """Return what sum, Adasum and mean make of two vectors (d,)."""
+    """Return the sum, Adasum and mean of two vectors (d,)."""
     return {"sum": a + b, "adasum": adasum_pair(a, b), "mean": (a + b) / 2}
 
 
@@ -30,8 +30,8 @@ def two_vectors(axis: Axes, angle: float, ratio: float) -> None:
     """Draw two vectors, their sum, Adasum and mean, and beside them the lengths at every angle.
 
     Args:
-        axis: to draw on
-        angle: between them, degrees from 0 to 180
+        axis: axis to draw on
+        angle: angle between them, degrees from 0 to 180
         ratio: |b| / |a|; a has length 1
     """
     axis.set_axis_off()
@@ -74,13 +74,13 @@ def sgd_step(w: np.ndarray, v: np.ndarray, rate: float) -> np.ndarray:
 def both_orders(axis: Axes, angle: float, rate: float) -> None:
     """Draw two steps of SGD in both orders from 0, their mean, and the one step of Adasum.
 
-    The losses are (x.w + 1)^2 / 2 and (y.w + 1)^2 / 2 with |x| = |y| = 1; contours are of their
+    The losses are (x.w + 1)^2 / 2 and (y.w + 1)^2 / 2 with |x| = |y| = 1; the contours show their
     mean.
 
     Args:
-        axis: to draw on
-        angle: between x and y, degrees from 30 to 150
-        rate: of every step, in units of 1 / |x|^2, up to 1.5
+        axis: axis to draw on
+        angle: angle between x and y, degrees from 30 to 150
+        rate: learning rate of every step, in units of 1 / |x|^2, up to 1.5
     """
     x, y, origin = _at(0, 1.0), _at(angle, 1.0), np.zeros(2)
     grid = np.stack(np.meshgrid(np.linspace(*_WIDE, 80), np.linspace(*_HIGH, 80)), -1)
@@ -113,9 +113,9 @@ def both_orders(axis: Axes, angle: float, rate: float) -> None:
 
 
 def levels(workers: int) -> list[list[tuple[int, ...]]]:
-    """Return, level by level, which vectors of the level below each one is combined from.
+    """Return, for each level, the vectors of the level below that each vector is combined from.
 
-    Neighbours in pairs; where their number is odd, the last three.
+    Neighbours are combined in pairs; if their number is odd, the last three together.
     """
     made, count = [], workers
     while count > 1:
@@ -165,7 +165,7 @@ def _arrow(axis: Axes, start: np.ndarray, end: np.ndarray, color: str, width: fl
 
 
 def _mark(axis: Axes, x: float, y: float, name: str, label: str | None = None) -> None:
-    # Hollow and of different sizes: where two of them meet, both are seen.
+    # Hollow and of different sizes, so that both are visible where two meet.
     face = COLORS[name] if name == "adasum" else "none"
     axis.plot(
         [x], [y], MARKS[name], color=COLORS[name], markersize=_SIZES[name], label=label,

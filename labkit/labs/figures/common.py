@@ -1,4 +1,4 @@
-"""Rows of numbers to figures. No MindSpore import."""
+"""Figures from rows of numbers. No MindSpore import."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:  # matplotlib is loaded when the first figure is drawn
 
     from labkit.training.records import Records
 
-# Okabe and Ito's colours: told apart by people with any colour vision, and in grey.
+# Okabe and Ito's colours: distinguishable with any colour vision, and in grey.
 BLUE, ORANGE, GREEN, RED = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 PURPLE = "#CC79A7"
-SHARP, PAGE = 160, 90  # dots an inch: of a sharp picture, and of the size it has on a page
+SHARP, PAGE = 160, 90  # dots per inch: for a sharp picture, and for its size on a page
 PALETTE = (BLUE, ORANGE, GREEN, RED, PURPLE, "#56B4E9", "#000000")
 
 
@@ -29,10 +29,10 @@ def axes(
     """Return (figure, axes) in the labs' style, laid out so that labels do not overlap.
 
     Args:
-        rows: of axes
-        columns: of axes
-        width: of each of them, inches
-        height: of each of them, inches
+        rows: number of rows of axes
+        columns: number of columns of axes
+        width: width of each of the axes, inches
+        height: height of each of the axes, inches
     """
     from matplotlib import pyplot
 
@@ -46,14 +46,14 @@ def axes(
 
 
 def side_by_side(panels: Mapping[str, Any], width: float = 4.6, height: float = 3.2) -> tuple:
-    """Return (figure, [(axis, name, value)]): an axis beside the other for each of ``panels``."""
+    """Return (figure, [(axis, name, value)]), with an axis for each of ``panels`` in one row."""
     figure, grid = axes(1, len(panels), width, height)
     pairs = zip(np.atleast_1d(grid), panels.items(), strict=True)
     return figure, [(axis, name, value) for axis, (name, value) in pairs]
 
 
 def errors(accuracies: Iterable[float | None]) -> np.ndarray:
-    """Return accuracies 0 .. 1 as errors in %; None, a training that failed, is 100 %."""
+    """Return accuracies 0 .. 1 as errors in %; None (a failed training) counts as 100 %."""
     return np.array([100.0 if right is None else 100 - 100 * right for right in accuracies])
 
 
@@ -71,13 +71,13 @@ def mean_and_seeds(
     """Draw the mean over seeds as a line and each seed as a dot.
 
     Args:
-        axis: to draw on
+        axis: axis to draw on
         values: x -> y of each seed
-        color: of all
-        label: of the line
+        color: color of the line and the dots
+        label: label of the line
         line: style of the line
-        mark: of the dots
-        size: of the dots, points
+        mark: marker of the dots
+        size: size of the dots, points
         alpha: opacity of the dots
     """
     places = sorted(values)
@@ -87,7 +87,7 @@ def mean_and_seeds(
 
 
 def label_ticks(axis: Axes, ticks: Iterable[float], which: str = "y") -> None:
-    """Set ticks with plain numbers at them, and none between; the limits grow to hold them."""
+    """Label ticks with plain numbers, without minor ticks; the limits grow to include them."""
     ticks = list(ticks)
     set_ticks = axis.set_xticks if which == "x" else axis.set_yticks
     set_ticks(ticks, [f"{tick:g}" for tick in ticks])
@@ -95,13 +95,13 @@ def label_ticks(axis: Axes, ticks: Iterable[float], which: str = "y") -> None:
 
 
 def error_axis(axis: Axes, ticks: Iterable[float]) -> None:
-    """Make the vertical axis one of test errors in %, with those of ``ticks`` that it holds."""
+    """Make the vertical axis show test errors in %, with the ``ticks`` within its limits."""
     from matplotlib.ticker import MaxNLocator
 
     axis.set(yscale="log", ylabel="test error (%)")
     low, high = axis.get_ylim()
     inside = [tick for tick in ticks if low <= tick <= high * 1.01]
-    if len(inside) < 2:  # of a training that has hardly begun
+    if len(inside) < 2:  # the training has hardly begun
         inside = [tick for tick in MaxNLocator(4).tick_values(low, high) if low <= tick <= high]
     label_ticks(axis, inside)
 
@@ -113,10 +113,10 @@ def smooth(values: Sequence[float], window: int = 25) -> np.ndarray:
 
 
 def training_curve(records: Records, title: str = "Training") -> Figure:
-    """Loss of each update and its running mean, over images seen; records as ``fit`` returns."""
+    """Loss of each update and its running mean over images seen; ``records`` are from ``fit``."""
     from matplotlib.ticker import LogFormatter
 
-    class Plain(LogFormatter):  # within a decade: 0.6, and neither 6 x 10^-1 nor 6e-01
+    class Plain(LogFormatter):  # within a decade: 0.6 instead of 6 x 10^-1 or 6e-01
         def __call__(self, value: float, place: int | None = None) -> str:
             return super().__call__(value, place) and f"{value:g}"
 
@@ -137,8 +137,8 @@ def images_grid(images: np.ndarray, labels: Sequence, columns: int = 10) -> Figu
 
     Args:
         images: grey (N, H, W), or colour (N, H, W, 3) in 0 .. 1
-        labels: N of them
-        columns: of the grid
+        labels: N labels
+        columns: number of columns of the grid
     """
     figure, grid = axes(-(-len(images) // columns), columns, width=0.8, height=0.95)
     cells = np.atleast_1d(grid).ravel()
@@ -153,7 +153,7 @@ def images_grid(images: np.ndarray, labels: Sequence, columns: int = 10) -> Figu
 def step_figure(rows: Sequence, title: str) -> Figure:
     """Every row of ``labkit.migration.compare_step`` as a dot over its stage, with the tolerances.
 
-    Equal tensors are drawn at 1e-9, those that are no number or of another shape at 10.
+    Equal tensors are drawn at 1e-9; those that differ in shape or are not finite, at 10.
     """
     figure, axis = axes(width=7.2, height=3.6)
     stages = list(dict.fromkeys(row.stage for row in rows))
@@ -200,8 +200,8 @@ def race(
 
     Args:
         curves: optimizer -> its trainings, each (updates, seconds, accuracies 0 .. 1)
-        title: in front of "by updates" and "by seconds"
-        goal: accuracy to be drawn as a line
+        title: title, to which ", by updates" and ", by seconds" are added
+        goal: accuracy that is drawn as a line
         ylim: limits of the error, %
     """
     figure, both = axes(1, 2)
@@ -225,12 +225,12 @@ def race(
 def sweep(
     panels: Mapping[str, Sequence[tuple[float, float | None]]], ylabel: str, worst: float
 ) -> Figure:
-    """One panel for each setting: errors over its values, failed trainings marked.
+    """Errors over the values of settings, one panel per setting, with failed trainings marked.
 
     Args:
         panels: setting -> [(value, error in %, or None for a failed training)]
         ylabel: what the error is
-        worst: error at which the failed ones are drawn
+        worst: error at which failed trainings are drawn
     """
     figure, drawn = side_by_side(panels, width=4.6 if len(panels) < 3 else 3.5)
     for axis, name, points in drawn:
@@ -242,7 +242,7 @@ def sweep(
         label_ticks(axis, values, "x")
         label_ticks(axis, (1, 2, 5, 10, 20, 50))
         if failed:
-            axis.legend(loc="center", frameon=True)  # its cross is no training
+            axis.legend(loc="center", frameon=True)  # framed: its cross is not a training
     return figure
 
 
@@ -250,9 +250,9 @@ def matrices(named: Mapping[str, np.ndarray], title: str) -> Figure:
     """Matrices side by side, the sizes of their entries on one colour scale of four decades.
 
     Args:
-        named: title -> matrix; the largest entry of the first one is the scale's end, and what is
-            smaller than its beginning is white, as zeros are
-        title: of the figure
+        named: title -> matrix; the scale ends at the largest entry of the first matrix, and
+            entries below its start are white, like zeros
+        title: title of the figure
     """
     from matplotlib.colors import LogNorm
 
@@ -271,14 +271,14 @@ def matrices(named: Mapping[str, np.ndarray], title: str) -> Figure:
 
 
 def png(figure: Figure, dpi: int = PAGE) -> bytes:
-    """Return ``figure`` as the bytes of a small PNG, and close it; ``dpi`` dots an inch."""
+    """Return ``figure`` as the bytes of a small PNG, and close it; ``dpi`` is in dots per inch."""
     from matplotlib import pyplot
     from PIL import Image
 
     drawn, small = io.BytesIO(), io.BytesIO()
     figure.savefig(drawn, format="png", dpi=dpi)
     pyplot.close(figure)
-    # A palette of 256 colours: a notebook of ten figures took 810 kB, and takes 310.
+    # With a palette of 256 colours, a notebook of ten figures takes 310 kB instead of 810.
     palette = Image.open(drawn).convert("RGB").quantize(256, dither=Image.Dither.NONE)
     palette.save(small, format="png", optimize=True)
     return small.getvalue()
@@ -288,9 +288,9 @@ def show(figure: Figure, alt: str, dpi: int = PAGE) -> None:
     """Display ``figure`` in a notebook as PNG, and close it.
 
     Args:
-        figure: of matplotlib
-        alt: what is to be seen: alternative text of the picture, shown where only text is
-        dpi: dots an inch; on a page it is as large as at ``PAGE`` of them, and so the sharper
+        figure: figure of matplotlib
+        alt: alternative text that describes the picture, shown where only text can be
+        dpi: dots per inch; above ``PAGE`` the picture is sharper, not larger
     """
     from IPython import display
 

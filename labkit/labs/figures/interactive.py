@@ -1,4 +1,4 @@
-"""Figures with sliders where somebody can move them, plain pictures everywhere else."""
+"""Figures with sliders where they can be moved, plain pictures elsewhere."""
 
 import base64
 import html
@@ -15,7 +15,7 @@ from labkit.labs.figures import common as plots
 @names_checked
 @dataclass(frozen=True)
 class Slider:
-    """One argument of a figure: from ``low`` to ``high`` by ``step``; ``start`` at first."""
+    """An argument of a figure: from ``low`` to ``high`` by ``step``, initially ``start``."""
 
     label: str
     low: float
@@ -32,21 +32,21 @@ def move(
     size: tuple[float, float] = (4.6, 3.2),
     **sliders: Slider,
 ) -> None:
-    """Display a figure with sliders in JupyterLab; elsewhere stills of it, two in a row.
+    """Display a figure with sliders in JupyterLab; elsewhere stills of it, two per row.
 
-    A page in a repository runs nothing: there the stills say all that the sliders would.
+    A page in a repository runs no code: there the stills show what the sliders would.
 
     Args:
         draw: draws on a matplotlib axis, its first argument, given the sliders' values
-        alt: what is to be seen: alternative text of the picture
-        stills: positions of the sliders that are drawn side by side, two to four; at the first of
-            them the sliders start
-        save: is called with the figure of the stills
-        size: of one picture, inches
+        alt: alternative text that describes the picture
+        stills: two to four positions of the sliders, drawn side by side; the sliders start at the
+            first
+        save: called with the figure of the stills
+        size: size of one picture, inches
         **sliders: one for each further argument of ``draw``
 
     Raises:
-        InputError: when there is no slider, one cannot be moved, or a still is outside of one.
+        InputError: if there is no slider, a slider cannot be moved, or the stills do not fit.
     """
     _check(stills, sliders)
     figure, grid = plots.axes(-(-len(stills) // 2), 2, *size)
@@ -94,7 +94,7 @@ def _check(stills: Sequence[Mapping[str, float]], sliders: Mapping[str, Slider])
 def widget(draw: Callable[..., Any], alt: str, **sliders: Slider) -> Any:
     """Return the ipywidgets box of a picture and its sliders; arguments as in ``move``.
 
-    ``draw`` returns a matplotlib figure of the sliders' values, a new one at each call.
+    ``draw`` takes the sliders' values and returns a new matplotlib figure at each call.
     """
     import ipywidgets
 
@@ -103,7 +103,7 @@ def widget(draw: Callable[..., Any], alt: str, **sliders: Slider) -> Any:
 
     def redraw(change: object = None) -> None:
         figure = draw(**{name: slider.value for name, slider in moved.items()})
-        # As HTML, since a widget's picture takes no alternative text.
+        # As HTML, since ipywidgets' own picture takes no alternative text.
         data = base64.b64encode(plots.png(figure)).decode()
         # JupyterLab cuts off what is wider than the page.
         fit = 'style="max-width: 100%; height: auto"'

@@ -1,4 +1,4 @@
-"""Lab 02's pictures to be moved: what a kernel sees, and how far a fault spreads. No MindSpore."""
+"""Interactive pictures of lab 02: what a kernel sees, how far a fault spreads. No MindSpore."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _GREY = "#DDDDDD"
 
 
 def paddings(size: int, kernel: int, stride: int) -> dict[str, tuple[int, int]]:
-    """Return the rows (before, after) that PyTorch's usual padding and "same" put on one axis.
+    """Return the rows (before, after) that PyTorch's usual padding and "same" add on one axis.
 
     Args:
         size: rows of the input
         kernel: rows of the kernel, odd
-        stride: from one window to the next
+        stride: rows from one window to the next
 
     Raises:
-        InputError: for an even kernel, which no padding puts in the middle.
+        InputError: if ``kernel`` is even: no padding centres it.
     """
     if kernel % 2 == 0:
         raise wrong("kernel", kernel, "an odd number")
@@ -40,7 +40,7 @@ def paddings(size: int, kernel: int, stride: int) -> dict[str, tuple[int, int]]:
 def windows(size: int, kernel: int, stride: int, padding: tuple[int, int]) -> list[range]:
     """Return the rows of the input that each row of the output sees.
 
-    Rows are counted from 0; those below 0 and from ``size`` on are padding.
+    Rows are counted from 0; those below 0, and ``size`` and above, are padding.
     """
     before, after = padding
     count = (size + before + after - kernel) // stride + 1
@@ -58,10 +58,10 @@ def padding(axis: Axes, rows: float, kernel: float, stride: float) -> None:
     """Draw the windows of PyTorch's padding above those of "same"; green where both agree.
 
     Args:
-        axis: to draw on
-        rows: of the input
+        axis: axis to draw on
+        rows: rows of the input
         kernel: rows of the kernel, odd
-        stride: from one window to the next
+        stride: rows from one window to the next
     """
     size, k, step = int(rows), int(kernel), int(stride)
     both = paddings(size, k, step)
@@ -95,18 +95,18 @@ def _rows(axis: Axes, bottom: float, size: int, padding: tuple[int, int]) -> Non
 
 
 def spread(rows: Sequence[Row]) -> dict[tuple[str, str], tuple[int, int]]:
-    """Return how many tensors differ, of how many: (stage, layer) -> (failed, all).
+    """Count the tensors that differ: (stage, layer) -> (failed, all).
 
-    The layer is one of ``LAYERS``, or "" for the stages that have none.
+    The layer is one of ``LAYERS``, or "" for stages that belong to no layer.
 
     Args:
-        rows: of ``labkit.migration.compare_step`` on networks with ResNet's names
+        rows: rows of ``labkit.migration.compare_step`` on networks with ResNet's names
     """
     counts: dict[tuple[str, str], tuple[int, int]] = {}
     for row in rows:
         head = row.name.split(".")[0]
         layer = "" if row.stage in _WHOLE else head if head in LAYERS else "stem"
-        if head in ("avgpool", "flatten"):  # between layer4 and fc, with nothing of their own
+        if head in ("avgpool", "flatten"):  # between layer4 and fc, without parameters
             continue
         failed, number = counts.get((row.stage, layer), (0, 0))
         counts[row.stage, layer] = failed + (not row.passed), number + 1
@@ -117,9 +117,9 @@ def fault(axis: Axes, rows: Sequence[Row], title: str) -> None:
     """Draw where a step differs, stages downwards and layers to the right.
 
     Args:
-        axis: to draw on
+        axis: axis to draw on
         rows: as in ``spread``
-        title: what was planted
+        title: the fault that was planted
     """
     counts = spread(rows)
     stages = list(dict.fromkeys(stage for stage, _ in counts))

@@ -13,7 +13,7 @@ from labkit.labs.figures import common as plots
 if TYPE_CHECKING:  # matplotlib is loaded when the first figure is drawn
     from matplotlib.figure import Figure
 
-# What follows stage one: its name in figures, its colour, its line and its mark.
+# The end of stage one and what may follow it: name in figures, colour, line and mark.
 METHODS = {
     "stage_one": ("end of stage one", "#777777", "-", "o"),
     "same_rate": ("same rate", plots.RED, "-", "o"),
@@ -46,7 +46,7 @@ def spectrum(shares: Mapping[str, Sequence[float]], title: str) -> Figure:
 
 
 def coordinates(panels: Mapping[str, np.ndarray]) -> Figure:
-    """Coordinates along some components over the snapshots, a panel for each set of snapshots.
+    """Coordinates along some components over the snapshots, with a panel for each set of them.
 
     Args:
         panels: title -> (K, N) coordinates; each row is drawn in units of its largest size
@@ -75,11 +75,11 @@ def path(
 
     Args:
         first: the grid's coordinates along the first component, (A,)
-        second: and along the second, (B,)
-        losses: at the grid, (B, A), nats
-        points: of the path, (N, 2), in order
+        second: the grid's coordinates along the second component, (B,)
+        losses: losses at the grid's points, (B, A), nats
+        points: points of the path, (N, 2), in order
         marks: label -> (2,)
-        title: of the figure
+        title: title of the figure
     """
     figure, axis = plots.axes(width=7.2, height=4.4)
     levels = np.geomspace(losses.min(), losses.max(), 22)
@@ -108,11 +108,11 @@ def _nice(low: float, high: float) -> np.ndarray:
 
 
 def reconstruction(residuals: Mapping[str, Mapping[int, float]], title: str) -> Figure:
-    """What K components leave of vectors, over K.
+    """The part of vectors that K components do not express, over K.
 
     Args:
-        residuals: label -> {K: |what is left| / |vector|}
-        title: of the figure
+        residuals: label -> {K: |residual| / |vector|}
+        title: title of the figure
     """
     figure, axis = plots.axes(width=6.4, height=3.6)
     for number, (label, left) in enumerate(residuals.items()):
@@ -133,15 +133,15 @@ def line_search(
     accepted: Sequence[tuple[float, float, bool]],
     title: str,
 ) -> Figure:
-    """The loss along a direction, the bound of the search, and the length that it takes.
+    """The loss along a direction, the bound of the search, and the lengths that it tries.
 
     Args:
         rates: lengths of a fine grid that begins at 0
-        losses: there, nats
-        slope: of the loss at 0
-        sigma: share of the slope that the search asks for
+        losses: losses at these lengths, nats
+        slope: slope of the loss at 0
+        sigma: share of the slope that the search requires
         accepted: (length, loss, whether it was taken) of each trial
-        title: of the figure
+        title: title of the figure
     """
     figure, axis = plots.axes(width=6.4, height=3.6)
     axis.plot(rates, losses, color=plots.BLUE, label="loss")
@@ -172,8 +172,8 @@ def race(
     Args:
         curves: method -> (epochs, accuracies 0 .. 1)
         start: accuracy at the end of stage one
-        flat: method -> accuracy, of what has no epochs
-        title: of the figure
+        flat: method -> accuracy, for methods without epochs
+        title: title of the figure
     """
     figure, axis = plots.axes(width=7.2, height=3.8)
     for method, (epochs, right) in curves.items():

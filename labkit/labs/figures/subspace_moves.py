@@ -1,4 +1,4 @@
-"""Figures of lab 05 to be moved: a search in a valley, noisy steps, components over accuracy.
+"""Interactive figures of lab 05: a search in a valley, noisy steps, accuracy over components.
 
 No MindSpore import: the valley is searched by the float64 twin of ``SubspaceStep``.
 """
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 # Curvatures along the valley's floor and across it, and the angle of the floor.
 CURVATURES, ANGLE = (0.1, 3.5), np.pi / 6
 START = (-2.8, -0.7)
-RATE = 0.4  # of gradient descent; it diverges from 2 / 3.5 on
+RATE = 0.4  # learning rate of gradient descent, which diverges from 2 / 3.5 on
 UPDATES = 16
-_SIDE = 3.4  # half of what is drawn
+_SIDE = 3.4  # half the width of the picture
 
 
 def hessian() -> np.ndarray:
@@ -34,11 +34,11 @@ def hessian() -> np.ndarray:
 
 @dataclass(frozen=True)
 class Searched:
-    """One update: from where, along which direction, the trials, where it ended.
+    """One update: its start, its trials and its end.
 
     Attributes:
-        start: w (2,)
-        trials: (step size, place (2,), whether it was accepted) of each
+        start: w (2,) before the update
+        trials: (step size, place (2,), whether it was accepted) of each trial
         end: w (2,) after the update
     """
 
@@ -49,13 +49,13 @@ class Searched:
 
 @cache
 def searches(noise: float = 0.0, sigma: float = 0.4, updates: int = UPDATES) -> tuple:
-    """Return the ``Searched`` of projected BFGS in the valley, the whole plane its subspace.
+    """Return a ``Searched`` for each update of projected BFGS in the valley, in the whole plane.
 
     Args:
         noise: deviation of a batch's minimum from the valley's, in each coordinate; an update's
-            gradient and trials are of one batch, as in ``SubspaceStep``
+            gradient and trials use the same batch, as in ``SubspaceStep``
         sigma: share of the predicted decrease that a trial must reach
-        updates: how many
+        updates: number of updates
     """
     matrix, random = hessian(), np.random.default_rng(0)
     search, place = ProjectedBFGS(np.eye(2), sigma=sigma), np.array(START)
@@ -69,7 +69,7 @@ def searches(noise: float = 0.0, sigma: float = 0.4, updates: int = UPDATES) -> 
             return float((w - low) @ matrix @ (w - low)) / 2
 
         start, place = place, search.update(place, matrix @ (place - low), loss_of)
-        places = tried[1:]  # the first is the start, whose loss trials are compared with
+        places = tried[1:]  # the first is the start, whose loss the trials are compared with
         trials = [
             (search.rho**m, w, bool(search.rate) and m == len(places) - 1)
             for m, w in enumerate(places)
@@ -80,7 +80,7 @@ def searches(noise: float = 0.0, sigma: float = 0.4, updates: int = UPDATES) -> 
 
 @cache
 def descents(noise: float = 0.0, updates: int = UPDATES, rate: float = RATE) -> np.ndarray:
-    """Return places (updates + 1, 2) of gradient descent from the same start, same batches."""
+    """Return places (updates + 1, 2) of gradient descent, with the same start and batches."""
     matrix, random, places = hessian(), np.random.default_rng(0), [np.array(START)]
     for _ in range(updates):
         low = noise * random.normal(size=2)
@@ -94,12 +94,12 @@ def loss_at(place: np.ndarray) -> float:
 
 
 def search(axis: Axes, update: float, noise: float, sigma: float) -> None:
-    """Draw the valley, the way of BFGS up to an update, and the trials of that one.
+    """Draw the valley, the paths up to an update, and BFGS's trials in that update.
 
     Args:
-        axis: to draw on
+        axis: axis to draw on
         update: number of the update, from 1
-        noise: of the batches, as in ``searches``
+        noise: noise of the batches, as in ``searches``
         sigma: as in ``searches``
     """
     number = int(update)
@@ -130,8 +130,8 @@ def noisy_walk(rate: float, batch: float, steps: int = 300) -> np.ndarray:
 
     Args:
         rate: the learning rate
-        batch: samples in a batch: the mean of ``batch`` minima scatters by 1 / sqrt(batch)
-        steps: of SGD, from (-1, 1)
+        batch: samples per batch; the mean of ``batch`` minima scatters by 1 / sqrt(batch)
+        steps: number of steps of SGD, which starts at (-1, 1)
     """
     matrix, random = hessian(), np.random.default_rng(3)
     places = [np.array([-1.0, 1.0])]
@@ -176,13 +176,13 @@ def components(
     rows: Mapping[str, tuple[float, float]],
     digits: Sequence[tuple[np.ndarray, int, Mapping[str, int]]],
 ) -> None:
-    """Draw test accuracy over the number of components, one of them marked, and some digits.
+    """Draw test accuracy over the number of components, with one marked, and some digits.
 
     Args:
-        axis: to draw on
-        place: of the marked row, from 0
+        axis: axis to draw on
+        place: place of the marked row, from 0
         rows: number of components, or another name -> (training loss, test accuracy), in order
-        digits: (image (32, 32), its label, row's name -> the digit that is predicted)
+        digits: (image (32, 32), its label, row's name -> predicted digit)
     """
     names = list(rows)
     chosen = names[int(place)]

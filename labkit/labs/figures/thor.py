@@ -1,4 +1,4 @@
-"""Lab 03's pictures that can be moved: a valley, a step by its damping, a rule by its thresholds.
+"""Interactive pictures of lab 03: a valley, a step by its damping, a rule by its thresholds.
 
 No MindSpore import.
 """
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 WORDS = ("refresh", "skip", "freeze")
 _LEFT, _RIGHT, _BOTTOM, _TOP = -1.0, 4.6, -4.4, 2.4
-_GRID = 70  # points a side
-_LEVELS = np.geomspace(1e-3, 4, 12)  # loss above the least
+_GRID = 70  # points per side
+_LEVELS = np.geomspace(1e-3, 4, 12)  # loss above the minimum
 
 
 def valley(
@@ -30,15 +30,15 @@ def valley(
     step: float,
     title: str,
 ) -> None:
-    """Draw ways through a valley of two weights, as far as they are after ``step`` steps.
+    """Draw paths through a valley of two weights, as far as they are after ``step`` steps.
 
     Args:
-        axis: to draw on
-        height: weights (n, 2) -> loss above the least, (n,)
+        axis: axis to draw on
+        height: weights (n, 2) -> loss above the minimum, (n,)
         paths: name -> weights after each step, (steps + 1, 2); the first is drawn in Momentum's
             colour, the second in THOR's
         step: how many steps are drawn
-        title: above the picture
+        title: title above the picture
     """
     across, up = np.linspace(_LEFT, _RIGHT, _GRID), np.linspace(_BOTTOM, _TOP, _GRID)
     grid = np.meshgrid(across, up)
@@ -61,13 +61,13 @@ def valley(
 
 
 def damped_step(axis: Axes, layers: Mapping[str, tuple[float, float]], title: str) -> None:
-    """Draw by layer how far a step is from the gradient's, in direction and in length.
+    """Draw, for each layer, how far a step is from the gradient's in direction and length.
 
     Args:
-        axis: to draw on
+        axis: axis to draw on
         layers: name -> (cosine of the step and the gradient, length of the step over that of the
             gradient divided by the damping); (1, 1) is the gradient's own step
-        title: above the picture
+        title: title above the picture
     """
     places = np.arange(len(layers))
     for shift, part, color, label in (
@@ -85,7 +85,7 @@ def damped_step(axis: Axes, layers: Mapping[str, tuple[float, float]], title: st
 
 
 def decide(traces: np.ndarray, refresh: float, freeze: float) -> list[list[str]]:
-    """Return what the trace rule says of traces that are known: a row of words for each refresh.
+    """Return the trace rule's decisions for known traces, a row of words for each refresh.
 
     Args:
         traces: tr(F + damping I) at each refresh, (refreshes, layers)
@@ -109,14 +109,14 @@ def decide(traces: np.ndarray, refresh: float, freeze: float) -> list[list[str]]
 def decisions(
     axis: Axes, history: Sequence[Sequence[str]], layers: Sequence[str], every: int, title: str
 ) -> None:
-    """Draw what a trace rule decided, by layer over the updates, and how often it refreshed.
+    """Draw a trace rule's decisions by layer over the updates, and how often it refreshed.
 
     Args:
-        axis: to draw on
-        history: for each refresh a row of ``WORDS``, one for each layer
-        layers: their names
+        axis: axis to draw on
+        history: a row for each refresh, with one of ``WORDS`` for each layer
+        layers: names of the layers
         every: updates from one refresh to the next
-        title: above the picture
+        title: title above the picture
     """
     from matplotlib.colors import ListedColormap
     from matplotlib.patches import Patch

@@ -1,4 +1,4 @@
-"""Stored results: trainings that take an hour, for a notebook that has minutes. No MindSpore."""
+"""Stored results of trainings that take an hour, for notebooks that take minutes. No MindSpore."""
 
 from labkit.labs.results.stored import Stored as Stored
 from labkit.labs.results.stored import load as load

@@ -1,4 +1,4 @@
-"""The tutorial's training with its four bugs and without them, stored, as lab 01 reads it."""
+"""Stored trainings of the tutorial with and without its four bugs, as lab 01 reads them."""
 
 import os
 
@@ -8,8 +8,8 @@ from labkit.labs.results.stored import Stored, by_seed
 
 NAME = "accumulation_race"
 BUGS = ("four", "none")
-# What the tutorial prints: the first loss, the last of the first epoch, and the 459th of the
-# second. Here a row's ``loss_MEANING`` is the loss that is printed then.
+# Losses that the tutorial prints: the first one, the last one of the first epoch, and the 459th one
+# of the second epoch. A row has each in the column ``loss_`` + value: ``loss_first`` ...
 PRINTED = {"epoch 1, step 1": "first", "epoch 1, the last step": "end", "epoch 2, step 459": "459"}
 
 
@@ -24,13 +24,13 @@ def values(
     """Return a column of one setting's trainings, by seed.
 
     Args:
-        stored: the trainings
-        column: such as ``last_accuracy``, or ``loss_`` and a value of ``PRINTED``
+        stored: the stored trainings
+        column: name of a column, such as ``last_accuracy``, or ``loss_`` + a value of ``PRINTED``
         bugs: one of ``BUGS``
-        learning_rate: that they were trained with
+        learning_rate: learning rate of the trainings
 
     Raises:
-        InputError: when there is no such column, or the setting was not trained.
+        InputError: if there is no such column, or the setting was not trained.
     """
     refuse_unknown("column", column, stored.rows[0])
     refuse_unknown("bugs", bugs, BUGS)

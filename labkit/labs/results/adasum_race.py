@@ -25,7 +25,7 @@ def setting_of(
     on: str | None = "updates",
     scope: str | None = "layer",
 ) -> dict[str, Any]:
-    """Return what one training is made with; a single worker has no reduction, on or scope."""
+    """Return the setting of one training; a single worker has no reduction, on or scope."""
     if workers == 1:
         reduction = on = scope = None
     return {
@@ -51,16 +51,16 @@ def accuracies(
     """Return the test accuracies at the end of a setting's trainings, by seed.
 
     Args:
-        stored: the race
-        reduction: one of ``REDUCTIONS``; of no meaning for one worker
-        workers: how many
-        learning_rate: at the peak; None: the optimizer's single-worker rate
-        optimizer: of each worker
+        stored: the stored race
+        reduction: one of ``REDUCTIONS``; ignored for one worker
+        workers: number of workers
+        learning_rate: peak learning rate; None: the optimizer's single-worker rate
+        optimizer: optimizer of each worker
         on: what is combined, "updates" or "gradients"
-        scope: of an angle, "layer" or "network"
+        scope: scope of an angle, "layer" or "network"
 
     Raises:
-        InputError: when the setting was not raced.
+        InputError: if the setting was not raced.
     """
     if learning_rate is None:
         learning_rate = stored.head["single"].get(optimizer)
@@ -70,14 +70,14 @@ def accuracies(
 
 
 def by_rate(stored: Stored, reduction: str) -> dict[float, list[float]]:
-    """Return learning rate -> test accuracies by seed, 16 workers with Momentum."""
+    """Return learning rate -> test accuracies by seed, for 16 workers with Momentum."""
     return _by(stored, "learning_rate", reduction)
 
 
 def by_workers(stored: Stored, reduction: str) -> dict[int, list[float]]:
     """Return workers -> test accuracies by seed, at the single-worker learning rate.
 
-    A single worker, who is the same for every reduction, is the first.
+    The first entry is a single worker, which is the same for every reduction.
     """
     return {1: accuracies(stored, workers=1)} | _by(stored, "workers", reduction)
 

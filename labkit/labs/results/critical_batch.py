@@ -1,12 +1,12 @@
 """The critical batch size of LeNet on MNIST: stored trainings, and the curve through them.
 
-S, the updates to an accuracy, over B, the images of one update: while B is small, twice the batch
-halves S; where it is large, S stays. McCandlish et al. 2018, arXiv:1812.06162, join the two limits,
-with E = B S images in all, by (S / S_min - 1) (E / E_min - 1) = 1, which is
+S is the number of updates to an accuracy, B the number of images in one update. For small B,
+doubling the batch halves S; for large B, S is constant. McCandlish et al. 2018, arXiv:1812.06162,
+join the two limits, with E = B S images in all, by (S / S_min - 1) (E / E_min - 1) = 1, which is
 
     S(B) = S_min + E_min / B = S_min (1 + B_crit / B),    B_crit = E_min / S_min
 
-At the critical batch size a training takes twice the fewest updates and twice the fewest images.
+At the critical batch size a training takes twice the minimum of updates and of images.
 """
 
 import math
@@ -24,12 +24,12 @@ from labkit.labs.results.stored import Stored, by_seed
 
 NAME = "critical_batch"
 BATCH = 32  # images of one worker
-# method -> what combines the workers. "adasum" is at a single worker's learning rate, the others
-# at the best one for so many workers.
+# method -> reduction over the workers. "adasum" uses a single worker's learning rate, the others
+# the best rate for the number of workers.
 METHODS = {"mean": "mean", "adasum": "adasum", "adasum tuned": "adasum"}
-# A B_crit that is so many times smaller or larger than every measured batch is 0, or infinite.
+# A B_crit that is _FAR times smaller or larger than every measured batch counts as 0 or infinite.
 _FAR = 100.0
-_STEPS = 20_000  # of the search for B_crit, by a thousandth each
+_STEPS = 20_000  # candidates for B_crit, less than a thousandth apart for the stored batch sizes
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ class Curve:
     """S(B) = s_min + e_min / B.
 
     Attributes:
-        s_min: updates with the largest batches; 0.0: they go on falling as 1 / B
-        e_min: images with the smallest batches; 0.0: the updates do not depend on B
+        s_min: limit of the updates for large B; 0.0: they keep falling as 1 / B
+        e_min: limit of the images for small B; 0.0: the updates do not depend on B
         error: root mean square of ln(measured / curve), about the relative deviation
     """
 
@@ -48,7 +48,7 @@ class Curve:
 
     @property
     def b_crit(self) -> float:
-        """The critical batch size in images; 0.0 of a flat curve, infinite of perfect scaling."""
+        """The critical batch size in images; 0.0 for a flat curve, infinite for perfect scaling."""
         return self.e_min / self.s_min if self.s_min else math.inf
 
     def updates(self, batch: float) -> float:
@@ -57,14 +57,14 @@ class Curve:
 
 
 def fit(updates: Mapping[int, Sequence[float | None]]) -> Curve:
-    """Return the curve nearest to measured updates, by least squares of the logarithms.
+    """Fit the curve to measured updates by least squares of the logarithms, and return it.
 
     Args:
-        updates: images of one update -> updates to the accuracy, of each training
+        updates: images of one update -> updates to the accuracy, one for each training
 
     Raises:
-        InputError: for fewer than two batch sizes, and for what is no number above 0, as of a
-            training that has not reached the accuracy.
+        InputError: if there are fewer than two batch sizes, or a value is not a number above 0,
+            such as None for a training that has not reached the accuracy.
     """
     trained = [batch for batch, trainings in updates.items() if trainings]
     if len(trained) < 2:
@@ -75,7 +75,7 @@ def fit(updates: Mapping[int, Sequence[float | None]]) -> Curve:
         for each in trainings
     ]
     batch, seen = np.array(pairs).T
-    # For a given B_crit the best ln S_min is a mean, so that the search has one dimension.
+    # For a given B_crit the best ln S_min is a mean, so the search has one dimension.
     crit = np.linspace(batch.min() - math.log(_FAR), batch.max() + math.log(_FAR), _STEPS)
     off = seen - np.logaddexp(0, crit[:, None] - batch)
     best = int(off.std(axis=1).argmin())
@@ -93,7 +93,7 @@ def load(folder: str | os.PathLike | None = None) -> Stored:
 
 
 def rate_of(stored: Stored, method: str, workers: int) -> float:
-    """Return the learning rate at which a method of ``METHODS`` was raced with so many workers."""
+    """Return the learning rate of a method of ``METHODS`` in the race with ``workers`` workers."""
     refuse_unknown("method", method, METHODS)
     tuned = stored.head["tuned"][METHODS[method]]
     name = str(1 if method == "adasum" else workers)
@@ -103,9 +103,9 @@ def rate_of(stored: Stored, method: str, workers: int) -> float:
 
 
 def updates(stored: Stored, method: str) -> dict[int, list[int | None]]:
-    """Return images of one update -> updates to the target by seed, of a method of ``METHODS``.
+    """Return images of one update -> updates to the target by seed, for a method of ``METHODS``.
 
-    None is a training that did not reach the target. A single worker is the same for every method.
+    None: the training did not reach the target. A single worker is the same for every method.
     """
     by_batch = {}
     for workers in stored.head["plan"]["workers"]:
@@ -116,7 +116,7 @@ def updates(stored: Stored, method: str) -> dict[int, list[int | None]]:
 
 
 def curves(stored: Stored, method: str) -> tuple[Curve, list[Curve]]:
-    """Return the curve through all trainings of a method, and one through those of each seed."""
+    """Return the curve fitted to all trainings of a method, and the curve of each seed."""
     by_batch = updates(stored, method)
     alone = [{b: [seeds[n]] for b, seeds in by_batch.items()} for n in range(len(by_batch[BATCH]))]
     return fit(by_batch), [fit(each) for each in alone]

@@ -1,21 +1,22 @@
-"""PyTorch and MindSpore train one network to the end: what is read out of the race.
+"""The stored race of PyTorch and MindSpore, which train the same network, as lab 02 reads it.
 
 A row is one training of the network of lab 02, section 12, on the colour digits:
 
-stage      ``race``: both frameworks, each seed; ``control``: PyTorch and the first seed once more
-framework  that trained, one of ``FRAMEWORKS``
-order      "given", or "backwards": the images of each batch in reverse order, whose mean loss is
-           the same number but for rounding
+stage      ``race``: both frameworks, each seed; ``control``: PyTorch with the first seed again
+framework  framework that trained, one of ``FRAMEWORKS``
+order      "given", or "backwards": the images of each batch in reverse order, which changes the
+           mean loss only by rounding
 seed       of the initial weights and of the order of the images, the same for both frameworks
-updates    that were made; seconds: of all of them, compiling included and judging not
-last_accuracy, last_loss   on the validation images after the last epoch; no label smoothing there
-other_accuracy, images_differ   of the same weights, carried over by ``labkit.migration``, in the
-           other framework; images that it puts into another class
+updates    number of updates; seconds: time of all of them, with compiling and without judging
+last_accuracy, last_loss   on the validation images after the last epoch, without label smoothing
+other_accuracy, images_differ   of the same weights, converted by ``labkit.migration``, in the other
+           framework: its accuracy, and the number of images that it classifies differently
 
-A curve has a point for each update: ``training_loss`` is that of its batch, and after an epoch
-there are ``accuracy`` and ``loss`` on the validation images. ``head["times"]`` has, by contestant
-(``FRAMEWORKS``, and PyTorch held to ``AVX2`` instructions), milliseconds an image in ``training``
-and in ``inference``, the batch in memory; the contestants took turns, process by process.
+A curve has a point for each update: ``training_loss`` is the loss of its batch; after each epoch
+the point also has ``accuracy`` and ``loss`` on the validation images. ``head["times"]`` has, by
+contestant (``FRAMEWORKS``, and PyTorch limited to ``AVX2`` instructions), milliseconds per image in
+``training`` and ``inference``, with the batch in memory; the contestants took turns, process by
+process.
 """
 
 import os
@@ -37,14 +38,14 @@ def load(folder: str | os.PathLike | None = None) -> Stored:
 
 
 def setting_of(framework: str, order: str = "given") -> dict[str, str]:
-    """Return what one training is made with; ``InputError`` for an unknown name."""
+    """Return the setting of one training; raise ``InputError`` for an unknown name."""
     refuse_unknown("framework", framework, FRAMEWORKS)
     refuse_unknown("order", order, ORDERS)
     return {"framework": framework, "order": order}
 
 
 def rows_of(stored: Stored, framework: str, order: str = "given") -> list[dict[str, Any]]:
-    """Return the rows of one setting, by seed; ``InputError`` where it was not raced."""
+    """Return the rows of one setting, by seed; raise ``InputError`` if it was not raced."""
     setting = setting_of(framework, order)
     return by_seed(stored.select(**setting), setting, NAME)
 
@@ -55,9 +56,10 @@ def accuracies(stored: Stored, framework: str) -> list[float]:
 
 
 def gap_and_spread(stored: Stored) -> tuple[float, float]:
-    """Return how far the frameworks' mean accuracies are apart, and the seeds of one framework.
+    """Return the gap between the frameworks' mean accuracies, and the spread over seeds.
 
-    The spread is the largest accuracy less the smallest, of the framework where that is smaller.
+    The spread is the largest accuracy minus the smallest of one framework; of the two frameworks'
+    spreads, the smaller is returned.
     """
     ends = [accuracies(stored, framework) for framework in FRAMEWORKS]
     ours, theirs = (sum(by_framework) / len(by_framework) for by_framework in ends)
@@ -70,13 +72,13 @@ def loss_differences(
     """Return |loss - PyTorch's| / PyTorch's of each update, for the same weights and images.
 
     Args:
-        stored: the race
-        seed: of both trainings
-        framework: of the training that is compared with PyTorch's in the given order
-        order: of that training
+        stored: the stored race
+        seed: seed of both trainings
+        framework: framework of the training that is compared with PyTorch's in the given order
+        order: order of the images in that training
 
     Raises:
-        InputError: when such a training was not raced.
+        InputError: if such a training was not raced.
     """
     ours, theirs = (
         [p["training_loss"] for p in stored.curves[_of_seed(stored, seed, *which)["run"]]]

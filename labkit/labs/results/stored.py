@@ -2,12 +2,12 @@
 
 A result NAME is three files of this folder, written by a program under ``benchmarks``:
 
-    NAME.json        the command, the versions, the machine's cores, the day, and what was decided
+    NAME.json        the command, the versions, the machine's cores, the date, and what was decided
     NAME.csv         one row per training
-    NAME_curves.csv  run (as in NAME.csv), update, accuracy, loss, training_loss; and what
-                     ``CURVES`` adds
+    NAME_curves.csv  run (as in NAME.csv), update, accuracy, loss, training_loss; and the columns
+                     that ``CURVES`` adds
 
-The programs prove that a table is what its plan says; here it is only read.
+The programs check that a table agrees with its plan; this module only reads it.
 """
 
 import csv
@@ -40,9 +40,9 @@ class Stored:
     Attributes:
         head: how it was made: ``command``, ``versions``, ``cores``, ``date``; and what was decided
         rows: one dict per training; an empty field is None
-        curves: run -> its points, dicts of update, accuracy and loss on the images it is judged
-            by (None where it was not), mean training loss since the point before, and what
-            ``CURVES`` adds
+        curves: run -> its points, dicts of update, accuracy and loss on the images that judge the
+            training (None if it was not judged then), mean training loss since the previous point,
+            and the columns that ``CURVES`` adds
     """
 
     head: dict
@@ -50,14 +50,14 @@ class Stored:
     curves: dict[int, list[dict]]
 
     def select(self, **fields: Any) -> list[dict]:
-        """Return the rows whose fields have these values; ``InputError`` for an unknown field."""
+        """Return the rows with these field values; raise ``InputError`` for an unknown field."""
         for name in fields:
             refuse_unknown("field", name, self.rows[0])
         return [row for row in self.rows if all(row[n] == value for n, value in fields.items())]
 
 
 def by_seed(rows: Iterable[dict], setting: object, name: str) -> list[dict]:
-    """Return rows of one ``setting`` of result ``name``, by seed; ``InputError`` if none is."""
+    """Return the rows of one setting, by seed; raise ``InputError`` if there is no row."""
     ordered = sorted(rows, key=lambda row: row["seed"])
     if not ordered:
         raise InputError(f"expected a setting of {name}.csv, got {setting}: it was not raced")
@@ -65,7 +65,7 @@ def by_seed(rows: Iterable[dict], setting: object, name: str) -> list[dict]:
 
 
 def rounded(rate: float) -> float:
-    """Return a learning rate to six digits, as the tables hold it."""
+    """Return a learning rate rounded to six significant digits, as in the tables."""
     return float(f"{rate:.6g}")
 
 
@@ -74,10 +74,10 @@ def load(name: str, folder: str | os.PathLike | None = None) -> Stored:
 
     Args:
         name: one of ``CURVES``
-        folder: where its files are; None: those that came with labkit
+        folder: folder of its files; None: the files that come with labkit
 
     Raises:
-        InputError: when the name is unknown, or a file is missing or damaged.
+        InputError: if the name is unknown, or a file is missing or damaged.
     """
     refuse_unknown("stored result", name, CURVES)
     folder = FOLDER if folder is None else Path(folder)

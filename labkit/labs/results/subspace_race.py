@@ -1,38 +1,41 @@
-"""Two-stage training against what costs less: the stored race, as lab 05 reads it.
+"""The stored race of two-stage training and cheaper methods, as lab 05 reads it.
 
-A row is one training on 5 000 MNIST images, LeNet, judged by the test set:
+A row is one training of LeNet on 5 000 MNIST images, judged on the test set:
 
 setting   "batch 8" (rate .01, 6 epochs) or "batch 32" (.02, 14): batch and rate of its stage one
 noise     share of the training labels replaced at random; 0.0, or 0.3
-stage     ``compare``: all methods; ``sweep``: one thing changed; ``more``: further seeds
-seed      of weights and order: 1, 2, 3; in ``more`` 4 to 8
+stage     ``compare``: all methods; ``sweep``: one field changed; ``more``: further seeds
+seed      of the weights and the order of images: 1, 2, 3; in ``more`` 4 to 8
 method    one of ``METHODS``, see below
-batch     of the training; learning_rate: of the optimizer, for ``to_zero`` at its begin
-components, start        of the basis, and the weights that stage two starts from (``STARTS``)
+batch     batch size; learning_rate: of the optimizer, for ``to_zero`` at the start
+components, start        number of components of the basis; weights at the start of stage two
+                         (``STARTS``)
 trials, failure, alpha   constants of the search, as in ``labkit.algorithms.subspace``
-updates   that were made; seconds: so many times the time of one, without compiling and judging,
-          that ``head["times"]`` has by setting and method; for an average, of reading the snapshots
+updates   number of updates; seconds: updates times the time of one update, without compiling and
+          judging, from ``head["times"]`` by setting and method; for ``average``, the time of
+          reading the snapshots
 one_epoch_accuracy, one_epoch_loss   after one epoch of stage two; empty for ``stage_one``, average
-last_accuracy, last_loss             at its end: after stage one, or two epochs of stage two
-basis_seconds, explained             to make the basis; share of variance of all its components
-searches, failed_searches, trials_made   of the whole training
-stopped   what stopped it before its end; empty: nothing did
+last_accuracy, last_loss             at the end of stage one, or after two epochs of stage two
+basis_seconds, explained   time to make the basis; share of variance of all its components
+searches, failed_searches, trials_made   totals of the whole training
+stopped   what stopped the training before its end; empty: nothing
 
-What a method has not is empty (None). ``update`` of a curve counts from the start of the row's own
-stage. The methods:
+A field that a method does not have is empty (None). ``update`` of a curve counts from the start of
+the row's own stage. The methods:
 
 stage_one       Momentum 0.9 at a constant rate, 40 snapshots in its later epochs
-same_rate       goes on, moments and all, at the rate of stage one
-tenth           at a tenth of it
-to_zero         in a line from it to 0 over the two epochs
-large_batch     at it, or another, in batches of 250, with new moments
-average         the mean of the snapshots, which trains nothing
+same_rate       continues, with its moments, at the rate of stage one
+tenth           continues at a tenth of that rate
+to_zero         continues, the rate falling linearly from that of stage one to 0 over two epochs
+large_batch     continues at that rate or a different one, in batches of 250, with new moments
+average         the mean of the snapshots; trains nothing
 projected_sgd   ``SubspaceStep(method="sgd")`` over nn.SGD with momentum 0.9, batches of 250
 projected_bfgs  ``SubspaceStep`` over nn.SGD at rate 1, batches of 250
 
-Stage two starts from the last snapshot, which is the end of stage one (``last``, as the seed does),
-from the first one (``first``), or from the initial weights, the basis then of 40 snapshots from
-these to the end (``initial``, as the paper does).
+Stage two starts from the last snapshot, which is the end of stage one (``last``, as in the source
+document), from the first snapshot (``first``), or from the initial weights (``initial``, as in the
+paper). With ``initial``, the 40 snapshots of the basis reach from these weights to the end of stage
+one.
 """
 
 import os
@@ -69,20 +72,20 @@ def load(folder: str | os.PathLike | None = None) -> Stored:
 def setting_of(
     plan: Mapping, method: str, setting: str = "batch 8", noise: float = 0.0, **changes: Any
 ) -> dict[str, Any]:
-    """Return what one training is made with; what its method does not have is None.
+    """Return the setting of one training; fields that its method does not have are None.
 
     Args:
         plan: as ``head["plan"]``
         method: one of ``METHODS``
-        setting: of stage one, by its name in the plan
+        setting: setting of stage one, by its name in the plan
         noise: share of the training labels replaced at random
-        **changes: fields of ``SWEPT`` that are not the method's own: ``same_rate`` and ``to_zero``
-            have batch and rate of stage one, ``tenth`` a tenth of that rate, ``large_batch`` batch
-            250 at that rate, ``projected_sgd`` likewise in the subspace, ``projected_bfgs`` batch
-            250 and rate 1
+        **changes: fields of ``SWEPT`` that differ from the method's defaults: ``same_rate`` and
+            ``to_zero`` use batch and rate of stage one, ``tenth`` a tenth of that rate,
+            ``large_batch`` batch 250 at that rate, ``projected_sgd`` the same in the subspace,
+            ``projected_bfgs`` batch 250 and rate 1
 
     Raises:
-        InputError: when a name is unknown, or the method has not what is changed.
+        InputError: if a name is unknown, or the method does not have a changed field.
     """
     refuse_unknown("method", method, METHODS)
     refuse_unknown("setting", setting, plan["settings"])
@@ -118,15 +121,15 @@ def rows_of(
     """Return the rows of one setting, by seed.
 
     Args:
-        stored: the race
+        stored: the stored race
         method: one of ``METHODS``
-        setting: of stage one
+        setting: setting of stage one
         noise: share of the training labels replaced at random
-        more: those of further seeds as well
+        more: whether to include the further seeds
         **changes: as in ``setting_of``
 
     Raises:
-        InputError: when the setting was not raced; else as ``setting_of``.
+        InputError: if the setting was not raced, and as in ``setting_of``.
     """
     wanted = setting_of(stored.head["plan"], method, setting, noise, **changes)
     rows = [row for row in stored.select(**wanted) if more or row["stage"] != "more"]
@@ -145,8 +148,8 @@ def accuracies(
 ) -> list[float]:
     """Return the test accuracies by seed, after one or two epochs of stage two.
 
-    Stage one and the average have one accuracy, whatever ``epochs``; that of a training that was
-    stopped before is that of its last point. All else as in ``rows_of``.
+    Stage one and the average have one accuracy for any ``epochs``; a training that was stopped
+    earlier has the accuracy of its last point. All other arguments are as in ``rows_of``.
     """
     rows = rows_of(stored, method, setting=setting, noise=noise, more=more, **changes)
     return _accuracies(rows, epochs)
@@ -172,7 +175,7 @@ def gains(
     more: bool = False,
     **changes: Any,
 ) -> list[float]:
-    """Return ``accuracies`` less those at the end of stage one, by seed."""
+    """Return ``accuracies`` minus those at the end of stage one, by seed."""
     reached = accuracies(stored, method, epochs, setting=setting, noise=noise, more=more, **changes)
     ends = accuracies(stored, "stage_one", setting=setting, noise=noise, more=more)
     return [accuracy - end for accuracy, end in zip(reached, ends, strict=True)]
@@ -182,7 +185,7 @@ def compared(stored: Stored, setting: str = "batch 8", noise: float = 0.0) -> li
     """Return one dict for each method and rate, in the order of the plan.
 
     Returns:
-        dicts of method, batch, learning_rate, and by seed one_epoch and two_epochs (accuracies),
+        Dicts of method, batch, learning_rate and, by seed, one_epoch and two_epochs (accuracies),
         loss (at the end) and seconds.
     """
     rows = stored.select(stage="compare", setting=setting, noise=noise)
@@ -206,7 +209,7 @@ def compared(stored: Stored, setting: str = "batch 8", noise: float = 0.0) -> li
 def best(stored: Stored, setting: str = "batch 8", noise: float = 0.0) -> dict[str, list[float]]:
     """Return method -> accuracies by seed after two epochs, at the rate with the highest mean.
 
-    That is in favour of those methods that were raced at several rates.
+    This favours methods that were raced at several rates.
     """
     highest: dict[str, list[float]] = {}
     for line in compared(stored, setting, noise):

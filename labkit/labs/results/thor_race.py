@@ -1,7 +1,8 @@
-"""The race of THOR against Momentum, from its stored rows: who needs how many updates, and seconds.
+"""The stored race of THOR and Momentum: the updates and the seconds that each needs.
 
-Updates to an accuracy are counted on the test set, over seeds; seconds are updates times the mean
-time of one, which ``benchmarks/thor_race.py`` has measured in turns, refreshes included.
+Updates to an accuracy are counted on the test set, for each seed; seconds are updates times the
+mean time of one update, which ``benchmarks/thor_race.py`` measured for the optimizers in turns,
+with refreshes.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,16 +15,16 @@ OPTIMIZERS = ("Momentum", "THOR")
 
 
 def steps_to(curve: Iterable[Mapping], target: float) -> int | None:
-    """Return the update of the first point with at least ``target`` accuracy; None: it has none.
+    """Return the update of the first point with at least ``target`` accuracy, or None.
 
-    A curve is judged every so many updates, so this is the number rounded up to them.
+    A curve is judged at intervals of several updates; the number is rounded up to such an update.
     """
     judged = (point for point in curve if point["accuracy"] is not None)
     return next((point["update"] for point in judged if point["accuracy"] >= target), None)
 
 
 def mean_steps(steps: Iterable[int | None]) -> float | None:
-    """Return the mean over trainings; None where one of them never got there, or there is none."""
+    """Return the mean over trainings; None without trainings, or if one missed the target."""
     steps = list(steps)
     known = [step for step in steps if step is not None]
     if not known or len(known) < len(steps):
@@ -38,20 +39,20 @@ def compare(
     """Return what each optimizer needs for an accuracy.
 
     Args:
-        stored: the race
+        stored: the stored race
         net: "LeNet" or "ResNet"
         target: test accuracy, 0 .. 1
-        epochs: optimizer -> length of the cosine, for its best setting of that length; the winner
-            of the tuning for an optimizer without one
+        epochs: optimizer -> length of the cosine in epochs, to select its best setting of that
+            length; an optimizer without an entry uses the winner of the tuning
 
     Returns:
         optimizer -> ``setting``, what it was trained with; ``steps``, updates to the target by
-        seed, None where a training never got there; their ``mean``, None where one is None;
-        ``at_least``, the mean where such a training counts with all its updates; ``seconds`` of the
-        mean; ``ms`` of an update; ``last``, test accuracies at the end, by seed.
+        seed, None for a training that never reached it; ``mean`` of the steps, None if one is None;
+        ``at_least``, the mean in which such a training counts with all its updates; ``seconds`` for
+        the mean; ``ms`` of an update; ``last``, test accuracies at the end, by seed.
 
     Raises:
-        InputError: when a net, optimizer or length was not raced.
+        InputError: if a net, optimizer or length was not raced.
     """
     refuse_unknown("net", net, stored.head["tuned"])
     for optimizer in epochs or {}:

@@ -1,1 +1,1 @@
-"""The commands of `labkit`, one file each. What a command needs is imported when it is called."""
+"""The commands of `labkit`. A command imports what it needs when it is called."""

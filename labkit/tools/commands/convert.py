@@ -1,4 +1,4 @@
-"""`labkit convert`: which network is meant, and which way."""
+"""`labkit convert`: the network and the direction of the conversion."""
 
 import importlib
 import re
@@ -36,7 +36,7 @@ def convert(
 ) -> None:
     """Convert weights between PyTorch and MindSpore, bit by bit.
 
-    Nothing in a file of weights is executed, and nothing of the working folder but the module that
+    No code in a weights file is executed, and none in the working folder except the module that
     --network names.
 
     Example: labkit convert resnet50.pth resnet50.ckpt --network resnet50
@@ -49,7 +49,9 @@ def convert(
     if source.suffix == CHECKPOINT and (entry or prefix):
         raise InputError("entry and prefix: expected none with a checkpoint, which has neither")
     if not target.parent.is_dir():
-        raise InputError(f"{target.parent} is no folder; expected one to write {target.name} into")
+        raise InputError(
+            f"{target.parent} is not a folder; expected one to write {target.name} into"
+        )
     renames: dict[str, str] = {}
     for text in rename or ():
         ours, equals, theirs = text.partition("=")
@@ -83,8 +85,8 @@ def _build(network: str, classes: int) -> "nn.Cell":
         raise wrong("network", network, "resnet18, 34, 50, 101, 152, or module:function")
     from mindspore import nn
 
-    # After everything that is installed, and no longer than this: the folder may be a downloaded
-    # one, and its torch.py would be PyTorch.
+    # Last in the search path, and only for this import: in a downloaded folder, a file torch.py
+    # would take the place of PyTorch.
     sys.path.append(folder := str(Path.cwd()))
     try:
         make = getattr(importlib.import_module(module), function)
@@ -93,7 +95,7 @@ def _build(network: str, classes: int) -> "nn.Cell":
     else:
         cell = make() if callable(make) else None
     finally:
-        if folder in sys.path:  # the module may have taken it away
+        if folder in sys.path:  # the module may have removed it
             del sys.path[len(sys.path) - 1 - sys.path[::-1].index(folder)]
     if not isinstance(cell, nn.Cell):
         raise wrong("network", network, "a function that returns an nn.Cell")

@@ -1,4 +1,4 @@
-"""`labkit doctor`. Nothing of the runner is imported: what that needs may be what is missing."""
+"""`labkit doctor`. It does not import the runner, whose dependencies may be what is missing."""
 
 import json
 from dataclasses import asdict
@@ -32,7 +32,7 @@ def doctor(
         bool, typer.Option("--json", help="One JSON object a check, and nothing else.")
     ] = False,
 ) -> None:
-    """Check this machine for known causes of trouble, and say the remedy. Takes under 10 seconds.
+    """Check this machine for known problems, and suggest remedies. Takes under 10 seconds.
 
     Exit code 0: all checks passed; 1: one or more failed; 2: an unknown check.
 
@@ -54,7 +54,7 @@ def doctor(
 
 
 def _show(check: "Check") -> None:
-    """Print one check, with the remedy where it has failed."""
+    """Print one check, with the remedy if it has failed."""
     from rich.console import Console
     from rich.text import Text
 

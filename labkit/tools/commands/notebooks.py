@@ -28,7 +28,7 @@ _STATES = {
 
 
 def list_labs() -> None:
-    """Show the labs: number, title, presets, and the minutes their header card states.
+    """Show the labs: number, name, title, presets, and the minutes stated on their header card.
 
     Example: labkit list
     """
@@ -61,11 +61,11 @@ def lab(
     ] = None,
     browser: Annotated[bool, typer.Option(help="Open a browser, where there is one.")] = True,
 ) -> None:
-    """Open JupyterLab on your own copies of the notebooks; it makes those that are not there yet.
+    """Open JupyterLab on your own copies of the notebooks; missing copies are made first.
 
-    On this machine only, behind a token, and with this environment's kernel, whatever kernels and
-    settings the user has elsewhere. A port that is taken is no fault: the next one is used. An
-    executed notebook of a run can be opened by its path.
+    The server is for this machine only, requires a token, and uses this environment's kernel,
+    whatever kernels and settings the user has elsewhere. If a port is taken, the next one is used.
+    An executed notebook of a run can be opened by its path.
 
     Example: labkit lab 01
     """
@@ -74,7 +74,7 @@ def lab(
 
     refuse_unknown("preset", os.environ.get("LABKIT_PRESET", "lab"), presets.PRESETS)
     words = list(notebook or ())
-    # From the first option on they are JupyterLab's own, values too.
+    # Everything from the first option on, values too, is for JupyterLab itself.
     named = list(takewhile(lambda word: not word.startswith("-"), words))
     more = words[len(named) :]
     if len(named) > 1:
@@ -108,7 +108,7 @@ def _choose(name: str | None, folder: Path | None, committed: bool) -> tuple[Pat
 
 
 def _copy(project: Path, folder: Path | None, name: str) -> Path:
-    """Return the copy called ``name``; copies that are not there yet are made, and spoken of."""
+    """Return the copy called ``name``; make missing copies; report new and outdated ones."""
     from labkit.tools.labs import find_labs
     from labkit.tools.work import copies
 
@@ -130,9 +130,9 @@ def work(
 ) -> None:
     """Make your own copies of the notebooks, without outputs; what you wrote is never overwritten.
 
-    Answers and parameters belong there: no other command writes to these files. When the
-    project's notebooks have changed, --update merges them in cell by cell, after a backup; close
-    them in JupyterLab first, or choose Revert when it says that a file has changed.
+    Put your answers and parameters into these files: no other command writes to them. When the
+    project's notebooks have changed, --update merges the changes cell by cell, after a backup;
+    close the copies in JupyterLab first, or choose Revert when it says that a file has changed.
 
     Example: labkit work 01 04
     """
@@ -160,9 +160,9 @@ def progress(
 ) -> None:
     """Show which exercises pass in your copies of the notebooks; no training is run.
 
-    Of a notebook only the functions of the answers, and what these need, are executed, each in a
-    process of its own that ends in time. labkit writes nothing. This is no sandbox: an answer runs
-    with your rights and can call itself passed, so look at your own copies, not at a stranger's.
+    Only the answers' functions and the code they need are executed, each in a process of its own
+    with a time limit. labkit writes nothing. This is not a sandbox: an answer runs with your rights
+    and can declare itself passed, so check your own copies, not a stranger's.
 
     Example: labkit progress 01
     """
@@ -171,7 +171,7 @@ def progress(
     from labkit.tools.work import copies, marks
 
     project, wanted = chosen(labs or ())
-    # Looking writes nothing, so any folder will do, the project's own notebooks too.
+    # Nothing is written, so any folder will do, even the project's own notebooks.
     place = project / copies.FOLDER if folder is None else folder
     if not place.is_dir():
         raise wrong("--folder", str(place), "a folder of copies, as `labkit work` makes them")
@@ -200,7 +200,7 @@ def _json(result: "LabMarks") -> str:
 
 
 def _lines(result: "LabMarks") -> Iterator[str]:
-    """Yield what is printed of one lab: how many pass, then each exercise with its notes."""
+    """Yield the lines printed for one lab: how many pass, then each exercise with its notes."""
     head = f"{result.lab.name}: {result.passed} of {len(result.marks)} passed"
     if result.problem:
         yield f"{head} ({result.problem})"

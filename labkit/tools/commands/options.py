@@ -1,4 +1,4 @@
-"""Options that several commands share, and what completes their values in a shell."""
+"""Options shared by several commands, and the shell completion of their values."""
 
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
     from labkit.tools.labs import Lab
     from labkit.tools.running.watch import Limits
 
-# Far above what a lab takes, 30 s and 4 minutes on two cores: a lab that hangs must end some time.
+# Far above a lab's time, 30 s and 4 minutes on two cores: a lab that hangs must end at some point.
 _SECONDS = {"smoke": 900.0, "lab": 3600.0, "paper": None}
 _DEVICES = ("auto", "Ascend", "GPU", "CPU")
 
 
 def labs(incomplete: str) -> list[str]:
-    """Return the names of labs that begin so."""
+    """Return the names of labs that begin with ``incomplete``."""
     return [lab.name for lab in _labs_of() if lab.name.startswith(incomplete)]
 
 
 def parameters(incomplete: str) -> list[str]:
-    """Return the parameters of the labs that the line names, or of all, that begin so."""
+    """Return the matching parameters of the labs named on the command line, or of all labs."""
     from labkit.tools.labs import parameter_names
 
     named = [lab for word in _words() for lab in _labs_of(word)]
@@ -39,9 +39,9 @@ def parameters(incomplete: str) -> list[str]:
 
 
 def _words() -> list[str]:
-    """Return the words of the line that a shell completes, but for options and what follows them.
+    """Return the words of the line being completed, without options and the words after them.
 
-    The context of the command has no arguments yet: an option without its value ends the parsing.
+    The command's context has no arguments yet: an option without its value ends the parsing.
     """
     line = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS") or ""
     words = line.split()
@@ -50,7 +50,7 @@ def _words() -> list[str]:
 
 
 def _labs_of(*words: str) -> Sequence["Lab"]:
-    """Return the labs that ``words`` name, all without one; none outside a project."""
+    """Return the labs that ``words`` name, all labs without words; none outside a project."""
     from labkit.tools.labs import chosen
 
     try:
@@ -81,7 +81,7 @@ _PRESET = typer.Option(
 _DEVICE = typer.Option(help="auto, Ascend, GPU or CPU.", autocompletion=_among(_DEVICES))
 Preset = Annotated[str | None, _PRESET]
 Device = Annotated[str | None, _DEVICE]
-# Of a command that has a default of its own.
+# For commands that set a default.
 PresetOrDefault = Annotated[str, _PRESET]
 DeviceOrDefault = Annotated[str, _DEVICE]
 Parameters = Annotated[
@@ -133,10 +133,10 @@ def limits(
     memory: float | None,
     runs: int = 1,
 ) -> "Limits":
-    """Return the limits of one lab at ``preset``; what is free is shared by ``runs`` at once.
+    """Return the limits of one lab at ``preset``; ``runs`` at once share the free memory.
 
     Raises:
-        InputError: when no memory is free, and none is given
+        InputError: if no memory is free and no limit is given
     """
     from labkit.tools.running.watch import GB, Limits, free_memory
 

@@ -62,7 +62,7 @@ def merge(
     files: Annotated[list[Path], typer.Argument(help="Rank tables, in the order of the ranks.")],
     out: _OUT = None,
 ) -> None:
-    """Join the rank tables of several servers, the ranks numbered through in the order given.
+    """Join the rank tables of several servers; ranks are numbered consecutively in this order.
 
     Example: labkit ranktable merge node0.json node1.json --out rank_table_16pcs.json
     """
@@ -78,7 +78,7 @@ def check(
         bool, typer.Option("--masked", help="Accept server addresses such as 10.*.*.*")
     ] = False,
 ) -> None:
-    """Check rank tables: keys, counts, addresses, and every rank there once. Exit 2 if one is bad.
+    """Check rank tables: keys, counts, addresses, each rank exactly once. Exit 2 if one is bad.
 
     Example: labkit ranktable check rank_table_8pcs.json
     """
@@ -87,8 +87,8 @@ def check(
         try:
             print(_line(path, rank_table.read(path, masked=masked)))
         except rank_table.RankTableError as error:
-            print(f"labkit: {path} is no usable rank table:", file=sys.stderr)
-            # Each as an error of its own: names and values in them are the file's.
+            print(f"labkit: {path} is not a usable rank table:", file=sys.stderr)
+            # As InputError, which escapes names and values from the file.
             print(*(f"  {InputError(text)}" for text in error.problems), sep="\n", file=sys.stderr)
             bad += 1
         except InputError as error:

@@ -1,4 +1,4 @@
-"""`labkit report`, `labkit compare` and `labkit attach`: what runs have left."""
+"""`labkit report`, `labkit compare` and `labkit attach`: results of runs."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -23,9 +23,9 @@ def report(
 ) -> None:
     """Write one HTML page about runs that needs no network, and print its path.
 
-    What differs between them comes first, then what ran where, failures, headline numbers against
-    the stored run, curves over each other, figures and the executed notebooks, which become pages
-    in a folder beside it.
+    Differences between the runs come first, then what ran where, failures, headline numbers beside
+    the stored run's, overlaid curves, figures and the executed notebooks, which become pages in a
+    folder beside it.
 
     Example: labkit report runs/latest
     """
@@ -63,7 +63,7 @@ def compare(
     """Print what differs between two runs; exit code 0 if nothing does, 1 otherwise.
 
     Parameters, versions, inputs, metrics and status are compared, lab by lab. Times are listed but
-    do not count: no two runs take the same.
+    do not count as differences: they vary from run to run.
 
     Example: labkit compare runs/20260101-120000 runs/latest
     """

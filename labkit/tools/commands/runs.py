@@ -44,8 +44,8 @@ def run(
 ) -> None:
     """Execute labs headlessly; each leaves its notebook, results.json, records and figures.
 
-    A lab that fails, dies, hangs or takes too much memory is reported as that, and the others go
-    on. Exit codes: 0 all passed, 1 a lab failed, 2 bad input, 130 Ctrl-C.
+    A lab that fails, dies, hangs or takes too much memory is reported as such, and the others
+    continue. Exit codes: 0 all passed, 1 a lab failed, 2 bad input, 130 Ctrl-C.
 
     Example: labkit run 01 --preset smoke -p micro_steps=8
     """
@@ -53,11 +53,11 @@ def run(
     from labkit.tools.running import pool, runner
 
     if resume is not None and out is not None:
-        raise InputError("--resume goes on in the folder of its run: expected no --out beside it")
+        raise InputError("--resume continues in the folder of its run: expected no --out with it")
     say = console.reporter(quiet=quiet, verbose=verbose, as_json=as_json)
     source = ctx.get_parameter_source("preset")
     if source is not None and source.name == "ENVIRONMENT" and resume is not None:
-        preset = None  # the shell's is for new runs
+        preset = None  # LABKIT_PRESET applies to new runs only
     wanted = _request(labs, preset, device, parameter, resume)
     if jobs is None and wanted.preset == "paper":
         jobs = 1
@@ -84,7 +84,7 @@ def _request(
     parameters: list[str] | None,
     resume: Path | None,
 ) -> "Request":
-    """Return what is to be run; what is not given is as in the run that is resumed."""
+    """Return the request; what is not given is taken from the run that is resumed."""
     from labkit.tools.running import folders, request
 
     named = request.parse_parameters(parameters or ())
@@ -132,10 +132,10 @@ def sweep(
     verbose: options.Verbose = False,
     as_json: options.Json = False,
 ) -> None:
-    """Run one lab over a grid of parameters; write one table, and a figure of every metric.
+    """Run one lab over a grid of parameters; write a table, and a figure of every metric.
 
-    What has passed before with the same inputs is not run again. Exit codes: 0 all passed, 1 a run
-    failed, 2 bad input, 130 Ctrl-C (the same command goes on).
+    Runs that have passed with the same inputs are not repeated. Exit codes: 0 all passed, 1 a run
+    failed, 2 bad input, 130 Ctrl-C (the same command continues).
 
     Example: labkit sweep 01 -p micro_steps=1,2,4,8 -p seed=1,2 --preset smoke
     """

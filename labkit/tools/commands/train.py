@@ -1,4 +1,4 @@
-"""`labkit train`, `eval`, `predict` and `plan`: the recipes, whose options are their own."""
+"""`labkit train`, `eval`, `predict` and `plan`: the recipes, which parse their own options."""
 
 from collections.abc import Callable
 
@@ -6,7 +6,7 @@ import typer
 
 from labkit.recipes import RECIPES
 
-# Every word behind the recipe goes to its own parser, --help too.
+# All words after the recipe, --help included, go to the recipe's own parser.
 CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 

@@ -1,4 +1,4 @@
-"""`labkit doctor`: common problems on a new machine, each with the remedy."""
+"""`labkit doctor`: common problems on a new machine, each with its remedy."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -23,9 +23,9 @@ class Check:
 
 
 class Row(NamedTuple):
-    """A check: its name, the function that looks, the remedy, and what must be measured for it.
+    """A check: its name, its function ``look``, the remedy, and the measurements that it needs.
 
-    ``look`` is given the project's folder, or ``measured.start``'s answers to the ``probes``.
+    ``look`` receives the project's folder or, with ``probes``, the answers of ``measured.start``.
     """
 
     name: str
@@ -92,26 +92,26 @@ _TABLE = (
         (measured.CONVOLUTION, measured.WITHOUT_START),
     ),
 )
-# By the name as it is typed: temp-folder.
+# By the name as a user types it: temp-folder.
 _ROWS = {row.name.lower().replace(" ", "-"): row for row in _TABLE}
 
 
 def run(root: Path | None = None) -> list[Check]:
-    """Return all checks for the project ``root`` (default: around here); takes under 10 s."""
+    """Run all checks of the project ``root`` (default: the one around here); takes under 10 s."""
     return [check() for check in checks(root)]
 
 
 def checks(root: Path | None = None, names: Sequence[str] = ()) -> list[Callable[[], Check]]:
-    """Return the checks as functions still to be called, the quick ones first.
+    """Return the checks as functions to be called, the quick ones first.
 
-    What is measured starts now and runs while the others are called.
+    Measurements start at once and run while the other checks are called.
 
     Args:
-        root: folder of the project; by default the one around here
-        names: which ones, spelled as ``known`` returns them; none: all
+        root: folder of the project; by default the one around the working folder
+        names: names of the checks, spelled as ``known`` returns them; if empty, all
 
     Raises:
-        InputError: for an unknown name
+        InputError: if a name is unknown
     """
     for name in names:
         refuse_unknown("check", name, known())
@@ -127,7 +127,7 @@ def known() -> list[str]:
 
 
 def _look(row: Row, place: Any) -> Check:
-    """Return the finished check; one that cannot be made (a package is missing) has failed."""
+    """Return the finished check; one that raises (a package is missing) has failed."""
     try:
         finding = row.look(place)
     except Exception as error:  # whatever a broken installation raises

@@ -1,4 +1,4 @@
-"""What a check of the doctor returns, and the remedy of most."""
+"""The result of a check of the doctor, and the most common remedy."""
 
 import sys
 from typing import NamedTuple
@@ -9,7 +9,7 @@ INSTALL = (
 
 
 class Finding(NamedTuple):
-    """What a check found; ``remedy`` replaces the one of the table where a closer one is known."""
+    """The result of a check; ``remedy``, if given, replaces the more general one of the table."""
 
     ok: bool
     found: str

@@ -1,4 +1,4 @@
-"""Checks of what is installed: Python, labkit, packages, the kernel; and of its variables."""
+"""Checks of the installation: Python, labkit, packages, the kernel; environment variables."""
 
 import os
 import shutil
@@ -16,11 +16,11 @@ from labkit.tools.doctor.check import INSTALL, Finding
 
 _PYTHONS = ((3, 11), (3, 12))
 _MINOR = f"{sys.version_info[0]}.{sys.version_info[1]}"
-# What draws into the notebook. ipykernel names "module://matplotlib_inline.backend_inline".
+# Backends that draw into the notebook. ipykernel names "module://matplotlib_inline.backend_inline".
 _BACKENDS = ("inline", "ipympl", "nbagg", "notebook", "widget")
 _LEVELS = ("0", "1", "2", "3", "4")
 _NO_LEVEL = "MindSpore refuses to be imported: the level is 0 to 4"
-# variable: (whether a value is all right, what happens otherwise; seen with MindSpore 2.10.0)
+# variable: (whether a value is right, what happens otherwise), as seen with MindSpore 2.10.0
 _RULES: Mapping[str, tuple[Callable[[str], bool], str]] = {
     "PYTHONOPTIMIZE": (
         lambda value: value == "0",
@@ -56,15 +56,15 @@ _RULES: Mapping[str, tuple[Callable[[str], bool], str]] = {
 
 
 def python(root: Path) -> Finding:
-    """Check that this is a Python that MindSpore's packages are made for."""
+    """Check that MindSpore has packages for this version of Python."""
     version = ".".join(map(str, sys.version_info[:3]))
     return Finding(tuple(sys.version_info[:2]) in _PYTHONS, f"{version} at {sys.executable}")
 
 
 def checkout(root: Path) -> Finding:
-    """Check that ``labkit`` is the one beside the notebooks, and that no other one is installed."""
+    """Check that ``labkit`` is the one beside the notebooks, and that no other is installed."""
     if other := _old_name():
-        # Up to 0.1.0 ours was called so; on the package index it is somebody else's.
+        # Up to 0.1.0 ours had this name; on the package index it belongs to somebody else.
         return Finding(
             False,
             f"the distribution labkit {other} is installed, which owns the command labkit as well",
@@ -82,7 +82,7 @@ def checkout(root: Path) -> Finding:
 
 
 def _old_name() -> str | None:
-    """Return the version of an installed distribution labkit; a build's leftovers do not count."""
+    """Return the version of an installed distribution "labkit", ignoring a build's leftovers."""
     for distribution in metadata.distributions(name="labkit"):
         place = Path(str(distribution.locate_file(""))).resolve()
         if place != Path(labkit.__file__).resolve().parents[1]:
@@ -91,7 +91,7 @@ def _old_name() -> str | None:
 
 
 def packages(root: Path) -> Finding:
-    """Check that what labkit needs is installed, in the versions of ``constraints.txt``."""
+    """Check that all packages labkit needs are installed in the versions of ``constraints.txt``."""
     try:
         pins = _pins((root / "constraints.txt").read_text(encoding="utf-8"))
         project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -122,7 +122,7 @@ def _pins(text: str) -> dict[str, str]:
 
 
 def _closure(dependencies: list[str]) -> set[str]:
-    """Return the names of all packages that are needed, through those that are installed."""
+    """Return the names of all needed packages, following the requirements of installed ones."""
     from packaging.requirements import Requirement
     from packaging.utils import canonicalize_name
 
@@ -151,7 +151,7 @@ def _differs(name: str, pins: dict[str, str]) -> str:
 
 
 def msrun(root: Path) -> Finding:
-    """Check that MindSpore's launcher is there: beside this Python, or on PATH."""
+    """Check that MindSpore's launcher exists beside this Python or on PATH."""
     beside = Path(sys.executable).parent / "msrun"
     place = str(beside) if beside.is_file() else shutil.which("msrun")
     return Finding(place is not None, place or "not found")
@@ -169,9 +169,9 @@ def kernel(root: Path) -> Finding:
     remedy = f"remove it: rm -r '{place}' (JupyterLab then takes this Python's own)"
     try:
         program = manager.get_kernel_spec("python3").argv[0]
-    except Exception as error:  # a kernel.json that is no JSON, or has no program
+    except Exception as error:  # a kernel.json that is not JSON, or has no program
         return Finding(False, f"{place} cannot be read: {error}".splitlines()[0], remedy)
-    # jupyter_client puts its own Python where one of these stands.
+    # jupyter_client replaces each of these with its own Python.
     if program in ("python", "python3", f"python{_MINOR}"):
         return Finding(True, f"python3 starts {sys.executable}")
     starts = f"python3 starts {program}"
@@ -182,7 +182,7 @@ def kernel(root: Path) -> Finding:
 
 
 def faults() -> dict[str, str]:
-    """Return what each variable that is set to a wrong value breaks: variable -> consequence."""
+    """Return variable -> consequence for each variable that is set to a wrong value."""
     return {
         name: reason
         for name, (is_right, reason) in _RULES.items()

@@ -24,7 +24,7 @@ FREE_MEMORY = 2.0  # GiB: a lab's kernel with MindSpore takes about 1
 _ADDRESS_SPACE = 4.0
 MSRUN_PORT = 8118
 JUPYTER_PORTS = range(8888, 8893)  # JupyterLab tries these in turn, and then others at random
-# MindSpore has packages for others, and installs itself there: its "any" package is for aarch64.
+# MindSpore has packages for others, and installs on any: its "any" package is for aarch64.
 _PROCESSORS = ("x86_64", "aarch64")
 OTHER_PLATFORM = (
     "run labkit {}: its runs, sweeps, ranks and `labkit progress` rest on what Linux "
@@ -37,7 +37,7 @@ _INSTEAD = {
 
 
 def platform(root: Path) -> Finding:
-    """Check that this is Linux on a processor that MindSpore's packages are made for."""
+    """Check that this is Linux on a processor that MindSpore's packages support."""
     name, processor = system.system(), system.machine()
     if name == "Linux" and processor in _PROCESSORS:
         return Finding(True, f"{name} on {processor}")
@@ -54,7 +54,7 @@ def disk(root: Path) -> Finding:
 
 def memory(root: Path) -> Finding:
     """Check the free memory: the machine's, the container's, and the shell's limit."""
-    import resource  # not on Windows, where the check of the platform says what is wrong
+    import resource  # missing on Windows, where the check of the platform fails
 
     import psutil
 
@@ -81,14 +81,14 @@ def folders(root: Path) -> Finding:
 
 
 def temporary(root: Path) -> Finding:
-    """Check that what TMPDIR, TEMP and TMP name can be written to, and what Python chose."""
+    """Check that the folders that TMPDIR, TEMP and TMP name, and Python's choice, are writable."""
     for variable in ("TMPDIR", "TEMP", "TMP"):
         place = os.environ.get(variable)
         if not place:
             continue
         reason = refusal(place) or ("" if Path(place).is_dir() else "no such folder")
         if reason:
-            # Python goes on to the next place silently; compilers and shells do not.
+            # Python silently tries the next place; compilers and shells do not.
             remedy = f"unset {variable}, or set it to a folder that can be written to"
             return Finding(False, f"{variable}={place}: {reason}", remedy)
     try:
@@ -139,8 +139,8 @@ def _taken(number: int) -> str:
 def data(root: Path) -> Finding:
     """Check MNIST and Fashion-MNIST in the checkout ``root`` against their official SHA-256.
 
-    These are in data_scripts/mnist.py, of the checkout that this labkit is imported from: that of
-    ``root`` may be anybody's, and is not executed.
+    These are read from data_scripts/mnist.py in the checkout that this labkit is imported from: the
+    file in ``root`` may come from anyone and is not executed.
     """
     own = own_checkout()
     program = own / "data_scripts" / "mnist.py" if own else None
@@ -168,7 +168,7 @@ def data(root: Path) -> Finding:
 
 
 def _fault(path: Path, expected: str) -> str:
-    """Return what is wrong with a file, unpacked if it is gzip; empty if nothing."""
+    """Return what is wrong with a file (unpacked if it is gzip), or an empty string."""
     try:
         with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,4 +1,4 @@
-"""Checks that compute with MindSpore, in processes of their own, which may crash or hang."""
+"""Checks that compute with MindSpore, in separate processes, which may crash or hang."""
 
 import importlib.util
 import json
@@ -16,25 +16,25 @@ from labkit.tools.doctor.check import INSTALL, Finding
 from labkit.tools.doctor.installed import faults
 
 Answers = Callable[[str], Any]
-# Calls of functions of ``probes``, in the order in which one process makes them: what is asked
-# first is known even where a later one crashes.
+# Calls of functions of ``probes``, in the order in which one process makes them: the first answers
+# are known even if a later call crashes.
 DEVICES, ARITHMETIC, CONVOLUTION = "devices()", "arithmetic()", "convolution()"
-# By a second process, at the same time: what ``labkit.start`` sets cannot be taken back.
+# Called by a second process, at the same time: ``labkit.start``'s settings cannot be undone.
 WITHOUT_START = "convolution(started=False)"
 
 _SECONDS = 120.0  # for all calls of a process; on a busy machine an import alone took 80
 # Measured with 8 images: 0.7-1.6 with the fast kernel, 60-260 with the slow one, two processes at
 # once on two cores; 10 allows for a busy machine.
 _SLOWEST_CONVOLUTION = 10.0
-# By the plugins in its packages, libmindspore_gpu.so.11.1 and .11.6.
+# According to the plugins in its packages, libmindspore_gpu.so.11.1 and .11.6.
 _GPU = "MindSpore 2.10.0's GPU plugins are for CUDA 11.1 and 11.6, and no other"
 
 
 def start(calls: Collection[str]) -> Answers:
     """Start to measure; return a function that waits for the answer to one of ``calls``.
 
-    An import of MindSpore takes 3 s of a core, so at most two processes answer all. The function
-    returned raises ``RuntimeError`` with what the call raised, or why there is no answer.
+    An import of MindSpore takes 3 s of a core, so at most two processes answer all calls. The
+    returned function raises ``RuntimeError`` with what the call raised, or why there is no answer.
     """
     pool = ThreadPoolExecutor(2)
     pending: dict[str, Future] = {}
@@ -58,18 +58,18 @@ def start(calls: Collection[str]) -> Answers:
 def ask(
     calls: Sequence[str], without: Sequence[str] = (), seconds: float = _SECONDS
 ) -> dict[str, dict[str, Any]]:
-    """Return what ``calls`` of functions of ``probes`` give in one fresh Python process.
+    """Call functions of ``probes`` in one fresh Python process.
 
     Args:
-        calls: made in this order
-        without: variables to take away; those that the check of the environment names go as well,
-            since what they break would be said of the packages too
-        seconds: how long it may take
+        calls: the calls, made in this order
+        without: environment variables to remove; those that the check of the environment reports
+            are removed as well, since their effects would be blamed on the packages too
+        seconds: time limit for all calls, seconds
 
     Returns:
-        Each call with {"answer": its result}, or {"error": what it raised or why there is none}.
+        Call -> {"answer": its result} or {"error": what it raised, or why there is no answer}.
     """
-    from labkit.ranks.processes import child_environment  # here: psutil may be missing
+    from labkit.ranks.processes import child_environment  # imported here: psutil may be missing
 
     gone = {*faults(), *without}
     environment = {name: text for name, text in child_environment().items() if name not in gone}
@@ -97,7 +97,7 @@ def ask(
 
 
 def numpy(answers: Answers) -> Finding:
-    """Check the NumPy that MindSpore gets, and that it can add 1 and 1 with it."""
+    """Check which NumPy MindSpore imports, and that it can add 1 and 1 with it."""
     version = installed_version("numpy")
     try:
         answer = answers(ARITHMETIC)
@@ -113,7 +113,7 @@ def numpy(answers: Answers) -> Finding:
 
 
 def devices(answers: Answers) -> Finding:
-    """List the device plugins that came with MindSpore and the devices that can really be used."""
+    """List the device plugins that came with MindSpore and the devices that can be used."""
     try:
         usable = answers(DEVICES)
     except RuntimeError as error:
@@ -135,9 +135,9 @@ def plugins() -> list[str]:
 
 
 def convolution(answers: Answers) -> Finding:
-    """Time a convolution against a matrix product of the same arithmetic, as `start` sets things.
+    """Compare the time of a convolution with that of an equal matrix product, as `start` sets up.
 
-    Beside it, the same as MindSpore is installed says whether this machine needs the workaround.
+    The same ratio without `start` shows whether this machine needs the workaround.
     """
     try:
         ours, theirs = answers(CONVOLUTION), answers(WITHOUT_START)

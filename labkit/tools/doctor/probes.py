@@ -1,4 +1,4 @@
-"""Measurements of `labkit doctor` that may crash or hang; ``measured.ask`` calls them elsewhere."""
+"""Measurements of `labkit doctor` that may crash or hang; ``measured.ask`` isolates them."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from typing import Any
 # A 64 -> 64 convolution of 3x3 on (8, 64, 32, 32), and the matrix product with as many
 # multiplications: 8 * 32 * 32 rows, 64 * 3 * 3 inner, 64 columns.
 _IMAGES, _CHANNELS, _SIDE = 8, 64, 32
-MARK = "probe: "  # before the answer, among what MindSpore prints
+MARK = "probe: "  # marks an answer within MindSpore's output
 
 
 def report(call: str, probe: Callable[[], Any]) -> None:
@@ -23,10 +23,10 @@ def report(call: str, probe: Callable[[], Any]) -> None:
 
 
 def arithmetic() -> dict[str, Any]:
-    """Return 1 + 1 as MindSpore computes it (with numpy 2: SystemError), and the versions."""
+    """Return 1 + 1 as MindSpore computes it (SystemError with numpy 2), and the versions."""
     from labkit import runtime
 
-    runtime.start("CPU")  # here, for the convolution that may follow: see there
+    runtime.start("CPU")  # for ``convolution``, which may follow: see there
 
     import mindspore
     import numpy
@@ -37,24 +37,24 @@ def arithmetic() -> dict[str, Any]:
 
 
 def devices() -> list[str]:
-    """Return the devices that MindSpore can really use here, best first."""
+    """Return the devices that MindSpore can actually use on this machine, best first."""
     from labkit.runtime import available_devices
 
     return list(available_devices())
 
 
 def convolution(started: bool = True) -> dict[str, Any]:
-    """Return the seconds of a ``convolution`` and of a ``matmul`` with as much arithmetic.
+    """Return the seconds of a ``convolution`` and of a ``matmul`` with as many multiplications.
 
     ``onednn`` is the instruction set in force.
 
     Args:
-        started: with what ``labkit.start`` sets, as every lab; the ``backward`` pass is timed too
+        started: whether to use ``labkit.start``, as every lab does, and time ``backward`` too
     """
     if started:
         from labkit import runtime
 
-        runtime.start("CPU")  # before MindSpore is imported: it reads variables then
+        runtime.start("CPU")  # before MindSpore is imported, which reads variables then
 
     import mindspore
     import numpy as np
@@ -81,10 +81,10 @@ def convolution(started: bool = True) -> dict[str, Any]:
 
 
 def _seconds(compute: Callable[[], Any], repeat: int = 5) -> float:
-    """Return the fastest of ``repeat`` calls after a first one, of fewer after a second in all.
+    """Return the fastest of ``repeat`` calls after a warm-up; no new one starts after 1 s in all.
 
-    The slow kernel takes 1 to 4 s. On a busy machine the fast one rarely took 0.25 s:
-    measured once, that was a ratio of 15.
+    The slow kernel takes 1 to 4 s. On a busy machine the fast one rarely took 0.25 s; when only
+    one call was measured, that gave a ratio of 15.
     """
     import numpy as np
 

@@ -1,10 +1,10 @@
-"""Finished and running labs, read back from their folders. No MindSpore import.
+"""Reports on finished and running labs, read from their folders. No MindSpore import.
 
-read        folders to plain data, whatever is missing or damaged in them
-reference   headline metrics against those of the stored run, labkit/tools/reports/labs.json
-difference  two runs against each other: `labkit compare`
-curves      rows of records to lines in a picture (SVG), and to lines of text
+read        folders as plain data, whatever is missing or damaged in them
+reference   headline metrics compared with the stored run's, labkit/tools/reports/labs.json
+difference  two runs compared with each other: `labkit compare`
+curves      rows of records as curves in a picture (SVG) and as text
 page        everything on one HTML page, with the tables of `tables`: `labkit report`
 notebook_page, maths  an executed notebook as HTML that needs no network
-live        curves of a run that is still going: `labkit attach`, `labkit.attach`
+live        curves of a run that is still running: `labkit attach`, `labkit.attach`
 """

@@ -1,8 +1,8 @@
-"""Curves of records: several runs over each other as SVG, and one as text for a terminal.
+"""Curves of records: several runs overlaid as SVG, and one as text for a terminal.
 
-A panel is one column of records.csv over updates or over seconds. It takes its colours from the
-page, and the size of its text is that of a phone's screen, on which it is as wide as it was drawn.
-A chart of text is plain ASCII: any terminal and any log can show it.
+A panel shows one column of records.csv over updates or over seconds. It takes its colours from the
+page; its text is sized for a phone's screen, where the panel is as wide as it was drawn.
+A text chart is plain ASCII: any terminal and any log can show it.
 """
 
 import math
@@ -16,16 +16,16 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 10, 8, 34
 # A phone draws 340 points side by side; more only make the page larger.
 _POINTS = 400
 _WINDOW = 25
-# Lines of one panel that can still be told apart: seven colours, four ways to dash.
+# Lines of one panel that can still be distinguished: seven colours, four patterns of dashes.
 _COLOURS, _DASHES = 7, ("", "6 3", "2 3", "8 3 2 3")
 MOST = _COLOURS * len(_DASHES)
 _X_NAMES = ("update", "step", "epoch")
 _NOT_DRAWN = ("images", "seconds", *_X_NAMES)
-# Of a column, or a metric, that ends so or is called so.
+# Units of columns and metrics whose names are these words or end in them.
 _UNITS = {"seconds": "s", "accuracy": "0 to 1", "loss": "nats", "mb": "MB"}
 _UNITS |= {"batch size": "images", "train images": "images", "micro steps": "micro-batches"}
 FIRST = ("loss", "training_loss", "accuracy")
-_LABEL = 10  # letters before the axis of a chart of text
+_LABEL = 10  # characters before the axis of a text chart
 
 Point = tuple[float, float]
 
@@ -56,7 +56,7 @@ def columns(rows: Sequence[Mapping]) -> list[str]:
 
 
 def points(rows: Sequence[Mapping], x: str, y: str) -> list[Point]:
-    """Return (x, y) of each row that has both; "update" is the row's number where no column is."""
+    """Return (x, y) of each row with both; "update" falls back to step, epoch or row number."""
     counts = x == "update" and bool(rows) and x not in rows[0]
     if counts:
         x = next((name for name in _X_NAMES if name in rows[0]), "")
@@ -69,14 +69,14 @@ def panel(lines: Iterable[Line], x: str, y: str) -> Panel:
     """Draw ``lines`` over each other; losses and other noisy columns as running means."""
     lines = tuple(replace(line, points=_thin(_smooth(line.points, y))) for line in lines)
     heights = [b for line in lines for _, b in line.points if is_drawn(b)]
-    # A training that has ended in infinity still has a beginning.
+    # A training that diverged to infinity still has a finite beginning.
     logarithmic = bool(heights) and min(heights) > 0 and max(heights) > 30 * min(heights)
     title = f"{with_unit(y)} over {with_unit(x)}"
     return Panel(title, lines, logarithmic, _draw(lines, title, x, heights, logarithmic))
 
 
 def with_unit(name: str) -> str:
-    """Return the name of a column or a metric as an axis has it: ``loss (nats)``."""
+    """Return the name of a column or a metric as an axis shows it: ``loss (nats)``."""
     words = name.replace("_", " ")
     lower = f" {words.lower()}"
     unit = next((unit for end, unit in _UNITS.items() if lower.endswith(f" {end}")), "")
@@ -85,7 +85,7 @@ def with_unit(name: str) -> str:
 
 
 def is_drawn(value: float) -> bool:
-    """Return whether a value has a place on an axis: finite, and no sum of two overflows."""
+    """Return whether a value fits on an axis: finite, and the sum of two does not overflow."""
     return abs(value) < 1e300
 
 
@@ -97,7 +97,7 @@ def look(number: int) -> tuple[int, str]:
 def ticks(low: float, high: float) -> list[float]:
     """Return about six round numbers from ``low`` to ``high``.
 
-    Where the two are too near each other for a float to divide what is between, only ``low``.
+    If the two are too close for floats to divide the interval, return only ``low``.
     """
     raw = (high - low) / 6
     if not raw > 0 or not math.isfinite(raw) or high + raw == high or low - raw == low:
@@ -110,11 +110,11 @@ def ticks(low: float, high: float) -> list[float]:
 
 
 def chart(curve: Sequence[Point], title: str, x: str, width: int = 72, height: int = 10) -> str:
-    """Return a curve as text: ``height`` lines of at most ``width`` letters, and its axes.
+    """Return a curve as text: ``height`` lines of at most ``width`` characters, and its axes.
 
     Each column shows the mean of the points that fall into it. Points that are not finite are left
-    out, and their number is said. Positive values over more than two decades get a logarithmic
-    axis, which the title says.
+    out, and their number is stated. Positive values over more than two decades get a logarithmic
+    axis, and the title says so.
     """
     finite = [(a, b) for a, b in curve if is_drawn(a) and is_drawn(b)]
     lost = len(curve) - len(finite)
@@ -139,7 +139,7 @@ def chart(curve: Sequence[Point], title: str, x: str, width: int = 72, height: i
 
 
 def _smooth(curve: Sequence[Point], y: str) -> Sequence[Point]:
-    """Return the running mean of ``_WINDOW`` points for what is measured at every update."""
+    """Return the running mean of ``_WINDOW`` points if ``y`` is measured at every update."""
     if len(curve) < 4 * _WINDOW or "accuracy" in y or y in ("learning_rate", "peak_memory_mb"):
         return curve
     from labkit.labs.figures.common import smooth
@@ -151,7 +151,7 @@ def _smooth(curve: Sequence[Point], y: str) -> Sequence[Point]:
 
 
 def _thin(curve: Sequence[Point]) -> Sequence[Point]:
-    """Return at most about ``_POINTS`` points: of each stretch its lowest and its highest."""
+    """Return at most about ``_POINTS`` points: the lowest and the highest of each stretch."""
     if len(curve) <= _POINTS:
         return curve
     stretch = -(-2 * len(curve) // _POINTS)
@@ -160,7 +160,7 @@ def _thin(curve: Sequence[Point]) -> Sequence[Point]:
         part = curve[start : start + stretch]
         heights = [b for _, b in part]
         finite = [place for place, b in enumerate(heights) if is_drawn(b)] or [0]
-        # Not a number in a stretch stays: it breaks the line there.
+        # Values that cannot be drawn stay: they break the line there.
         places = {place for place, b in enumerate(heights) if not is_drawn(b)}
         places |= {min(finite, key=heights.__getitem__), max(finite, key=heights.__getitem__)}
         kept += [part[place] for place in sorted(places)]
@@ -185,14 +185,14 @@ def _draw(
 
 
 class _Axis:
-    """Values to places on the picture."""
+    """Maps values to places on the picture."""
 
     def __init__(
         self, low: float, high: float, start: float, end: float, logarithmic: bool
     ) -> None:
         self.scale = math.log10 if logarithmic else float
         if low == high:
-            # A constant is a level line in the middle.
+            # A constant is drawn as a horizontal line in the middle.
             margin = abs(low) * 0.1 or 0.5
             low, high = (low / 1.1, high * 1.1) if logarithmic else (low - margin, high + margin)
         self.low, self.high, self.start, self.end = low, high, start, end
@@ -222,7 +222,7 @@ def _frame(across: _Axis, up: _Axis, x: str) -> list[str]:
         )
     for value in across.ticks():
         place = across.place(value)
-        # The last number must not hang over the edge of the picture.
+        # The last number must not extend beyond the edge of the picture.
         anchor = "end" if place > _WIDTH - _RIGHT - 14 else "middle"
         parts.append(
             f'<path class="grid" d="M{place:.1f} {_TOP}V{_HEIGHT - _BOTTOM}"/>'
@@ -257,7 +257,7 @@ def _tick(value: float) -> str:
 
 
 def _means(curve: Sequence[Point], columns: int) -> dict[int, float]:
-    """Return column -> mean of its points; x from left to right over all columns."""
+    """Return column -> mean of its points; x spans all columns from left to right."""
     xs = [a for a, _ in curve]
     low, span = min(xs), (max(xs) - min(xs)) or 1.0
     cells: dict[int, list[float]] = {}

@@ -1,6 +1,6 @@
 """What differs between two runs: parameters, versions, inputs, metrics, status. No MindSpore.
 
-Times are listed apart: two runs never take the same, so they do not count as a difference.
+Times are listed separately: they always differ between runs, so they do not count as a difference.
 """
 
 import re
@@ -13,7 +13,7 @@ from labkit.tools.reports.reference import change, is_within, stored, why_not
 
 _GROUPS = ("parameters", "versions", "runtime", "inputs", "metrics")
 _RUN = ("status", "preset", "device", "git")
-# A digest of the parameters, and what a runtime repeats of them.
+# A digest of the parameters, and a parameter that the runtime repeats.
 _REPEATED = (("inputs", "parameters"), ("runtime", "seed"))
 _TIMES = ("seconds", "total_seconds")
 _TIME_WORDS = re.compile(r"\b(ms|seconds|minutes)\b")
@@ -25,14 +25,14 @@ class Difference:
     """One difference between two runs.
 
     Attributes:
-        lab: which lab, or which run of a sweep.
+        lab: name of the lab, or of the run of a sweep.
         group: parameters, versions, runtime, inputs, metrics, run; or times, which do not count.
-        name: what it is.
-        left: value of the first run; "(none)" where it has none.
+        name: name of the value that differs.
+        left: value of the first run; "(none)" if it has no such value.
         right: value of the second run.
         change: right minus left, if both are numbers.
-        within: of a metric: whether that is inside the stored tolerance; None where none is stored
-            for these parameters.
+        within: whether a metric is inside the stored tolerance; None if no tolerance is stored for
+            these parameters.
     """
 
     lab: str
@@ -45,12 +45,12 @@ class Difference:
 
 
 def compare(left: RunFolder, right: RunFolder) -> list[Difference]:
-    """Return every difference between two runs, lab by lab; of sweeps, run by run."""
+    """Return every difference between two runs, lab by lab; for sweeps, run by run."""
     ours, theirs = _by_key(left), _by_key(right)
     if len(ours) == len(theirs) == 1:
         (first,), (second,) = ours.values(), theirs.values()
         if first.lab == second.lab:
-            # Two folders of one lab, wherever each of them lies.
+            # Two folders of the same lab, whatever their names.
             theirs = dict.fromkeys(ours, second)
     differences = []
     for key in dict.fromkeys([*ours, *theirs]):
@@ -69,7 +69,7 @@ def counting(differences: Iterable[Difference]) -> list[Difference]:
 
 
 def as_json(differences: Iterable[Difference]) -> dict[str, list[dict]]:
-    """Return the differences, and apart from them the times, as JSON can hold them."""
+    """Return the differences and, separately, the times in a form that JSON can hold."""
     differences = list(differences)
     return {
         "differences": [asdict(each) for each in counting(differences)],
@@ -78,14 +78,14 @@ def as_json(differences: Iterable[Difference]) -> dict[str, list[dict]]:
 
 
 def number(value: Any) -> str:
-    """Return a value as a table shows it: numbers to six places that count, None as a dash."""
+    """Return a value as a table shows it: floats to six significant digits, None as a dash."""
     if value is None:
         return "-"
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def is_time(metric: str) -> bool:
-    """Return whether the name of a metric says that it is a time: ``mean: ms``."""
+    """Return whether a metric is a time, judging by its name: ``mean: ms``."""
     return bool(_TIME_WORDS.search(metric))
 
 
@@ -111,7 +111,7 @@ def _compare_labs(key: str, left: LabRun, right: LabRun) -> list[Difference]:
 def _differing(
     sides: Sequence[Mapping], names: Iterable[str] | None = None
 ) -> Iterable[tuple[str, Any, Any]]:
-    """Yield (name, left, right) for each name whose values differ; mappings inside are opened."""
+    """Yield (name, left, right) for each name whose values differ, inside nested mappings too."""
     for name in names or dict.fromkeys([*sides[0], *sides[1]]):
         left, right = (side.get(name, NOTHING) for side in sides)
         if isinstance(left, Mapping) and isinstance(right, Mapping):
@@ -131,7 +131,7 @@ def _within(known: Mapping[str, Any], left: Any, right: Any) -> bool | None:
 
 
 def _tolerances(left: LabRun, right: LabRun) -> Mapping[str, Any]:
-    """Return the stored metrics with their tolerances, where these are made for both runs."""
+    """Return the stored metrics with their tolerances, if these apply to both runs; else {}."""
     entry = stored(left.results)
     if entry is None or stored(right.results) != entry:
         return {}

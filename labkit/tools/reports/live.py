@@ -1,7 +1,7 @@
-"""Curves of a run that is still going, or has ended: as text, and as a figure in a notebook.
+"""Curves of a running or finished run: as text, and as a figure in a notebook.
 
-Everything is read from the run's folder, again at every look: it may be another machine's, the
-records may come later, their last line may be half written, the runner may have been killed.
+Every look reads everything again from the run's folder: the run may be on another machine, the
+records may appear later, their last line may be incomplete, the runner may have been killed.
 """
 
 import math
@@ -22,10 +22,10 @@ from labkit.tools.reports import curves
 from labkit.tools.reports.read import LabRun, RunFolder, read
 from labkit.tools.running import request
 
-# A run without results.json, or between two labs, counts as going for so long after its last
-# written file. Preparing data and starting a kernel have taken up to 40 s on two busy cores.
+# Seconds after its last written file for which a run without results.json, or between two labs,
+# counts as running. Preparing data and starting a kernel took up to 40 s on two busy cores.
 PATIENCE = 90.0
-_MOST_RUNS = 10_000  # of a grid that is listed: a damaged one may have any number
+_MOST_RUNS = 10_000  # in a grid that is listed: a damaged one may have any number
 _CLEAR = "\x1b[H\x1b[2J"
 
 
@@ -34,10 +34,10 @@ class Look:
     """One look at a run.
 
     Attributes:
-        lab: the lab that is going; else the last one that has anything.
-        status: running, or what it has ended as: passed, failed, interrupted.
+        lab: the running lab; otherwise the last one that has written anything.
+        status: running, passed, failed or interrupted.
         where: one line: lab, status, place among the labs.
-        rows: its longest records, [] where there are none yet.
+        rows: the lab's longest records; [] if it has no records yet.
         last: the last line that the lab printed, or its progress.
     """
 
@@ -49,7 +49,7 @@ class Look:
 
 
 def look(folder: str | os.PathLike) -> Look:
-    """Read where a run is; ``InputError`` where ``folder`` holds no run."""
+    """Read the state of a run; raise ``InputError`` if ``folder`` holds no run."""
     run = read(folder)
     labs, names = _asked_for(run)
     status = _status(run, labs, names)
@@ -70,7 +70,7 @@ def look(folder: str | os.PathLike) -> Look:
 
 
 def as_text(current: Look, width: int = 80) -> str:
-    """Return one look as text: where it is, a chart of each first column, the last line."""
+    """Return a look as text: where it is, a chart of each main column, the last line."""
     parts = [current.where]
     columns = curves.columns(current.rows)
     for name in [name for name in columns if name in ("loss", "accuracy")] or columns[:1]:
@@ -86,11 +86,11 @@ def as_text(current: Look, width: int = 80) -> str:
 def follow(folder: str | os.PathLike, every: float, show: Callable[[Look], None]) -> str:
     """Call ``show`` with a look every ``every`` seconds until the run ends; return its status.
 
-    Only what has changed is shown. A run that this process executes goes no further while it is
-    being followed: one look, and "running" is returned.
+    A look is shown only if it differs from the last. A run that this process executes cannot
+    advance while it is being followed: it is shown once, and "running" is returned.
 
     Raises:
-        InputError: when ``folder`` holds no run, or ``every`` is not above 0.
+        InputError: if ``folder`` holds no run, or ``every`` is not above 0.
     """
     arguments.number("every", every, above=0)
     before = None
@@ -107,7 +107,7 @@ def follow(folder: str | os.PathLike, every: float, show: Callable[[Look], None]
 
 
 def in_terminal(folder: str | os.PathLike, every: float, once: bool) -> str:
-    """Print looks on standard output until the run ends, or one; return the run's status."""
+    """Print looks until the run ends, or one if ``once`` is set; return the run's status."""
     width = min(shutil.get_terminal_size().columns, 100)
     if once:
         current = look(folder)
@@ -119,7 +119,7 @@ def in_terminal(folder: str | os.PathLike, every: float, once: bool) -> str:
         if redraws:
             print(_CLEAR + as_text(current, width), flush=True)
         else:
-            # In a pipe a line a look: the chart follows at the end.
+            # In a pipe, one line for each look: the chart follows at the end.
             text = f"{current.where}  {_numbers(current)}  {current.last.strip()}".rstrip()
             print(printable(text), flush=True)
 
@@ -131,13 +131,13 @@ def in_terminal(folder: str | os.PathLike, every: float, once: bool) -> str:
 
 @names_checked
 def attach(folder: str | os.PathLike, every: float = 2.0) -> str:
-    """Draw the curves of a run in a notebook, and again as it goes on; return how it ended.
+    """Draw the curves of a run in a notebook, and update them until it ends; return its status.
 
-    The figure is replaced in place; interrupting the cell leaves the run alone. Outside a notebook
-    text is printed instead.
+    The figure is replaced in place; interrupting the cell does not affect the run. Outside a
+    notebook, text is printed instead.
 
     Args:
-        folder: of a run, of a lab or of a sweep; the lab that is going is shown.
+        folder: folder of a run, a lab or a sweep; the running lab is shown.
         every: seconds between two looks, above 0.
 
     Returns:
@@ -145,7 +145,7 @@ def attach(folder: str | os.PathLike, every: float = 2.0) -> str:
         this very notebook.
 
     Raises:
-        InputError: when ``folder`` holds no run, or ``every`` is not above 0.
+        InputError: if ``folder`` holds no run, or ``every`` is not above 0.
     """
     if "ipykernel" not in sys.modules:
         return in_terminal(folder, every, once=False)
@@ -191,7 +191,7 @@ def _numbers(current: Look) -> str:
 
 
 def _status(run: RunFolder, labs: Sequence[LabRun], names: Collection[str]) -> str:
-    """Return "running" as long as a lab is going or one is to come and something was written."""
+    """Return "running" while a lab is running, or one is to come and files were written lately."""
     statuses = [lab.status for lab in labs]
     if "running" in statuses:
         return "running"
@@ -208,9 +208,9 @@ def _status(run: RunFolder, labs: Sequence[LabRun], names: Collection[str]) -> s
 
 
 def _asked_for(run: RunFolder) -> tuple[list[LabRun], Collection[str]]:
-    """Return the labs that count, and the names of the folders that there will be.
+    """Return the labs that count, and the names of the folders that the run will have.
 
-    A sweep's folder keeps the runs of earlier grids: they say nothing of the one that is going.
+    A sweep's folder keeps the runs of earlier grids, which do not count.
     """
     grid = run.about.get("grid")
     values = list(grid.values()) if isinstance(grid, dict) else []
@@ -231,7 +231,7 @@ def _current(labs: Sequence[LabRun]) -> LabRun | None:
 
 
 def _written(folder: Path) -> float:
-    """Return when anything right in ``folder`` was written last; 0 for one that is not there."""
+    """Return when ``folder`` or anything directly in it was last written; 0 if it is missing."""
     try:
         return max(path.stat().st_mtime for path in (folder, *folder.iterdir()))
     except OSError:

@@ -1,7 +1,7 @@
-"""An executed notebook as one HTML page that loads nothing: no network, no script.
+"""An executed notebook as one self-contained HTML page: no network, no script.
 
-nbconvert's own pages load require.js and MathJax from elsewhere. Here its bare form is taken, of
-which harmless tags and attributes stay and nothing else; formulas become MathML
+nbconvert's own pages load require.js and MathJax from the network. This module uses its basic
+template, keeps only harmless tags and attributes, and converts formulas to MathML
 (labkit.tools.reports.maths).
 """
 
@@ -25,31 +25,31 @@ from labkit.tools.reports.maths import LONGEST, mathml
 if TYPE_CHECKING:
     from bs4 import BeautifulSoup, Tag
 
-# Of an output in several forms the first that is there is shown. No widget and no JavaScript: both
-# need a page that loads programs.
+# An output in several formats is shown in the first of these that it has. Widgets and JavaScript
+# are left out: both need a page that loads programs.
 _SHOWN = ("text/html", "text/markdown", "image/png", "image/jpeg", "text/latex", "text/plain")
-# What stays on the page, and nothing else. None of these changes how a browser reads what follows
-# it (as style, textarea, noscript, svg or a comment do), so that each "<" of the page begins one of
-# these tags for every reader of HTML, however the text was nested before.
+# The only tags that stay on the page. Unlike style, textarea, noscript, svg or a comment, they do
+# not change how a browser parses what follows, so for every HTML parser each "<" of the page begins
+# one of these tags, however the text was nested before.
 _TAGS = frozenset(
     "a abbr b bdi bdo blockquote br caption center cite code col colgroup dd del details dfn div "
     "dl dt em figcaption figure font h1 h2 h3 h4 h5 h6 hr i img ins kbd li mark ol p pre q rp rt "
     "ruby s samp small span strike strong sub summary sup table tbody td tfoot th thead tr tt u ul "
     "var wbr".split()
 )
-# Their content is no text for a reader. Other tags become spans.
+# Removed with their content, which is not text for a reader. Other tags become spans.
 _EMPTIED = frozenset(
     "applet audio base canvas embed frame frameset head iframe input link math meta noembed "
     "noframes noscript object param plaintext script select source style svg template textarea "
     "title track video xmp".split()
 )
-# Markdown beyond these is shown as it is written. mistune takes 48 us a letter of headings, and its
-# time grows with the square of the "[": 15 s for 64 kB of "![](", .3 s for 2000 of them. A lab's
+# Markdown beyond these limits is shown as source. mistune takes 48 us per character of headings and
+# time quadratic in the number of "[": 15 s for 64 kB of "![](", 0.3 s for 2000 of them. A lab's
 # longest cell has 2 kB, all of its markdown 20 kB.
 _LONGEST, _MOST_BRACKETS, _MOST_MARKDOWN = 20_000, 2000, 200_000
-_MOST_TEX, _EACH_FORMULA = 20_000, 20  # characters; a lab has 72 formulas of together 1200
+_MOST_TEX, _EACH_FORMULA = 20_000, 20  # characters; a lab has 72 formulas, 1200 in all
 _LARGEST_FIGURE = 100_000  # bytes; the labs' pictures have 16 000
-_DEEPEST = 256  # tags in each other; a notebook's own have 15
+_DEEPEST = 256  # levels of nested tags; a notebook's own have 15
 _ATTRIBUTES = frozenset(
     "align alt aria-hidden aria-label border class color colspan datetime dir headers height id "
     "lang reversed role rowspan scope span start style title valign width".split()
@@ -66,7 +66,7 @@ def convert(notebook: Path) -> tuple[str, str]:
     """Return the notebook's title and its cells as HTML for ``notebook.html.j2``.
 
     Raises:
-        InputError: when the file is no notebook that can be read.
+        InputError: if the file is not a readable notebook.
     """
     import nbformat
 
@@ -74,18 +74,18 @@ def convert(notebook: Path) -> tuple[str, str]:
         text = read_text(notebook)
         if (version := parse_json(text)["nbformat"]) != 4:
             raise ValueError(f"its format: expected 4, got {version}")
-        # nbformat.read would print what it finds wrong, and go on.
+        # nbformat.read would only print the faults that it finds, and continue.
         read = nbformat.v4.reads(text)
         _formulas_as_markdown(read)
         with warnings.catch_warnings():
-            # Of an output that only a widget or JavaScript could show.
+            # nbformat and nbconvert warn of outputs that only a widget or JavaScript could show.
             warnings.simplefilter("ignore")
             nbformat.validate(read)
             exporter = _exporter()
             exporter.markdown_left = _MOST_MARKDOWN
             body, _ = exporter.from_notebook_node(read)
             body = _clean(body, notebook.parent.resolve())
-    # nbformat and nbconvert raise what the damage happens to lead to: KeyError, AttributeError.
+    # nbformat and nbconvert raise whatever the damage causes: KeyError, AttributeError.
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise InputError(f"{notebook.name} cannot be converted: {reason}") from error
@@ -93,13 +93,13 @@ def convert(notebook: Path) -> tuple[str, str]:
 
 
 def _exporter_class() -> type:
-    """Return an HTMLExporter that formats markdown; nbconvert is imported here, for pages alone."""
+    """Return an HTMLExporter that formats markdown; imports nbconvert, which only pages need."""
     from jinja2 import pass_context
     from nbconvert import HTMLExporter
     from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 
     class Renderer(IPythonRenderer):
-        """Marks formulas, for ``_clean`` to convert: it leaves no ``<math>`` of anybody else."""
+        """Marks formulas for ``_clean`` to convert, which removes any other ``<math>``."""
 
         def inline_math(self, body: str) -> str:
             return f'<span class="maths">{escape(body)}</span>'
@@ -111,7 +111,7 @@ def _exporter_class() -> type:
             return self.block_math(f"\\begin{{{name}}}{body}\\end{{{name}}}")
 
     class Exporter(HTMLExporter):
-        """Formats markdown, of cells and of outputs, as far as ``markdown_left`` letters go."""
+        """Formats markdown of cells and outputs, up to ``markdown_left`` characters in all."""
 
         markdown_left = _MOST_MARKDOWN
 
@@ -130,7 +130,7 @@ def _exporter_class() -> type:
 
 @cache  # compiling its templates takes a tenth of a second
 def _exporter() -> Any:
-    # What it warns of, pictures without a text, the page corrects.
+    # It warns of pictures without alternative text, which ``_clean`` adds.
     log = logging.getLogger(f"{__name__}.nbconvert")
     log.setLevel(logging.CRITICAL)
     return _exporter_class()(
@@ -143,7 +143,7 @@ def _exporter() -> Any:
 
 
 def _formulas_as_markdown(notebook: Any) -> None:
-    """Have outputs that are one formula, as of IPython's Math, formatted as markdown is."""
+    """Turn outputs that are a single formula, such as IPython's Math, into markdown."""
     for cell in notebook.cells:
         for output in cell.get("outputs", ()):
             data = output.get("data", {})
@@ -152,13 +152,13 @@ def _formulas_as_markdown(notebook: Any) -> None:
 
 
 def _as_written(markdown: str) -> str:
-    # nbconvert looks for links in what this returns, too: 14 s for 64 kB of "![](".
+    # nbconvert looks for links in this function's result too: 14 s for 64 kB of "![](".
     text = escape(markdown).replace("[", "&#91;")
     return f"<p><em>too long to be formatted:</em></p><pre>{text}</pre>"
 
 
 def _clean(body: str, folder: Path) -> str:
-    """Leave what is harmless, convert formulas, lead relative links from ``folder``."""
+    """Keep only what is harmless, convert formulas, resolve relative links from ``folder``."""
     from bs4 import BeautifulSoup, NavigableString
 
     soup = BeautifulSoup(_whole_tags(body), "html.parser")
@@ -184,11 +184,11 @@ def _clean(body: str, folder: Path) -> str:
             image.replace_with(f"[picture: {image['alt']}]")
     left = _MOST_TEX
     for formula in soup.select("span.maths"):
-        if not isinstance(text := formula.string, NavigableString):  # not as marked: tags inside
+        if not isinstance(text := formula.string, NavigableString):  # it has tags inside
             continue
         left -= len(text) + _EACH_FORMULA if len(text) <= LONGEST else 0
         if left >= 0 and (html := mathml(text, "display" in formula["class"])):
-            # In its place in the tag: replacing the tag takes as long as its parent has children.
+            # Inside its tag: replacing the tag itself takes time linear in its parent's children.
             text.replace_with(BeautifulSoup(html, "html.parser"))
         else:
             formula.name = "code"
@@ -196,7 +196,7 @@ def _clean(body: str, folder: Path) -> str:
 
 
 def _whole_tags(html: str) -> str:
-    """Return ``html`` without comments, and with every "<" escaped that begins no whole tag.
+    """Return ``html`` without comments, and with every "<" escaped that begins no complete tag.
 
     html.parser is quadratic in both: 100 kB of "<a" or "<!--" take it 40 s.
     """
@@ -212,7 +212,7 @@ def _whole_tags(html: str) -> str:
 
 
 def _drop_all_but_text(soup: "BeautifulSoup") -> None:
-    """Leave tags of ``_TAGS`` and text: no comments, declarations, instructions, other tags."""
+    """Keep only tags of ``_TAGS`` and text: no comments, declarations, instructions, other tags."""
     from bs4.element import NavigableString, PreformattedString, Tag
 
     depth = {id(soup): 0}
@@ -224,7 +224,7 @@ def _drop_all_but_text(soup: "BeautifulSoup") -> None:
         if isinstance(node, PreformattedString):  # a comment, CDATA, <!...> or <?...>
             node.extract()
         elif isinstance(node, NavigableString):
-            if type(node) is not NavigableString:  # of a script: written without escapes
+            if type(node) is not NavigableString:  # a script's text, written without escapes
                 node.replace_with(NavigableString(node))
         elif not isinstance(node, Tag):
             continue
@@ -236,7 +236,7 @@ def _drop_all_but_text(soup: "BeautifulSoup") -> None:
 
 
 def _drop_attributes(tag: "Tag") -> None:
-    """Leave the attributes that neither run nor load nor cover anything."""
+    """Keep only the attributes that neither run nor load nor cover anything."""
     for name in list(tag.attrs):
         value = str(tag.attrs[name])
         if name == "src" and tag.name == "img" and _PICTURE.match(value):
@@ -251,7 +251,7 @@ def _drop_attributes(tag: "Tag") -> None:
 
 
 def _point(link: "Tag", folder: Path) -> None:
-    """Make a relative link absolute; drop one that leads nowhere or not to a page."""
+    """Make a relative link absolute; drop one that leads nowhere or has another scheme."""
     target = str(link.get("href", ""))
     if target.startswith(("http://", "https://", "#")) or not target:
         return
@@ -264,30 +264,30 @@ def _point(link: "Tag", folder: Path) -> None:
 
 
 def _embed(image: "Tag", source: str, folder: Path, embedded: set[Path]) -> None:
-    """Put an SVG of the project's docs/figures into the page, each once; leave other files out.
+    """Embed an SVG of the project's docs/figures in the page, each once; leave other files out.
 
-    A page is passed on, and its notebook may be anybody's: no other file, none a million times.
-    A browser that draws SVG as an image runs nothing in it and loads nothing for it.
+    Pages are shared, and a notebook may come from anyone: so it embeds no other file, and no file a
+    million times. A browser that draws SVG as an image runs nothing in it and loads nothing for it.
     """
     project, file = project_root(folder), _file(unquote(source), folder)
     if project is None or file is None or file in embedded:
         return
     if file.suffix == ".svg" and project / "docs" / "figures" in file.parents:
         embedded.add(file)
-        with suppress(OSError, InputError):  # too large, or gone since: the words stay
+        with suppress(OSError, InputError):  # too large, or gone since: ``alt`` stays
             content = base64.b64encode(read_bytes(file, _LARGEST_FIGURE)).decode()
             image["src"] = f"data:image/svg+xml;base64,{content}"
 
 
 def _file(path: str, folder: Path) -> Path | None:
-    """Return the file that a link means; a lab's are written for the place it was copied from."""
+    """Return the file that a link means; a lab's links are relative to where it was copied from."""
     project = project_root(folder)
     for base in (folder, project / "notebooks") if project else (folder,):
         try:
             place = (base / path).resolve()
             if place.exists():
                 return place
-        except (OSError, ValueError, RuntimeError):  # a name too long, a zero, links in a circle
+        except (OSError, ValueError, RuntimeError):  # name too long, null byte, circular links
             return None
     return None
 

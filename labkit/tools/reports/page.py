@@ -1,8 +1,8 @@
-"""Runs on one HTML page that loads nothing: no network, no script, pictures as data URIs.
+"""Runs on one self-contained HTML page: no network, no script, pictures as data URIs.
 
-What differs stands first, then what ran where, failures, headline numbers against the stored run,
-curves over each other, figures, and links to the executed notebooks, which are pages of their own
-in a folder beside this one.
+Differences come first, then what ran where, failures, headline numbers compared with the stored
+run, overlaid curves, figures, and links to the executed notebooks, which are separate pages in a
+folder beside this one.
 """
 
 import base64
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 MOST_NOTEBOOKS = 24
 _HERE = Path(__file__).resolve().parent
 _NO_LETTER = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
-_TITLE, _HEAD_BYTES = b"<title>labkit report: ", 1000  # where report.html.j2 has it
+_TITLE, _HEAD_BYTES = b"<title>labkit report: ", 1000  # the title's place in report.html.j2
 _Curve = tuple[str, int, list[dict]]  # label, number of its colour, rows of records
 
 
@@ -40,16 +40,16 @@ def write(
 ) -> Path:
     """Read runs, write the page and its notebooks, and return the page's path.
 
-    Every file appears whole or not at all, and the page last.
+    Every file appears whole or not at all, and the page appears last.
 
     Args:
-        folders: of runs, labs or sweeps.
-        out: without it RUN/report.html for one folder, ./report.html for several.
+        folders: folders of runs, labs or sweeps.
+        out: path of the page; by default RUN/report.html for one folder, else ./report.html.
         notebooks: whether the executed notebooks become pages in ``<name of the page>_notebooks``.
 
     Raises:
-        InputError: when a folder holds no run, or the page cannot be written: a file in its place
-            that is no earlier report stays.
+        InputError: if a folder holds no run, or the page cannot be written; an existing file is
+            replaced only if it is an earlier report.
     """
     runs = read_all(folders)
     out = Path(out) if out else (runs[0].folder if len(runs) == 1 else Path.cwd()) / "report.html"
@@ -65,12 +65,12 @@ def write(
 
 
 def render(runs: Sequence[RunFolder], links: Mapping[Path, str] | None = None) -> str:
-    """Return the page as text. ``links`` is notebook -> link to it as a page."""
+    """Return the page as text; ``links`` is notebook -> link to its page."""
     every = [lab for run in runs for lab in run.labs]
     by_lab: dict[str, list[LabRun]] = {}
     for lab in sorted(every, key=lambda lab: lab.lab):
         by_lab.setdefault(lab.lab, []).append(lab)
-    # Numbers choose colours: one label has one colour on the whole page.
+    # Numbers choose colours: a label has the same colour on the whole page.
     labels = dict.fromkeys(lab.label for labs in by_lab.values() for lab in labs)
     numbers = {label: number for number, label in enumerate(labels)}
     sections = [_section(name, labs, numbers) for name, labs in by_lab.items()]
@@ -99,7 +99,7 @@ def render(runs: Sequence[RunFolder], links: Mapping[Path, str] | None = None) -
 
 
 def _section(name: str, labs: Sequence[LabRun], numbers: Mapping[str, int]) -> dict[str, Any]:
-    """Return what the page says of one lab, in all its runs."""
+    """Return the contents of the page's section on one lab, with all its runs."""
     inputs = {lab.label: tables.inputs(lab) for lab in labs if lab.results.get("parameters")}
     facts, headline = tables.facts(inputs), tables.headline(labs)
     return {
@@ -116,13 +116,13 @@ def _section(name: str, labs: Sequence[LabRun], numbers: Mapping[str, int]) -> d
 
 
 def _curves(labs: Sequence[LabRun], numbers: Mapping[str, int]) -> list[dict[str, Any]]:
-    """Return for each group of records its legend, first panels, and the panels of the rest."""
+    """Return, for each group of records, its legend, its first panels and the other panels."""
     groups: dict[str, list[_Curve]] = {}
     for lab in labs:
         for file, rows in lab.records().items():
             group, name = _group(file)
             label = f"{lab.label}, {name}" if name and len(labs) > 1 else name or lab.label
-            # A run has its colour everywhere, but beside others of its group a line has its own.
+            # A run has one colour everywhere, but in a group of files each line has its own.
             number = len(groups.get(group, ())) if name else numbers[lab.label]
             groups.setdefault(group, []).append((label, number, rows))
     return [_pictures_of(group, lines) for group, lines in sorted(groups.items())]
@@ -143,13 +143,13 @@ def _pictures_of(group: str, lines: Sequence[_Curve]) -> dict[str, Any]:
 
 
 def _group(file: str) -> tuple[str, str]:
-    """Return the group of a file of records and its name in it: ``race/THOR/records.csv``."""
+    """Return group and name of a file of records: race, THOR for ``race/THOR/records.csv``."""
     *group, name = Path(file).parts[:-1] or ("",)
     return ("/".join(group), name) if group else (name, "")
 
 
 def _panels(drawn: Sequence[_Curve], axes: Sequence[tuple[str, str]]) -> list[curves.Panel]:
-    """Return a panel for each pair of columns of which there are points."""
+    """Return a panel for each pair of columns that has points."""
     panels = []
     for x, y in axes:
         lines = [curves.Line(name, n, curves.points(rows, x, y)) for name, n, rows in drawn]
@@ -159,7 +159,7 @@ def _panels(drawn: Sequence[_Curve], axes: Sequence[tuple[str, str]]) -> list[cu
 
 
 def _figures(labs: Sequence[LabRun]) -> dict[str, list[dict[str, str]]]:
-    """Return figure -> its pictures, one of each run that has it."""
+    """Return figure -> its pictures, one from each run that has it."""
     figures: dict[str, list[dict[str, str]]] = {}
     for lab in labs:
         for path in lab.figures:
@@ -187,7 +187,7 @@ def _picture(path: Path, caption: str, alt: str) -> dict[str, str]:
 
 
 def _write_notebooks(runs: Sequence[RunFolder], out: Path) -> dict[Path, str]:
-    """Convert each lab's notebook; return notebook -> link. One that cannot be is a problem."""
+    """Convert each lab's notebook; return notebook -> link. A failure becomes a problem."""
     pairs = [(lab, lab.notebook) for run in runs for lab in run.labs if lab.notebook]
     folder = out.with_name(f"{out.stem}_notebooks")
     if folder.is_symlink():
@@ -210,7 +210,7 @@ def _write_notebooks(runs: Sequence[RunFolder], out: Path) -> dict[Path, str]:
 
 
 def _letters(text: str) -> str:
-    # Half of a pair of surrogates, out of a damaged file, is no letter of any encoding.
+    # A lone surrogate, from a damaged file, is not a character in any encoding.
     return _NO_LETTER.sub("\ufffd", text)
 
 

@@ -1,7 +1,7 @@
-"""Run folders to plain data. Whatever is missing or damaged in one is named, never guessed.
+"""Read run folders into plain data. Anything missing or damaged in one is named, never guessed.
 
-Three kinds of folder are read: a `labkit run` (one folder a lab below it), a lab's own, and a
-sweep (sweep.json, sweep.csv, and a lab's folder for each run below runs/).
+Three kinds of folder are read: a `labkit run`'s (with a folder for each lab), a single lab's, and
+a sweep's (sweep.json, sweep.csv, and a lab's folder for each run below runs/).
 """
 
 import csv
@@ -44,13 +44,13 @@ class LabRun:
     """One lab, executed once.
 
     Attributes:
-        label: which run it is of, unique on a page.
-        lab: its name; the folder's, where results.json does not say.
-        folder: where it has written.
+        label: label of its run, unique on a page.
+        lab: its name; the folder's name if results.json has none.
+        folder: the folder that it has written.
         results: the usable part of results.json.
         status: passed, failed, running, interrupted, unknown, or "not started".
         figures: the pictures in figures/ that are PNG files, by name.
-        problems: what is missing or damaged in the folder, a sentence each.
+        problems: what is missing or damaged in the folder, one sentence each.
     """
 
     label: str
@@ -63,8 +63,8 @@ class LabRun:
 
     @property
     def notebook(self) -> Path | None:
-        """The executed notebook, or None where there is none, or several and none is named."""
-        # The name alone: a damaged file must not lead out of the folder.
+        """The executed notebook; None if there is none, or several and results.json names none."""
+        # Only the name: a damaged file must not lead out of the folder.
         name = Path(self.results.get("notebook", "")).name
         named = self.folder / name
         if usable_name(name) and named.suffix == ".ipynb" and named.is_file():
@@ -73,7 +73,7 @@ class LabRun:
         return notebooks[0] if len(notebooks) == 1 else None
 
     def records(self) -> dict[str, list[dict]]:
-        """Return file -> rows for every records.csv in the folder; a damaged one is a problem."""
+        """Return file -> rows for every records.csv in the folder; damage becomes a problem."""
         tables = {}
         for path in _files(self.folder, f"**/{RECORDS}"):
             name = str(path.relative_to(self.folder))
@@ -89,10 +89,10 @@ class LabRun:
         return tables
 
     def last_lines(self) -> list[str]:
-        """Return the last lines that the lab wrote: of results.json's error, else of its log."""
+        """Return the last lines that the lab wrote: in results.json's error, else in its log."""
         kept = self.results.get("error", {}).get("log")
         lines = kept if isinstance(kept, list) else str(kept or "").splitlines()
-        # A short text may be the name of a file instead of its lines.
+        # A single line may be the name of the log instead of its contents.
         if len(lines) == 1 and Path(str(lines[0])).name in (LOG, KERNEL_LOG):
             lines = last_lines(self.folder / Path(str(lines[0])).name, _LOG_LINES)
         for name in (KERNEL_LOG, LOG):
@@ -106,13 +106,13 @@ class RunFolder:
 
     Attributes:
         label: its name on a page.
-        folder: where it is.
+        folder: its path.
         kind: "run", "lab" or "sweep".
-        labs: what was executed in it.
-        about: run.json or sweep.json.
+        labs: the labs that were executed in it.
+        about: contents of run.json or sweep.json.
         table: rows of sweep.csv, text by column; empty for other kinds.
-        figures: a sweep's own.
-        problems: what is missing or damaged in it, a sentence each.
+        figures: a sweep's own figures.
+        problems: what is missing or damaged in it, one sentence each.
     """
 
     label: str
@@ -126,10 +126,10 @@ class RunFolder:
 
 
 def read_all(folders: Sequence[str | os.PathLike]) -> list[RunFolder]:
-    """Read every folder; labels are the folders' names, made longer where two are the same.
+    """Read every folder; labels are the folders' names, extended if two are the same.
 
     Raises:
-        InputError: when a folder is not there, holds no run, or is named twice.
+        InputError: if a folder does not exist, holds no run, or is named twice.
     """
     places = [Path(folder).resolve() for folder in folders]
     for folder, place in zip(folders, places, strict=True):
@@ -146,12 +146,12 @@ def read(folder: str | os.PathLike, label: str | None = None) -> RunFolder:
     """Read the folder of a run, a lab or a sweep.
 
     Raises:
-        InputError: when it holds no run, or a link.
+        InputError: if it holds no run, or contains a link.
     """
     place = Path(folder).resolve()
-    if not os.path.isdir(place):  # a name may be too long for a folder
+    if not os.path.isdir(place):  # pathlib's raises if a name is too long
         raise InputError(f"no run at {folder}: expected a folder that `labkit run` has written")
-    # Before links are refused: a folder of runs has labkit's own, latest.
+    # Before links are refused: a folder of runs contains labkit's own link, latest.
     _refuse_without_run(folder, place)
     refuse_links(place)
     label = label or place.name
@@ -163,12 +163,12 @@ def read(folder: str | os.PathLike, label: str | None = None) -> RunFolder:
 
 
 def read_lab(folder: Path, label: str) -> LabRun:
-    """Read a lab's folder, which may not be there yet."""
+    """Read a lab's folder, which may not exist yet."""
     if not is_lab_folder(folder):
         return LabRun(label, folder.name, folder, status="not started")
     results, problems = read_results(folder)
     if not (folder / RESULTS).exists():
-        problems.append(f"{RESULTS} is missing: the lab has not come to its end")
+        problems.append(f"{RESULTS} is missing: the lab has not finished")
     figures, more = _pictures(folder)
     lab = results.get("lab") or folder.name
     return LabRun(label, lab, folder, results, status_of(results), figures, problems + more)
@@ -187,7 +187,7 @@ def _read_run(place: Path, label: str) -> RunFolder:
     names = [Path(str(name)).name for name in asked] if isinstance(asked, list) else []
     for name in names:
         if not usable_name(name):
-            problems.append(f"{RUN} names the lab {name[:60]!r}, which is no name of a folder")
+            problems.append(f"{RUN} names the lab {name[:60]!r}, which is not a folder name")
     there = [path.name for path in _folders(place) if is_lab_folder(path)]
     names = list(dict.fromkeys([*filter(usable_name, names), *there]))
     labs = [read_lab(place / name, label) for name in names]
@@ -207,7 +207,7 @@ def _read_sweep(place: Path, label: str) -> RunFolder:
             )
         rows = [{name: str(value or "") for name, value in row.items() if name} for row in table]
     except FileNotFoundError:
-        problems.append(f"{SWEEP_TABLE} is missing: the sweep has not come to its end")
+        problems.append(f"{SWEEP_TABLE} is missing: the sweep has not finished")
     except (OSError, ValueError, csv.Error) as error:
         problems.append(f"{SWEEP_TABLE} cannot be read: {error}")
     folders = [path for path in _folders(place / SWEEP_RUNS) if is_lab_folder(path)]
@@ -219,7 +219,7 @@ def _read_sweep(place: Path, label: str) -> RunFolder:
 def _refuse_without_run(folder: str | os.PathLike, place: Path) -> None:
     named = any(os.path.lexists(place / name) for name in (RUN, SWEEP, SWEEP_TABLE))
     inside = _folders(place)
-    # A training of one's own may lie among the runs, as a lab's folder lies in a run.
+    # A user's own training may be among the runs, as a lab's folder is in a run.
     has_labs = not (place / "latest").is_symlink() and any(map(is_lab_folder, inside))
     if named or has_labs or is_lab_folder(place):
         return
@@ -247,7 +247,7 @@ def _folders(place: Path) -> list[Path]:
 
 
 def _files(folder: Path, pattern: str) -> list[Path]:
-    """Return the files of ``folder`` that match, those hidden or still being written left out."""
+    """Return the matching files of ``folder``, without those hidden or still being written."""
     try:
         paths = sorted(path for path in folder.glob(pattern) if path.is_file())
     except OSError:
@@ -256,7 +256,7 @@ def _files(folder: Path, pattern: str) -> list[Path]:
 
 
 def _pictures(folder: Path) -> tuple[list[Path], list[str]]:
-    """Return the PNG files in ``figures`` of a folder, and a sentence for each other file there."""
+    """Return the PNG files in ``figures`` of a folder, and a sentence for each one left out."""
     pictures, problems, left = [], [], _PICTURE_BYTES
     for path in _files(folder / FIGURES, "*.png"):
         name = f"{FIGURES}/{path.name}"

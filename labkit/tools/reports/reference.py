@@ -1,14 +1,14 @@
-"""Headline metrics of a lab against the stored run of the same lab, preset and parameters.
+"""Compare a lab's headline metrics with the stored run of the same lab, preset and parameters.
 
-The stored run is labs.json beside this module, which benchmarks/reference_runs.py makes:
+The stored runs are in labs.json beside this module, which benchmarks/reference_runs.py makes:
 
     preset -> lab -> command, device, git, versions, parameters, whether any seed is compared, and
     metrics: name -> value, kind and amount of the tolerance, its reason, and the [seed, value] of
-    every run that was made to find it
+    every run that was made to determine it
 
 Kinds of tolerance: "absolute" (at most ``amount`` away from the stored value), "at most" (not above
 ``amount``: an error, for which smaller is better), "equal" (the stored value itself), "none" (shown
-beside the stored value and not judged, where seeds differ so that no amount would say anything).
+beside the stored value but not judged, since seeds differ too much for any meaningful amount).
 """
 
 import json
@@ -20,7 +20,7 @@ from typing import Any
 
 from labkit.errors import InputError
 
-# Not in labkit/labs/results: what lies there is an input of the labs, and would be one of itself.
+# Not in labkit/labs/results: files there are inputs of the labs; this one would be its own input.
 FOLDER = Path(__file__).resolve().parent
 NAME = "labs.json"
 _MISSING = object()
@@ -28,17 +28,17 @@ _MISSING = object()
 
 @dataclass(frozen=True)
 class Row:
-    """One headline metric against the stored run.
+    """One headline metric compared with the stored run.
 
     Attributes:
-        metric: its name.
-        value: the run's; None where it has none.
-        verdict: in words: "within", "outside by 0.003", "not compared: ...".
+        metric: name of the metric.
+        value: the run's value; None if it has none.
+        verdict: the verdict in words: "within", "outside by 0.003", "not compared: ...".
         reference: the stored value.
-        tolerance: as a table shows it.
-        within: whether it is inside the tolerance; None where it cannot be compared.
-        by: value minus stored value; None where one of them is no number.
-        reason: why the tolerance is what it is.
+        tolerance: the tolerance as a table shows it.
+        within: whether the value is inside the tolerance; None if it cannot be compared.
+        by: value minus stored value; None if one of them is not a number.
+        reason: the reason for the tolerance.
     """
 
     metric: str
@@ -52,7 +52,7 @@ class Row:
 
 
 def load(folder: Path | None = None) -> dict[str, Any]:
-    """Return all that is stored: preset -> lab -> entry. ``InputError`` if it cannot be read."""
+    """Return the stored runs: preset -> lab -> entry; raise ``InputError`` if unreadable."""
     path = Path(folder or FOLDER) / NAME
     try:
         return json.loads(path.read_text(encoding="utf-8"))
@@ -71,17 +71,17 @@ def stored(results: Mapping[str, Any]) -> Mapping[str, Any] | None:
 def against_reference(results: Mapping[str, Any]) -> list[Row]:
     """Compare the headline metrics of a results.json with the stored run of its lab and preset.
 
-    Where a parameter differs from the stored run's, nothing is compared, and the verdict names it;
-    the seed may differ where the stored tolerances cover seeds.
+    If a parameter differs from the stored run's, nothing is compared, and the verdict names it;
+    the seed may differ if the stored tolerances cover seeds.
 
     Args:
-        results: as read from the file; what has not passed has no metrics and gives no rows.
+        results: contents of the file; a run that has not passed gives no rows.
 
     Returns:
         A row for each stored metric and each headline metric that is not stored.
 
     Raises:
-        InputError: when labs.json cannot be read.
+        InputError: if labs.json cannot be read.
     """
     if results.get("status", "passed") != "passed":
         return []
@@ -101,9 +101,9 @@ def against_reference(results: Mapping[str, Any]) -> list[Row]:
 
 
 def why_not(results: Mapping[str, Any], entry: Mapping[str, Any]) -> str:
-    """Return "" where a run's parameters allow a comparison with ``entry``, else why they do not.
+    """Return "" if a run's parameters allow a comparison with ``entry``, else why they do not.
 
-    The seed is free where the stored tolerances cover seeds.
+    The seed may differ if the stored tolerances cover seeds.
     """
     parameters, known = results.get("parameters") or {}, entry["parameters"]
     free = ("seed",) if entry["any_seed"] else ()
@@ -122,7 +122,7 @@ def why_not(results: Mapping[str, Any], entry: Mapping[str, Any]) -> str:
 def is_within(value: Any, reference: Any, kind: str, amount: float | None) -> bool:
     """Return whether ``value`` is inside the tolerance around ``reference``.
 
-    NaN and what is no number are inside only of what has no tolerance at all.
+    NaN is inside only for kind "none"; other values that are not numbers, also for "equal".
     """
     if kind in ("equal", "none"):
         return kind == "none" or value == reference
@@ -130,18 +130,18 @@ def is_within(value: Any, reference: Any, kind: str, amount: float | None) -> bo
         return False
     if kind == "at most":
         return value <= amount
-    # One unit in the last place more, or 0.9825 would not be 0.0020 away from 0.9805.
+    # A little slack for rounding, or 0.9825 would be more than 0.0020 away from 0.9805.
     return is_number(reference) and abs(value - reference) <= amount * (1 + 1e-9)
 
 
 def is_number(value: Any) -> bool:
-    """Return whether a value of a JSON file is a number that has a difference to others."""
-    # An integer that no float can hold has none, and neither have NaN and infinity.
+    """Return whether a value of a JSON file is a number whose difference to others is defined."""
+    # It is not for NaN, infinity, and integers that are too large for a float.
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
 
 
 def change(before: Any, now: Any) -> float | None:
-    """Return ``now`` minus ``before``; None where one of them is no number."""
+    """Return ``now`` minus ``before``; None if one of them is not a number."""
     return now - before if is_number(before) and is_number(now) else None
 
 
@@ -153,7 +153,7 @@ def tolerance_text(known: Mapping[str, Any]) -> str:
 
 
 def _judged(metric: str, value: Any, known: Mapping[str, Any], why: str) -> Row:
-    """Compare a metric with its stored entry; ``why`` says why not to, if so."""
+    """Compare a metric with its stored entry, unless ``why`` gives a reason not to."""
     reference, kind, amount = known["value"], known["kind"], known.get("amount")
     tolerance, reason = tolerance_text(known), known["reason"]
     row = partial(Row, metric, reference=reference, tolerance=tolerance, reason=reason)

@@ -9,7 +9,7 @@ from labkit.tools.reports.difference import NOTHING, number
 from labkit.tools.reports.read import LabRun, RunFolder
 from labkit.tools.reports.reference import Row, against_reference
 
-# With more runs than this a table has a row for each, not a column: it grows down, not across.
+# With more runs than this, a table has a row for each, not a column: it grows down, not across.
 _MOST_COLUMNS = 4
 _SHORT_HASH = 12
 _RUNTIME = ("reason", "onednn", "ranks")
@@ -42,7 +42,7 @@ def facts(columns: Mapping[str, Mapping[str, str]]) -> Facts:
 
 
 def surroundings(run: RunFolder) -> dict[str, str]:
-    """Return preset, device, git, versions and runtime of a RUN; joined where its labs differ."""
+    """Return preset, device, git, versions and runtime of a RUN; joined if its labs differ."""
     values: dict[str, set[str]] = {}
     for results in (lab.results for lab in run.labs):
         texts: dict[str, str] = {n: text(results[n]) for n in ("preset", "device") if n in results}
@@ -62,7 +62,7 @@ def inputs(lab: LabRun) -> dict[str, str]:
     facts = {f"parameter {name}": text(value) for name, value in parameters.items()}
     for name, value in lab.results.get("inputs", {}).items():
         if name == "parameters" and parameters:
-            continue  # a digest of what stands above
+            continue  # a digest of the parameters above
         facts[f"input {name}"] = text(value)[:_SHORT_HASH]
     return facts
 
@@ -84,7 +84,7 @@ def headline(labs: Sequence[LabRun]) -> dict[str, list[tuple[str, Row]]]:
 
 
 def all_metrics(labs: Sequence[LabRun]) -> Table | None:
-    """Return every metric of several runs of one lab, None where there is none."""
+    """Return every metric of several runs of one lab; None if there is none."""
     columns = {
         lab.label: {name: text(value) for name, value in lab.results.get("metrics", {}).items()}
         for lab in labs
@@ -93,7 +93,7 @@ def all_metrics(labs: Sequence[LabRun]) -> Table | None:
 
 
 def rows_as_table(rows: Sequence[Mapping[str, str]]) -> Table | None:
-    """Return rows of a CSV file as a table, None where there is none."""
+    """Return rows of a CSV file as a table; None if there is none."""
     names = tuple(dict.fromkeys(name for row in rows for name in row))
     if not names:
         return None
@@ -116,7 +116,7 @@ def _by_name(columns: Mapping[str, Mapping[str, str]]) -> dict[str, list[str]]:
 
 
 def _turned(labels: Collection[str], facts: Mapping[str, Sequence[str]]) -> Table | None:
-    """Return name -> values as a table: a column a run, or a row a run where there are many."""
+    """Return name -> values as a table: a column per run, or a row per run if there are many."""
     if not facts:
         return None
     if len(labels) <= _MOST_COLUMNS:
@@ -146,7 +146,7 @@ def _rounded(value: float | None, places: int) -> str:
 
 
 def _revision(git: str) -> str:
-    """Return the first letters of a revision, with the "+" of one that was changed."""
+    """Return the first characters of a revision, with the "+" of a checkout with changes."""
     return git[:7] + ("+" if git.endswith("+") and len(git) > 7 else "")
 
 

@@ -1,9 +1,9 @@
 """Labs executed headlessly: `labkit run` and `labkit sweep`, limits, resuming, progress.
 
-request    what is asked for, checked as a whole; the points of a sweep
+request    the requested run, checked as a whole; the points of a sweep
 runner     labs one after the other; sweep: runs of one lab, several at once
-execution  one notebook by papermill in a kernel of its own, under a watch (watch)
-events     what happens, as it happens
-digests    everything that decides what a lab prints, so that nothing is executed for nothing
+execution  one notebook, run by papermill in its own kernel; watch: its limits of time and memory
+events     progress reports during a run
+digests    digests of all inputs that determine a lab's output, to skip labs that are up to date
 folders    run.json and results.json as the runner writes them; sweep_table: a sweep's results
 """

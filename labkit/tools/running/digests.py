@@ -1,4 +1,4 @@
-"""Digests of everything that decides what a lab prints, so that nothing is executed for nothing."""
+"""Digests of all inputs that determine a lab's output, to skip labs that are up to date."""
 
 import hashlib
 import json
@@ -16,13 +16,13 @@ from labkit.labs.run import installed_version
 from labkit.tools.notebook_files import tags
 
 NAVIGATION = "navigation"  # a cell that scripts/notebooks/navigation.py writes
-# A place that a link leads to: a line of its own above a heading, written by the same program.
+# The target of a link: a line of its own above a heading, written by the same script.
 ANCHOR = re.compile(r"^<a id=\"\d\d-[\w-]+\"></a>\n+", re.MULTILINE)
 _MOST_FILES = 2_000_000  # ImageNet has 1.3
 
 
 def source_digest(notebook: Mapping) -> str:
-    """Return the SHA-256 of what a person writes: cell types, sources and tags, in order.
+    """Return the SHA-256 of what a person has written: cell types, sources and tags, in order.
 
     Cells and anchors of ``scripts/notebooks/navigation.py`` do not count: they print nothing.
     """
@@ -39,7 +39,7 @@ def source_digest(notebook: Mapping) -> str:
 def file_digest(root: Path, *patterns: str, without: Iterable[str] = ()) -> str:
     """Return the SHA-256 of the names and bytes of the files under ``root`` that match a pattern.
 
-    Hidden files, caches, and files called one of ``without`` do not count.
+    Hidden files, caches, and files or folders whose name is in ``without`` do not count.
     """
     ignored = ("__pycache__", *without)
     contents = {}
@@ -51,19 +51,19 @@ def file_digest(root: Path, *patterns: str, without: Iterable[str] = ()) -> str:
 
 
 def text_digest(value: object) -> str:
-    """Return the SHA-256 of a value as JSON, letters as they are."""
+    """Return the SHA-256 of a value as JSON; non-ASCII characters are not escaped."""
     text = json.dumps(value, sort_keys=True, ensure_ascii=False)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def of_project(project: Path, notebook: Mapping) -> dict[str, str]:
-    """Return the SHA-256 of what the project gives to a lab: its notebook, labkit, the data."""
+    """Return the SHA-256 of a lab's inputs from the project: its notebook, labkit, the data."""
     return {
         "notebook": source_digest(notebook),
-        # tools run the labs, or read what these have left. Of them lab 00 alone sees something, the
-        # doctor, whose answers are the machine's.
+        # The tools run the labs or read their results. Only lab 00 uses one of them, the doctor,
+        # whose answers depend on the machine.
         "labkit": file_digest(project, "labkit/**/*", without=("tools",)),
-        # Stored tables that a notebook shows are in labkit/results, or in benchmarks.
+        # Stored tables that a notebook shows are in labkit/results or in benchmarks.
         "data": file_digest(
             project, "data_scripts/**/*", "benchmarks/**/*.csv", "benchmarks/**/*.json"
         ),
@@ -73,10 +73,10 @@ def of_project(project: Path, notebook: Mapping) -> dict[str, str]:
 def of_run(
     project: Path, notebook: Mapping, preset: str, device: str, parameters: Mapping[str, Any]
 ) -> dict[str, str]:
-    """Return the inputs of one run: the project's, its parameters, and the versions installed.
+    """Return the digests of one run's inputs: the project's, its parameters, installed versions.
 
-    A parameter that is the path of a file or folder counts with the names, sizes and times of what
-    is there.
+    For a parameter that is the path of a file or folder, the names, sizes and times of the files
+    there are part of the digest.
     """
     packages = ("mindspore", "numpy", "scipy", "matplotlib")
     versions = {name: installed_version(name) for name in packages}
@@ -92,14 +92,14 @@ def of_run(
 
 
 def changed(was: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """Return the kinds of input that are not what they were."""
+    """Return the kinds of input that have changed."""
     return [kind for kind in now if was.get(kind) != now[kind]]
 
 
 def _listing(value: str, base: Path) -> list:
-    """Return a digest of names, sizes and times of what is at ``value``, seen from ``base``.
+    """Return a digest of names, sizes and times of the files at ``value``, relative to ``base``.
 
-    Empty for a text that is no path of anything. A list of ImageNet's files would take 1.4 GB.
+    Empty if nothing exists at that path. A list of ImageNet's files would take 1.4 GB.
     """
     place = os.path.join(base, os.path.expanduser(value))
     if not os.path.exists(place):
@@ -113,13 +113,13 @@ def _listing(value: str, base: Path) -> list:
 
 
 def _files(place: str) -> Iterator[tuple[str, int, int]]:
-    """Yield (path, size, time) of a file, or of the files in a folder; links lead to files only."""
+    """Yield (path, size, time) of a file or a folder's files; no links to folders are followed."""
     for folder, folders, names in os.walk(place) if os.path.isdir(place) else [("", [], [place])]:
         folders.sort()
         names.sort()
         for name in names:
             path = os.path.join(folder, name)
-            with suppress(OSError):  # gone since, or not ours to read: the lab will say so
+            with suppress(OSError):  # gone, or not readable: the lab will report it
                 known = os.stat(path)
                 if stat.S_ISREG(known.st_mode):
                     yield path, known.st_size, known.st_mtime_ns

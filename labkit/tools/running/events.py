@@ -1,4 +1,4 @@
-"""What happens in a run, as it happens: each an ``Event``, a line of text or a JSON object."""
+"""Progress reports of a run: each is an ``Event``, shown as a line of text or a JSON object."""
 
 import re
 import threading
@@ -16,24 +16,24 @@ class Event:
 
     Attributes:
         kind: one of the kinds below.
-        text: the same as one line for people.
-        lab: name of the lab; None where it is of none.
-        values: plain numbers and texts, for programs.
+        text: the event as one line for people.
+        lab: name of the lab; None if the event does not belong to a lab.
+        values: the event as plain numbers and strings, for programs.
 
     Kinds, with their values:
         data: a data set is prepared (name).
         started: a lab begins (preset, device, folder).
         output: a line that a lab printed, or a remark about the run (text).
-        progress: every few seconds; of a lab (cell, cells, seconds, section, last), of a sweep
+        progress: every few seconds; for a lab (cell, cells, seconds, section, last), for a sweep
             (done, runs, running).
-        ended: a lab is over (status, device, total_seconds, metrics, headline, error).
-        skipped: it has passed before with the same inputs (folder).
-        replaced: it was made from other inputs, and is moved away (changed, folder).
+        ended: a lab has ended (status, device, total_seconds, metrics, headline, error).
+        skipped: the lab has already passed with the same inputs (folder).
+        replaced: an old run from other inputs has been moved away (changed, folder).
         sweep: a sweep begins (runs, jobs, grid).
-        run: one run of a sweep is over (done, runs, run, status).
-        finished: the last one (exit_code; of a run folder and labs, of a sweep files).
+        run: one run of a sweep has ended (done, runs, run, status).
+        finished: the last event (exit_code; for a run also folder and labs, for a sweep files).
 
-    What a run of a sweep says carries its name as ``run``.
+    Events from a run of a sweep have its name as ``run``.
     """
 
     kind: str
@@ -50,11 +50,11 @@ Say = Callable[[Event], None]
 
 
 def remark(text: str, lab: str | None = None) -> Event:
-    """Return a remark about the run, or about one lab of it."""
+    """Return a remark about the run or about one of its labs."""
     return Event("output", f"{lab}: {text}" if lab else text, lab, {"text": text})
 
 
-# Why a lab failed, in words; an exception has a name of its own.
+# Why a lab failed, in words; for an exception, its name is shown instead.
 CAUSES = {
     "died": "its kernel died",
     "memory": "out of memory",
@@ -66,22 +66,22 @@ _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
 
 class Progress:
-    """Passes a notebook's printed lines on and says, every few seconds, which cell is running.
+    """Passes on a notebook's printed lines and reports, every few seconds, which cell is running.
 
     Used as a context manager around an execution; papermill writes the notebook's standard output
     to it as to a file.
 
     Args:
         lab: name of the lab.
-        cells: how many code cells it has.
-        say: takes an ``Event``.
-        every: seconds between two that say how far it is.
+        cells: number of code cells in the notebook.
+        say: called with each ``Event``.
+        every: seconds between two progress events.
     """
 
     def __init__(self, lab: str, cells: int, say: Say, every: float = 5.0) -> None:
         self.cell = 0  # code cells started so far: the n of the running cell's In [n]
-        self.last = ""  # line printed
-        self._section = ""  # heading of the part that the running cell is in
+        self.last = ""  # last line printed
+        self._section = ""  # heading above the running cell
         self._silent = True  # the running cell has printed nothing
         self._lab, self._cells, self._say, self._every = lab, cells, say, every
         self._started = time.monotonic()
@@ -99,7 +99,7 @@ class Progress:
         self.write("\n")
 
     def cell_started(self, cell: Mapping[str, Any], cell_index: int) -> None:
-        """Count a cell that is about to run; pass on what the last one left without line end."""
+        """Count a cell that is about to run; pass on an unterminated line of the previous cell."""
         self.write("\n")
         if is_executed(cell):
             self.cell += 1
@@ -108,7 +108,7 @@ class Progress:
             self._section = _short(headings[-1].strip())
 
     def write(self, text: str) -> None:
-        """Pass on the complete lines of ``text``, indented; a rest waits for its line end."""
+        """Pass on the complete lines of ``text``, indented; keep an incomplete last line."""
         *lines, self._partial = (self._partial + text).split("\n")
         for line in lines:
             if shown := last_state(line).rstrip():
@@ -116,14 +116,14 @@ class Progress:
                 self._say(Event("output", f"    {shown}", self._lab, {"text": shown}))
 
     def flush(self) -> None:
-        """Do nothing: papermill flushes after every message, also in the middle of a line."""
+        """Do nothing: papermill flushes after every message, even in the middle of a line."""
 
     def _report(self) -> None:
         while not self._over.wait(self._every):
             seconds = time.monotonic() - self._started
             at = {"cell": self.cell, "cells": self._cells, "seconds": round(seconds, 1)}
             text = f"{self._lab}: cell {self.cell}/{self._cells}, {seconds:.0f} s"
-            # What a cell that takes minutes has printed last says more than its number.
+            # The last line of a cell that takes minutes is more informative than its number.
             doing = self._section if self._silent else self.last
             text += f" · {doing}" if doing else ""
             values = {**at, "section": self._section, "last": self.last}
@@ -131,11 +131,11 @@ class Progress:
 
 
 def merge_streams(cell: Any, cell_index: int = 0, execute_reply: Any = None) -> None:
-    """Join the stream outputs of ``cell`` that follow each other on one stream, in place.
+    """Join consecutive outputs of ``cell`` on the same stream, in place.
 
-    A line that redraws itself with carriage returns keeps its last state. nbclient's own
-    coalesce_streams does this with an expression that is quadratic in the length of a line: 300 000
-    characters without an end took it a minute, in which no time limit was kept.
+    Of a line that redraws itself with carriage returns, only the last state is kept. nbclient's own
+    coalesce_streams does this in time quadratic in the length of a line: 300 000 characters without
+    a line end took a minute, during which no time limit was enforced.
     """
     merged: list = []
     for output in cell["outputs"]:

@@ -1,4 +1,4 @@
-"""One notebook, executed headlessly by papermill in a kernel of this very interpreter."""
+"""Headless execution of one notebook by papermill, in a kernel of this interpreter."""
 
 import logging
 import math
@@ -17,14 +17,14 @@ from labkit.tools.running.events import Progress, Say, is_executed, merge_stream
 from labkit.tools.running.watch import Limits, Watch
 
 _KERNEL = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}
-# Two busy cores need up to 20 s for a kernel; papermill's own limit of 60 s leaves little room.
+# On two busy cores a kernel takes up to 20 s to start; papermill's limit of 60 s is too tight.
 _START_TIMEOUT = 180
-_SILENT = logging.NullHandler()  # keeps off stderr what the Failure says
-_IMPORTING = threading.Lock()  # a thread of a sweep must not see half a module
-_LOG_LINES = 10  # of a failed kernel that are kept
-# Jupyter finds free ports, lets go of them, and the kernel takes them: in between, another may.
+_SILENT = logging.NullHandler()  # keeps messages that the Failure repeats off stderr
+_IMPORTING = threading.Lock()  # a thread of a sweep must not see a half-imported module
+_LOG_LINES = 10  # lines of a failed kernel's log that are kept
+# Jupyter finds free ports and releases them for the kernel: another program may take one between.
 _PORT_TAKEN, _STARTS = "Address already in use", 3
-# What a kernel may write when Jupyter ends it, after the failure that is looked for.
+# A kernel may log this after the actual failure, when Jupyter ends it.
 _ON_STOPPING = "KeyboardInterrupt caught in kernel."
 
 
@@ -33,13 +33,13 @@ class Failure:
     """Why a notebook stopped.
 
     Attributes:
-        name: of the exception.
-        message: its own.
-        cell: n of ``In [n]``; None where it was stopped before the first one.
-        cause: "exception", "died" (its kernel), "memory", "timeout" or "interrupted" (from
+        name: name of the exception.
+        message: message of the exception.
+        cell: n of ``In [n]``; None if the notebook stopped before its first cell.
+        cause: "exception", "died" (the kernel), "memory", "timeout" or "interrupted" (from
             outside).
-        log: the last lines that the kernel's process wrote; where it wrote none, that the cells
-            printed.
+        log: the last lines that the kernel's process wrote; if it wrote none, the last line that
+            the cells printed.
     """
 
     name: str
@@ -54,7 +54,7 @@ INTERRUPTED = Failure("KeyboardInterrupt", "stopped from outside", None, "interr
 
 @dataclass(frozen=True)
 class Execution:
-    """How a notebook's execution ended: ``failure`` or None, and its largest memory in bytes."""
+    """How a notebook's execution ended: ``failure`` or None, and its peak memory in bytes."""
 
     failure: Failure | None
     peak_memory: float
@@ -69,27 +69,27 @@ def execute(
     limits: Limits = Limits(),  # noqa: B008 (immutable)
     stop: threading.Event | None = None,
 ) -> Execution:
-    """Execute a notebook; the kernel works in its folder, as in JupyterLab.
+    """Execute a notebook; the kernel's working folder is the notebook's, as in JupyterLab.
 
-    On KeyboardInterrupt, and however this process ends, the kernel and its processes are ended
+    On KeyboardInterrupt, and however else this process ends, the kernel and its processes are ended
     first.
 
     Args:
         source: the notebook.
-        output: the executed one, saved after every cell, whole or not at all; beside it, after a
-            failure, lies kernel.log: what the kernel's process wrote outside the cells.
+        output: path of the executed notebook, saved atomically after every cell; after a failure,
+            kernel.log beside it holds what the kernel's process wrote outside the cells.
         parameters: values by name, for papermill.
-        environment: added to the kernel's variables.
-        say: takes an ``Event``.
-        limits: of time and memory.
-        stop: once it is set, the kernel is ended, and the notebook was interrupted.
+        environment: variables added to the kernel's environment.
+        say: called with each ``Event``.
+        limits: limits of time and memory.
+        stop: when it is set, the kernel is ended and the notebook counts as interrupted.
 
     Returns:
-        How it ended.
+        How the execution ended.
     """
     with _IMPORTING:
         import_module("papermill")
-    for name in ("papermill", "traitlets"):  # nbclient logs a dead kernel by traitlets' logger
+    for name in ("papermill", "traitlets"):  # nbclient logs a dead kernel to traitlets' logger
         logging.getLogger(name).addHandler(_SILENT)
     log = output.with_name(KERNEL_LOG)
     for start in range(_STARTS):
@@ -113,7 +113,7 @@ def execute(
 def _prepare(source: Path, output: Path) -> int:
     """Copy the notebook with the metadata that papermill needs; return how many cells will run.
 
-    Its links lead where they led: the executed copy is read and run again in its own folder.
+    Relative links are adapted to the output folder, where the executed copy is read and rerun.
     """
     import nbformat
 
@@ -130,14 +130,14 @@ def _prepare(source: Path, output: Path) -> int:
 def _own_kernel(environment: Mapping[str, str], log: Path, watch: Watch) -> type:
     """Return a kernel manager class whose kernels run this interpreter.
 
-    Jupyter looks a kernel up by name in the folders of JUPYTER_PATH first, and in the user's first
-    where the environment belongs to somebody else: another environment's "python3" can stand before
-    this one's, and the notebook would run with other packages.
+    Jupyter looks up a kernel by name, first in the folders of JUPYTER_PATH, and in the user's
+    folders before the environment's if somebody else owns the environment. It may thus find another
+    environment's "python3" first, and the notebook would run with other packages.
 
     Args:
-        environment: added to the kernels' variables.
-        log: file for what their processes write.
-        watch: gets each kernel's process at once, also while the kernel is still getting ready.
+        environment: variables added to the kernels' environment.
+        log: file for the output of their processes.
+        watch: receives each kernel's process at once, before the kernel is ready.
     """
     import zmq
     from ipykernel.kernelspec import get_kernel_dict
@@ -145,9 +145,9 @@ def _own_kernel(environment: Mapping[str, str], log: Path, watch: Watch) -> type
     from jupyter_client.manager import AsyncKernelManager
     from traitlets import default
 
-    # Jupyter fills $NAME in these values.
+    # Jupyter substitutes $NAME in these values.
     literal = {name: value.replace("$", "$$") for name, value in environment.items()}
-    arguments = {"python_arguments": ["-Xfrozen_modules=off"]}  # else the debugger warns on stderr
+    arguments = {"python_arguments": ["-Xfrozen_modules=off"]}  # or the debugger warns on stderr
 
     class OwnKernelSpecManager(KernelSpecManager):
         def get_kernel_spec(self, kernel_name: str) -> KernelSpec:
@@ -160,10 +160,10 @@ def _own_kernel(environment: Mapping[str, str], log: Path, watch: Watch) -> type
 
         @default("transport_encryption")
         def _encrypted(self) -> str:
-            # Else the kernel warns that others on this machine could listen.
+            # Without it the kernel warns that others on this machine could listen.
             return "auto" if zmq.has("curve") else "disabled"
 
-        # The class above it is typed as the one that blocks.
+        # The base class is typed as its blocking counterpart.
         async def start_kernel(self, **options: Any) -> None:  # type: ignore[override]
             with log.open("wb") as file:
                 await super().start_kernel(stdout=file, stderr=subprocess.STDOUT, **options)
@@ -181,7 +181,7 @@ def _papermill(
     manager: type,
     limits: Limits,
 ) -> BaseException | None:
-    """Let papermill execute ``output`` in place; return what stopped it."""
+    """Execute ``output`` in place with papermill; return what stopped it, or None."""
     import papermill
     from papermill.iorw import LocalHandler, papermill_io
 
@@ -189,9 +189,9 @@ def _papermill(
         def write(self, buf: str, path: str) -> None:
             write_text(Path(path), buf)
 
-    # For this path alone: papermill's own handler opens the file for writing, which empties it.
+    # For this path only: papermill's own handler truncates the file before it writes.
     papermill_io.register(str(output), Whole())
-    # papermill fills {name} in paths with parameters: a brace in a folder's name is doubled.
+    # papermill substitutes parameters for {name} in paths: escape the braces of folder names.
     path = str(output).replace("{", "{{").replace("}", "}}")
     cell_seconds = math.inf if limits.cell_seconds is None else limits.cell_seconds
     try:
@@ -210,15 +210,15 @@ def _papermill(
             kernel_manager_class=manager,
             resources={"metadata": {"path": str(source.parent)}},
         )
-    # Whatever stops one notebook (an error of a cell, its kernel was killed, a cell took too long)
-    # is that lab's failure: it is reported, and the other labs still run.
+    # Anything that stops one notebook (an error in a cell, a killed kernel, a cell that takes too
+    # long) is that lab's failure: it is reported, and the other labs still run.
     except Exception as error:
         return error
     return _left_early(output)
 
 
 def _left_early(output: Path) -> SystemExit | None:
-    """Return a SystemExit where cells are left over: papermill takes sys.exit() for an end."""
+    """Return a SystemExit if cells were not run: papermill treats sys.exit() as a normal end."""
     import nbformat
 
     for cell in nbformat.read(output, as_version=4).cells:
@@ -230,7 +230,7 @@ def _left_early(output: Path) -> SystemExit | None:
 def _failure(error: BaseException | None, watch: Watch, progress: Progress, log: Path) -> Failure:
     if watch.cause == "interrupted":
         return INTERRUPTED
-    if error is None:  # a cell has caught the KeyboardInterrupt of its time limit
+    if error is None:  # a cell caught the KeyboardInterrupt of the lab's time limit
         error = KeyboardInterrupt()
     name = getattr(error, "ename", type(error).__name__)
     message = getattr(error, "evalue", str(error))

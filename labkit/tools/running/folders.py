@@ -1,4 +1,4 @@
-"""The folders of runs as the runner makes them: where one may be, run.json, results.json."""
+"""Run folders as the runner makes them: permitted places, run.json, results.json."""
 
 import json
 import os
@@ -32,12 +32,12 @@ from labkit.tools.running.execution import Execution, Failure
 from labkit.tools.running.request import Request
 
 _REPLACED = "replaced"
-# Of a lab whose results.json cannot be written again: the rest is what it ran from.
+# Kept if results.json cannot be rewritten in full; the rest describes the inputs.
 _KEPT = ("lab", "preset", "status", "total_seconds", "started", "host", "headline", "metrics")
 
 
 def refuse_used(request: Request, out: Path | None, runs: Path) -> None:
-    """Raise ``InputError`` if what a run would write is in the way or cannot be written."""
+    """Raise ``InputError`` if a run's output would collide with files or cannot be written."""
     if out is None:
         refuse_unwritable(runs)
         latest = runs / "latest"
@@ -70,9 +70,9 @@ def refuse_unwritable(folder: Path) -> None:
 
 
 def point_latest(runs: Path, folder: Path) -> None:
-    """Let ``runs/latest`` point to ``folder``."""
+    """Make ``runs/latest`` a link to ``folder``."""
     temporary = runs / f".latest-{os.getpid()}"
-    # Left by a process that was killed; in containers every runner may have the same number.
+    # Left by a killed process; in containers every runner may have the same process id.
     temporary.unlink(missing_ok=True)
     temporary.symlink_to(folder.name)
     os.replace(temporary, runs / "latest")
@@ -103,7 +103,7 @@ def write_run(folder: Path, request: Request) -> None:
 
 
 def read_run(folder: Path) -> dict[str, Any]:
-    """Return what run.json of ``folder`` says; ``InputError`` where that is no run's folder."""
+    """Return the contents of run.json; raise ``InputError`` if ``folder`` is not a run's folder."""
     refuse_links(folder)
     record, _ = read_json(folder / RUN)
     if not record:
@@ -111,7 +111,7 @@ def read_run(folder: Path) -> dict[str, Any]:
             f"{folder} holds no readable {RUN}; expected the folder of a `labkit run`, such as "
             "runs/latest"
         )
-    # What each key must be, and for a list or mapping what it holds.
+    # The type of each key and, for a list or mapping, of its elements.
     kinds = {"labs": (list, str), "preset": (str, str), "device": (str, str)}
     for name, (kind, part) in {**kinds, "parameters": (dict, dict)}.items():
         value = record.get(name)
@@ -119,7 +119,7 @@ def read_run(folder: Path) -> dict[str, Any]:
         if not isinstance(value, kind) or not all(isinstance(own, part) for own in parts):
             raise InputError(f"{folder / RUN} has no usable {name!r}: {value!r}")
     try:
-        # What is written again must be JSON, which has no NaN and no infinity.
+        # The record is written again, as JSON, which has no NaN and no infinity.
         json.dumps(record, allow_nan=False)
     except ValueError as error:
         raise InputError(f"{folder / RUN} holds NaN or infinity; expected numbers") from error
@@ -127,12 +127,12 @@ def read_run(folder: Path) -> dict[str, Any]:
 
 
 def unwritable(error: OSError) -> Failure:
-    """Return what a lab fails with whose folder cannot be written."""
+    """Return the failure of a lab whose folder cannot be written."""
     return Failure(type(error).__name__, f"its folder cannot be written: {error}", None)
 
 
 def inputs_of(lab: Lab, request: Request) -> dict[str, str]:
-    """Return the digests of what a lab is run from."""
+    """Return the digests of a lab's inputs."""
     notebook = notebook_files.read(lab.path)
     asked = (request.preset, request.device, request.of(lab))
     return digests.of_run(request.project, notebook, *asked)
@@ -150,10 +150,10 @@ def begun(lab: Lab, request: Request) -> dict[str, Any]:
 def completed(
     folder: Path, before: Mapping[str, Any], ending: Execution, seconds: float
 ) -> tuple[dict[str, Any], list[str]]:
-    """Write results.json of a lab that is over, whether or not the notebook wrote its own.
+    """Write results.json of a lab that has ended, whether or not the notebook wrote its own.
 
     Returns:
-        What it says, and what was unusable in that of the notebook.
+        The contents of results.json, and what was unusable in the notebook's own.
     """
     written, problems = usable(_written(folder))
     results = _complete({**before, **written}, ending, seconds)
@@ -182,15 +182,15 @@ def stopped(folder: Path, error: Exception) -> dict[str, Any]:
 
 
 def _written(folder: Path) -> dict[str, Any]:
-    """Return what is in results.json, usable or not, as it can be written again."""
+    """Return the contents of results.json, usable or not, in a form that can be written again."""
     return plain(read_json(folder / RESULTS)[0], RESULTS)
 
 
 def _write_over(folder: Path, results: Mapping[str, Any]) -> None:
-    """Write what matters over the results.json that says "running", where the disk is full.
+    """Overwrite the results.json that says "running" with the essentials when the disk is full.
 
-    In the room that the file has: there is none for a second one. What cannot be written at all (a
-    folder that vanished) is left.
+    The text must fit into the existing file, since there is no room for a second one. If nothing
+    can be written (the folder has vanished), the file is left as it is.
     """
     error = dict(results.get("error") or {})
     error |= {"message": str(error.get("message", ""))[:200], "log": []}
@@ -207,7 +207,7 @@ def _write_over(folder: Path, results: Mapping[str, Any]) -> None:
 
 
 def _complete(written: Mapping[str, Any], ending: Execution, seconds: float) -> dict[str, Any]:
-    """Return results.json with what only the runner knows."""
+    """Return the results with the fields that only the runner knows."""
     results = {name: written[name] for name in written if name not in ("pid", "pid_created")}
     results |= {
         "total_seconds": round(seconds, 3),

@@ -1,4 +1,4 @@
-"""Several runs at once, each on cores of its own: labs of one run, points of one sweep.
+"""Several runs at once, each on its own cores: labs of one run or points of one sweep.
 
 A small network hardly uses a second core, and two runs that share two cores slow each other down.
 """
@@ -14,23 +14,23 @@ from labkit.base.cores import keep_to, usable_cores
 from labkit.tools.running.watch import free_memory
 
 T = TypeVar("T")
-# Nobody asks a driver here: that would take as long as importing MindSpore.
+# No driver is queried: that would take as long as importing MindSpore.
 _ACCELERATORS = ("/dev/davinci0", "/dev/nvidia0")
 
 
 def jobs_of(asked: int | None, runs: int, memory: float, device: str = "CPU") -> int:
-    """Return how many runs go on at once: as asked, or else one a core, as memory allows.
+    """Return the number of simultaneous runs: as asked, else one per core, as memory allows.
 
-    Nobody asked for several on one Ascend or GPU: there it is one.
+    On an Ascend or a GPU the default is one run at a time.
 
     Args:
-        asked: how many, if anybody says
-        runs: how many there are
-        memory: what one holds, bytes
-        device: that they run on; auto is the machine's best
+        asked: number that was asked for, or None
+        runs: total number of runs
+        memory: memory that one run holds, in bytes
+        device: device of the runs; auto is the machine's best
 
     Raises:
-        InputError: for more runs at once than there are cores
+        InputError: if more simultaneous runs than cores are asked for
     """
     cores = len(usable_cores())
     if asked is None:
@@ -40,7 +40,7 @@ def jobs_of(asked: int | None, runs: int, memory: float, device: str = "CPU") ->
 
 
 def shares_no_device(device: str) -> bool:
-    """Return whether runs on ``device`` (auto: the machine's best) have only the CPU to share."""
+    """Return whether runs on ``device`` (auto: the machine's best) share no device but the CPU."""
     best_is_cpu = device == "auto" and not any(Path(each).exists() for each in _ACCELERATORS)
     return device == "CPU" or best_is_cpu
 
@@ -53,19 +53,19 @@ def side_by_side(
     """Run ``tasks``, as many at once as there are ``shares`` of the cores.
 
     Args:
-        tasks: each takes an event: once it is set, the task has to end.
-        shares: cores that a task is pinned to.
-        every: seconds without an end after which None is given.
+        tasks: each takes an event; when it is set, the task must end.
+        shares: sets of cores; each worker is pinned to one of them.
+        every: seconds after which None is yielded if no task has ended.
 
     Yields:
-        (number of the task, its result) as they end; those that end together in their order.
+        (number of the task, its result) as tasks end; in order of number if several end together.
 
     Raises:
-        BaseException: the first of a task, or whatever ends the caller's loop (Ctrl-C); all others
-            have ended then, and what has not begun does not.
+        BaseException: the first exception of a task, or the one that ends the caller's loop
+            (Ctrl-C); by then all running tasks have ended, and the remaining ones do not start.
     """
     free, stop = iter(shares), threading.Event()
-    # This thread alone, with the kernels that it starts.
+    # Pins the worker thread only, and with it the kernels that it starts.
     with ThreadPoolExecutor(len(shares), initializer=lambda: keep_to(next(free))) as executor:
         try:
             numbers = {executor.submit(task, stop): number for number, task in enumerate(tasks)}

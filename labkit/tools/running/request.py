@@ -1,6 +1,6 @@
-"""What `labkit run` and `labkit sweep` are asked for, checked before anything is created.
+"""Requests of `labkit run` and `labkit sweep`, checked before anything is created.
 
-The runs of a sweep are every combination of the values that its parameters are to take.
+The runs of a sweep are all combinations of its parameters' values.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ from labkit.tools import labs as lab_files
 from labkit.tools.labs import Lab
 
 _PLAIN = re.compile(r"[\w.+=,-]+", re.ASCII)  # a name has at most 255 bytes
-_SHOWN = 100  # letters of a -p that a message repeats
+_SHOWN = 100  # characters of a -p that a message repeats
 
 
 class _Values(yaml.SafeLoader):
@@ -36,23 +36,23 @@ class _Values(yaml.SafeLoader):
     }
 
 
-# YAML 1.1 wants 1.0e-3: PyYAML reads the learning rate 1e-3 as a text.
+# YAML 1.1 requires 1.0e-3: PyYAML reads a learning rate of 1e-3 as a string.
 _NUMBER = re.compile(r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)[eE][-+]?\d+$")
 _Values.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+.0123456789"))
 
 
 @dataclass(frozen=True)
 class Request:
-    """What `labkit run` was asked for, checked: nothing in it can be refused any more."""
+    """A checked request of `labkit run`; nothing in it can be refused later."""
 
     project: Path
     labs: tuple[Lab, ...]
     preset: str
     device: str
-    parameters: Mapping[str, Mapping[str, Any]]  # of each lab
+    parameters: Mapping[str, Mapping[str, Any]]  # by name of lab
 
     def of(self, lab: Lab) -> Mapping[str, Any]:
-        """Return the parameters that ``lab`` is asked to run with."""
+        """Return the parameters that were asked for ``lab``."""
         return self.parameters[lab.name]
 
 
@@ -65,20 +65,22 @@ def check(
     before: Mapping[str, Mapping[str, Any]] | None = None,
     start: Path | None = None,
 ) -> Request:
-    """Check what is asked for; create nothing.
+    """Check a request; create nothing.
 
     Args:
-        names: of the labs; none: all.
+        names: names of the labs; all labs if empty.
         preset: smoke, lab or paper.
         device: auto, Ascend, GPU or CPU.
-        parameters: texts ``name=value``, the value as YAML; or values by name: for all these labs.
-        before: what a lab had in the run that goes on, by its name; ``parameters`` come on top.
+        parameters: strings ``name=value``, the value in YAML, or values by name; for all these
+            labs.
+        before: parameters of each lab, by its name, in the run that is resumed; ``parameters``
+            override them.
         start: a folder of the project; the working folder if not given.
 
     Raises:
-        InputError: when a lab, preset, device or parameter is unknown, when one of the labs does
-            not have the preset or parameter or cannot run with a value, and when the device is not
-            on this machine.
+        InputError: if a lab, preset, device or parameter is unknown, if one of the labs does not
+            have the preset or parameter or cannot run with a value, or if the device is not on
+            this machine.
     """
     project = find_project(start)
     chosen = lab_files.pick(lab_files.find_labs(project), names)
@@ -99,7 +101,7 @@ def check(
         present = available_devices()
         if device not in present:
             raise InputError(
-                f"device {device} was asked for and is not here; MindSpore can use: "
+                f"device {device} was requested but is not available; MindSpore can use: "
                 f"{', '.join(present)}"
             )
     return Request(project, chosen, preset, device, of_labs)
@@ -109,7 +111,7 @@ def parse_parameters(texts: Iterable[str]) -> dict[str, Any]:
     """Return ``{"epochs": 3, "learning_rate": 0.001}`` for ``["epochs=3", "learning_rate=1e-3"]``.
 
     Raises:
-        InputError: when a text has no ``=``, a name is given twice or has its own option, or a
+        InputError: if a string has no ``=``, a name is given twice or has its own option, or a
             value is not YAML.
     """
     named: dict[str, Any] = {}
@@ -124,7 +126,7 @@ def parse_parameters(texts: Iterable[str]) -> dict[str, Any]:
             raise InputError(f"-p: expected each parameter once, got {name!r} twice")
         try:
             named[name] = parse_yaml(value, _Values)
-            # run.json and results.json say with what a lab ran.
+            # run.json and results.json record the values.
             json.dumps(named[name], allow_nan=False)
         except (InputError, TypeError, ValueError) as error:
             expected = "a value that can be read as YAML and be kept as JSON"
@@ -136,10 +138,10 @@ def parse_grid(texts: Iterable[str]) -> dict[str, list[Any]]:
     """Return ``{"seed": [1, 2]}`` for ``["seed=1,2"]``; the values are YAML, lists in brackets.
 
     Raises:
-        InputError: when a text is not name=value,value, or names a value twice.
+        InputError: if a string is not name=value,value or gives a value twice.
     """
     grid = {}
-    # In brackets, what stands between commas is one YAML list.
+    # In brackets, comma-separated values are a YAML list.
     listed = (re.sub(r"^([^=]*)=(.*)$", r"\1=[\2]", text, flags=re.DOTALL) for text in texts)
     for name, values in parse_parameters(listed).items():
         if not values:
@@ -177,7 +179,7 @@ def folder_name(parameters: Mapping[str, Any]) -> str:
     name = ",".join(f"{key}={text(parameters[key])}" for key in sorted(parameters))
     if _PLAIN.fullmatch(name) and len(name) <= 120:
         return name
-    # What a file system may refuse, or fold together, is told apart by a digest.
+    # A digest distinguishes names that a file system might refuse or treat as equal.
     digest = hashlib.sha256(name.encode()).hexdigest()[:8]
     return re.sub(r"[^\w.+=,-]+", "_", name, flags=re.ASCII)[:110] + "-" + digest
 

@@ -1,4 +1,4 @@
-"""Execution of checked labs, each into its own folder: `labkit run`."""
+"""Execution of the labs of a checked request, each in its own folder: `labkit run`."""
 
 import os
 import subprocess
@@ -27,20 +27,20 @@ from labkit.tools.running.execution import INTERRUPTED, Execution, Failure, exec
 from labkit.tools.running.request import Request
 from labkit.tools.running.watch import Limits
 
-MEMORY = 3e9  # bytes for each lab where several run at once: lab 02's header says 3 GB
+MEMORY = 3e9  # bytes per lab if several run at once: lab 02's header states 3 GB
 _DATA = "mnist"  # bundled with the project, so that preparing it needs no network
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one lab of a run, or of one run of a sweep.
+    """The outcome of one lab of a run, or of one run of a sweep.
 
     Attributes:
-        lab: which one.
-        parameters: what it was asked to run with.
-        folder: where it is.
-        results: what results.json says.
-        skipped: whether it had passed before, with the same inputs, and was not executed again.
+        lab: the lab.
+        parameters: parameters that were asked for.
+        folder: folder of the results.
+        results: contents of results.json.
+        skipped: whether it was not executed because it had already passed with the same inputs.
     """
 
     lab: Lab
@@ -51,7 +51,7 @@ class Outcome:
 
     @property
     def notebook(self) -> Path:
-        """The executed one."""
+        """Path of the executed notebook."""
         return self.folder / self.lab.path.name
 
     @property
@@ -61,7 +61,7 @@ class Outcome:
 
     @property
     def failure(self) -> Failure | None:
-        """Why it failed; None if it passed."""
+        """Why the lab failed; None if it passed."""
         passed = self.results["status"] == "passed"
         return None if passed else Failure(**self.results["error"])
 
@@ -75,21 +75,21 @@ class Outcome:
 def prepared(
     request: Request, out: Path | None = None, *, resume: Path | None = None, say: Say
 ) -> Iterator[Path]:
-    """Check where the labs may be written to, prepare their data, make the folder and give it.
+    """Check the output folder, prepare the labs' data, make the folder and yield it.
 
     As long as the context lasts, no other run can use the folder.
 
     Args:
-        request: which labs, and how they are run.
-        out: lab ``name`` goes to ``out/name``; without it to a new ``runs/<time>/name`` of the
+        request: the labs and how they are run.
+        out: lab ``name`` goes to ``out/name``; if not given, to a new ``runs/<time>/name`` of the
             project, and ``runs/latest`` then points to ``runs/<time>``.
-        resume: folder of an earlier run to go on in.
-        say: takes an ``Event``.
+        resume: folder of an earlier run, which is continued in it.
+        say: called with each ``Event``.
 
     Raises:
-        InputError: when the folder cannot be used or the data cannot be prepared; nothing is
+        InputError: if the folder cannot be used or the data cannot be prepared; nothing is
             created then.
-        RuntimeError: when preparing the data fails for another reason.
+        RuntimeError: if preparing the data fails for another reason.
     """
     runs = request.project / "runs"
     if resume is None:
@@ -118,10 +118,10 @@ def run(
 def run_labs(
     request: Request, folder: Path, jobs: int, say: Say, limits: Limits, *, again: bool = False
 ) -> Iterator[Outcome]:
-    """Execute the labs of a request, ``jobs`` at once, into a prepared folder; yield as they end.
+    """Execute a request's labs, ``jobs`` at once, in a prepared folder; yield outcomes as they end.
 
-    With one job it is in this thread, and nothing is pinned. ``again``: labs that have passed here
-    with the same inputs are left as they are.
+    With one job they run in this thread, and nothing is pinned to cores. With ``again``, labs that
+    have passed in this folder with the same inputs are not executed.
     """
     tasks = [
         partial(run_or_keep, lab, request, folder / lab.name, say, limits, again=again)
@@ -147,12 +147,12 @@ def run_or_keep(
 ) -> Outcome:
     """Execute one lab, unless ``again`` and it has passed in ``folder`` with the same inputs.
 
-    Whatever stops it outside its notebook is its own failure: the others go on.
+    An error outside the notebook is this lab's failure too: the other labs continue.
     """
     try:
         before = passed_before(lab, request, folder, say) if again else None
         return before or run_lab(lab, request, folder, say, limits, stop)
-    except Exception as error:  # of a lab that cannot even begin
+    except Exception as error:  # the lab cannot even begin
         results = folders.stopped(folder, error)
         say(remark(str(error), lab.name))
         return Outcome(lab, request.of(lab), folder, results)
@@ -174,9 +174,9 @@ def run_lab(
     limits: Limits,
     stop: threading.Event | None = None,
 ) -> Outcome:
-    """Execute one lab into ``folder``, where trainings of an earlier execution are continued.
+    """Execute one lab in ``folder``, continuing the trainings of an earlier execution.
 
-    A disk that is full, or a folder that vanishes, is this lab's failure: the others may fit.
+    A full disk or a folder that vanishes is this lab's failure only: the other labs may still fit.
     """
     before = folders.begun(lab, request)
     ending = Execution(INTERRUPTED, 0.0)
@@ -198,7 +198,7 @@ def run_lab(
     except OSError as error:
         ending = Execution(folders.unwritable(error), 0.0)
     finally:
-        # Ctrl-C passes through here: the folder must say that it holds no whole run.
+        # Also after Ctrl-C: the folder must record that the run is incomplete.
         results, problems = folders.completed(folder, before, ending, time.monotonic() - started)
         for problem in problems:
             say_and_log(remark(problem, lab.name))
@@ -213,9 +213,9 @@ def _execute(
     environment = {
         "LABKIT_PRESET": request.preset,
         "LABKIT_RUN": str(folder),
-        # labkit.base.progress then prints plain lines and draws no bar.
+        # Makes labkit.base.progress print plain lines instead of a bar.
         "LABKIT_HEADLESS": "1",
-        # A user's MPLBACKEND=Agg would leave the figures out of the executed notebook.
+        # With a user's MPLBACKEND=Agg the executed notebook would have no figures.
         "MPLBACKEND": "module://matplotlib_inline.backend_inline",
         "PYTHONPATH": python_path(os.environ.get("PYTHONPATH")),
     }
@@ -237,7 +237,7 @@ def _ended(lab: Lab, results: Mapping[str, Any]) -> Event:
 def passed_before(lab: Lab, request: Request, folder: Path, say: Say) -> Outcome | None:
     """Return the outcome of a lab that has passed in ``folder`` with the same inputs, or None.
 
-    What was made from other inputs is moved out of the way, to ``replaced`` beside it.
+    A folder made from other inputs is moved to ``replaced`` beside it.
     """
     if not folder.exists():
         return None
@@ -259,8 +259,8 @@ def passed_before(lab: Lab, request: Request, folder: Path, say: Say) -> Outcome
 def prepare_data(request: Request, say: Say) -> None:
     """Prepare the bundled data that the labs name; errors as in ``prepared``.
 
-    By the script of the checkout that this labkit is imported from, whichever project's labs run:
-    theirs may be anybody's.
+    It runs the script of the checkout that this labkit is imported from, never one of the project
+    whose labs are run: that project may be a stranger's.
     """
     project = own_checkout()
     if project is None or not any(mentions(lab, _DATA) for lab in request.labs):

@@ -1,7 +1,7 @@
-"""A sweep: one lab over a grid of parameters, several runs at once, each on a core of its own.
+"""A sweep: one lab over a grid of parameters, several runs at once, each on its own core.
 
-What has passed with the same inputs is not run again, so a sweep that was stopped goes on where it
-was, and one that is asked for a further seed runs that seed alone.
+Runs that have passed with the same inputs are not repeated, so an interrupted sweep continues where
+it stopped, and with one more seed in the grid only that seed is run.
 """
 
 import os
@@ -24,7 +24,7 @@ from labkit.tools.running.runner import Outcome
 from labkit.tools.running.watch import Limits
 
 MEMORY = 2e9  # bytes for each run: a lab's kernel holds 1 to 1.5 GB
-_EVERY = 10.0  # seconds without a run that ends, after which the sweep says how far it is
+_EVERY = 10.0  # seconds after which the sweep reports its progress if no run has ended
 
 
 def sweep(
@@ -36,21 +36,21 @@ def sweep(
     say: Say,
     limits: Limits,
 ) -> list[Outcome]:
-    """Run every point of a grid, several at once; one that fails is its own failure.
+    """Run every point of a grid, several at once; a run that fails does not stop the others.
 
     Args:
         requests: one for each point.
         axes: the grid, values by name of parameter.
-        folder: of the sweep; each run goes to ``folder/runs/<name=value,...>``.
-        jobs: runs at once.
-        say: takes an ``Event``.
-        limits: of each run.
+        folder: folder of the sweep; each run goes to ``folder/runs/<name=value,...>``.
+        jobs: number of simultaneous runs.
+        say: called with each ``Event``.
+        limits: limits of each run.
 
     Returns:
-        What became of each request, in their order.
+        The outcome of each request, in their order.
 
     Raises:
-        InputError: when the folder cannot be used; nothing is written then.
+        InputError: if the folder cannot be used; nothing is written then.
     """
     folder = folder.resolve()
     first, lab = requests[0], requests[0].labs[0].name
@@ -65,11 +65,11 @@ def sweep(
 
 
 def _refuse_other(folder: Path, lab: str) -> None:
-    """Raise ``InputError`` where ``folder`` holds what is no sweep, or that of another lab."""
+    """Raise ``InputError`` if ``folder`` holds anything but a sweep of this ``lab``."""
     if (folder / RUN).exists() or (folder / RESULTS).exists():
         raise InputError(f"{folder} holds a run; expected the folder of a sweep, or a new one")
     if folder.exists() and not os.path.lexists(folder / SWEEP):
-        # sweep.csv and figures of somebody else would be replaced.
+        # Unrelated files named sweep.csv or figures would be overwritten.
         names = sorted(path.name for path in folder.iterdir())
         others = [name for name in names if name != locks.NAME and not name.startswith(".part-")]
         if others:
@@ -87,10 +87,10 @@ def _refuse_other(folder: Path, lab: str) -> None:
 def _run_all(
     requests: Sequence[Request], out: Path, jobs: int, say: Say, limits: Limits
 ) -> list[Outcome]:
-    cells: dict[str, str] = {}  # run -> how far it is
+    cells: dict[str, str] = {}  # run -> its progress
     outcomes: dict[int, Outcome] = {}
     tasks = [partial(_run_point, request, out, cells, say, limits) for request in requests]
-    # One core each, whatever the number of jobs: a result may depend on how many cores it had.
+    # One core each, for any number of jobs: a result may depend on the number of cores.
     for ended in pool.side_by_side(tasks, [{core} for core in usable_cores()[:jobs]], _EVERY):
         if ended is None:
             running = dict(cells)
@@ -115,7 +115,7 @@ def _run_point(
     limits: Limits,
     stop: threading.Event,
 ) -> Outcome:
-    """Run one request, unless it has passed before."""
+    """Run one request, unless it has already passed."""
     (lab,) = request.labs
     name = folder_name(request.of(lab))
 

@@ -1,4 +1,4 @@
-"""The results of a sweep: sweep.csv, a row a run, and a figure of every metric. No MindSpore."""
+"""Results of a sweep, without MindSpore: sweep.csv, a row per run, and a figure per metric."""
 
 import csv
 import itertools
@@ -25,10 +25,10 @@ _MARKS = "osD^vP*"
 
 
 def table(runs: Sequence[Outcome]) -> tuple[list[str], list[dict[str, Any]]]:
-    """Return (columns, rows) of a tidy table: parameters, status, cause, seconds, metrics.
+    """Return (columns, rows) of a tidy table: parameters, status, cause, seconds, memory, metrics.
 
-    A metric is a number or a truth; lists and mappings stay in results.json. A run that failed has
-    empty cells where it has no metric.
+    A metric is a number or a boolean; lists and mappings stay in results.json. Metrics that a
+    failed run does not have are empty cells.
     """
     parameters = list(dict.fromkeys(name for run in runs for name in run.parameters))
     titles: dict[str, str] = {}
@@ -45,7 +45,7 @@ def table(runs: Sequence[Outcome]) -> tuple[list[str], list[dict[str, Any]]]:
             if value in ("nan", "inf", "-inf"):  # as results.json spells them
                 value = float(value)
             if isinstance(value, bool | int | float):
-                # A lab may call a metric like a parameter.
+                # A metric may have the name of a parameter.
                 taken = name in (*parameters, *_OWN)
                 line[titles.setdefault(name, f"{name} (metric)" if taken else name)] = value
         lines.append(line)
@@ -79,15 +79,15 @@ def write(runs: Sequence[Outcome], axes: Grid, folder: Path) -> list[Path]:
             temporary.write_bytes(png(figure(name, values, axes)))
         written.append(target)
     for path in (folder / FIGURES / name for name in before.values()):
-        if path not in written:  # of a metric that the table no longer has
+        if path not in written:  # figure of a metric that is no longer in the table
             path.unlink(missing_ok=True)
     return written
 
 
 def _header_before(place: Path) -> list[str]:
-    """Return the columns of the table at ``place``, where there is one.
+    """Return the columns of the earlier table at ``place``, if there is one.
 
-    Other figures than theirs are not the sweep's, and stay.
+    Only the figures of these columns belong to the sweep; other files in the folder stay.
     """
     header = first_bytes(place, _LONGEST_HEADER).partition(b"\n")[0].decode("utf-8", "replace")
     try:
@@ -97,7 +97,7 @@ def _header_before(place: Path) -> list[str]:
 
 
 def _file_names(columns: Iterable[str]) -> dict[str, str]:
-    """Return column -> the name of its figure, numbered where another column has taken it."""
+    """Return column -> file name of its figure, numbered if another column already has the name."""
     names: dict[str, str] = {}
     taken: set[str] = set()
     for column in columns:
@@ -112,12 +112,12 @@ def _file_names(columns: Iterable[str]) -> dict[str, str]:
 def figure(name: str, values: Sequence[tuple[Mapping[str, Any], float]], axes: Grid) -> "Figure":
     """Draw one metric over the first parameter of a sweep.
 
-    Runs that differ in their seed alone are one dot each, their mean a line, and a band from the
-    smallest to the largest; each combination of the other parameters has a colour of its own.
+    For runs that differ only in the seed, each run is a dot, a line shows their mean, and a band
+    spans the smallest to the largest; each combination of the other parameters has its own colour.
 
     Args:
-        name: of the metric.
-        values: (parameters, value) of each run that has it.
+        name: name of the metric.
+        values: (parameters, value) of each run that has the metric.
         axes: the grid; its first parameter is the horizontal axis.
     """
     from labkit.labs.figures import common as plots
@@ -125,7 +125,7 @@ def figure(name: str, values: Sequence[tuple[Mapping[str, Any], float]], axes: G
     first, *others = axes
     several = [other for other in others if other != SEED and len(axes[other]) > 1]
     places, ticks = _places(axes[first])
-    # 1, 1.0 and True are three values, and a list can be no key.
+    # As text, since 1, 1.0 and True must stay distinct and a list is not hashable.
     where = dict(zip(map(text, axes[first]), places, strict=True))
     # Combination -> place on the axis -> values.
     groups: dict[tuple, dict[float, list[float]]] = {}
@@ -155,11 +155,11 @@ def figure(name: str, values: Sequence[tuple[Mapping[str, Any], float]], axes: G
 
 
 def _places(values: Sequence[Any]) -> tuple[list[float], str | None]:
-    """Return where the values of the first parameter lie, and the scale; None: no ticks at them."""
+    """Return the positions of the first parameter's values and the scale; None: default ticks."""
     if not all(map(is_number, values)):
         return list(range(len(values))), "linear"
     numbers = [float(value) for value in values]
-    # 1, 2, 4, 8 and 0.001, 0.01, 0.1 are steps by a factor: equal distances show them best.
+    # Geometric steps such as 1, 2, 4, 8 or 0.001, 0.01, 0.1 are shown at equal distances.
     geometric = min(numbers) > 0 and max(numbers) / min(numbers) >= 8
     return numbers, "log" if geometric else ("linear" if len(numbers) <= 8 else None)
 

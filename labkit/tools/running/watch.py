@@ -1,7 +1,7 @@
 """A watch over one lab's processes: its time, its memory, and how its kernel ended.
 
-The kernel's process tree is looked at a few times a second from outside, so that a lab that hangs
-inside a compiled graph, or that takes the machine's memory, is stopped all the same.
+The kernel's process tree is polled several times a second from outside, so that even a lab that
+hangs inside a compiled graph, or that exhausts the machine's memory, is stopped.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from labkit.base.memory import left_in_container, statistic
 from labkit.ranks import processes
 
 GB = 1e9
-# Of what is free: the rest keeps the machine answering while the limit is noticed.
+# Share of free memory; the rest keeps the machine responsive until an overrun is noticed.
 _SHARE = 0.9
 _GRACE = 5.0  # seconds between asking a kernel to stop and ending it
 _EVERY = 0.2  # seconds; fresh memory is touched at some 3 GB/s, so a limit is overrun by 0.6 GB
@@ -28,15 +28,15 @@ _EVERY = 0.2  # seconds; fresh memory is touched at some 3 GB/s, so a limit is o
 
 @dataclass(frozen=True)
 class Limits:
-    """What one lab may take; None is no limit.
+    """Limits of one lab; None means no limit.
 
     Attributes:
-        seconds: of the whole lab.
-        cell_seconds: of one cell.
-        memory: bytes that the kernel and its processes hold for themselves.
+        seconds: time limit of the whole lab.
+        cell_seconds: time limit of one cell.
+        memory: limit of the bytes that the kernel and its processes hold, shared pages excluded.
 
     Raises:
-        InputError: when one of them is not above 0.
+        InputError: if one of them is not positive.
     """
 
     seconds: float | None = None
@@ -49,7 +49,7 @@ class Limits:
                 raise wrong(name, value, "a number > 0")
 
     def __str__(self) -> str:
-        """What they are, as the end of a sentence; empty where there is none."""
+        """Return the limits as the end of a sentence; empty if there is none."""
         parts = []
         for value, unit in (
             (self.seconds, "s"),
@@ -62,7 +62,7 @@ class Limits:
 
 
 def free_memory() -> float:
-    """Return the bytes that a lab may take if nobody says otherwise: 90 % of what is free now."""
+    """Return a lab's default memory limit in bytes: 90 % of what is free now."""
     free, left = psutil.virtual_memory().available, left_in_container()
     return _SHARE * (free if left is None else min(free, left))
 
@@ -71,15 +71,15 @@ class Watch:
     """A context manager around one execution.
 
     Args:
-        mark: of the processes, from ``ranks.processes.guarded``.
-        limits: ``cell_seconds`` is not looked at here, papermill keeps it.
-        stop: once it is set, the kernel is ended.
+        mark: mark of the processes, from ``ranks.processes.guarded``.
+        limits: the limits; papermill, not the watch, enforces ``cell_seconds``.
+        stop: when it is set, the kernel is ended.
 
     Attributes:
-        cause: why the kernel was stopped, or died: None, "timeout", "memory", "interrupted" or
+        cause: why the kernel was stopped or died: None, "timeout", "memory", "interrupted" or
             "died".
-        reason: the same in words.
-        peak: the largest memory held, in bytes.
+        reason: the cause in words.
+        peak: peak memory, in bytes.
     """
 
     def __init__(self, mark: str, limits: Limits, stop: threading.Event | None = None) -> None:
@@ -102,11 +102,11 @@ class Watch:
         self._thread.join()
 
     def kernel_started(self, kernel: subprocess.Popen) -> None:
-        """Take the kernel's process under watch."""
+        """Start to watch the kernel's process."""
         self._kernel = kernel
 
     def kernel_died(self) -> None:
-        """Find out how the kernel ended that Jupyter has lost."""
+        """Find out how a kernel ended to which Jupyter has lost the connection."""
         self.__exit__()
         if self.cause is not None or self._kernel is None:
             return
@@ -126,7 +126,7 @@ class Watch:
 
     def _look(self) -> None:
         began = time.monotonic()
-        asked = None  # to stop, when
+        asked = None  # time at which the kernel was asked to stop
         while not self._over.wait(_EVERY):
             if self._kernel is None:
                 continue
@@ -144,7 +144,7 @@ class Watch:
                 self.cause = "timeout"
                 self.reason = f"it took longer than {self._limits.seconds:g} s"
                 asked = now
-                # The cell's traceback then shows where it was; code that does not listen is ended.
+                # So that a traceback shows where the cell was; code that ignores it is ended later.
                 with contextlib.suppress(ProcessLookupError):
                     self._kernel.send_signal(signal.SIGINT)
 
@@ -156,9 +156,9 @@ class Watch:
 
 
 def memory_of(pid: int) -> float:
-    """Return the bytes that a process and its descendants hold: resident, less what is shared.
+    """Return the bytes that a process and its descendants hold: resident minus shared memory.
 
-    Shared pages are the libraries (0.5 GB of MindSpore), mapped by every rank and held once.
+    Shared pages are the libraries (0.5 GB of MindSpore), mapped by every rank but in memory once.
     """
     total = 0.0
     with contextlib.suppress(psutil.Error):
@@ -171,5 +171,5 @@ def memory_of(pid: int) -> float:
 
 
 def _out_of_memory_kills() -> int:
-    """Return how many processes the system has ended for want of memory since it started."""
+    """Return how many processes the system has killed for lack of memory since it started."""
     return statistic(Path("/proc/vmstat"), "oom_kill")

@@ -1,1 +1,1 @@
-"""A learner's own copies of the notebooks: made, brought up to date, and looked at for answers."""
+"""Make and update a learner's own copies of the notebooks, and check the answers in them."""

@@ -1,6 +1,6 @@
-"""The exercises that a lab asks, and what a learner's notebook holds as the answer to each.
+"""The exercises of a lab, and the answers to them in a learner's notebook.
 
-An exercise is known by the name of its function, never by the id or the place of its cell.
+An exercise is identified by the name of its function, never by the id or the place of its cell.
 """
 
 import ast
@@ -16,15 +16,15 @@ _MAGIC = re.compile(r"^\s*(?:%|!|\?)|\?\s*$")
 
 @dataclass
 class Answer:
-    """What the notebook holds for an exercise.
+    """A notebook's answer to an exercise.
 
     Attributes:
-        name: of the exercise
-        module: of its check
-        code: statements that bind what ``attempt`` needs
-        attempt: the expression that is checked, mostly the function's name
-        problem: why there is nothing to check; else empty
-        notes: what its writer should know besides
+        name: name of the exercise
+        module: module of its check
+        code: statements that bind the names that ``attempt`` needs
+        attempt: the expression that is checked, usually the function's name
+        problem: why there is nothing to check; otherwise empty
+        notes: further messages for its author
     """
 
     name: str
@@ -37,7 +37,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Cell:
-    """A code cell: its statements, each with the names that it binds; why it is not Python."""
+    """A code cell: its statements with the names that each binds, its text, any syntax error."""
 
     statements: tuple[tuple[ast.stmt, frozenset[str]], ...]
     text: str
@@ -53,14 +53,14 @@ class Cell:
 
 
 def code_cells(notebook: Mapping[str, Any]) -> list[Cell]:
-    """Return the code cells of ``notebook``, parsed; one that is not Python says so."""
+    """Parse the code cells of ``notebook``; a cell that is not Python has an ``error``."""
     return [_parse(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
 
 
 def exercises(cells: Iterable[Cell]) -> dict[str, str]:
     """Return the exercises that a lab's own ``cells`` leave unsolved: name -> module of its check.
 
-    (A check of an answer that is there already shows how checks work, and asks nothing.)
+    (A check of an answer that is already given shows how checks work; it is not an exercise.)
     """
     asked: dict[str, str] = {}
     module = None
@@ -74,7 +74,7 @@ def exercises(cells: Iterable[Cell]) -> dict[str, str]:
 
 
 def find(cells: list[Cell], name: str, module: str) -> Answer:
-    """Return what ``cells`` hold as the answer to an exercise; nothing is executed."""
+    """Find the answer to an exercise in ``cells``; nothing is executed."""
     checks = [
         (number, attempt)
         for number, cell in enumerate(cells)
@@ -107,11 +107,11 @@ def find(cells: list[Cell], name: str, module: str) -> Answer:
 
 
 def _collect(cells: list[Cell], at: int, answer: Answer) -> None:
-    """Put into ``answer`` the statements that its attempt needs, transitively, in their order."""
+    """Add to ``answer`` the statements that its attempt needs, transitively, in their order."""
     chosen: dict[tuple[int, int], ast.stmt] = {}
     try:
         compile(answer.attempt, "attempt", "eval")
-    except SyntaxError:  # `check(name, *both)`, say
+    except SyntaxError:  # for example `check(name, *both)`
         answer.problem = f"it is checked as {answer.attempt}, which is not a function"
         return
     waiting, visited = [*_used(answer.attempt)], set()
@@ -141,9 +141,9 @@ def _collect(cells: list[Cell], at: int, answer: Answer) -> None:
 
 
 def _home(cells: list[Cell], name: str, at: int) -> int | None:
-    """Return the cell whose binding of ``name`` is in force at cell ``at``, run from the top.
+    """Return the cell whose binding of ``name`` holds at cell ``at``, in a run from the top.
 
-    A name that is bound further down alone counts as well: its writer has run that cell by hand.
+    A name that is bound only further down counts as well: its author has run that cell by hand.
     """
     bound = [number for number, cell in enumerate(cells) if cell.binds(name)]
     above = [number for number in bound if number <= at]
@@ -151,7 +151,7 @@ def _home(cells: list[Cell], name: str, at: int) -> int | None:
 
 
 def _harmless(statement: ast.stmt) -> bool:
-    """Return whether ``statement`` binds names without computing anything to speak of."""
+    """Return whether ``statement`` binds names without any real computation."""
     if isinstance(statement, ast.Import | ast.ImportFrom | ast.FunctionDef | ast.ClassDef):
         return True
     if not isinstance(statement, ast.Assign | ast.AnnAssign) or statement.value is None:
@@ -163,9 +163,9 @@ def _harmless(statement: ast.stmt) -> bool:
 
 
 def _bound(statement: ast.stmt) -> Iterator[str]:
-    """Yield the names that ``statement`` binds in the notebook, not those inside of functions.
+    """Yield the names that ``statement`` binds in the notebook, not those inside functions.
 
-    The verdict of a check does not count: any answer that reads a ``passed`` would run the check.
+    The result of a check does not count: any answer that reads a ``passed`` would run the check.
     """
     if not isinstance(statement, ast.FunctionDef | ast.ClassDef) and any(
         _checks(ast.walk(statement))
@@ -173,7 +173,7 @@ def _bound(statement: ast.stmt) -> Iterator[str]:
         return
     try:
         table = symtable.symtable(ast.unparse(statement), "cell", "exec")
-    except SyntaxError:  # a `return` outside a function, say: the cell could not run either
+    except SyntaxError:  # for example a `return` outside a function: the cell cannot run
         return
     for symbol in table.get_symbols():
         if symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace():
@@ -181,7 +181,7 @@ def _bound(statement: ast.stmt) -> Iterator[str]:
 
 
 def _used(source: str) -> Iterator[str]:
-    """Yield the names that ``source`` takes from the notebook around it."""
+    """Yield the names that ``source`` reads from the surrounding notebook."""
 
     def names(table: symtable.SymbolTable) -> Iterator[str]:
         top = table.get_type() == "module"
@@ -195,7 +195,7 @@ def _used(source: str) -> Iterator[str]:
 
 
 def _checks(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, ast.expr]]:
-    """Yield (name, attempt) of the calls ``check("name", attempt)``, also ``module.check``."""
+    """Yield (name, attempt) of each call ``check("name", attempt)``, also of ``module.check``."""
     for node in nodes:
         if isinstance(node, ast.Call) and len(node.args) == 2:
             called = getattr(node.func, "id", getattr(node.func, "attr", None))
@@ -205,9 +205,9 @@ def _checks(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, ast.expr]]:
 
 
 def _parse(source: str) -> Cell:
-    """Return ``source`` as a cell; IPython's own lines are blanked where Python refuses them."""
+    """Return ``source`` as a cell; if Python refuses it, IPython's own lines are blanked."""
     error = ""
-    # So that line numbers stay, and a `%` that goes on from the line above is taken for what it is.
+    # Blanked to keep line numbers, and tried second: a line of Python may begin with `%`.
     without = "\n".join("" if _MAGIC.search(line) else line for line in source.splitlines())
     for text in (source, without):
         try:
@@ -221,7 +221,7 @@ def _parse(source: str) -> Cell:
 
 
 def _broken(cells: list[Cell], name: str) -> str:
-    """Return the syntax error of the last cell that seems to be about ``name``, or nothing."""
+    """Return the syntax error of the last cell that seems to be about ``name``, or ""."""
     about = re.compile(rf"\bdef\s+{re.escape(name)}\b|check\(\s*[\"']{re.escape(name)}[\"']")
     errors = [cell.error for cell in cells if cell.error and about.search(cell.text)]
     return f"its cell is not Python: {errors[-1]}" if errors else ""

@@ -1,6 +1,6 @@
-"""The learner's copies: made from the project's notebooks, and merged with them when those change.
+"""Copy the project's notebooks for a learner, and merge the project's later changes into them.
 
-What was copied is kept in the copy's own metadata (``labkit_work``), so that it moves with it.
+What was copied is recorded in the copy's own metadata (``labkit_work``), so that it moves along.
 """
 
 import itertools
@@ -26,13 +26,13 @@ _BASE = "labkit_work"
 
 @dataclass(frozen=True)
 class Copy:
-    """What became of one copy.
+    """The result for one copy.
 
     Attributes:
-        path: of the copy
+        path: path of the copy
         state: "copied" (new), "unchanged" (the project's notebook is the one that was copied),
-            "behind" (it has changed since), "updated" (merged), "left" (no copy to merge with)
-        notes: what a person should know besides, a line each
+            "behind" (it has changed since), "updated" (merged), "left" (it cannot be merged)
+        notes: further messages for the user, one line each
     """
 
     path: Path
@@ -44,7 +44,7 @@ def work_folder(project: Path, folder: Path | None) -> Path:
     """Return the folder of the copies, by default ``work`` in the project.
 
     Raises:
-        InputError: for one that is a file, or lies in the project's notebooks/ or runs/notebooks/
+        InputError: if it is a file, or lies in the project's notebooks/ or runs/notebooks/
     """
     place = (project / FOLDER) if folder is None else Path(folder).resolve()
     for reserved in (project / "notebooks", project / "runs" / "notebooks"):
@@ -57,15 +57,15 @@ def work_folder(project: Path, folder: Path | None) -> Path:
 
 
 def make(project: Path, folder: Path, labs: Sequence[Lab], *, update: bool = False) -> list[Copy]:
-    """Copy ``labs`` to ``folder`` where there is no copy yet; with ``update``, merge those there.
+    """Copy ``labs`` to ``folder`` if they have no copy yet; with ``update``, merge existing copies.
 
-    Outputs are left out: what a copy shows is what its owner's own code printed. Without ``update``
-    no file that is there is written to. With it, the file is kept in ``before_update/`` first;
-    where cells were changed on both sides the copy keeps its own, and the project's notebook is
-    written beside it.
+    Outputs are left out: a copy shows only what its owner's own code printed. Without ``update``
+    no existing file is written to. With it, the file is first backed up in ``before_update/``;
+    if both sides changed a cell, the copy keeps its own, and the project's notebook is written
+    beside it.
 
     Raises:
-        InputError: where a file cannot be read or written
+        InputError: if a file cannot be read or written
     """
     return [_copy(project, folder / lab.path.name, lab, update) for lab in labs]
 
@@ -100,7 +100,7 @@ def _copy(project: Path, path: Path, lab: Lab, update: bool) -> Copy:
 def _update(
     path: Path, mine: dict[str, Any], merged: merging.Merged, theirs: dict[str, Any]
 ) -> tuple[str, ...]:
-    """Write the merged notebook after a backup; return what a person should know."""
+    """Write the merged notebook after a backup; return messages for the user."""
     kept = _keep(path)
     mine["cells"] = merged.cells
     mine["metadata"][_BASE] = theirs["metadata"][_BASE]
@@ -112,7 +112,7 @@ def _update(
 
 
 def as_copied(project: Path, lab: Lab, folder: Path) -> dict[str, Any]:
-    """Return the project's notebook as it is copied to ``folder``: no outputs, links that hold."""
+    """Return the project's notebook as copied to ``folder``: without outputs, links adjusted."""
     notebook = notebook_files.read(lab.path)
     for cell in notebook["cells"]:
         if "id" not in cell:
@@ -121,7 +121,7 @@ def as_copied(project: Path, lab: Lab, folder: Path) -> dict[str, Any]:
             cell |= {"outputs": [], "execution_count": None}
         elif cell["cell_type"] == "markdown":
             cell["source"] = relinked(cell["source"], lab.path.parent, folder, with_labs=True)
-    # The stamp is about the outputs that were left out.
+    # The stamp describes the outputs, which are left out.
     notebook["metadata"].pop("labkit", None)
     cells = [[cell["id"], digest(cell)] for cell in notebook["cells"]]
     notebook["metadata"][_BASE] = {"copied_from": lab.name, "cells": cells}
@@ -129,7 +129,7 @@ def as_copied(project: Path, lab: Lab, folder: Path) -> dict[str, Any]:
 
 
 def _base_of(notebook: Mapping[str, Any]) -> dict[str, str] | None:
-    """Return id -> digest of the cells as they were copied; None where that is not known."""
+    """Return id -> digest of the cells as they were copied; None if that is not known."""
     try:
         return {name: was for name, was in notebook["metadata"][_BASE]["cells"]}
     except (KeyError, TypeError, ValueError):
@@ -137,7 +137,7 @@ def _base_of(notebook: Mapping[str, Any]) -> dict[str, str] | None:
 
 
 def _keep(path: Path) -> str:
-    """Keep the bytes of ``path`` in the folder of backups; return the new file, as seen there."""
+    """Copy the bytes of ``path`` to the folder of backups; return the backup's relative path."""
     wanted = path.parent / BACKUPS / f"{path.stem}-{time.strftime('%Y%m%d-%H%M%S')}.ipynb"
     place = next(free for free in _numbered(wanted) if not os.path.lexists(free))
     with whole_file(place, "the backup") as temporary:
@@ -146,7 +146,7 @@ def _keep(path: Path) -> str:
 
 
 def _beside(path: Path, theirs: dict[str, Any]) -> str:
-    """Put the project's notebook beside the copy, once; return what to say of it."""
+    """Write the project's notebook beside the copy, once; return a message that says so."""
     wanted = _numbered(path.with_name(f"{path.stem}.project.ipynb"))
     place = next(each for each in wanted if not os.path.lexists(each) or _is(each, theirs))
     if not os.path.lexists(place):

@@ -1,14 +1,14 @@
-"""Checks answers, each in a process of its own that ends in time, with all that it has started.
+"""Check answers, each in its own process, which is ended in time with everything that it started.
 
-This keeps mistakes from doing harm: endless loops, floods of output, memory, processes left over,
-full disks. It is no sandbox. An answer runs with the rights of who looks at it: it can read and
-remove their files, and, written to deceive, call itself passed. Look at your own answers alone.
+This limits the harm of mistakes: endless loops, floods of output, memory, leftover processes, full
+disks. It is not a sandbox. An answer runs with the rights of the user who checks it: it can read
+and remove their files and, if written to deceive, report that it passed. Check only your own
+answers.
 
     python -m labkit.tools.work.judge < request.json
 
-The request: {"folder", "seconds", "answers": [{"name", "module", "code", "attempt", ...}]}. For
-each answer, in order, one JSON object a line: {"state", "message"}. Only Linux has what this rests
-on.
+The request: {"folder", "seconds", "answers": [{"name", "module", "code", "attempt", ...}]}. The
+reply: one JSON object per line for each answer, in order: {"state", "message"}. This needs Linux.
 """
 
 import contextlib
@@ -29,24 +29,24 @@ import psutil
 
 from labkit.ranks.processes import signal_name
 
-# Imports of an answer may take long on a busy machine; MindSpore's own took 3 to 12 s.
+# An answer's imports may take long on a busy machine; MindSpore's alone took 3 to 12 s.
 _PREPARATION = 60.0
-_DATA = 2 << 30  # bytes of memory of its own; an import of MindSpore takes 0.8
+_DATA = 2 << 30  # 2 GiB of private memory, in bytes; an import of MindSpore takes 0.8
 STATES = ("passed", "wrong", "not attempted", "error")
-_ENDING = 10.0  # seconds for all that an answer has started to end
-_KEPT = 20_000  # characters of what an answer prints
+_ENDING = 10.0  # seconds within which all that an answer started must have ended
+_KEPT = 20_000  # characters of an answer's output
 _WRITTEN = 1 << 20  # bytes in each file that an answer writes
-_DEATH_SIGNAL, _SUBREAPER = 1, 36  # of prctl
+_DEATH_SIGNAL, _SUBREAPER = 1, 36  # options of prctl
 
 
 def main() -> None:
     """Read the request from standard input, and print a verdict for each answer."""
     request = json.load(sys.stdin)
-    # What an answer starts and leaves becomes this process's child, whatever session it is in.
+    # Processes that an answer leaves become this process's children, whatever session they are in.
     _prctl(_SUBREAPER, 1)
     answers = request["answers"]
     for module in {answer["module"] for answer in answers}:
-        importlib.import_module(module)  # once, before the processes divide
+        importlib.import_module(module)  # once, before the fork
     # As in a kernel: modules beside the notebook can be imported.
     os.chdir(request["folder"])
     sys.path.insert(0, request["folder"])
@@ -73,8 +73,8 @@ def judge(answer: dict, seconds: float) -> tuple[str, str]:
 def _end_children() -> None:
     """Kill every process that an answer has left, until there is none.
 
-    Those in a session of their own, and orphans, are children of this process by then, or become
-    it when their parent is killed.
+    Processes in their own session, and orphans, are children of this process by then, or become
+    its children when their parent is killed.
     """
     until = time.monotonic() + _ENDING
     while time.monotonic() < until:
@@ -94,7 +94,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _listen(reading: int, process: int, seconds: float) -> tuple[str, str]:
-    """Return what the process says, or what it must be if it says nothing."""
+    """Return the verdict of the process, or an error that explains why there is none."""
     heard, ready = b"", False
     until = time.monotonic() + _PREPARATION
     while True:
@@ -116,7 +116,7 @@ def _listen(reading: int, process: int, seconds: float) -> tuple[str, str]:
 
 
 def _verdict(line: bytes) -> tuple[str, str]:
-    """Return the (state, message) that a process has written, if it has written one."""
+    """Return the (state, message) in ``line``, or an error if it is not a verdict."""
     try:
         state, message = json.loads(line)
     except (ValueError, TypeError, RecursionError):
@@ -127,10 +127,10 @@ def _verdict(line: bytes) -> tuple[str, str]:
 
 
 def _ended(process: int) -> tuple[str, str]:
-    """Return how a process that has closed its pipe ended; one that goes on is ended."""
-    time.sleep(0.1)  # between closing and ending
+    """Return how a process that has closed its pipe ended; kill it if it still runs."""
+    time.sleep(0.1)  # from closing to ending
     with contextlib.suppress(ProcessLookupError):
-        os.kill(process, signal.SIGKILL)  # does nothing to one that has ended
+        os.kill(process, signal.SIGKILL)  # does nothing to a process that has ended
     _, status = os.waitpid(process, 0)
     if os.WIFSIGNALED(status):
         return "error", f"its process was ended by {signal_name(os.WTERMSIG(status))}"
@@ -138,7 +138,7 @@ def _ended(process: int) -> tuple[str, str]:
 
 
 def _answer(answer: dict, seconds: float, writing: int) -> None:
-    """Be the process of one answer: execute, check, say the verdict, and end."""
+    """Run as the process of one answer: execute and check it, write the verdict, and exit."""
     try:
         _fence(seconds)
         out = _Tail()
@@ -148,12 +148,12 @@ def _answer(answer: dict, seconds: float, writing: int) -> None:
             verdict = attempt if isinstance(attempt, tuple) else _checked(answer, attempt, out)
         os.write(writing, json.dumps(verdict).encode() + b"\n")
     finally:
-        # Past every handler that an answer may have left behind.
+        # This skips every exit handler that an answer may have left.
         os._exit(0)
 
 
 def _attempt(answer: dict) -> object:
-    """Return the learner's function, or the verdict where it cannot be had."""
+    """Return the learner's function, or a verdict if it cannot be obtained."""
     space = {"__name__": "__main__"}
     try:
         code = answer["code"]
@@ -167,9 +167,9 @@ def _attempt(answer: dict) -> object:
 def _checked(answer: dict, attempt: object, out: "_Tail") -> tuple[str, str]:
     try:
         passed = importlib.import_module(answer["module"]).check(answer["name"], attempt)
-    except BaseException as error:  # SystemExit, say, which the check passes on
+    except BaseException as error:  # for example KeyboardInterrupt, which the check does not catch
         return "error", _raised(error)
-    # What the answer itself prints may stand before and behind.
+    # The answer's own output may come before and after this line.
     head = f"{answer['name']}: "
     lines = [line for line in out.getvalue().splitlines() if line.startswith(head)]
     line = lines[-1].removeprefix(head) if lines else ""
@@ -186,24 +186,24 @@ def _raised(error: BaseException) -> str:
 
 
 def _fence(seconds: float) -> None:
-    """Put limits around this process, and take its input and output away."""
-    _prctl(_DEATH_SIGNAL, signal.SIGKILL)  # when the judge is killed
+    """Limit the resources of this process, and disconnect its input and output."""
+    _prctl(_DEATH_SIGNAL, signal.SIGKILL)  # if the judge is killed
     os.setsid()
     nothing = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(nothing, stream)
     sys.stdin = open(os.devnull, encoding="utf-8")
     processor = int(_PREPARATION + seconds) + 1
-    # Should the one who waits be killed, an endless loop still ends.
+    # Even if the waiting process is killed, an endless loop ends.
     resource.setrlimit(resource.RLIMIT_CPU, (processor, processor))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # a write beyond the limit then is an OSError
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # a write beyond the limit then raises OSError
     resource.setrlimit(resource.RLIMIT_FSIZE, (_WRITTEN, _WRITTEN))
     resource.setrlimit(resource.RLIMIT_DATA, (_DATA, _DATA))
 
 
 class _Tail(io.StringIO):
-    """Keeps the end of what is written: an answer may print without end."""
+    """Keeps only the end of the output: an answer may print without end."""
 
     def write(self, text: str) -> int:
         super().write(text)

@@ -1,4 +1,4 @@
-"""Which exercises of a learner's notebooks pass; labkit writes nothing, no training is run."""
+"""Check which exercises of a learner's notebooks pass; labkit writes no file, runs no training."""
 
 import json
 import subprocess
@@ -15,7 +15,7 @@ from labkit.tools.work import answers
 
 @dataclass(frozen=True)
 class Mark:
-    """One exercise: its function's name, one of ``judge.STATES``, what the check said, notes."""
+    """One exercise: its function's name, one of ``judge.STATES``, the check's message, notes."""
 
     name: str
     state: str
@@ -25,7 +25,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class LabMarks:
-    """The exercises of one lab; ``problem`` says why its notebook could not be looked at, if so."""
+    """The marks of one lab; ``problem`` says why its notebook could not be read, else is empty."""
 
     lab: Lab
     path: Path
@@ -34,23 +34,23 @@ class LabMarks:
 
     @property
     def passed(self) -> int:
-        """How many exercises pass."""
+        """Number of exercises that pass."""
         return sum(mark.state == "passed" for mark in self.marks)
 
 
 def look(folder: Path, labs: Sequence[Lab], seconds: float = 10.0) -> list[LabMarks]:
-    """Return the marks of every one of ``labs`` that has exercises.
+    """Return the marks of each of ``labs`` that has exercises.
 
-    A lab without a copy, or with one that cannot be read, has a ``problem``, and its exercises are
+    A lab whose copy is missing or cannot be read has a ``problem``, and its exercises are
     "not attempted".
 
     Args:
-        folder: where the copies are
+        folder: folder of the copies
         labs: the project's labs
-        seconds: how long the check of one answer may take
+        seconds: time limit for the check of one answer, seconds
 
     Raises:
-        InputError: if an answer ends the judge
+        InputError: if an answer kills the judge
         RuntimeError: if the judge itself fails
     """
     asked = {lab: each for lab in labs if (each := answers.exercises(_cells(lab.path)))}
@@ -80,11 +80,11 @@ def _cells(path: Path) -> list[answers.Cell]:
 
 
 def _mark(answer: answers.Answer, verdicts: Iterator[Mapping[str, str]]) -> Mark:
-    """Return the mark of ``answer``; where it could be judged, by the next one of ``verdicts``."""
+    """Return the mark of ``answer``; if it was judged, from the next of ``verdicts``."""
     if answer.problem:
         return Mark(answer.name, "error", answer.problem, tuple(answer.notes))
     verdict = next(verdicts)
-    # Why a name is missing helps who has no verdict to be glad about.
+    # The notes explain a verdict; without an attempt there is nothing to explain.
     notes = [] if verdict["state"] == "not attempted" else answer.notes
     return Mark(answer.name, verdict["state"], verdict["message"], tuple(notes))
 
@@ -95,7 +95,7 @@ def _judge(folder: Path, held: Sequence[answers.Answer], seconds: float) -> list
         return []
     requests = [asdict(answer) for answer in held]
     request = {"folder": str(folder.resolve()), "seconds": seconds, "answers": requests}
-    # An answer may end the judge, who would else end what the answer has started.
+    # An answer may kill the judge, which would otherwise end what the answer has started.
     with guarded() as mark:
         done = subprocess.run(
             module_command("labkit.tools.work.judge"),

@@ -1,4 +1,4 @@
-"""Three versions of a notebook made one, cell by cell: nothing that a learner wrote is lost."""
+"""Merge three versions of a notebook cell by cell; nothing that a learner wrote is lost."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,12 +15,12 @@ class CannotMerge(Exception):
 
 @dataclass
 class Merged:
-    """The cells of a merge, and what became of those that differ.
+    """The cells of a merge, and how those that differ were resolved.
 
     Attributes:
-        cells: in order
+        cells: the merged cells, in order
         taken: ids of the cells that follow the project: changed, new or removed there
-        conflicts: first lines of the cells that both have changed: the learner's stays
+        conflicts: first lines of the cells that both sides changed; the learner's are kept
     """
 
     cells: list[Cell] = field(default_factory=list)
@@ -29,11 +29,11 @@ class Merged:
 
 
 def merge(base: Mapping[str, str], mine: Sequence[Cell], theirs: Sequence[Cell]) -> Merged:
-    """Return ``mine`` with what changed in ``theirs`` since both were ``base``.
+    """Return ``mine`` with the changes that ``theirs`` made since both were ``base``.
 
-    A cell that the learner left alone follows the project. One that the learner changed stays, one
-    that the learner deleted stays away, and the learner's own cells stay behind the cell that they
-    follow.
+    A cell that the learner left alone follows the project. A cell that the learner changed is kept,
+    one that the learner deleted stays deleted, and the learner's own cells stay after the cell that
+    they follow.
 
     Args:
         base: id -> ``digest`` of every cell as it was copied, in order
@@ -41,7 +41,7 @@ def merge(base: Mapping[str, str], mine: Sequence[Cell], theirs: Sequence[Cell])
         theirs: the project's cells now
 
     Raises:
-        CannotMerge: where the cells have lost their ids, or both moved cells
+        CannotMerge: if the cells have lost their ids, or both sides moved cells
     """
     own, project = _by_id(mine), {cell["id"]: cell for cell in theirs}
     if not base.keys() & own.keys():
@@ -64,7 +64,7 @@ def _choose(
     project: Mapping[str, Cell],
     merged: Merged,
 ) -> Cell | None:
-    """Return which version of a cell there is to be, or None for none."""
+    """Return the version of a cell to keep, or None to omit the cell."""
     my_cell, their_cell = own.get(name), project.get(name)
     was = base.get(name)
     changed_there = their_cell is None or digest(their_cell) != was
@@ -91,7 +91,7 @@ def _choose(
 def _orders(
     base: Iterable[str], own: Mapping[str, Cell], project: Mapping[str, Cell]
 ) -> tuple[list[str], list[str]]:
-    """Return the ids in the order to follow, then those whose neighbours decide the rest."""
+    """Return the ids in the order to follow, then the ids whose neighbours place the rest."""
     common = set(base) & own.keys() & project.keys()
     was, mine, theirs = ([name for name in ids if name in common] for ids in (base, own, project))
     if mine == was:
@@ -102,7 +102,7 @@ def _orders(
 
 
 def _weave(first: Iterable[str], second: Iterable[str], keep: Iterable[str]) -> list[str]:
-    """Return ``first`` with what only ``second`` has put behind its neighbour there."""
+    """Return ``first``, with ids that only ``second`` has placed after their neighbour there."""
     order = [name for name in first if name in keep]
     place = 0
     for name in second:
@@ -115,7 +115,7 @@ def _weave(first: Iterable[str], second: Iterable[str], keep: Iterable[str]) -> 
 
 
 def _by_id(cells: Sequence[Cell]) -> dict[str, Cell]:
-    """Return id -> cell; a cell without an id, or with one that is taken, gets one of its own."""
+    """Return id -> cell; a cell without an id, or with a duplicate id, gets a new one."""
     by_id: dict[str, Cell] = {}
     for number, cell in enumerate(cells):
         name = cell.get("id")

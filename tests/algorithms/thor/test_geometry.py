@@ -357,8 +357,8 @@ class TestRefused:
         [
             (LeNet5, ("fc4",), "skip names a layer 'fc4' that.*Did you mean 'fc[123]'"),
             (LeNet5, ("conv1", "relu"), "skip names a layer 'relu' that has no factors"),
-            (LeNet5, (3,), "skip holds a int that is no Cell of the network"),
-            (LeNet5, (nn.Dense(3, 3),), "skip holds a Dense that is no Cell of the network"),
+            (LeNet5, (3,), "skip holds a int that is not a Cell of the network"),
+            (LeNet5, (nn.Dense(3, 3),), "skip holds a Dense that is not a Cell of the network"),
             # Its layers would be preconditioned all the same.
             (
                 lambda: nn.SequentialCell(BLOCK),

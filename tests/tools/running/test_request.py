@@ -88,7 +88,7 @@ def test_a_preset_that_a_lab_does_not_have_is_refused(project, monkeypatch):
 
 def test_a_device_that_is_not_here_is_refused(project, monkeypatch):
     monkeypatch.setattr(request, "available_devices", lambda: ("CPU",))
-    message = "GPU was asked for and is not here; MindSpore can use: CPU"
+    message = "GPU was requested but is not available; MindSpore can use: CPU"
     with pytest.raises(InputError, match=message):
         request.check(device="GPU", start=project)
 
