@@ -28,7 +28,7 @@ def test_a_link_to_a_file_is_read_and_a_missing_one_says_so(tmp_path):
     assert read_text(tmp_path / "b") == "x\ny"
     with pytest.raises(FileNotFoundError):
         read_text(tmp_path / "c")
-    with pytest.raises(InputError, match="no name of a file"):
+    with pytest.raises(InputError, match="not a file name"):
         read_text(f"{tmp_path}/\0")
     for path in (None, 3, b"a"):
         with pytest.raises(InputError, match="path: expected a path, got"):
@@ -40,7 +40,7 @@ def test_the_limit_is_exact_and_what_is_no_utf_8_refused(tmp_path):
     assert read_bytes(tmp_path / "a", 3) == b"{}\xff"
     with pytest.raises(InputError, match="more than 2 bytes"):
         read_bytes(tmp_path / "a", 2)
-    with pytest.raises(InputError, match="no UTF-8 text"):
+    with pytest.raises(InputError, match="not UTF-8 text"):
         read_json(tmp_path / "a")
 
 

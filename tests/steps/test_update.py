@@ -202,7 +202,7 @@ def test_a_stage_is_of_one_optimizer_and_of_one_step():
     network, loss_net = regression()
     sgd, other = momentum(network), momentum(linear(seed=1))
     for step in (PlainStep, AccumulatedStep):
-        with pytest.raises(InputError, match="expected the optimizer of the .*, got another"):
+        with pytest.raises(InputError, match="expected the optimizer of the .*, got a different one"):
             step(loss_net, sgd, update=PlainUpdate(other))
         with pytest.raises(InputError, match="optimizer: expected an nn.Optimizer, got a str"):
             step(loss_net, "sgd", update=PlainUpdate(sgd))
