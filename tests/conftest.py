@@ -16,23 +16,23 @@ from tests.support import slow_tests
 
 ROOT = Path(__file__).resolve().parent.parent
 _ROOM = 2.5e9  # bytes that a process may hold before graphs are released
-_STAY: set[int] = set()  # ids of the cells that are not: MindSpore keeps these for ever
-_COMPILES: set[Path] = set()  # test files that use MindSpore here
+_STAY: set[int] = set()  # ids of cells that are never released: MindSpore keeps them for ever
+_COMPILES: set[Path] = set()  # test files that use MindSpore in this process
 _CORES = sorted(os.sched_getaffinity(0))
-_OWN_CORE: set[int] = set()  # where this worker computes; empty: on all of them
+_OWN_CORE: set[int] = set()  # the core on which this worker computes; empty: all cores
 
-# Of the 170 files that MindSpore writes for a graph with save_graphs on, support.compiled reads
-# one kind: a step of Adasum took 3.3 s instead of 6 to 7.4. MindSpore reads the variable once.
+# With save_graphs on, MindSpore writes 170 files for a graph; support.compiled reads one kind. With
+# only that kind a step of Adasum took 3.3 s, not 6 to 7.4. MindSpore reads the variable once.
 os.environ.setdefault("MS_DEV_DUMP_IR_PASSES", "validate")
-# PyTorch's threads wait for each other busily: where other processes compute as well, 200 backward
-# passes of LeNet took 26 s instead of 5. Their number, which changes rounding, stays.
+# PyTorch's threads busy-wait for each other: beside other computing processes, 200 backward passes
+# of LeNet took 26 s instead of 5. The number of threads, which affects rounding, is unchanged.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # On a busy machine an example took longer than Hypothesis's 200 ms, and the test failed.
 settings.register_profile(
     "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("any machine")
-# A shell lets what it starts in the background, with all that this starts, ignore Ctrl-C.
+# A shell makes background processes, and all their children, ignore Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -53,9 +53,9 @@ def runtime():
 
 @pytest.fixture
 def eager(runtime):
-    """Operator by operator, which compiles nothing: a graph takes seconds.
+    """Run in PyNative mode, which compiles nothing; compiling a graph takes seconds.
 
-    That both modes agree is shown for every step in tests/steps/test_step.py.
+    tests/steps/test_step.py shows for every step that both modes agree.
     """
     from labkit.runtime import pynative
 
@@ -65,10 +65,10 @@ def eager(runtime):
 
 @pytest.fixture(scope="module", autouse=True)
 def _placed(request):
-    """A worker has a core of its own for a module that computes here, and all for another one.
+    """Pin this worker to one core for a module that computes in this process, else to all cores.
 
-    MindSpore's calling thread spins while others compute, in another worker's time: six files on
-    two cores took 167 s, and take 138.
+    MindSpore's calling thread spins while its other threads compute, which takes time from other
+    workers: pinned, six files on two cores took 138 s instead of 167.
     """
     here = "runtime" in request.fixturenames
     os.sched_setaffinity(0, here and _OWN_CORE or _CORES)
@@ -78,10 +78,10 @@ def _placed(request):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Mark what tests/slow.txt lists; files with slow tests first, then those with many.
+    """Mark the tests of tests/slow.txt; sort files with slow tests first, then by number of tests.
 
-    A long one that begins last is waited for: pytest-xdist's own order, by number of tests alone,
-    began the browser's 11 tests as the last.
+    The whole run waits for a long file that starts last: pytest-xdist's own order, by number of
+    tests alone, started the browser's 11 tests last.
     """
     listed = slow_tests.listed()
     for item in items:
@@ -95,27 +95,27 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish(session):
-    """Leave out of garbage collection what has been imported: 575 000 objects.
+    """Exclude all imported objects, 575 000, from garbage collection.
 
-    MindSpore collects before it compiles a graph. That was 0.2 to 0.3 s of a second and a half.
+    MindSpore collects garbage before it compiles a graph: 0.2 to 0.3 s of a second and a half.
     """
     gc.collect()
     gc.freeze()
-    worker = os.environ.get("PYTEST_XDIST_WORKER")  # gw0, gw1, ... where several run
-    # Ranks compute on all cores, and their bits are compared with this process's: with one thread
-    # the gradients of a convolution differed by 1.5e-8.
+    worker = os.environ.get("PYTEST_XDIST_WORKER")  # gw0, gw1, ... if several run
+    # Ranks compute on all cores, and their results are compared with this process's bit by bit:
+    # with one thread the gradients of a convolution differed by 1.5e-8.
     if worker and not any(item.path.stem.endswith("on_ranks") for item in session.items):
         _OWN_CORE.add(_CORES[int(worker[2:]) % len(_CORES)])
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _released(request):
-    """Compiled graphs go with the module that made them, from a certain size of the process on.
+    """Release a module's compiled graphs at its end, once the process holds ``_ROOM`` bytes.
 
-    MindSpore keeps a cell that it has compiled, with its graphs, whoever has forgotten it: 30 MB
-    for a small step of THOR, of which this gives half back. All kept, they came to 9 GB a process;
-    all released, that took 350 s of 4900, since each release looks through all graphs there are.
-    Where nothing is compiled, there is nothing to look for, which took 1 s a file.
+    MindSpore keeps every compiled cell and its graphs, even if nothing else refers to the cell:
+    30 MB for a small step of THOR, of which this frees half. Keeping all took 9 GB per process;
+    releasing all took 350 s of 4900, since each release searches all existing graphs.
+    Modules that compile nothing are skipped: the search took 1 s per file.
     """
     yield
     if request.path not in _COMPILES:
@@ -131,10 +131,10 @@ def _released(request):
 
 @pytest.fixture(scope="class")
 def released(runtime):
-    """The same for the graphs that a class of tests has compiled, where these are many.
+    """Release the graphs that a class of tests has compiled; for classes that compile many.
 
-    To release one takes a time that grows with the number of all there are. What ``once`` has
-    compiled before the class stays.
+    The time to release a graph grows with the number of all graphs. What ``once`` compiled before
+    the class is kept.
     """
     gc.unfreeze()
     before = _STAY | {id(cell) for cell in _compiled_cells()}
@@ -151,7 +151,7 @@ def _release_graphs(but=frozenset()):
         for cell in _compiled_cells():
             if id(cell) not in but:
                 _cell_graph_executor.del_net_res(cell, cell.compile_cache)
-                cell.compile_cache.clear()  # one that is still used is compiled again
+                cell.compile_cache.clear()  # a cell still in use is compiled again
     gc.collect()
     gc.freeze()
 
@@ -159,8 +159,8 @@ def _release_graphs(but=frozenset()):
 def _compiled_cells():
     from mindspore.nn import Cell
 
-    # By type: a weak proxy among the objects may be one of nothing. A step that has refused its
-    # arguments is a Cell without any attribute.
+    # type() and not isinstance(): an object may be a weak proxy whose referent is gone. A step that
+    # has refused its arguments is a Cell without any attribute.
     cells = [o for o in gc.get_objects() if issubclass(type(o), Cell)]
     return [cell for cell in cells if getattr(cell, "compile_cache", None)]
 
@@ -183,7 +183,7 @@ def mnist(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def digits(tmp_path_factory):
-    """A function of (training images, validation images) that draws colour digits of 32 pixels."""
+    """A function (number of training, of validation images) that draws 32-pixel colour digits."""
     from tests.support.data_archives import load
 
     script = load("color_digits")
@@ -197,10 +197,10 @@ def digits(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def cifar10_jpeg(tmp_path_factory) -> Path:
-    """12 000 real CIFAR-10 JPEGs, train/CLASS/FILE and val/CLASS/FILE, where they are at hand.
+    """12 000 real CIFAR-10 JPEGs, train/CLASS/FILE and val/CLASS/FILE; skips if there are none.
 
-    LABKIT_CIFAR10_JPEG names the archive or an unpacked folder; else it is looked for beside the
-    project.
+    LABKIT_CIFAR10_JPEG names the archive or an unpacked folder; the default is an archive beside
+    the project.
     """
     beside = ROOT.parent / "shared" / "data" / "cifar10" / "cifar10_jpeg_12k.tar.gz"
     source = Path(os.environ.get("LABKIT_CIFAR10_JPEG", beside))

@@ -3,9 +3,9 @@
     python -m tests.digests                    one line a configuration
     python -m tests.digests "thor, *" plain    those whose names match
 
-Run it before and after a change of the code that must not change a number, on the same machine:
-the lines are to be the same. Of ``labkit`` it calls public names alone. A digest is taken over the
-names and bytes of all Parameters, and over losses and gradient norms of all updates.
+Run it on the same machine before and after a change of the code that must not change any number:
+the lines must be equal. It calls only public names of ``labkit``. A digest covers the names and
+bytes of all Parameters, and the losses, gradient norms and learning rates of all updates.
 """
 
 import fnmatch
@@ -22,7 +22,7 @@ UPDATES, RANKS = 20, 2
 
 
 def images(rows, seed, spoiled=False):
-    """Images (rows, 1, 8, 8) and labels (rows,); the first image is NaN where ``spoiled``."""
+    """Images (rows, 1, 8, 8) and labels (rows,); the first image is NaN if ``spoiled``."""
     from mindspore import Tensor
 
     random = np.random.default_rng(seed)
@@ -32,7 +32,7 @@ def images(rows, seed, spoiled=False):
 
 
 def network(norm=False):
-    """A convolution, with BatchNorm or without, and two dense layers: logits (rows, 5)."""
+    """A convolution, with or without BatchNorm, and two dense layers: logits (rows, 5)."""
     import mindspore as ms
     from mindspore import nn
 
@@ -165,7 +165,7 @@ ON_RANKS = {
 
 
 def digest(make, spoiled, rank=0) -> str:
-    """Train 20 updates, in epochs of seven micro-batches; return the digest of what came of it."""
+    """Train 20 updates, in epochs of seven micro-batches; return the digest of the results."""
     step, content, number = make(), hashlib.sha256(), 0
     noted = -1
     while int(step.updates.asnumpy()) < UPDATES:
@@ -184,7 +184,7 @@ def digest(make, spoiled, rank=0) -> str:
 
 
 def on_ranks(patterns, out) -> None:
-    """Be one rank of two: write the digests into a file of ``out``."""
+    """Run as one rank of two; write its digests to a file in ``out``."""
     import labkit
     from labkit.ranks import cluster
 
@@ -202,7 +202,7 @@ def matching(names, patterns) -> list[str]:
 
 
 def main(patterns) -> None:
-    """Print the digests, of one process first."""
+    """Print the digests, those of a single process first."""
     import labkit
 
     labkit.start("CPU", seed=1)

@@ -1,6 +1,6 @@
 """The settings of every lab at every preset, so that no notebook repeats a number.
 
-``smoke`` is for tests (half a minute per notebook), ``lab`` gives the numbers in the text (under 4
+``smoke`` is for tests (half a minute per notebook), ``lab`` gives the numbers in the text (1 to 6
 minutes on two cores), ``paper`` is the source document's own full-scale setting.
 """
 

@@ -1,4 +1,4 @@
-"""Gradient freezing: the schedule is MindSpore's, and what is frozen does not move in any way."""
+"""Gradient freezing: the schedule is MindSpore's, and what is frozen does not move at all."""
 
 import json
 
@@ -53,7 +53,7 @@ def small_resnet():
 
 
 def deep():
-    """Three dense layers (B, 3) -> (B, 2), whose weights are of order 1."""
+    """Return three dense layers (B, 3) -> (B, 2), whose weights are of order 1."""
     random = np.random.default_rng(3)
     network = nn.SequentialCell(nn.Dense(3, 4), nn.Tanh(), nn.Dense(4, 4), nn.Dense(4, OUTPUTS))
     for parameter in network.trainable_params():
@@ -62,7 +62,7 @@ def deep():
 
 
 def by_layer(network, first=CYCLE):
-    """A schedule in which each layer is a group."""
+    """Return a schedule in which each layer is a group."""
     names = [parameter.name for parameter in network.trainable_params()]
     groups = {name: place // 2 for place, name in enumerate(names)}
     return FreezeSchedule(groups, np.array(first, np.int32), {"freeze": "by layer"})
@@ -111,14 +111,14 @@ class TestTheSchedule:
         first = first_groups(groups, freeze_type, freeze_p, 100_000, seed=2)
         shares = np.bincount(first, minlength=groups) / len(first)
         expected = reference.first_group_shares(groups, freeze_type, freeze_p)
-        # Five standard deviations of 100 000 draws; a period of type 0 at the end.
+        # Five standard deviations of 100 000 draws, and a last period of type 0.
         np.testing.assert_allclose(shares, expected, atol=5 * 0.5 / np.sqrt(len(first)))
 
     def test_the_seed_alone_decides_what_is_drawn(self):
         same = [first_groups(10, 1, 0.7, 500, seed) for seed in (4, 4, 5)]
         np.testing.assert_array_equal(same[0], same[1])
         assert (same[0] != same[2]).any()
-        # Of this stream: a checkpoint of today is resumed with tomorrow's NumPy.
+        # The stream itself is fixed: a checkpoint of today is resumed with a later NumPy.
         assert first_groups(10, 1, 0.7, 20, 4).tolist() == STREAM
 
     @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ OPTIMIZERS = {
 class TestAnUpdate:
     @pytest.mark.parametrize("name", OPTIMIZERS)
     def test_what_is_frozen_does_not_move_and_everything_else_does(self, name):
-        """Weights and every moment; weight decay and running momentum would move them."""
+        """Neither weights nor moments; weight decay and running momentum would move them."""
         network = deep()
         step = freezing(network, OPTIMIZERS[name](network.trainable_params()))
         assert not [each for each in snapshot(step) if "grad_freeze" in each]  # no second copy
@@ -187,7 +187,7 @@ class TestAnUpdate:
             step(*tensors(*rows(4, seed=call)))
             for each, value in snapshot(step).items():
                 belongs = owner(each, names)
-                if not belongs or each.startswith("stat."):  # SGD's flag of a first step
+                if not belongs or each.startswith("stat."):  # SGD's flag for the first step
                     continue
                 frozen = names.index(belongs) // 2 < CYCLE[call % len(CYCLE)]
                 assert np.array_equal(value, before[each]) == frozen, (call, each)
@@ -224,7 +224,7 @@ class TestAnUpdate:
         assert_bit_equal(*map(snapshot, networks))
 
     def test_micro_batches_and_clipping_count_as_one_update(self):
-        """Over a group of two, at a norm that clips, as over the whole batch."""
+        """Groups of two, at a norm that clips, train as the whole batches do."""
         results = []
         for kind, sizes, more in (
             (AccumulatedStep, [4] * 8, {"micro_steps": 2}),
@@ -239,7 +239,7 @@ class TestAnUpdate:
         assert_close(*results, **TOLERANCE["float32, a few updates"])
 
     def test_a_dropped_batch_is_no_update(self):
-        """The schedule goes by updates, not by calls."""
+        """The schedule counts updates, not calls."""
         network = deep()
         step = freezing(network, momentum(network), first=[0, 2])
         inputs, targets = rows(4)
@@ -279,14 +279,14 @@ class TestBesideMindSporesOwn:
         assert_close(*self.trained(0.05, 0.0, 6), **TOLERANCE["float32, many updates"])
 
     def test_its_moments_of_a_layer_do_not_know_of_each_other(self):
-        """Update 1 trains the last layers by moments that have not seen update 0."""
+        """In MindSpore, update 1 trains the last layers with moments that lack update 0."""
         ours, theirs = self.trained(0.05, 0.9, 2)
         alike = [n for n in ours if np.allclose(ours[n], theirs[n], rtol=1e-5, atol=1e-6)]
         assert alike == ["0.weight", "0.bias"]
 
 
 class Sum(nn.Cell):
-    """Means of products of a with the inputs, of b with their squares: these are the gradients."""
+    """The mean of a . x + b . x^2; its gradients are the means of the inputs and their squares."""
 
     def __init__(self):
         super().__init__()
@@ -310,7 +310,7 @@ class TestUnderAdasum:
     @pytest.mark.parametrize("scope", ["layer", "network"])
     @pytest.mark.parametrize("on", ["updates", "gradients"])
     def test_it_is_adasum_of_vectors_whose_frozen_part_is_zero(self, on, scope):
-        """By network the coefficient of what moves is one of the trained parameters alone."""
+        """By network, the coefficient comes from the trained parameters alone."""
         network, step = self.step(on, scope)
         weights = np.ones((2, INPUTS))
         shape = (2, 2, INPUTS) if on == "updates" else (1, 2, INPUTS)
@@ -376,7 +376,7 @@ class TestUnderAdasum:
 
 
 def combined(vectors, scope):
-    """Adasum of the workers' vectors (2, 2, INPUTS) by parameter, or of all in one."""
+    """Return the Adasum of the workers' vectors (2, 2, INPUTS), by parameter or over all."""
     if scope == "network":
         return reference.adasum_tree(vectors.reshape(2, -1)).reshape(2, INPUTS)
     return np.array([reference.adasum_tree(vectors[:, layer]) for layer in range(2)])

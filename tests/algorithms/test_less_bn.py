@@ -1,4 +1,4 @@
-"""Less BatchNorm: the layer against float64 and MindSpore's own, the blocks against its pass."""
+"""Less BatchNorm: the layer against float64 and MindSpore's, the blocks against its pass."""
 
 import re
 
@@ -34,7 +34,7 @@ def normalised(weights, multiplier=1.7):
 
 
 class Weighted(nn.Cell):
-    """Sum of a layer's outputs times constants, which are the slopes by the outputs."""
+    """Sum of a layer's outputs times ``slope``, which is its derivative by the outputs."""
 
     def __init__(self, layer, slope):
         super().__init__()
@@ -47,7 +47,7 @@ class Weighted(nn.Cell):
 class TestTheLayer:
     @pytest.mark.parametrize("scale", [1.0, 1e-3, 30.0])
     def test_outputs_and_slopes_are_the_twins(self, scale):
-        """At 1e-3 a row's squares sum to less than epsilon, and its length counts."""
+        """At scale 1e-3 a row's squares sum to less than epsilon, so its length matters."""
         random = np.random.default_rng(5)
         inputs = (scale * random.normal(size=(4, 6))).astype(np.float32)
         weights = (scale * random.normal(size=(3, 6))).astype(np.float32)
@@ -73,7 +73,7 @@ class TestTheLayer:
         assert np.abs(tiny).max() < 0.2 * np.abs(once).max()
 
     def test_the_slopes_of_a_short_row_are_exact_and_mindspores_are_not(self):
-        """Five times too much at a length of 2e-3; ours are finite for zeros too."""
+        """MindSpore's are 5 times too large at a length of 2e-3; labkit's are finite even at 0."""
         weights = np.random.default_rng(2).normal(size=(2, 3)).astype(np.float32)
         theirs = CommonHeadLastFN(3, 2, Tensor(weights), has_bias=False)
         ones = np.ones((1, 2), np.float32)
@@ -109,7 +109,7 @@ class TestTheLayer:
 
 
 class Chain(nn.Cell):
-    """Residual blocks in a row."""
+    """Residual blocks in sequence."""
 
     def __init__(self, *blocks):
         super().__init__()
@@ -120,7 +120,7 @@ class Chain(nn.Cell):
 
 
 class Swapped(ResidualBlock):
-    """shortcut + main, which MindSpore's pass does not know."""
+    """A block that adds shortcut + main, an order that MindSpore's pass does not recognise."""
 
     def construct(self, x):
         shortcut = x if self.downsample is None else self.downsample(x)
@@ -138,7 +138,7 @@ def basics():
 
 
 def left_by_mindspore(network):
-    """The BatchNorms in the graph that ``LessBN`` compiles."""
+    """Return the BatchNorms in the graph that ``LessBN`` compiles."""
     cell = LessBN(network)
     cell.set_train()
     images = Tensor(np.ones((2, 3, 16, 16), np.float32))
@@ -175,7 +175,7 @@ class TestTheBlocks:
         assert len(batch_norms(network)) == len(before) - taken == 1 + blocks
 
     def test_other_cells_keep_theirs(self):
-        """A chain of pairs is no residual block: nothing is added behind it."""
+        """A chain of pairs is not a residual block: nothing is added after it."""
         pair = lambda: (nn.Conv2d(3, 3, 3), nn.BatchNorm2d(3), nn.ReLU())  # noqa: E731
         network = nn.SequentialCell(*pair(), *pair(), nn.Flatten(), nn.Dense(3 * 8 * 8, 2))
         assert less_bn(network).batch_norms == () and len(batch_norms(network)) == 2
@@ -202,7 +202,7 @@ class TestTheNetwork:
         assert again.text() == "less_bn: no Dense changed; 0 BatchNorms taken out"
 
     def test_a_dense_in_a_sequential_cell_is_at_work(self):
-        """MindSpore's replacement is in the Cell's list of children, and is never called."""
+        """MindSpore's replacement is in the Cell's list of children, but is never called."""
         batch = Tensor(rows(4)[0])
         ours, theirs = (nn.SequentialCell(nn.Dense(3, 4), nn.Dense(4, 2)) for _ in range(2))
         for network in (ours, theirs):

@@ -1,4 +1,4 @@
-"""A training goes on with the options that it was begun with: others are another training."""
+"""A training resumes only with the options that it started with."""
 
 import pytest
 
@@ -36,7 +36,7 @@ SUBSPACE = {
     "micro_steps": 2,
     "tail": "drop",
 }
-NAMES = {"seed": "basis"}  # of settings that are not the option's
+NAMES = {"seed": "basis"}  # names of settings that differ from the option's
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ NAMES = {"seed": "basis"}  # of settings that are not the option's
     ids=["thor", "subspace"],
 )
 def test_they_are_not_resumed(make, different, others):
-    """Their settings differ, which ``fit`` compares before it touches anything."""
+    """Their settings differ, and ``fit`` compares them before it changes anything."""
     settings = make().settings
     assert {NAMES.get(name, name) for name in different} | others <= set(settings)
     for name, value in different.items():

@@ -1,4 +1,4 @@
-"""The one validator: what every argument's check takes, refuses and says."""
+"""The shared checks of arguments: what each accepts and refuses, and its message."""
 
 from dataclasses import dataclass
 from fractions import Fraction

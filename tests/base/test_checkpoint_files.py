@@ -1,4 +1,4 @@
-"""MindSpore's checkpoint files: read as MindSpore reads them, and refused before they harm."""
+"""MindSpore's checkpoint files: read as MindSpore reads them, and refused before they do harm."""
 
 import ast
 import os
@@ -68,11 +68,11 @@ class TestEqualToMindSpore:
 
     @pytest.mark.parametrize("arrays", ["tensors", "numpy"])
     def test_large_tensors_in_slices(self, path, monkeypatch, arrays):
-        monkeypatch.setattr(serialization, "SLICE_SIZE", 1)  # kB, of 512 MB
+        monkeypatch.setattr(serialization, "SLICE_SIZE", 1)  # kB, instead of 512 MB
         big = np.random.default_rng(1).normal(size=(700, 3)).astype(np.float32)
         values = [{"name": "before", "data": Tensor(1)}, {"name": "big", "data": Tensor(big)}]
         values.append({"name": "after", "data": Tensor(2)})
-        # asnumpy, which another branch of the writer slices along rows.
+        # With async_save the writer takes a different branch, which slices asnumpy() along rows.
         ms.save_checkpoint(values, str(path), crc_check=True, async_save=arrays == "numpy")
         serialization._async_save_close()
         assert path.read_bytes().count(b"\n\x03big") > 5
@@ -155,7 +155,7 @@ def test_an_encrypted_file_and_one_larger_than_the_memory_are_refused(path):
     with pytest.raises(DamagedCheckpoint, match="it is encrypted; labkit has no key"):
         read(path)
     path.write_bytes(entry(b"w", dims=(2**40,), content=b""))
-    os.truncate(path, 2**43)  # a hole: it takes no room on the disk
+    os.truncate(path, 2**43)  # a hole that takes no space on the disk
     with pytest.raises(DamagedCheckpoint, match="more than this machine's memory"):
         read(path)
 
@@ -186,7 +186,7 @@ def test_what_is_no_file_is_refused(tmp_path):
 
 
 def test_what_labkit_wrote_and_has_no_crc_any_more_was_cut(tmp_path):
-    """A file cut between two values would be a smaller checkpoint otherwise."""
+    """Otherwise a file cut between two values would pass as a smaller checkpoint."""
     newest = tmp_path / "step-000000002.ckpt"
     newest.write_bytes(crc(GOOD))
     assert list(checkpoint.read(newest)) == ["good"]
@@ -216,7 +216,7 @@ def test_texts_where_numbers_are_expected_are_refused(tmp_path):
 
 
 def test_no_entry_hands_a_file_to_mindspore():
-    """MindSpore's reader would corrupt its heap, and may end the process."""
+    """MindSpore's reader would corrupt its heap and may end the process."""
     calls = {
         f"{path}: {node.attr}"
         for path in Path(labkit.__file__).parent.rglob("*.py")
@@ -227,7 +227,7 @@ def test_no_entry_hands_a_file_to_mindspore():
 
 
 def hole(name, count):
-    """A Float32 of ``count`` zeros up to its content, which is left to a hole in the file."""
+    """Return a Float32 of ``count`` zeros up to its content, which is to be a hole in the file."""
     axes = b"\x08" + number(count)
     content = axes + part(2, b"Float32") + b"\x1a" + number(4 * count)
     inner = part(1, name) + b"\x12" + number(len(content) + 4 * count) + content
@@ -236,7 +236,7 @@ def hole(name, count):
 
 @pytest.fixture
 def sparse(tmp_path):
-    """Checkpoints of a few kB on the disk, with a tensor of 4 GB (or half of the memory)."""
+    """Checkpoints of a few kB on the disk with a tensor of 4 GB, or half of the memory if less."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     count = min(memory // 2, 4 << 30) // 4
     places = {}

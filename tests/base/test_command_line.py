@@ -1,4 +1,4 @@
-"""What a parser of options says of a misspelled one."""
+"""What the parser says about a misspelled option."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""How many cores a process may use: one answer for all, on every system."""
+"""How many cores a process may use: the same answer everywhere, on every system."""
 
 import os
 import re
@@ -48,7 +48,7 @@ def test_where_the_system_pins_nothing(monkeypatch):
 
 
 def test_a_pipeline_a_sweep_and_a_basis_do_without(monkeypatch):
-    """As on macOS, where the first data set once ended in AttributeError."""
+    """This is the case on macOS, where the first data set once raised AttributeError."""
     from labkit.algorithms.subspace import components
     from labkit.base import arguments
     from labkit.tools.running import pool

@@ -1,4 +1,4 @@
-"""A file is written whole or not at all; what a killed process leaves is removed."""
+"""A file is written completely or not at all; leftovers of a killed process are removed."""
 
 import json
 import os
@@ -27,10 +27,10 @@ def test_the_file_appears_when_it_is_whole_and_its_bytes_are_on_the_disk(tmp_pat
     with whole_file(path, "the file") as temporary:
         temporary.write_text("half")
         assert not path.exists() and temporary.stat().st_dev == tmp_path.stat().st_dev
-        remove_unfinished(path.parent)  # leaves what is being written
+        remove_unfinished(path.parent)  # does not remove a file that is being written
     assert path.read_text() == "half"
     assert list(path.parent.iterdir()) == [path]
-    # And the folder with the new name after it.
+    # The second sync is of the folder with the new name.
     assert done == ["synced", "renamed", "synced"]
 
 
@@ -67,7 +67,7 @@ def test_json(tmp_path):
 
 def test_what_a_killed_process_left_is_removed(tmp_path):
     left_over(tmp_path, DEAD)
-    left_over(tmp_path, os.getpid(), created=1.0)  # its number is another's now
+    left_over(tmp_path, os.getpid(), created=1.0)  # another process has its PID now
     left_over(tmp_path, os.getpid(), boot="before")
     (tmp_path / "mine").write_text("mine")
     remove_unfinished(tmp_path)
@@ -93,8 +93,8 @@ def test_what_another_process_is_writing_is_left(tmp_path):
     "changed",
     [
         {"host": "other", "boot": "other"},
-        {"space": 1},  # of another container
-        {"pid": 0},  # of a labkit that did not note its process
+        {"space": 1},  # in another container
+        {"pid": 0},  # from a version of labkit that did not record its process
         {"pid": os.getpid(), "boot": None, "space": None},  # as in a sandbox without /proc
     ],
     ids=["host", "container", "no process", "no /proc"],
@@ -110,7 +110,7 @@ def test_where_nobody_can_tell_who_is_alive_a_day_decides(tmp_path, changed):
 
 def test_a_write_removes_what_has_ended_and_nothing_else(tmp_path):
     left_over(tmp_path, DEAD)
-    kept = left_over(tmp_path, 0, hours=25)  # anybody's folder with such a name
+    kept = left_over(tmp_path, 0, hours=25)  # a folder of someone else with such a name
     write(tmp_path / "a.txt")
     assert sorted(tmp_path.iterdir()) == [kept, tmp_path / "a.txt"]
 
@@ -135,7 +135,7 @@ def test_names_are_sorted_by_their_numbers():
 
 
 def test_nothing_goes_through_a_planted_link(tmp_path):
-    """What a foreign folder holds under a name that could be foreseen is not written through."""
+    """Links under predictable names in a folder of someone else are not followed."""
     outside, path = tmp_path / "outside", tmp_path / "run" / "a.json"
     outside.write_text("mine")
     path.parent.mkdir()
@@ -146,7 +146,7 @@ def test_nothing_goes_through_a_planted_link(tmp_path):
 
 
 def test_a_file_is_renamed_into_its_place_in_one_way():
-    """Every writer has ``whole_file``, but for a download, whose part is kept, and a link."""
+    """All writers use ``whole_file``, except a download, which keeps its part, and a link."""
     labkit = Path(files.__file__).parents[1]
     renaming = {
         str(path.relative_to(labkit))

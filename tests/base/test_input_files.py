@@ -1,4 +1,4 @@
-"""Files of others: read with limits, and without waiting."""
+"""Files from others are read with limits, and without waiting."""
 
 import json
 import os
@@ -61,7 +61,7 @@ def test_json_with_no_end_of_it_is_refused(text, expected):
 
 
 def test_json_within_the_limits_is_what_the_standard_library_reads():
-    """But for half a letter, which becomes the replacement character."""
+    """The exception is half of a surrogate pair, which becomes the replacement character."""
     deep = "[" * 100 + "]" * 100
     assert parse_json(deep) == json.loads(deep)
     value = parse_json('{"\\ud800": [1e999, "a\\udfffb", "\\ud83d\\ude00", "\\\\ud800"]}')

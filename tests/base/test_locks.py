@@ -1,4 +1,4 @@
-"""One process at a time writes a folder; who it is is said, and a dead one is told apart."""
+"""One process at a time writes a folder; the owner is named, and a dead owner is recognised."""
 
 import errno
 import fcntl
@@ -28,7 +28,7 @@ DEAD = 2**30
 
 
 def holder(folder, code=HOLDS):
-    """A process that holds the lock of ``folder`` until it is told to end."""
+    """Start a process that holds the lock of ``folder`` until it reads a line or is killed."""
     pipe = subprocess.PIPE
     child = subprocess.Popen(
         [sys.executable, "-c", code, str(folder)], stdin=pipe, stdout=pipe, text=True
@@ -45,7 +45,7 @@ def left(folder, **changed):
 
 
 def take(folder):
-    """Return what is said by one that gets the lock."""
+    """Take the lock; return the lines that are said."""
     said = []
     with locked(folder, "a test", said.append):
         named = json.loads((folder / ".lock").read_text())
@@ -116,7 +116,7 @@ def test_who_has_ended(tmp_path, changed):
     ids=["alive", "nan", "infinity", "a text", "a large number", "none", "a container's"],
 )
 def test_a_lock_that_nobody_holds_keeps_nobody_out(tmp_path, changed):
-    """As in a copy of a folder in use: the process lives, and holds the lock of the original."""
+    """In a copy of a folder in use, the named process lives but holds the original's lock."""
     left(tmp_path, **{"pid": os.getpid(), **changed})
     (said,) = take(tmp_path)
     assert said.startswith(f"{tmp_path} was left locked by a training, process {os.getpid()} on ")
@@ -163,14 +163,14 @@ def test_who_could_not_read_its_boot_is_not_of_another_boot(tmp_path):
 
 @pytest.mark.parametrize("text", ["", "123\n", "{}", '{"pid": "x"}', '{"pid": null}', "\0" * 200])
 def test_what_names_nobody_keeps_nobody_out(tmp_path, text):
-    """An earlier labkit left the number of its process for good, a power cut leaves zeros."""
+    """Earlier versions of labkit left their PID in the file for good; a power cut leaves zeros."""
     (tmp_path / ".lock").write_text(text)
     assert take(tmp_path) == []
 
 
 @pytest.fixture
 def no_locks(request, monkeypatch):
-    """A file system whose locks end in an error."""
+    """A file system on which every lock raises an error."""
 
     def refuse(*_):
         raise OSError(request.param, os.strerror(request.param))
@@ -181,7 +181,7 @@ def no_locks(request, monkeypatch):
 
 @pytest.mark.parametrize("no_locks", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP], indirect=True)
 def test_a_file_system_without_locks(no_locks, tmp_path):
-    """It is said once; who is named keeps others out, unless it has ended."""
+    """This is said once; the named process keeps others out unless it has ended."""
     (said,) = take(tmp_path)
     assert said.startswith("the file system of ") and "has no locks" in said
     assert take(tmp_path) == []

@@ -1,4 +1,4 @@
-"""What a container has left, by the files of its control group."""
+"""The memory that a container has left, from the files of its control group."""
 
 import pytest
 
@@ -14,7 +14,7 @@ STATISTICS = "anon 900\nactive_file 400\ninactive_file 2000\ntotal_inactive_file
         ({}, None),
         (SECOND | {"memory.max": "max\n"}, None),
         (SECOND, 500),
-        # Pages of files that the system takes back: nobody has to wait for them.
+        # The system reclaims inactive pages of files without delay, so they count as free.
         (SECOND | {"memory.stat": STATISTICS}, 2500),
         (SECOND | {"memory.stat": "inactive_file many\n"}, 500),
         (SECOND | {"memory.current": "4100\n"}, 0),

@@ -1,4 +1,4 @@
-"""Control characters are written out; that every command does so is in tests/tools."""
+"""Control characters are escaped; tests/tools shows that every command does this."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The progress display: lines in a log, a bar where somebody watches."""
+"""The progress display: lines in a log, a bar where a person watches."""
 
 import re
 import sys
@@ -16,7 +16,7 @@ from labkit.base.progress import Progress, is_headless
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that a test moves by hand, in seconds."""
+    """A clock in seconds that a test sets."""
 
     class Clock:
         now = 100.0
@@ -33,11 +33,11 @@ def test_headless_lines_come_at_most_every_five_seconds_and_at_the_end(clock, ca
             clock.now = 100.0 + 0.9 * second
             display.advance(f"at {second}")
     lines = capsys.readouterr().out.splitlines()
-    # 0.9 s a step: due after six steps, 5.4 s.
+    # At 0.9 s per step a line is due after six steps, 5.4 s.
     counts = [int(re.match(r"training (\d+)/100 at \1 (\d+) s$", line)[1]) for line in lines]
     assert counts == [*range(6, 100, 6), 100]
     assert lines[-1] == "training 100/100 at 100 90 s"
-    made = []  # the text of a line is made only when it is said
+    made = []  # the text of a line is made only when it is printed
     with Progress("training", 50, done=40) as display:  # a resumed run
         for _ in range(10):
             display.advance(lambda: made.append(1) or "done")
@@ -98,7 +98,7 @@ interactive.move(draw, "a bar", stills, height=interactive.Slider("height", 0, 2
 
 @pytest.fixture
 def session(monkeypatch):
-    """The environment of a program that a cell of a notebook in JupyterLab has started."""
+    """The environment of a program started by a notebook cell in JupyterLab."""
     for name in ("LABKIT_HEADLESS", "LABKIT_RUN"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("JPY_SESSION_NAME", "notebooks/a.ipynb")
@@ -106,7 +106,7 @@ def session(monkeypatch):
 
 
 def test_plain_papermill_stores_lines_and_no_widget(tmp_path, session):
-    """Not `labkit run`, which says so itself."""
+    """Unlike `labkit run`, papermill does not set LABKIT_HEADLESS."""
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(CELL)])
     notebook.metadata.kernelspec = {"name": "python3", "display_name": "P", "language": "python"}
     nbformat.write(notebook, tmp_path / "in.ipynb")
@@ -121,7 +121,7 @@ def test_plain_papermill_stores_lines_and_no_widget(tmp_path, session):
 
 
 def test_where_a_person_can_answer_it_is_a_bar(session):
-    """A kernel with a session's name, asked as JupyterLab asks: input is allowed."""
+    """The kernel has a session's name, and input is allowed, as in requests from JupyterLab."""
     shown = []
     with jupyter_client.run_kernel(kernel_name="python3") as client:
         client.execute_interactive(

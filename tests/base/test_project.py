@@ -1,4 +1,4 @@
-"""Which checkout is meant, and whose: no code or notebook of a stranger is taken for one's own."""
+"""Which checkout is meant: a stranger's code or notebook is never taken for the user's own."""
 
 import os
 import shlex
@@ -24,7 +24,7 @@ def project(tmp_path):
 
 @pytest.fixture
 def installed_elsewhere(tmp_path, monkeypatch):
-    """labkit as pip installs it: its own files are in no checkout."""
+    """labkit as installed by pip: its own files are not in a checkout."""
     file = tmp_path / "site-packages" / "labkit" / "base" / "project.py"
     monkeypatch.setattr(project_file, "__file__", str(file))
 
@@ -52,7 +52,7 @@ def test_the_project_is_the_nearest_one_above(project, text, ours):
     (inner / "pyproject.toml").write_text(text)
     os.mkfifo(project / "a" / "pyproject.toml")  # not waited for
     assert project_root(inner) == (inner if ours else project)
-    # One without notebooks is passed over in the end.
+    # If the nearest one has no notebooks, labkit's own checkout is returned.
     assert find_project(inner) == (own_checkout() if ours else project)
 
 
@@ -64,7 +64,7 @@ def test_outside_a_checkout_the_message_says_so(tmp_path, installed_elsewhere):
 def test_another_users_project_is_passed_over(project, another_user, request):
     """On a shared machine anybody may put a pyproject.toml into a folder above."""
     assert project_root(project) is None
-    # But the checkout that labkit is imported from, as root in a container sees it.
+    # The checkout that labkit is imported from is accepted: root in a container does not own it.
     assert find_project(project) == own_checkout() == Path(project_file.__file__).parents[2]
     request.getfixturevalue("installed_elsewhere")
     with pytest.raises(InputError, match="is another user's checkout.*expected one of your own"):
@@ -72,7 +72,7 @@ def test_another_users_project_is_passed_over(project, another_user, request):
 
 
 def test_a_checkout_of_the_user_who_called_sudo_is_roots_too(project, monkeypatch):
-    """A container's root in a mounted checkout, and root's shell by sudo."""
+    """This serves root in a container with a mounted checkout, and a root shell by sudo."""
     owner = project.stat().st_uid
     real = Path.lstat
     theirs = os.stat_result((0o755, 1, 1, 1, owner + 1000, 1, 0, 0, 0, 0))
@@ -85,7 +85,7 @@ def test_a_checkout_of_the_user_who_called_sudo_is_roots_too(project, monkeypatc
         assert project_root(project) is None
     monkeypatch.setenv("SUDO_UID", str(owner + 1000))
     assert project_root(project) == project
-    # Anybody can set the variable; only root has got it from sudo.
+    # Anybody can set the variable; only for root does it come from sudo.
     monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
     assert project_root(project) is None
 
@@ -118,7 +118,7 @@ def test_an_installed_copy_prepares_the_data_of_the_users_checkout(
     monkeypatch.chdir(project / "notebooks")
     with pytest.raises(InputError, match="^the script$"):
         prepare.prepare("mnist")
-    request.getfixturevalue("another_user")  # whose script is not executed
+    request.getfixturevalue("another_user")  # their script is not executed
     with pytest.raises(InputError, match="^mnist cannot be prepared: .* is another user's"):
         prepare.prepare("mnist")
     monkeypatch.chdir("/")
@@ -139,7 +139,7 @@ def test_a_link_to_this_labkit_makes_no_project_its_own(project):
 
 
 def test_no_code_of_a_project_around_is_executed(project):
-    """`labkit doctor data` once executed the data_scripts/mnist.py of whatever lay above."""
+    """`labkit doctor data` once executed data_scripts/mnist.py of any project above."""
     program = (
         "from labkit import doctor; print(doctor.checks(names=['data'])[0]())\n"
         "from labkit.data import prepare; print(prepare.prepare('mnist'))\n"

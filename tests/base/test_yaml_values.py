@@ -1,4 +1,4 @@
-"""YAML of others: as plain values, with limits."""
+"""YAML from others is read as plain values, with limits."""
 
 import pytest
 
@@ -32,7 +32,7 @@ def test_what_pyyaml_stumbles_over_is_one_line(text):
 
 @pytest.mark.parametrize("opening", ["[", "{", "[1,", "{a: [", "['[', ", "[ # [\n", "[']',"])
 def test_brackets_in_each_other_are_limited_before_all_are_read(opening):
-    """60 kB took 5 s and more with MindSpore's limit of recursion."""
+    """60 kB took 5 s and more with MindSpore's recursion limit."""
     with pytest.raises(InputError, match="^YAML with more than 100 brackets in each other$"):
         parse_yaml(opening * (LONGEST // len(opening)))
 
@@ -64,7 +64,7 @@ def test_what_run_json_cannot_hold_is_no_parameter(value):
 
 
 def test_a_long_row_of_digits_is_read_in_no_time():
-    # The pattern for 1e-3 went back and forth over them: 60 000 took 20 s.
+    # The pattern for 1e-3 backtracked over the digits: 60 000 took 20 s.
     with pytest.raises(InputError):
         parse_parameters(["x=" + "1" * 60_000])
     assert parse_parameters(["c=.5e+2", "d=1.e2"]) == {"c": 50.0, "d": 100.0}

@@ -1,4 +1,4 @@
-"""The programs of benchmarks/, which is no package."""
+"""Access to the programs of benchmarks/, which is not a package."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The tutorial's training with its bugs and without: what is trained, and the quick form."""
+"""The tutorial's training with and without its bugs: what it trains, and the quick form."""
 
 import accumulation_race
 import numpy as np
@@ -22,7 +22,7 @@ def images():
 
 @pytest.fixture(scope="module")
 def losses(runtime, images):
-    """Bugs -> (the outcome of two epochs, every micro-batch's loss as the step returned it)."""
+    """Bugs -> (outcome of two epochs, the loss that the step returned for each micro-batch)."""
     returned, make_step = {"four": [], "none": []}, accumulation_race.make_step
 
     def noting(setting, seed):
@@ -41,7 +41,7 @@ def losses(runtime, images):
 
 
 class _Noted:
-    """A step whose returned losses are noted."""
+    """A step that records the losses it returns."""
 
     def __init__(self, step, losses):
         self._step, self._losses = step, losses
@@ -59,7 +59,7 @@ def test_the_bugs_carry_the_tail_and_print_the_last_micro_batch(losses):
     outcome, returned = losses["four"]
     points = outcome["curve"]
     assert [point["update"] for point in points] == [1, 2, 3, 4]
-    # The groups begin anew with each epoch: the last of the second epoch's first is number 14.
+    # Groups begin again with each epoch: the second epoch's first group ends with number 14.
     expected = [returned[i] for i in (3, 7, BATCHES + 3, BATCHES + 7)]
     assert [point["printed_loss"] for point in points] == expected
 
@@ -74,7 +74,7 @@ def test_without_them_the_tail_is_an_update_and_the_mean_is_printed(losses):
 
 
 def test_both_begin_alike_and_the_sum_goes_on_four_times_as_fast(losses, images):
-    """The same weights and images: only rounding parts their first losses."""
+    """Weights and images are the same, so the first losses differ only by rounding."""
     first, second = (np.array(losses[bugs][1]) for bugs in ("four", "none"))
     np.testing.assert_allclose(first[:4], second[:4], rtol=1e-6)
     assert np.abs(first[4:8] - second[4:8]).max() > 1e-6

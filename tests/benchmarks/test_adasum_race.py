@@ -1,4 +1,4 @@
-"""The race's program: what it plans, the cosines that it notes, and the quick form end to end."""
+"""The race's program: its plan, the cosines that it records, and the quick form end to end."""
 
 import numpy as np
 import pytest

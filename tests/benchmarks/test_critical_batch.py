@@ -18,7 +18,7 @@ PLAN = PLANS["all"]
 
 
 def tuned(updates, start):
-    """Return what a tuning tries, in order; ``updates``: rate -> updates to the target."""
+    """Return the rates that a tuning tries in order; ``updates``: rate -> updates to the target."""
     tried = {}
     while (rate := next_rate(RATES, start, tried)) is not None:
         tried[rate] = updates[rate]
@@ -30,7 +30,7 @@ def tuned(updates, start):
     [
         ((400, 300, 200, 500), 0.02, [0.02, 0.04, 0.08]),
         ((400, 300, 350, None), 0.02, [0.02, 0.04, 0.01]),
-        ((400, 300, 300, None), 0.02, [0.02, 0.04, 0.01]),  # the first of equal ones
+        ((400, 300, 300, None), 0.02, [0.02, 0.04, 0.01]),  # the first of two equal results
         ((400, 300, 200, 100), 0.08, [0.08, 0.04]),
         ((100, 200, 300, 400), 0.01, [0.01, 0.02]),
         ((400, 300, None, None), 0.08, [0.08, 0.04, 0.02, 0.01]),
@@ -56,7 +56,7 @@ def test_what_is_judged_grows_by_five_per_cent():
 def carried_out(updates_of, fails=()):
     """Return the rows of the plan if trainings take ``updates_of(workers, reduction, rate)``.
 
-    fails  (reduction, workers, rate, seed) that never reach the target
+    Trainings in ``fails``, as (reduction, workers, rate, seed), never reach the target.
     """
     rows = []
     for stage, setting, seed, most in planned(PLAN, rows):
@@ -68,7 +68,7 @@ def carried_out(updates_of, fails=()):
 
 
 def lowest_at(best, fewest=lambda workers: 200):
-    """Return updates that are ``fewest(workers)`` at the rate ``best(workers, reduction)``."""
+    """Return a function with its minimum ``fewest(workers)`` at ``best(workers, reduction)``."""
 
     def updates_of(workers, reduction, rate):
         off = np.log2(rate / best(workers, reduction))
@@ -78,7 +78,7 @@ def lowest_at(best, fewest=lambda workers: 200):
 
 
 def test_the_plan_races_the_best_rate_of_each_number_of_workers():
-    """Here the mean's best rate grows with the workers until 0.06; Adasum's stays at 0.015."""
+    """The mean's best rate grows with the workers up to 0.06; Adasum's stays at 0.015."""
     updates_of = lowest_at(
         lambda workers, of: 0.015 if of == "adasum" else min(0.06, 0.015 * workers),
         lambda workers: 200 * (1 + 4 / workers),
@@ -93,7 +93,7 @@ def test_the_plan_races_the_best_rate_of_each_number_of_workers():
         name = row["reduction"] or "mean"
         assert row["learning_rate"] == best[name][str(row["workers"])]
         assert row["most"] == PATIENCE * row["to_target"]
-    assert len({repr({**row, "most": 0}) for row in rows}) == len(rows)  # nothing twice
+    assert len({repr({**row, "most": 0}) for row in rows}) == len(rows)  # no training twice
 
 
 def test_a_training_of_a_tuning_ends_where_the_best_one_before_got_there():
@@ -121,7 +121,7 @@ def test_adasum_is_raced_at_the_single_workers_rate_and_at_its_own():
 
 
 def test_adasum_follows_the_single_worker_to_the_rate_that_loses_no_seed():
-    """In the quick measurement the tuned rate lost a seed; Adasum was raced at that one."""
+    """In the quick measurement the tuned rate lost a seed, and Adasum was raced at that rate."""
     updates_of = lowest_at(lambda workers, of: 0.06 if of == "adasum" else 0.03)
     rows = carried_out(updates_of, {(None, 1, 0.03, 2)})
     alone = best_rates(PLAN, rows)["adasum"]["1"]
@@ -137,7 +137,7 @@ def test_a_rate_that_loses_a_seed_does_not_count_and_the_next_best_is_raced(redu
     rows = carried_out(updates_of, lost)
     raced = [r for r in rows if r["stage"] == "race" and r["reduction"] == reduction]
     rates = [row["learning_rate"] for row in raced if row["workers"] == 8]
-    # The tuning came from 0.03. Adasum is there first: it is the single worker's rate.
+    # The tuning starts at 0.03, the single worker's rate, at which Adasum is raced first.
     assert rates == sorted([0.03] * 3 + [0.06] * 3, reverse=reduction == "mean")
     best = best_rates(PLAN, rows)[reduction]
     assert (best["4"], best["8"], best["16"]) == (0.03, 0.03, 0.06)
@@ -147,7 +147,7 @@ def test_a_rate_that_loses_a_seed_does_not_count_and_the_next_best_is_raced(redu
 
 @pytest.fixture
 def measured():
-    """A plan carried out with 200 (1 + 128 / B) updates, as the program would have stored it."""
+    """The results of a plan whose trainings take 200 (1 + 128 / B) updates, as they are stored."""
     rows, curves = [], {}
     for stage, setting, seed, most in planned(PLAN, rows):
         off = 1 + np.log2(setting["learning_rate"] / 0.015) ** 2
@@ -180,7 +180,7 @@ def test_a_planted_tuning_is_refused(measured, change):
 
 @pytest.mark.parametrize("workers", [2, 3])
 def test_the_mean_of_workers_is_one_worker_with_a_large_batch(workers):
-    """Of moves: momentum and mean are both linear. Of three updates, to rounding."""
+    """Momentum and mean are linear in the moves, so three updates agree up to rounding."""
     random = np.random.default_rng(0)
     images = random.normal(size=(3, workers * 32, 1, 32, 32)).astype(np.float32)
     labels = random.integers(0, 10, (3, workers * 32)).astype(np.int32)
@@ -194,7 +194,7 @@ def test_the_mean_of_workers_is_one_worker_with_a_large_batch(workers):
         ends.append(parameter_values(network))
     for name, end in ends[0].items():
         moved = np.abs(ends[1][name] - start[name]).max()
-        # Weights of 0.02 to 0.2 are float32: they hold a move to 1e-8.
+        # Weights of 0.02 to 0.2 in float32 resolve a move to 1e-8.
         assert moved > 1e-5
         np.testing.assert_allclose(end, ends[1][name], rtol=0, atol=1e-3 * moved + 1e-8)
 

@@ -1,4 +1,4 @@
-"""The race of PyTorch and MindSpore: both sides are one training, and the quick form end to end."""
+"""The race of PyTorch and MindSpore: both train the same, and the quick form end to end."""
 
 import numpy as np
 import pytest
@@ -18,13 +18,13 @@ def data(digits):
 
 @pytest.fixture
 def plan():
-    """The quick plan, with settings that show in two updates."""
+    """The quick plan, with settings whose effect shows within two updates."""
     plan = PLANS["quick"]
     return plan | {"training": plan["training"] | {"weight_decay": 0.5, "learning_rate": 0.02}}
 
 
 def sides(plan):
-    """Both sides with the rule's weights, which keep ReLU's inputs away from zero."""
+    """Return both sides with the rule's weights, which keep ReLU's inputs away from zero."""
     made = {name: side_of(name, plan, seed=3) for name in ("PyTorch", "MindSpore")}
     for side in made.values():
         side.load(rule.state({name: value.shape for name, value in side.state().items()}))
@@ -52,7 +52,7 @@ def test_both_begin_with_the_same_weights(plan, runtime):
 
 
 def test_two_updates_of_one_are_those_of_the_other(plan, runtime):
-    """Rates, momentum, decay, smoothing: the second update needs the buffer and the second rate."""
+    """Rates, momentum, decay and smoothing agree; the second update uses buffer and second rate."""
     pytest.importorskip("torch")
     images, labels = rule.batch(8, 32, 10)
     losses, moves, logits = {}, {}, {}
@@ -108,4 +108,4 @@ def test_the_quick_race_runs_and_resumes(programs, root, data, tmp_path):
     given, backwards = (stored.curves[run][0]["training_loss"] for run in (1, 3))
     assert given == pytest.approx(backwards, rel=1e-5)
     later = [stored.curves[run][-1]["training_loss"] for run in (1, 3)]
-    assert later[0] != later[1]  # other sums, and so other rounding
+    assert later[0] != later[1]  # a different order of sums rounds differently

@@ -1,4 +1,4 @@
-"""The race's program: its plan, what stage one leaves and what starts from it, the quick form."""
+"""The race's program: its plan, stage one's results, what starts from them, the quick form."""
 
 import json
 from dataclasses import replace
@@ -31,7 +31,7 @@ def data():
     random = np.random.default_rng(5)
     images = random.standard_normal((60, 1, 32, 32), dtype=np.float32)
     labels = random.integers(0, 10, 60).astype(np.int32)
-    # The last 15 are not trained on, nor drawn anew.
+    # The last 15 are neither trained on nor given random labels.
     return Images(images, labels, np.arange(45), images[:20], labels[:20])
 
 
@@ -53,7 +53,7 @@ def test_no_training_is_planned_twice_and_all_have_40_snapshots(name):
         moments = moments_of(stage_one, plan["images"]["train"] // stage_one["batch"])
         assert len(set(moments)) == 40
         assert moments[-1] == stage_one["epochs"] * (plan["images"]["train"] // stage_one["batch"])
-    # Points fall on the end of the first epoch.
+    # The end of the first epoch is one of the points.
     assert plan["points"] % plan["epochs"] == 0
 
 
@@ -78,7 +78,7 @@ def test_stage_one_leaves_its_end_and_its_snapshots(data, started):
     load_snapshot(network, start.snapshots)
     for parameter in network.trainable_params():
         np.testing.assert_array_equal(parameter.asnumpy(), end[parameter.name])
-    # The other folder goes from the initial weights to the end.
+    # The other folder extends from the initial weights to the end.
     names = [path.name for path in SnapshotFolder(start.whole, network).paths]
     assert names[0] == "step-000000000.safetensors" and len(names) == 3
     assert names[-1] == f"step-{2 * PER_EPOCH:09d}.safetensors"
@@ -88,7 +88,7 @@ def test_stage_one_leaves_its_end_and_its_snapshots(data, started):
 
 
 def test_controls_go_on_with_weights_and_moments(data, started):
-    """One epoch more at the same rate is what a loop with those moments makes of the weights."""
+    """One more epoch at the same rate gives the weights of a plain loop with those moments."""
     start, end, _ = started
     setting = {"batch": 8, "learning_rate": 0.05, "method": "same_rate"}
     outcome = training.go_on(setting, data, 3, start, SMALL, 1, 1)
@@ -134,7 +134,7 @@ def test_the_average_is_that_of_the_snapshots(data, started):
 
 
 def test_a_search_starts_where_it_is_asked_to_with_nothing_of_the_one_before(data, started):
-    """Two searches in one compiled step: the second finds what it would have found alone."""
+    """Of two searches in one compiled step, the second finds what it would find alone."""
     start = started[0]
     setting = setting_of({"settings": {"batch 8": SMALL}}, "projected_bfgs", components=2)
     setting["batch"] = 15
@@ -158,7 +158,7 @@ def test_labels_are_drawn_anew_for_the_share_and_only_for_training(data):
     big = replace(data, labels=np.zeros(60, np.int32), rows=np.arange(50))
     labels = with_noise(big, 0.6)
     assert not labels[50:].any() and not big.labels.any()
-    # 30 labels are drawn from ten classes: of those 27 are not 0 on average.
+    # 30 labels are drawn from ten classes; on average 27 of them are not 0.
     assert 20 <= (labels != 0).sum() <= 30
     np.testing.assert_array_equal(with_noise(big, 0.6), labels)
     np.testing.assert_array_equal(with_noise(data, 0.0), data.labels)

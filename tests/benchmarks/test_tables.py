@@ -1,4 +1,4 @@
-"""The stored tables are what their plans say, and show what the labs say of them."""
+"""The stored tables agree with their plans, and show what the labs say about them."""
 
 import copy
 import functools
@@ -108,7 +108,7 @@ def test_other_damage_is_refused(name):
     with pytest.raises(InputError, match="expected accuracies 0 to 1"):
         check(damaged)
     damaged = copy.deepcopy(STORED[name])
-    row = damaged.rows[-1]  # stopped a point before its end, and says nothing of it
+    row = damaged.rows[-1]  # stopped one point before its end, without a note of it
     last = damaged.curves[row["run"]][-2]
     damaged.curves[row["run"]].pop()
     row |= {"updates": last["update"], "last_accuracy": last["accuracy"]}
@@ -149,8 +149,8 @@ def test_a_rate_that_the_tuning_did_not_find_is_refused():
 
 
 def test_the_settings_are_the_sources():
-    """Adasum: 16 workers, 60 000 images, batch 32 a worker, two epochs. Two stages: 5 000 images,
-    two epochs of 40 updates."""
+    """Adasum: 16 workers, 60 000 images, batch 32 per worker, two epochs. Two stages: 5 000 images,
+    two epochs with 40 updates in all."""
     updates_of, plan = _adasum_plan.updates_of, ADASUM.head["plan"]
     assert updates_of(plan, "race", 16) == 234 and updates_of(plan, "race", 1) == 3750
     assert updates_of(plan, "tune", 1) == 3124
@@ -224,7 +224,7 @@ def test_every_net_has_its_times():
 
 
 def test_thor_needs_at_least_one_and_a_half_times_fewer_updates_on_lenet():
-    """Against each length of Momentum; a training that never gets there counts as too few."""
+    """For each length of Momentum; a training that misses the target counts as too few updates."""
     thor = results.compare(THOR, "LeNet", 0.985)["THOR"]
     for setting in THOR.head["tuned"]["LeNet"]["Momentum"]:
         epochs = {"Momentum": setting["epochs"]}
@@ -243,15 +243,15 @@ def test_the_single_worker_rate_is_inside_its_grid():
 
 
 def test_adasum_holds_the_single_worker_rate_and_neither_mean_nor_sum_does():
-    """The rates of the mean go beyond its best one; on average over three seeds."""
+    """On average over three seeds; the rates of the mean extend beyond its best rate."""
     means = {r: statistics.mean(a) for r, a in adasum_race.by_rate(ADASUM, "mean").items()}
     assert mean() >= 0.975 and mean() > max(means.values()) > means[max(means)]
     assert max(adasum_race.accuracies(ADASUM, "sum")) < 0.9
-    # Adasum's own rate, tuned on held-out images, is no better on the test set.
+    # Adasum's own rate, tuned on held-out images, is not better on the test set.
     own = ADASUM.head["tuned"]["adasum"]
     assert own != ADASUM.head["single"]["Momentum"]
     assert max(means.values()) < mean(learning_rate=own) < mean()
-    # The mean's own is best with the tuning's one seed; none of the race's three trains at it.
+    # The mean's own rate is best for the tuning's one seed; the race's three all fail at it.
     right = adasum_race.accuracies(ADASUM, "mean", learning_rate=ADASUM.head["tuned"]["mean"])
     assert len(right) == 3 and max(right) < 0.2
 
@@ -259,7 +259,7 @@ def test_adasum_holds_the_single_worker_rate_and_neither_mean_nor_sum_does():
 @pytest.mark.parametrize(("seed", "on"), [(1, "updates"), (2, "updates"), (3, "updates"),
                                           (1, "gradients")])  # fmt: skip
 def test_the_workers_vectors_are_parallel_early_and_not_late(seed, on):
-    """The last layer's moves are never as parallel as the others', gradients not as moves."""
+    """The last layer's moves are less parallel than the others', and gradients than moves."""
     setting = adasum_race.setting_of(ADASUM.head["single"]["Momentum"], on=on)
     (row,) = ADASUM.select(stage="race", seed=seed, **setting)
     for layer in LAYERS:
@@ -269,7 +269,7 @@ def test_the_workers_vectors_are_parallel_early_and_not_late(seed, on):
 
 
 def test_the_sum_is_the_mean_at_16_times_the_rate():
-    """Until rounding parts them: at the first point that is judged."""
+    """They agree at the first judged point, before rounding separates them."""
     rate = 4 * ADASUM.head["single"]["Momentum"]
     losses = []
     for reduction, own in (("mean", rate), ("sum", rate / 16)):
@@ -284,7 +284,7 @@ def after(method, epochs=2, **which):
 
 
 def test_one_epoch_gains_two_points_and_the_controls_as_much():
-    """On three seeds; and with five more, whose stages one end better or worse by chance."""
+    """On three seeds, and with five more, whose first stages end better or worse by chance."""
     gains = subspace_race.gains(SUBSPACE, "projected_bfgs", 1)
     more = subspace_race.gains(SUBSPACE, "projected_bfgs", 1, more=True)
     assert min(statistics.mean(gains), statistics.mean(more)) >= 0.02 and min(more) > 0
@@ -309,8 +309,8 @@ def test_trials_matter_little_few_components_and_early_starts_are_worse():
 
 
 def test_random_labels_learnt_by_heart_are_the_averages_to_forget():
-    """14 epochs with 30 % random labels: the average helps, the search little. 6 noisy epochs have
-    not learnt them yet: there both help alike."""
+    """After 14 epochs with 30 % random labels the average helps, the search little. After 6 such
+    epochs the labels are not yet memorised, and both help equally."""
     late = {"setting": "batch 32", "noise": 0.3}
     assert min(subspace_race.gains(SUBSPACE, "average", **late)) > 0.03
     assert statistics.mean(subspace_race.gains(SUBSPACE, "projected_bfgs", **late)) < 0.02
@@ -320,13 +320,13 @@ def test_random_labels_learnt_by_heart_are_the_averages_to_forget():
 
 
 def test_the_leaking_loss_scale_diverges():
-    """alpha is 1.024 where 0.001 is multiplied by a loss scale of 1024 that is not taken out."""
+    """alpha is 1.024 if 0.001 is multiplied by a loss scale of 1024 that is not divided out."""
     rows = subspace_race.rows_of(SUBSPACE, "projected_bfgs", alpha=1.024)
     assert len(rows) == 3 and all(row["stopped"] == "the loss is not finite" for row in rows)
 
 
 def test_the_tutorials_accuracy_is_exceeded_with_its_bugs_and_without():
-    """0.96875 and the losses 1.94902 and 0.12907082 are the document's; only 2.302572 is near."""
+    """The document has 0.96875, losses 2.302572, 1.94902, 0.12907082; only 2.302572 is near."""
     of = functools.partial(accumulation_race.values, ACCUMULATION)
     settings = [("four", 0.01), ("none", 0.01), ("none", 0.04)]
     means = []
@@ -349,7 +349,7 @@ def test_mindspore_takes_twice_as_long_as_pytorch_on_one_core():
 
 
 def test_rounding_alone_parts_two_trainings_as_far_as_the_frameworks_are():
-    """1e-7 at the first loss, a tenth by update 100; with a batch's images backwards as well."""
+    """1e-7 at the first loss, 0.1 by update 100; so too with the images of a batch backwards."""
     for which in (("MindSpore", "given"), ("PyTorch", "backwards")):
         off = migration_race.loss_differences(MIGRATION, 1, *which)
         assert off[0] < 1e-6 < off[2] < 1e-3 < off[9] < 0.05 < 0.1 < max(off[:100])
@@ -362,7 +362,7 @@ def test_adasum_needs_no_new_rate_and_its_critical_batch_size_is_the_means():
     assert [round(curve.b_crit) for curve in by_seed] == [115, 106, 111]
     assert [round(curve.b_crit) for curve in own] == [101, 98, 154]
     assert min(mean.error, adasum.error) < 0.2
-    # At one worker's rate as few updates as the mean at a rate that was searched for.
+    # At one worker's rate Adasum needs no more updates than the mean at its tuned rate.
     updates = {name: critical_batch.updates(CRITICAL, name) for name in ("mean", "adasum")}
     ends = {name: statistics.mean(each[32 * 32]) for name, each in updates.items()}
     assert ends["adasum"] < ends["mean"] < 0.3 * statistics.mean(updates["mean"][32])

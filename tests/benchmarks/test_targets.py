@@ -17,7 +17,7 @@ def leave(folder, name, *rows):
 
 @pytest.fixture
 def printed(tmp_path, monkeypatch, capsys):
-    """(arguments) -> the lines that the program prints of what is left in tmp_path / "now"."""
+    """A function: arguments -> lines that the program prints for results in tmp_path / "now"."""
     monkeypatch.setattr(targets, "RESULTS", tmp_path / "now")
 
     def printed(*arguments):

@@ -1,4 +1,4 @@
-"""The race's program: who wins a tuning, and the quick form from end to end."""
+"""The race's program: which training wins a tuning, and the quick form from end to end."""
 
 import json
 
@@ -40,7 +40,7 @@ def test_the_row_of_a_training_that_failed_at_once():
 
 
 def test_the_resnet_of_the_race(runtime):
-    """The quick form trains none: what it does with LeNet is compiled in a fifth of the time."""
+    """The quick form trains no ResNet, because LeNet compiles in a fifth of the time."""
     setting = {"net": "ResNet", "optimizer": "THOR", "learning_rate": 0.1, "epochs": 1}
     network, step = make_step(setting | {"damping": 1.0, "trace_rule": [0.1, 0.001]}, 6, 1)
     grey = np.random.default_rng(0).normal(size=(2, 1, 32, 32)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""What the races share: a stored result comes back as it was written."""
+"""What the races share: a stored result is read as it was written."""
 
 import math
 

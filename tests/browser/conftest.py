@@ -1,4 +1,4 @@
-"""One JupyterLab and one browser for the tests in this folder; what they show is kept."""
+"""One JupyterLab and one browser for the tests in this folder; their pictures are kept."""
 
 import time
 
@@ -17,7 +17,7 @@ def kept():
     return folder
 
 
-@pytest.fixture(scope="module")  # Playwright's event loop would be in the way of nbclient's
+@pytest.fixture(scope="module")  # Playwright's event loop would conflict with nbclient's
 def browser():
     with chromium.launched() as chrome:
         yield chrome
@@ -25,7 +25,7 @@ def browser():
 
 @pytest.fixture(scope="module")
 def server(kept, tmp_path_factory):
-    """JupyterLab over copies of the notebooks; in the project, whose data sets they find."""
+    """JupyterLab on copies of the notebooks inside the project, where they find its data sets."""
     committed = {path: path.read_bytes() for path in (ROOT / "notebooks").glob("*.ipynb")}
     with Server(kept / "work", tmp_path_factory.mktemp("user"), kept / "server.log") as lab_server:
         yield lab_server
@@ -34,7 +34,7 @@ def server(kept, tmp_path_factory):
 
 @pytest.fixture
 def lab(browser, server, kept, request):
-    """A page of its own for each test; after it no kernel is left."""
+    """A separate page for each test; afterwards no kernel is left."""
     name = request.node.name.replace("[", "-").rstrip("]").removeprefix("test_")
     context = browser.new_context(viewport={"width": 1280, "height": 900})
     page = LabPage(context.new_page(), server, kept / name)

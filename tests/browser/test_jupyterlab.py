@@ -1,4 +1,4 @@
-"""The notebooks in JupyterLab, as a person meets them: `make lab`, a browser, Run All Cells."""
+"""The notebooks in JupyterLab as a person uses them: `make lab`, a browser, Run All Cells."""
 
 import os
 import re
@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.lab_server import ROOT
 
-# Sliders of a notebook, each with its position at first and after each key.
+# Sliders of a notebook, each with its initial position and the one after each key press.
 MOVED = {
     "01_gradient_accumulation": {
         "micro-batches so far": ["7.0", "8.0", "9.0", "10.0", "11.0"],
@@ -33,7 +33,7 @@ MOVED = {
     "04_adasum": {
         "angle (degrees)": ["60.0", "65.0", "70.0", "75.0"],
         "angle of x and y (degrees)": ["60.0", "65.0", "70.0"],
-        "rate, times |x|²": ["1.0", "1.3", "1.5"],  # the slider says 1.25 to one decimal
+        "rate, times |x|²": ["1.0", "1.3", "1.5"],  # the slider rounds 1.25 to one decimal
         "workers": ["9.0", "10.0", "11.0", "12.0"],
     },
     "05_dimension_reduction": {
@@ -42,8 +42,8 @@ MOVED = {
         "images in a batch": ["1.0", "2.0", "3.0"],
     },
 }
-# nbval runs the cells of all, JupyterLab takes 50 s more for each: three labs and the second
-# notebooks are left to ALL=long.
+# nbval runs the cells of all notebooks; JupyterLab takes 50 s more for each, so three labs and the
+# in-depth notebooks are left to ALL=long.
 LONG = ("02_resnet50_migration", "03_thor", "04_adasum")
 NOTEBOOKS = [
     pytest.param(
@@ -52,7 +52,7 @@ NOTEBOOKS = [
     )
     for path in sorted((ROOT / "notebooks").glob("*.ipynb"))
 ]
-# 20 to 80 s here beside another test.
+# 20 to 80 s while another test runs.
 SECONDS = 300
 
 
@@ -61,7 +61,7 @@ def place(server, name):
 
 
 def test_it_is_for_this_machine_behind_a_token_on_this_interpreter(server):
-    """Whatever the user's own settings say: these name another kernel and turn tokens off."""
+    """This holds although the user's own settings name another kernel and turn tokens off."""
     assert server.port != server.taken
     with pytest.raises(urllib.error.HTTPError, match="403"):
         server.ask("kernels", token="")
@@ -97,7 +97,7 @@ def test_every_cell_runs_and_is_to_be_seen(lab, server, name):
 
 
 def kill_the_kernel(lab, server):
-    """JupyterLab says so and starts another one."""
+    """Kill the kernel; JupyterLab reports it and starts a new one."""
     first = server.kernel_process()
     first.kill()
     lab.page.wait_for_selector(".jp-Dialog", timeout=60_000)
@@ -110,7 +110,7 @@ def kill_the_kernel(lab, server):
 
 
 def step_through(lab, label, start, positions):
-    """Move a slider by its keys: a picture of every position, and each is another one."""
+    """Move a slider by its keys; every position has a different picture, which is kept."""
     box = lab.page.locator(".widget-vbox", has_text=label)
     picture, knob = box.locator("img"), lab.slider(label)
     knob.scroll_into_view_if_needed()

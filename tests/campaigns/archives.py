@@ -1,7 +1,7 @@
 """Readers of data sets: IDX files, gzipped or not, .tar and .zip archives, recorded .npz steps.
 
-What unpacks to far more than it holds, links and names without end are in tests/data/test_members.py
-and test_idx.py.
+Archives that unpack to far more than their size, links, and endless names are in
+tests/data/test_members.py and test_idx.py.
 """
 
 # ruff: noqa: E501 (tables of odd values)
@@ -37,7 +37,7 @@ def _idx(count: int = 12, side: int = 4) -> dict[str, bytes]:
 
 
 def _odd_idx(rule) -> dict[str, bytes]:
-    """IDX files whose headers say something else than what follows."""
+    """Return IDX files whose headers disagree with their content."""
     files = dict(_idx())
     name = rule.choice(NAMES)
     content = bytearray(files[name])
@@ -82,7 +82,7 @@ def _padded(content: bytes) -> bytes:
 
 
 def _odd_header(rule, block: bytes) -> bytes:
-    """A tar header with some fields changed, and a checksum that is right."""
+    """Return a tar header with some fields changed and a correct checksum."""
     fields = ((0, 100), (100, 8), (108, 8), (124, 12), (136, 12), (156, 1), (157, 100), (257, 8),
               (329, 8), (345, 155), (386, 12), (482, 1), (483, 12))  # fmt: skip
     changed = bytearray(block)
@@ -101,7 +101,7 @@ def _odd_header(rule, block: bytes) -> bytes:
 
 
 def _pax(rule) -> bytes:
-    """A PAX header with records of all kinds, among them those of sparse files."""
+    """Return a PAX header with records of all kinds, including those of sparse files."""
     keys = ("path", "linkpath", "size", "mtime", "uid", "hdrcharset", "comment", "GNU.sparse.major",
             "GNU.sparse.minor", "GNU.sparse.map", "GNU.sparse.size", "GNU.sparse.realsize",
             "GNU.sparse.numblocks", "GNU.sparse.offset", "GNU.sparse.numbytes", "GNU.sparse.name")  # fmt: skip
@@ -170,7 +170,7 @@ def _make_zip(rule: random.Random) -> Tree:
 
 
 def _odd_zip(rule, content: bytearray) -> bytes:
-    """A .zip with fields of its records changed: of a file, of the directory, of its end."""
+    """Return a .zip with changed fields in its records: of a file, the directory, or its end."""
     marks = {b"PK\3\4": 30, b"PK\1\2": 46, b"PK\5\6": 22}
     places = [(at, size) for mark, size in marks.items() for at in _finds(content, mark)]
     for _ in range(rule.choice((1, 1, 2, 3))):
@@ -194,7 +194,7 @@ def _npy(header: str, data: bytes = b"", version=(1, 0)) -> bytes:
 
 
 def odd_npy(rule: random.Random) -> bytes:
-    """Return a .npy file whose header is right, odd, or no Python at all."""
+    """Return a .npy file whose header is valid, odd, or not Python at all."""
     shape = rule.choice(("(4,)", "(2, 2)", "(-1,)", "(10**9,)", "(1000000000000,)", "()", "(0,)", "[4]", "4",
                          "(4.0,)", "(True,)", "(9223372036854775807, 2)", "(" * 300 + ")" * 300,
                          f"({'9' * 5000},)", "(0, 9999999999999)", "None"))  # fmt: skip

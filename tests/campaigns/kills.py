@@ -1,11 +1,11 @@
-"""Trainings killed by SIGKILL at random moments end as those that were left in peace, bit by bit.
+"""Trainings killed by SIGKILL at random moments end bit-equal to undisturbed ones.
 
     python -m tests.campaigns.kills --kills 100 --minutes 60 --seed 0 --only THOR
 
-One training after the other: accumulation, THOR, Adasum, subspace, and two ranks. Each is killed
-and resumed until it has ended; then the SHA-256 of all Parameters (of each rank) and the records,
-all columns but seconds and memory, are those of a training that was not killed. Of two ranks, one
-of them or the program that has started them is killed. A failure prints the seed of its training.
+The trainings take turns: accumulation, THOR, Adasum, subspace, and two ranks. Each is killed and
+resumed until it ends; then the SHA-256 of all Parameters (of each rank) and the records, in all
+columns but seconds and memory, equal those of a training that was not killed. With two ranks, one
+of them or the program that started them is killed. A failure prints the seed of its training.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from tests.support.living import ranks_of
 
 KINDS = [kind for kind in STEPS if kind != "wide"]
 OUTSIDE = ("at any time", "while it trains")
-_MOST = 6  # kills of one training
+_MOST = 6  # kills per training
 
 
 def killed_once(training, moment, draw):
@@ -39,7 +39,7 @@ def killed_once(training, moment, draw):
                 draw.choice(victims).kill()
     finally:
         code = training.exit_code(process)
-    # A launch whose rank was killed raises; one that had just ended was not killed after all.
+    # A launch whose rank was killed raises; if it had just ended, nothing was killed after all.
     if code not in (0, -signal.SIGKILL) and training.ranks == 1:
         raise Failed(f"exit code {code}:\n{training.last_lines()}")
     return code != 0
@@ -47,7 +47,7 @@ def killed_once(training, moment, draw):
 
 def _wait(training, process, before, moment, draw):
     """Return when the moment has come, or the process has ended."""
-    # Imports, the lock, the resume and the compilation take seconds, the training one or two.
+    # Imports, the lock, the resume and the compilation take seconds; the training takes 1 to 2 s.
     until = time.monotonic() + (draw.uniform(0, 15) if moment == "at any time" else SECONDS)
     begun = moment == "at any time"
     while process.poll() is None and time.monotonic() < until:
@@ -59,7 +59,8 @@ def _wait(training, process, before, moment, draw):
 def campaign(kinds, kills, minutes, seed, folder, say=print):
     """Kill trainings of ``kinds`` in turn until ``kills`` are made; return kind -> kills.
 
-    Raises ``Failed`` where one ended otherwise than undisturbed.
+    Raises:
+        Failed: if a training ended differently from an undisturbed one.
     """
     folder, until = Path(folder), time.monotonic() + 60 * minutes
     expected, made, number = {}, Counter(), 0

@@ -1,7 +1,7 @@
-"""Inputs that nobody would write: valid files with damage, and JSON with values of other kinds.
+"""Inputs that nobody would write: damaged valid files, and JSON with values of wrong kinds.
 
-An input is a tree: file name -> bytes, or ``Special``. Everything is drawn from one
-``random.Random``, so that a seed gives the same input again.
+An input is a tree: file name -> bytes or ``Special``. Everything is drawn from one
+``random.Random``, so that a seed reproduces the input.
 """
 
 # ruff: noqa: E501 (tables of odd values)
@@ -16,23 +16,23 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Special:
-    """What lies where a file is expected: "fifo", "folder", "broken", or a link to a path."""
+    """What takes the place of a file: "fifo", "folder", "broken" (a link), or a link to a path."""
 
     kind: str
 
 
 Tree = dict[str, bytes | Special]
 SPECIALS = tuple(map(Special, ("fifo", "folder", "broken", "/dev/zero", "/dev/full", "/dev/tty")))
-# Numbers that fields of 8 to 64 bits, signed or not, hold at their ends.
+# Numbers at the ends of the ranges of fields of 8 to 64 bits, signed or not.
 EDGES = (0, 1, 2, 7, 0x7F, 0x80, 0xFF, 0x7FFF, 0xFFFF, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1)
 
 
 class Raw(str):
-    """Text that goes into JSON as it is."""
+    """Text that goes into JSON unchanged."""
 
 
 DEEP = (60, 900, 3000, 100_000)
-# What a JSON value may be instead of what is expected.
+# JSON values in place of the expected one.
 ODD = (
     None, True, False, 0, 1, -1, 2, -(2**31), 2**31, 2**53, 2**63, 2**64, 1.5, 1e300, -1e300,
     *map(Raw, ("1e999", "-1e999", "NaN", "Infinity", "-Infinity", "1e-400", "-0", "-0.0")),
@@ -46,17 +46,17 @@ ODD = (
 
 
 def odd(rule: random.Random):
-    """Return a value of JSON that is seldom the expected one."""
+    """Return a JSON value that is rarely the expected one."""
     if rule.random() < 0.06:
         depth = rule.choice(DEEP)
         opened, closed = rule.choice((("[", "]"), ('{"a":', "}"), ('[{"b":', "}]")))
         return Raw(opened * depth + "1" + closed * depth)
-    # A copy: what is changed further down must not be another value for the next input.
+    # A copy, so that changes inside the value do not reach the next input.
     return copy.deepcopy(rule.choice(ODD))
 
 
 def dumps(value) -> bytes:
-    """Return JSON with each ``Raw`` as it stands, and half pairs of surrogates as escapes."""
+    """Return JSON with each ``Raw`` unchanged, and lone surrogates as escapes."""
     kept: list[str] = []
 
     def plain(part):
@@ -74,7 +74,7 @@ def dumps(value) -> bytes:
 
 
 def json_like(rule: random.Random, value, times: int = 0):
-    """Return a copy of a JSON value with one to three places that hold something odd."""
+    """Return a copy of a JSON value with odd values in one to three places."""
     value = json.loads(json.dumps(value))
     for _ in range(times or rule.choice((1, 1, 1, 2, 3))):
         if not isinstance(value, dict | list) or rule.random() < 0.02:
@@ -115,7 +115,7 @@ def _keys(value):
 
 
 def damaged(rule: random.Random, content: bytes, other: bytes = b"") -> bytes:
-    """Return bytes with one to four of: flips, cuts, insertions, copies, numbers, splices."""
+    """Return the bytes after one to four of: flips, cuts, insertions, copies, numbers, splices."""
     altered = bytearray(content)
     for _ in range(rule.choice((1, 1, 2, 3, 4))):
         rule.choice(_ACTS)(rule, altered, other or content)
@@ -174,7 +174,7 @@ _TOKENS = tuple(
 
 
 def text_damaged(rule: random.Random, content: bytes) -> bytes:
-    """Return a text with tokens put in, lines dropped, doubled or moved; or damaged as bytes."""
+    """Return a text with tokens inserted, characters removed or lines copied; or damaged bytes."""
     if rule.random() < 0.3:
         return damaged(rule, content)
     text = content.decode("utf-8", "replace")
@@ -201,7 +201,7 @@ def json_file(rule: random.Random, value) -> bytes:
 
 
 def write(tree: Tree, folder: Path) -> None:
-    """Write a tree below ``folder``, which is there and empty."""
+    """Write a tree into ``folder``, which exists and is empty."""
     for name, content in tree.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)

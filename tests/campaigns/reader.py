@@ -1,4 +1,4 @@
-"""What the campaign knows of one reader: how inputs for it are made, and what reads them."""
+"""What the campaign knows about a reader: how its inputs are made, and what reads them."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -12,10 +12,12 @@ from tests.campaigns.mutate import SPECIALS, Tree
 class Reader:
     """One reader.
 
-    make   an input, drawn from a ``random.Random``: a valid one with damage, or a crafted one
-    doors  functions of the input's folder and of a folder to write to, each called once: labkit's
-           own functions that read such a file
-    heavy  whether what it needs is MindSpore or PyTorch, which take seconds to import
+    Attributes:
+        make: function of a ``random.Random`` that makes an input: a damaged valid one, or a crafted
+            one.
+        doors: functions of the input's folder and of a folder to write to, each called once. They
+            call labkit's own functions that read such a file.
+        heavy: whether it needs MindSpore or PyTorch, which take seconds to import.
     """
 
     make: Callable[[random.Random], Tree]
@@ -24,7 +26,7 @@ class Reader:
 
 
 def with_special(rule: random.Random, tree: Tree, share: float = 0.02) -> Tree:
-    """Return the tree, seldom with a pipe, a device, a folder or a broken link for a file."""
+    """Return the tree, rarely with a pipe, device, folder or broken link in place of a file."""
     if rule.random() < share:
         tree = tree | {rule.choice(sorted(tree)): rule.choice(SPECIALS)}
     return tree

@@ -4,11 +4,12 @@
     python -m tests.campaigns.readers --count 10000 --jobs 2         so many inputs a reader
     python -m tests.campaigns.readers --reader tar --seed 12345 --count 1         one input again
 
-What may come back is a result, or an ``InputError`` of one line. A traceback, an abort, more than
-10 s of computing, more than 1 GB of memory, or a file that appeared or changed outside the input's
-own folders is a failure: its seed is printed, and how to repeat it. Exit code 1 where there is one.
+A reader may return a result, or raise an ``InputError`` of one line. A traceback, an abort, more
+than 10 s of computing, more than 1 GB of memory, or a file that appears or changes outside the
+input's own folders is a failure: the seed and the command to repeat it are printed, and the exit
+code is 1.
 
-The inputs of a reader are numbered; number and reader decide what is in one.
+The inputs of a reader are numbered; reader and number determine the content of an input.
 """
 
 import argparse
@@ -31,14 +32,14 @@ from tests.campaigns import worker
 from tests.campaigns.mutate import write
 from tests.campaigns.table import READERS
 
-SECONDS = 10.0  # of computing, for one reading; a reader may have several doors
+SECONDS = 10.0  # of computing per door; a reader may have several doors
 MEMORY = 10**9
-LIFE = 1000  # inputs of one child: memory that it keeps would hide what one input takes
+LIFE = 1000  # inputs per child: memory that it retains would hide what a single input takes
 
 
 @dataclass
 class Tally:
-    """How the inputs of one reader ended: counts by kind, failures by seed, and the slowest."""
+    """How the inputs of one reader ended: counts by kind, failures by seed, slowest and largest."""
 
     reader: str
     kinds: Counter = field(default_factory=Counter)
@@ -48,7 +49,7 @@ class Tally:
 
     @property
     def inputs(self) -> int:
-        """How many inputs the reader got."""
+        """The number of inputs that the reader got."""
         return sum(self.kinds.values())
 
     def line(self) -> str:
@@ -60,7 +61,7 @@ class Tally:
 
 
 class Child:
-    """A process that reads inputs; another one where it died, or has read ``LIFE`` of them."""
+    """A process that reads inputs; it is replaced after its death or after ``LIFE`` inputs."""
 
     def __init__(self, reader: str, place: Path):
         self._begin = worker.begin, (reader, place)
@@ -79,7 +80,7 @@ class Child:
         self._log.close()
 
     def call(self, function: Callable, *arguments: object) -> dict:
-        """Return what the function returns there; a failure where the process ends instead."""
+        """Return the function's result from the process, or a failure if the process dies."""
         try:
             return self._pool.submit(function, *arguments).result()
         except BrokenProcessPool:
@@ -90,13 +91,13 @@ class Child:
             return {"kind": "failure", "text": text, "seconds": 0.0, "memory": 0}
 
     def again(self):
-        """Go on with another process."""
+        """Continue with a new process."""
         self.__exit__()
         self.__enter__()
 
 
 class Campaign:
-    """One reader's inputs, read one after the other in a scratch folder of its own."""
+    """One reader's inputs, read one after another in their own scratch folder."""
 
     def __init__(self, reader: str, say: Callable[[str], None]):
         self.tally, self._say = Tally(reader), say
@@ -147,11 +148,11 @@ class Campaign:
 
 
 def _outside(base: Path, place: Path) -> set:
-    """Return what is beside the input's own folders: names, sizes, times."""
+    """Return the names, sizes and times of files outside the input's own folders."""
     seen = {(path.name, "") for path in os.scandir(place)}
     for path in (base, base / "outside"):
         for entry in os.scandir(path):
-            # A folder's time changes with the names in it.
+            # The time of a folder changes with the names in it.
             own = entry.name in ("work", "home")
             size = None if own else entry.stat(follow_symlinks=False)
             seen.add((entry.path, size and (size.st_size, size.st_mtime_ns)))
@@ -169,9 +170,13 @@ def campaign(
 ) -> list[Tally]:
     """Read inputs ``seed``, ``seed`` + 1, ... of each reader; return how they ended.
 
-    count    inputs a reader; None: as many as there is time for
-    minutes  for all readers together, each an equal share; None: until ``count`` is reached
-    jobs     readers at a time
+    Args:
+        readers: names of the readers.
+        seed: number of the first input.
+        count: inputs per reader; None: as many as there is time for.
+        minutes: time for all readers together, in equal shares; None: until ``count`` is reached.
+        jobs: readers at a time.
+        say: called with the report of each failure.
     """
     campaigns = [Campaign(name, say) for name in readers]
     share = float("inf") if minutes is None else 60 * minutes * jobs / len(campaigns)
@@ -185,7 +190,7 @@ def campaign(
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command; return 0, or 1 where an input made a reader fail."""
+    """Run the command; return 0, or 1 if an input made a reader fail."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,4 +1,4 @@
-"""Readers of what runs leave: results.json, run.json, sweeps, records.csv, notebooks, figures."""
+"""Readers of what runs write: results.json, run.json, sweeps, records.csv, notebooks, figures."""
 
 # ruff: noqa: E501 (tables of odd values)
 
@@ -144,7 +144,7 @@ def _compare(folder: Path, out: Path):
     (good / "results.json").write_text(json.dumps(made.results()))
     for json_wanted in (False, True):
         try:
-            # As on a terminal: what is no letter cannot be written.
+            # As on a terminal, text that UTF-8 cannot encode raises an error.
             with redirect_stdout(io.TextIOWrapper(io.BytesIO(), "utf-8")):
                 compare(_run(folder), good, json=json_wanted)
         except typer.Exit:
@@ -167,7 +167,7 @@ def _over(folder: Path, _out: Path):
 
 
 def _resume(folder: Path, _out: Path):
-    """As far as `labkit run --resume` goes before it prepares data."""
+    """Do what `labkit run --resume` does before it prepares data."""
     from labkit.tools.running import folders, request, runner
 
     before = folders.read_run(folder)
@@ -184,7 +184,7 @@ def _resume(folder: Path, _out: Path):
 
 
 def _again(folder: Path, _out: Path):
-    """What `labkit run --out` does with an older run.json."""
+    """Do what `labkit run --out` does with an older run.json."""
     from labkit.tools.running import folders, request
 
     folders.write_run(folder, request.check(["01"], preset="smoke", start=ROOT))

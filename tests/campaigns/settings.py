@@ -135,7 +135,7 @@ def _assignments(folder: Path, _out: Path):
 
 @functools.cache
 def _keep_labs() -> None:
-    """Read the project's notebooks once: they do not change meanwhile."""
+    """Read the project's notebooks only once, because they do not change during the campaign."""
     from labkit.tools import labs
 
     labs.find_labs = functools.cache(labs.find_labs)

@@ -1,4 +1,4 @@
-"""Every reader of the campaign by name."""
+"""All readers of the campaign by name."""
 
 from tests.campaigns import archives, runs, settings, trainings, weights
 

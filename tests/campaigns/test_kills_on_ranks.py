@@ -1,4 +1,4 @@
-"""A short part of the campaign of kills; all of it: ``python -m tests.campaigns.kills``."""
+"""A short part of the campaign of kills; ``python -m tests.campaigns.kills`` runs all of it."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A short part of the campaign over every reader, and what the campaign takes for a failure."""
+"""A short part of the campaign over all readers, and what the campaign counts as a failure."""
 
 import itertools
 import os
@@ -38,7 +38,7 @@ def test_damaged_weights_give_a_result_or_one_line(name):
 def test_a_seed_gives_the_same_input_again():
     for name in LIGHT:
         make = READERS[name].make
-        # Whatever was made in between: a list among the odd values must not be changed.
+        # Inputs made in between must not change a list among the odd values.
         first, *_, last = (make(random.Random(f"{name} {n}")) for n in (7, *range(60), 7))
         assert first == last, name
 

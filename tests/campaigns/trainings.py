@@ -1,4 +1,4 @@
-"""Readers of a training's folder: what ``fit(resume=...)`` takes up of checkpoint and records."""
+"""Readers of a training's folder: what ``fit(resume=...)`` reads of checkpoint and records."""
 
 import functools
 import json
@@ -20,7 +20,7 @@ _KINDS = {"float32": b"Float32", "int32": b"Int32", "int64": b"Int64", "bool": b
 
 
 def _parts():
-    """Return a step, its data and the options of ``fit``: two updates an epoch, two rates."""
+    """Return a step, its data and the options of ``fit``: two updates per epoch, two rates."""
     import mindspore as ms
     from mindspore import nn
     from mindspore.dataset import NumpySlicesDataset
@@ -42,7 +42,7 @@ def _parts():
 
 
 def train(folder: Path) -> None:
-    """Train in ``folder``, and write there what the last checkpoint holds: arrays by name."""
+    """Train in ``folder``, and save the arrays of the last checkpoint there by name."""
     from labkit import fit
     from labkit.training import checkpoint
 
@@ -55,9 +55,9 @@ def train(folder: Path) -> None:
 
 @functools.cache
 def _whole() -> tuple[dict, str]:
-    """Return what a checkpoint at the end of a real training holds, and its records.
+    """Return the values of a checkpoint at the end of a real training, and its records.
 
-    It is trained in a process of its own: in a test's, no device could be chosen any more.
+    The training has its own process: in the test's, no device could be chosen afterwards.
     """
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "tests.campaigns.trainings", folder]
@@ -69,7 +69,7 @@ def _whole() -> tuple[dict, str]:
 
 
 def encoded(values: dict) -> bytes:
-    """Return a checkpoint of arrays and texts by name, as MindSpore writes it, CRC and all."""
+    """Return a checkpoint of arrays and texts by name, as MindSpore writes it, with its CRC."""
     parts = []
     for name, value in values.items():
         if isinstance(value, str):
@@ -81,7 +81,7 @@ def encoded(values: dict) -> bytes:
 
 
 def _odd_state(rule, values: dict) -> dict:
-    """Change counters, the loss scale, a rate or a weight; or say that they are another rank's."""
+    """Change counters, the loss scale, a rate or a weight, or assign them to another rank."""
     names = sorted(name for name in values if name != POSITION)
     for name in rule.sample(names, rule.randrange(1, 4)):
         value = values[name]
@@ -114,7 +114,7 @@ def _resume(word):
     def resume(folder: Path, _out: Path):
         from labkit.training import fit as training
 
-        # What is read is judged, not what a training makes of it: seconds of compiling.
+        # Only the reading is judged: a training would take seconds to compile.
         training.train = lambda *_arguments: None
         step, data, options = _parts()
         return training.fit(step, data, resume=word, **options | {"folder": folder})

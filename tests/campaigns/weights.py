@@ -76,7 +76,7 @@ def _pth() -> bytes:
 
 
 def _pickles(rule) -> bytes:
-    """A pickle of something else, or of a tensor whose numbers do not fit each other."""
+    """Return a pickle of something else, or of a tensor whose numbers are inconsistent."""
     act = rule.random()
     if act < 0.3:
         value = rule.choice(([1, 2], {"a": 1}, 10**4000, {"a": {"b": {}}}, None, b"x",
@@ -121,7 +121,7 @@ _KINDS = (b"Float32", b"Float16", b"Float64", b"Int32", b"Int8", b"UInt64", b"Bo
 
 
 def _odd_checkpoint(rule) -> bytes:
-    """A checkpoint whose shapes, types and lengths disagree, or whose records are of other kinds."""
+    """Return a checkpoint whose shapes, types and lengths disagree, or with odd records."""
     position = text(json.dumps(_position()))
     parts = [
         entry(b"weight", b"Float32", (2, 3), bytes(24)),

@@ -1,8 +1,8 @@
-"""The child of a campaign: calls the doors of one reader, and says for each input how that ended.
+"""The child of a campaign: calls the doors of one reader and answers how each input ended.
 
 An answer has ``kind`` ("result" of at least one door, "refused" or "failure"), ``text``,
-``seconds`` of computing behind the slowest door, and ``memory``, how many bytes the process has at
-most held above what it held when it began.
+``seconds`` of computing behind the slowest door, and ``memory``, the most bytes that the process
+has held above what it held at the beginning.
 """
 
 import faulthandler
@@ -13,18 +13,18 @@ import signal
 import traceback
 from pathlib import Path
 
-ROOM = 4 << 30  # bytes of address space above the base: what is judged is what was really held
-LONGEST = 1000  # letters of a message
-COMPUTING = 30.0  # seconds after which a door is ended
-CLOCK = 300.0  # and on the clock, where others compute as well: it hangs
+ROOM = 4 << 30  # bytes of address space above the base; only memory that was held is judged
+LONGEST = 1000  # characters of a message
+COMPUTING = 30.0  # seconds of computing after which a door is ended
+CLOCK = 300.0  # seconds on the clock, on a busy machine: the door hangs
 
-reader, base = None, 0  # which one, and the bytes held before the first input
+reader, base = None, 0  # the reader, and the bytes held before the first input
 
 
 def begin(name: str, place: Path, log: str) -> None:
-    """Take up work in ``place``, with limits; what the process says goes to ``log``."""
+    """Begin work in ``place`` with limits; the output of the process goes to ``log``."""
     global reader, base
-    # matplotlib and others write to the home on import.
+    # matplotlib and others write to the home folder on import.
     os.environ |= {"OMP_NUM_THREADS": "1", "GLOG_v": "3", "HOME": str(place.parent / "home")}
     os.chdir(place)
     os.dup2(os.open(os.devnull, os.O_RDWR), 0)
@@ -33,7 +33,7 @@ def begin(name: str, place: Path, log: str) -> None:
     os.dup2(file, 2)
     faulthandler.enable()
     for number in (signal.SIGXCPU, signal.SIGALRM):
-        faulthandler.register(number, chain=True)  # says where it was, and ends
+        faulthandler.register(number, chain=True)  # prints the stack, and ends
     from tests.campaigns.table import READERS
 
     reader = READERS[name]
@@ -47,13 +47,13 @@ def begin(name: str, place: Path, log: str) -> None:
 
 
 def answer(folder: Path, out: Path) -> dict:
-    """Read the input in ``folder``."""
+    """Read the input in ``folder``; return the answer."""
     judged = within(COMPUTING, CLOCK, _judged, reader, folder, out)
     return judged | {"memory": _held() - base}
 
 
 def within(computing: float, clock: float, call, *arguments):
-    """Return what ``call`` does; end this process where that takes too many seconds."""
+    """Return the result of ``call``; end this process if it takes too many seconds."""
     resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(_seconds() + computing), -1))
     signal.setitimer(signal.ITIMER_REAL, clock)
     result = call(*arguments)

@@ -1,4 +1,4 @@
-"""What the pipelines' tests share."""
+"""Fixtures of the pipelines' tests."""
 
 import mindspore as ms
 import pytest
@@ -6,7 +6,7 @@ import pytest
 
 @pytest.fixture
 def seeded(runtime):
-    """Every test starts from one seed, and so does what comes after."""
+    """Every test starts from the same seed, and so do the tests after it."""
     ms.set_seed(1)
     yield
     ms.set_seed(1)

@@ -1,4 +1,4 @@
-"""Evaluation out of MindSpore's dataset cache: the same images, and words where there is none."""
+"""Evaluation from MindSpore's dataset cache: the same images, or a message if there is no cache."""
 
 import subprocess
 import sys
@@ -12,7 +12,7 @@ from tests.support.programs import run_code
 
 COUNTS = {"ant": 7, "bee": 7, "cow": 9}
 
-# In a process of its own: MindSpore reads the server's port when it is imported.
+# In a separate process, because MindSpore reads the server's port when it is imported.
 CACHED = """
 import re
 import subprocess
@@ -89,7 +89,7 @@ def test_evaluation_comes_out_of_the_dataset_cache(tmp_path):
     try:
         without = cached(numbered(tmp_path / "other", COUNTS), 7, free_port())
     finally:
-        assert stopping.wait(60) == 0  # it takes 7 s
+        assert stopping.wait(60) == 0  # stopping takes 7 s
     said = done.stdout.splitlines()
     assert done.returncode == 0, done.stderr
     assert said[0].startswith("REFUSED cache_session_id: expected") and len(said) == 4

@@ -41,7 +41,7 @@ def test_a_class_appears_with_its_record(out, tmp_path):
     assert again.count("train") == (1, 2) and again.count("val") == (0, 0)
     if not shutil.which("sha256sum"):
         return
-    command = "sha256sum * | sha256sum"  # as the manifest's reader would take it
+    command = "sha256sum * | sha256sum"  # as a reader of the manifest would compute it
     done = subprocess.run(
         ["sh", "-c", command], cwd=out / "train/cat", capture_output=True, text=True,
         env=os.environ | {"LC_ALL": "C"},
@@ -64,7 +64,7 @@ DAMAGES = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_class_is_not_whole_and_makes_way(out, tmp_path, damage):
-    """Number and bytes are looked at quickly; another content or name is seen in the content."""
+    """The quick check compares count and size; other contents or names need the content check."""
     add(folders(out), tmp_path / "work")
     DAMAGES[damage](out / "train/cat")
     assert folders(out).whole("train", "cat") == damage.startswith("other")
@@ -83,7 +83,7 @@ def test_a_class_with_a_file_of_somebody_else_stays(out, tmp_path):
     lines = []
     with pytest.raises(InputError, match="mine.txt is not a file of this class"):
         add(folders(out), tmp_path / "two", lines.append)
-    assert lines == []  # nothing is said of a replacement that is refused
+    assert lines == []  # a replacement that is refused is not announced
     assert mine.read_text() == "mine" and (out / "manifest.json").read_text() == before
 
 

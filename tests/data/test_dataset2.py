@@ -30,7 +30,7 @@ def batches(dataset):
 
 
 def ranks(monkeypatch, rank, size):
-    """Let this process be one of several that have joined."""
+    """Make this process one of several that have joined."""
     monkeypatch.setattr(cluster, "joined", lambda: True)
     monkeypatch.setattr(cluster, "rank_and_size", lambda: (rank, size))
 

@@ -1,4 +1,4 @@
-"""Downloads are whole or not there, continue where they broke off, and are judged by checksum."""
+"""Downloads are whole or absent, continue where they broke off, and are verified by checksum."""
 
 import dataclasses
 import hashlib
@@ -26,7 +26,7 @@ def server():
 
 @pytest.fixture
 def get(server, tmp_path):
-    """Download the served file to `tmp_path/file`, once, and give the lines of the report."""
+    """A function that downloads the served file to `tmp_path/file` once and returns its report."""
 
     def get(address=server.address, **options):
         lines = []
@@ -61,7 +61,7 @@ def test_nothing_is_written_through_a_link(server, tmp_path):
     (tmp_path / "out" / "file.part").symlink_to(mine)
     with pytest.raises(InputError, match="file.part is a link or a pipe"):
         download(server.address, tmp_path / "out" / "file", limit=LIMIT)
-    assert mine.read_text() == "mine"  # of the record beside it: base/test_files.py
+    assert mine.read_text() == "mine"  # base/test_files.py tests the record beside it
 
 
 def test_what_broke_off_is_continued(server, get, tmp_path):
@@ -82,7 +82,7 @@ def test_it_is_continued_more_than_once_in_one_call(server, get, tmp_path):
 
 
 def test_only_a_failure_that_may_pass_is_tried_again(server, get, monkeypatch):
-    """After a pause that is twice as long each time."""
+    """The pause before an attempt doubles each time."""
     waits = []
     monkeypatch.setattr(module.time, "sleep", waits.append)
     server.statuses = [503, 503, 503]
@@ -113,7 +113,7 @@ def test_only_a_named_version_is_continued(server, get, tmp_path, headers, versi
 
 
 NUMBERS = '{"address": "ADDRESS", "version": 5, "size": 300000}'
-# What has changed since it broke off: the content, the server, the record of the part, the address.
+# What changed since the interruption: content, server, record of the part, address.
 CHANGES = {
     "no ranges": (CONTENT, dict(ranges=False), None, ""),
     "changed, with If-Range": (OTHER, dict(headers={"ETag": '"two"'}), None, ""),
@@ -181,7 +181,7 @@ def test_all_is_written_before_the_file_has_its_name(server, get, monkeypatch):
         sizes.append(os.stat(old).st_size)
         real(old, new)
 
-    # So little stays in the buffer until the file is closed.
+    # So few bytes stay in the buffer until the file is closed.
     server.files["file"] = CONTENT[:100]
     monkeypatch.setattr(os, "replace", replace)
     get()
@@ -193,14 +193,14 @@ def test_progress_is_said(server, get, tmp_path, monkeypatch):
     server.files["file"] = CONTENT * 10
     lines = get(limit=len(server.files["file"]))
     assert lines == [f"downloading {server.address}"] + [f"  {n} of 2 MiB" for n in (1, 2, 2)]
-    # A length that is no number is not believed.
+    # A length that is not a number is ignored.
     (tmp_path / "file").unlink()
     server.length, server.headers = False, {"Content-Length": "many"}
     assert "  2 MiB" in get(limit=len(server.files["file"]))
     assert (tmp_path / "file").read_bytes() == server.files["file"]
 
 
-# ---- verified
+# ---- verification
 
 
 SUMS = {name: hashlib.new(name, CONTENT).hexdigest() for name in ("sha256", "md5")}
@@ -212,7 +212,7 @@ def test_a_published_file_is_fetched_once_and_verified_each_time(server, tmp_pat
     for _ in range(2):
         assert fetch(PUBLISHED, server.address, folder, say=list().append) == folder / "file"
     assert len(server.asked) == 1
-    # The same size and ETag, another content: nothing but the checksum can tell.
+    # With the same size and ETag, only the checksum reveals other content.
     (folder / "file").write_bytes(OTHER)
     with pytest.raises(InputError, match="SHA256 .*expected .*It is removed; the next call"):
         fetch(PUBLISHED, server.address, folder)

@@ -1,4 +1,4 @@
-"""The IDX reader takes what the format allows and names the fault of everything else."""
+"""The IDX reader accepts what the format allows and names the fault of everything else."""
 
 import gzip
 import tracemalloc
@@ -110,7 +110,7 @@ def test_missing_file_and_folder_are_refused(tmp_path, suffix, read):
 
 
 def test_wrong_labels_are_counted_in_little_memory(tmp_path):
-    # The positions of all took 8 bytes a label: 2.6 GB for a file of 261 kB.
+    # The positions of all wrong labels once took 8 bytes each: 2.6 GB for a file of 261 kB.
     path = tmp_path / "labels.gz"
     labels = np.full(6_000_000, 255, np.uint8)
     labels[:3_000_000] = 9

@@ -1,4 +1,4 @@
-"""The archives of ImageNet: classes by name, images by number, labels by the kit's own order."""
+"""The archives of ImageNet: classes by name, images by number, labels in the kit's own order."""
 
 import io
 import os

@@ -1,6 +1,6 @@
-"""What a folder of classes may hold, and the words for what it may not.
+"""What a folder of classes may hold, and the messages for what it may not.
 
-Of the files that it may hold: test_imagefolder.py.
+test_imagefolder.py tests the files that it may hold.
 """
 
 import os

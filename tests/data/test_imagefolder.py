@@ -1,4 +1,4 @@
-"""The image-folder pipeline: values, order, shards, resume, cache, and refusal of what is wrong."""
+"""The image-folder pipeline: values, order, shards, resume, cache, and refusal of bad input."""
 
 from pathlib import Path
 
@@ -33,7 +33,7 @@ COUNTS = {"ant": 7, "bee": 7, "cow": 9}
 COUNT = sum(COUNTS.values())
 LABELS = np.repeat([0, 1, 2], list(COUNTS.values()))
 SMALL = dict(image_size=16, resize=None)
-# Two roundings of float32 in values up to 2.6.
+# Two float32 roundings of values up to 2.6.
 FLOAT32 = 2e-6
 pytestmark = pytest.mark.usefixtures("seeded")
 
@@ -56,7 +56,7 @@ def batches(dataset, epochs=1):
 
 
 def numbers(dataset, epochs=1):
-    """Return the numbers of the images, batch by batch; their labels are checked."""
+    """Return the numbers of the images, batch by batch, after checking their labels."""
     collected = []
     for images, labels in batches(dataset, epochs):
         number = np.rint((images[:, 0, 3, 3] * STD[0] + MEAN[0]) * 255).astype(int)
@@ -99,7 +99,7 @@ def test_without_augmentation_training_images_are_the_evaluations(pictures):
 
 
 def of_the_seeds(pictures, *operations, shuffle):
-    """The images that these operations make, normalised as the source documents do."""
+    """Return the images that these operations make, normalised as in the source documents."""
     mean, std = ((np.array(values) * 255).tolist() for values in (MEAN, STD))
     operations = [*operations, vision.Normalize(mean, std), vision.HWC2CHW()]
     dataset = ds.ImageFolderDataset(str(pictures), shuffle=shuffle, num_parallel_workers=1)
@@ -107,7 +107,7 @@ def of_the_seeds(pictures, *operations, shuffle):
 
 
 def test_augmented_images_are_the_operations_of_the_seeds(pictures):
-    """Crops and flips differ by epoch; the operations are those that ImageNet training has."""
+    """Crops and flips differ by epoch; the operations are those of ImageNet training."""
     first, second = batches(create_dataset(pictures, 24), epochs=2)
     assert not np.array_equal(np.sort(first[0].sum((1, 2, 3))), np.sort(second[0].sum((1, 2, 3))))
     ms.set_seed(1)
@@ -127,7 +127,7 @@ def test_evaluation_is_the_operations_of_the_seeds(pictures):
     ("image_size", "resize", "rows"), [(224, "auto", 256), (32, "auto", 37), (16, 20, 20)]
 )
 def test_the_shorter_side_is_resized_before_the_crop(tmp_path, image_size, resize, rows):
-    """A ramp from 0 to 255 along the rows tells which part of it the crop shows."""
+    """A ramp from 0 to 255 along the rows shows which rows are in the crop."""
     ramp = np.broadcast_to(np.linspace(0, 255, 400)[:, None, None], (400, 500, 3))
     store(tmp_path / "a", {"ramp.png": encode(Image.fromarray(ramp.astype(np.uint8)), "PNG")})
     dataset = create_dataset(tmp_path, 1, do_train=False, image_size=image_size, resize=resize)
@@ -155,7 +155,7 @@ def test_mean_and_std_are_by_channel_for_values_from_0_to_1(folder):
 @pytest.mark.parametrize("backend", ["mindspore", "pillow"])
 @pytest.mark.parametrize("name", usable())
 def test_every_usable_kind_becomes_three_channels(tmp_path, name, backend):
-    """As Pillow converts it, but for 16-bit grayscale, of which Pillow makes white."""
+    """Values are Pillow's, except for 16-bit grayscale, which Pillow converts to white."""
     content = usable()[name]
     store(tmp_path / "a", {name: content})
     options = dict(do_train=False, image_size=40, resize=None, backend=backend)
@@ -171,7 +171,7 @@ def test_every_usable_kind_becomes_three_channels(tmp_path, name, backend):
         expected = np.asarray(image.convert("RGB"))
     expected = expected[4:44, 12:52].astype(int)
     actual = (images[0].transpose(1, 2, 0) * STD + MEAN) * 255
-    # Pillow converts CMYK in whole numbers, MindSpore in another way: 1 grey level measured.
+    # Pillow converts CMYK in integers, MindSpore differently: 1 grey level measured.
     limit = 1.0 if name in ("cmyk.jpg", "ycck.jpg") and backend == "mindspore" else 0.0
     assert np.abs(actual - expected).max() <= limit + 255 * FLOAT32
     if "gray" in name:
@@ -179,7 +179,7 @@ def test_every_usable_kind_becomes_three_channels(tmp_path, name, backend):
 
 
 def test_a_file_that_cannot_be_decoded_is_named_then(tmp_path, monkeypatch):
-    """Whole by its head and end, broken within."""
+    """The file is intact at its head and end and broken in between."""
     monkeypatch.chdir(tmp_path)  # MindSpore leaves abnormal_image.jpg where it runs
     png = bytearray(encoded(ROWS, COLUMNS))
     png[60:-40] = bytes(len(png) - 100)
@@ -203,7 +203,7 @@ def test_evaluation_over_ranks_shows_every_image_once(folder, ranks):
 
 
 def test_mindspores_own_shards_would_show_one_image_twice(folder):
-    """The reason for shards of our own."""
+    """This is why labkit makes its own shards."""
     shown = []
     for rank in range(4):
         dataset = ds.ImageFolderDataset(str(folder), shuffle=False, num_shards=4, shard_id=rank)
@@ -221,7 +221,7 @@ def test_training_shards_are_disjoint_of_one_size_and_change(folder, ranks):
         shown.append(flat(numbers(dataset, epochs=4)))
     epochs = [flat([item[e * share : (e + 1) * share] for item in shown]) for e in range(4)]
     assert all(len(epoch) == len(set(epoch)) == share * ranks for epoch in epochs)
-    # Who is left out changes: after four epochs all have been seen.
+    # The images left out change: after four epochs all have been seen.
     assert set(flat(epochs)) == set(range(COUNT))
     assert len({tuple(epoch[:share]) for epoch in epochs}) == 4
 
@@ -258,7 +258,7 @@ def test_both_sets_and_their_classes(both):
     assert (train.get_dataset_size(), val.get_dataset_size()) == (6, 3)
     assert numbers(val) == [[*range(10)], [*range(10, 20)], [20, 21, 22]]
     assert flat(numbers(train)) != flat(numbers(val))
-    # By rank, and under another name.
+    # With ranks, and with another name of the folder.
     (both / "val").rename(both / "holdout")
     _, val, _ = create_datasets(both, 11, 2, 1, val="holdout", **SMALL)
     assert numbers(val) == [[*range(11, 22)], [22]]

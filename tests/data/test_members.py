@@ -1,4 +1,4 @@
-"""Members are found by their last name, unpacked whole, and never written where they ask to be."""
+"""Members are found by file name, unpacked whole, and never written to the path they state."""
 
 import bz2
 import gzip
@@ -51,14 +51,14 @@ def names_of(path) -> list[str]:
 
 
 def test_members_at_any_depth_plain_or_gzipped_are_unpacked(tmp_path, out, kind):
-    """And the plain file is preferred to the gzipped one."""
+    """A plain file is preferred to a gzipped one."""
     files = {"a/b/one": CONTENT["one"], "two.gz": gzip.compress(CONTENT["two"]), "other": b"x"}
     files["one.gz"] = gzip.compress(b"older")
     sums = collect(make(kind, tmp_path / "source", files), out)
     for name in NAMES:
         assert (out / name).read_bytes() == CONTENT[name]
         assert sums[name] == hashlib.sha256(CONTENT[name]).hexdigest()
-    with pytest.raises(FileNotFoundError):  # and nobody calls the archive damaged
+    with pytest.raises(FileNotFoundError):  # the archive is not called damaged
         collect(tmp_path / "source", out / "no folder")
 
 
@@ -161,7 +161,7 @@ def test_a_name_that_leaves_the_folder_or_is_there_twice_is_refused(tmp_path, ki
 
 
 def zipped(mode, name, content, kind=zipfile.ZIP_STORED) -> bytes:
-    """A .zip of a member that has this mode of a file, such as a link's."""
+    """Return a .zip with one member that has this file mode, such as that of a link."""
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", kind) as archive:
         info = zipfile.ZipInfo(name)
@@ -177,7 +177,7 @@ def _header(name, size, kind=tarfile.REGTYPE):
 
 
 def _with_size(size):
-    """A header of ``size`` bytes, also below zero, with a checksum that is right."""
+    """Return a header that states ``size`` bytes, possibly negative, with a right checksum."""
     block = bytearray(_header("a", 0))
     block[124:136] = b"\xff" * 4 + size.to_bytes(8, "big", signed=True)
     block[148:156] = b" " * 8
@@ -195,10 +195,10 @@ HOSTILE = {
         for name in TYPES
     },
     "link in a zip": (zipped(0o120777, "a/one", "/etc/passwd"), "'a/one' is a link or a device"),
-    # zipfile would unpack them in one go.
+    # zipfile would decompress these all at once.
     "bzip2": (zipped(0, "a", "x" * 999, zipfile.ZIP_BZIP2), "expected 0 .stored. or 8 .deflated"),
     "lzma": (zipped(0, "a", "x" * 999, zipfile.ZIP_LZMA), "expected 0 .stored. or 8 .deflated"),
-    # tarfile alone takes both for the end of the archive.
+    # tarfile alone takes both faults for the end of the archive.
     "ends between two members": (TWO[:1024], "cut short or damaged after 1024 bytes"),
     "garbled between two": (TWO[:1024] + b"x" * 512 + TWO[1536:], "damaged after 1024 bytes"),
     "gzip checksum": (bytes(CHECKSUM), "bad: the archive is cut short or damaged .CRC"),
@@ -218,7 +218,7 @@ def test_a_hostile_archive_is_refused(tmp_path, fault):
 
 
 def test_an_archive_inside_a_tar_is_read_where_it_lies(tmp_path):
-    """A .zip at its end is a member of it, and not what it is."""
+    """A .zip at the end of a tar is a member of it and does not make the tar a .zip."""
     inner = {
         "good.tar": tar(CONTENT.items()),
         "bad.tar": tar(CONTENT.items())[:1000],
@@ -316,7 +316,7 @@ def test_the_number_of_members_is_limited(tmp_path, kind, monkeypatch):
     [("GNU.sparse.major=x", False), ("GNU.sparse.map=1,x", True), ("size=x", False)],
 )
 def test_headers_of_sparse_files_that_make_no_sense(tmp_path, record, damaged):
-    """One that tarfile cannot read is damage; what it passes over changes nothing."""
+    """A header that tarfile cannot read is damage; one that it ignores changes nothing."""
     body = f" {record}\n".encode()
     body = str(len(body) + 2).encode() + body
     head = _header("x", len(body), b"x") + body + bytes(512 - len(body))

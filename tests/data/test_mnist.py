@@ -11,9 +11,9 @@ from labkit.errors import InputError
 from tests.support.idx_files import write_set
 
 COUNT = 200
-# MindSpore resizes uint8 in integers. The weights for 28 -> 32 are exact in 1/2048. Of the result
-# in quarters, the two rows' products are cut down (less than 2 x 1/4 grey level), their inputs too
-# (less than 0.01), and it is then rounded to a whole grey level (1/4 down, 1/2 up): 0.76 at most.
+# MindSpore resizes uint8 in integers; the weights for 28 -> 32 are exact in 1/2048. It truncates
+# the products of two rows to quarters (less than 2 x 1/4 grey level) and their inputs (less than
+# 0.01), then rounds the sum to a whole grey level (1/4 down, 1/2 up): 0.76 at most.
 GREY_LEVELS = 0.76
 IN_NORMALISED_UNITS = GREY_LEVELS / 255 / 0.3081
 FLOAT32 = 1e-6
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("seeded")
 
 @pytest.fixture(scope="module")
 def numbered(tmp_path_factory):
-    """A data set whose image n is grey level n throughout, so that every row tells its number."""
+    """A data set in which all pixels of image n have grey level n, so that they show its number."""
     root = tmp_path_factory.mktemp("numbered")
     grey = np.arange(COUNT, dtype=np.uint8)
     images = np.tile(grey[:, None, None], (28, 28))
@@ -72,7 +72,7 @@ def test_images_are_bilinear_interpolations_of_the_files(mnist):
     assert images.shape == (40, 1, 32, 32) and labels.dtype == np.int32
     np.testing.assert_array_equal(labels, expected_labels[:40])
     difference = np.abs(images[:, 0] - exact).max()
-    # Tight enough to tell conventions apart: with aligned corners it would be 0.25.
+    # Tight enough to distinguish conventions: with aligned corners it would be 0.25.
     assert 0 < difference <= IN_NORMALISED_UNITS + FLOAT32
 
 
@@ -120,7 +120,7 @@ def test_resume_at_any_step_is_the_tail_of_the_whole(numbered, monkeypatch, buff
         resumed = pipeline.create_dataset(numbered / "train", 20)
         resumed.set_init_step(step)
         assert numbers(resumed, epochs=2, steps=20 - step) == whole[step:]
-        assert max(whole[0]) > 100  # the buffer alone would begin with rows of the first 52
+        assert max(whole[0]) > 100  # the buffer alone would begin with some of the first 52 rows
     finally:
         ms.dataset.config.set_fast_recovery(before)
 
@@ -159,7 +159,7 @@ def test_arguments_that_do_not_fit_are_refused(numbered, arguments, message):
 
 
 def test_folders_that_hold_no_set_are_refused(tmp_path, numbered):
-    """What else is not a folder: test_imagefiles.py."""
+    """test_imagefiles.py tests other paths that are not folders."""
     with pytest.raises(InputError, match="is empty; expected train-images-idx3-ubyte or t10k"):
         call(tmp_path)
     (tmp_path / "file").write_text("x")
@@ -173,7 +173,7 @@ def test_folders_that_hold_no_set_are_refused(tmp_path, numbered):
 
 
 def test_files_that_are_broken_or_too_many_are_refused_at_the_door(tmp_path):
-    """One fault of each file: test_idx.py has the others."""
+    """One fault of each file; test_idx.py tests the others."""
     images, labels = np.zeros((20, 28, 28), np.uint8), np.zeros(20, np.uint8)
     write_set(tmp_path, "train", images.reshape(20, 14, 56), labels)
     with pytest.raises(InputError, match="images of 14 x 56; expected 28"):

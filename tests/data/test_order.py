@@ -1,4 +1,4 @@
-"""The order of both pipelines: new each epoch, of the seed alone, exactly resumed."""
+"""The order of both pipelines is new in each epoch, depends on the seed alone and is resumable."""
 
 import os
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("seeded")
 
 @pytest.fixture(scope="module", params=["MNIST", "images"])
 def create(request, tmp_path_factory):
-    """Create the pipeline over images whose number is their grey level."""
+    """A function that creates the pipeline over images whose number is their grey level."""
     root = tmp_path_factory.mktemp("numbered")
     if request.param == "MNIST":
         grey = np.arange(COUNT, dtype=np.uint8)
@@ -30,9 +30,9 @@ def create(request, tmp_path_factory):
 
 
 def levels(dataset, epochs=1):
-    """Return the images' own numbers, batch by batch, over ``epochs`` of one iterator.
+    """Return the normalised grey levels, batch by batch, over ``epochs`` of one iterator.
 
-    Either normalisation is monotonic, and every grey level is there once.
+    They identify the images: normalisation is monotonic, and every grey level occurs once.
     """
     iterator = dataset.create_tuple_iterator(num_epochs=epochs, output_numpy=True)
     return [images[:, 0, 3, 3].tolist() for _ in range(epochs) for images, _ in iterator]
@@ -51,7 +51,7 @@ def test_the_order_is_a_function_of_the_seed_alone(create):
         return levels(create(6, **options), epochs=2)
 
     first, sharded = order(), order(2)
-    # Neither workers nor datasets made and used before play a part.
+    # Neither the number of workers nor datasets used before matter.
     workers = min(2, len(os.sched_getaffinity(0)))
     assert order(workers=workers) == first and order(2, workers) == sharded
     ms.set_seed(2)

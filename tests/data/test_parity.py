@@ -34,7 +34,7 @@ STAGES = [
 
 
 def photograph(rows, columns, seed=0) -> Image.Image:
-    """Return a picture with fine detail, as a photograph has and a resize must deal with."""
+    """Return a picture with fine detail, like a photograph, which a resize must handle."""
     random = np.random.default_rng(seed)
     smooth = picture(rows, columns, seed).astype(int)
     detail = random.integers(-40, 41, (rows, columns, 3))
@@ -43,7 +43,7 @@ def photograph(rows, columns, seed=0) -> Image.Image:
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory) -> list[Path]:
-    """JPEGs that are shrunk; of the second the crop begins at half a pixel: 115 / 2 = 57.5."""
+    """JPEGs that are shrunk; the crop of the second begins at half a pixel: 115 / 2 = 57.5."""
     root = tmp_path_factory.mktemp("large") / "all"
     sizes = [(375, 500), (256, 339), (600, 400), (256, 256)]
     images = {f"{n}.jpg": photograph(*size, seed=n) for n, size in enumerate(sizes)}
@@ -105,12 +105,12 @@ def test_the_longer_side_is_rounded_down(shape, length, expected):
     ("side", "top"), [(224, 0), (225, 0), (226, 1), (227, 2), (228, 2), (339, 58), (341, 58)]
 )
 def test_the_crop_begins_where_torchvisions_does(side, top):
-    """round(rest / 2) to even: 1.5 becomes 2 and 0.5 becomes 0."""
+    """round(rest / 2) rounds to even: 1.5 becomes 2 and 0.5 becomes 0."""
     pixels = np.arange(side)[:, None, None] * np.ones((1, 224, 3), int)
     cropped = centre_crop(pixels, 224)
     assert cropped.shape == (224, 224, 3) and cropped[0, 0, 0] == top
     assert centre_crop(pixels.transpose(1, 0, 2), 224)[0, 0, 0] == top
-    # What is smaller is framed in black.
+    # A smaller image is framed in black.
     framed = centre_crop(np.ones((3, 6, 3), np.uint8), 6)[..., 0]
     assert framed.sum(axis=1).tolist() == [0, 6, 6, 6, 0, 0]
 
@@ -133,7 +133,7 @@ def test_shrinking_differs_by_the_antialiasing_and_the_crops_offset(large):
     assert 10 < by_stage["resize"].largest < 255
     explained = [by_stage[stage].largest for stage in STAGES[2:5]]
     assert by_stage["resize"].largest <= sum(explained)
-    # The two roundings explain less than 2 grey levels of it.
+    # The two roundings explain less than 2 grey levels of the difference.
     assert by_stage["resize: antialiasing alone"].largest > by_stage["resize"].largest - 2
     assert by_stage["crop: offset"].largest == 1 and by_stage["crop"].largest > 0
     assert 0.1 < by_stage["whole"].largest <= by_stage["whole"].limit
@@ -143,7 +143,7 @@ def test_where_nothing_is_shrunk_no_antialiasing_is_needed(tmp_path):
     store(tmp_path, {"small.png": encode(photograph(60, 80), "PNG")})
     by_stage = rows([tmp_path / "small.png"])
     assert by_stage["resize: antialiasing alone"].largest < 1e-9
-    # One grey level of two roundings, in normalised units.
+    # Two roundings differ by one grey level at most, also in normalised units.
     assert 0 < by_stage["resize"].largest <= 1
     assert by_stage["whole"].largest <= 1 / 255 / min(STD) + parity.NORMALISE_LIMIT
 
@@ -172,7 +172,7 @@ def test_the_pipeline_has_the_differences_that_the_rows_say(large, backend):
 def test_options_reach_both_sides(large):
     by_stage = rows(large, image_size=64, resize=80, mean=(0.5, 0.4, 0.3), std=(0.1, 0.2, 0.3))
     assert by_stage[STAGES[-1]].largest <= by_stage[STAGES[-1]].limit
-    # The same grey levels count twice as much in units of half the size.
+    # The same grey levels are twice as large in normalised units of half the size.
     double = rows(large, image_size=64, resize=80, mean=(0.5, 0.4, 0.3), std=(0.05, 0.1, 0.15))
     assert double["whole"].mean == pytest.approx(2 * by_stage["whole"].mean, rel=1e-4)
 
@@ -197,7 +197,7 @@ def test_what_cannot_be_compared_is_refused(tmp_path, large):
 @pytest.mark.parametrize("name", ["mean", "std"])
 @pytest.mark.parametrize("values", [(0.5,), 0.5, (0.5,) * 4, "abc"])
 def test_a_mean_and_a_deviation_are_of_three_channels(large, name, values):
-    """NumPy would take one number for all three."""
+    """NumPy would broadcast one number to all three."""
     named = {name: values}
     message = f"{name}: expected three numbers from "
     with pytest.raises(InputError, match=message):

@@ -1,4 +1,4 @@
-"""A temporary folder beside the final place leaves nothing of itself behind."""
+"""A temporary folder beside the final one leaves nothing behind."""
 
 import os
 from types import SimpleNamespace as Namespace
@@ -81,7 +81,7 @@ def test_a_disk_too_small_is_refused_before_anything_is_written(tmp_path, monkey
         with pytest.raises(InputError, match="b needs 0.00 GB; 0.00 GB are free. Make room"):
             refuse_full(tmp_path / "a" / "b", size, files)
     assert set(asked) == {tmp_path} and list(tmp_path.iterdir()) == []
-    # What is there may be a file system of its own.
+    # An existing folder may be a file system of its own.
     (tmp_path / "a").mkdir()
     refuse_full(tmp_path / "a", 0, 0)
     assert asked[-1] == tmp_path / "a"

@@ -1,4 +1,4 @@
-"""The CIFAR script: the official set or images of one's own, class by class, nothing outside."""
+"""The CIFAR script: the official set or own images, class by class, nothing written outside."""
 
 import io
 import json
@@ -29,7 +29,7 @@ def assert_same_images(folder, expected):
         image = Image.open(io.BytesIO(content))
         assert (image.format, image.mode) == ("PNG", "RGB")
         np.testing.assert_array_equal(np.asarray(image), expected[name], err_msg=name)
-        assert len(content) <= cifar.MAX_PNG  # noise is the worst that PNG can meet
+        assert len(content) <= cifar.MAX_PNG  # noise is the worst case for PNG
 
 
 def refused(small, source, out, message):
@@ -66,7 +66,7 @@ def test_every_pixel_lands_in_its_class(tmp_path, dataset):
 
 
 def test_data_sets_are_not_mixed(small, tmp_path):
-    """What else is not: data/test_classfolders.py."""
+    """data/test_classfolders.py tests other data that are not mixed."""
     hundred = Cifar(tmp_path / "other", "cifar100")
     message = "no CIFAR-10: this is CIFAR-100, --dataset cifar100"
     refused(small, hundred.source, tmp_path / "out", message)
@@ -127,7 +127,7 @@ def test_the_python_version_is_refused_and_not_unpickled(small, tmp_path):
     assert not (tmp_path / "evil").exists()
 
 
-# ---- images and records of one's own
+# ---- own images and records
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_other_images_of_ones_own_are_a_conflict(small, tmp_path):
 
 
 def bomb() -> bytes:
-    """A PNG whose header promises 50 000 x 50 000 pixels."""
+    """Return a PNG whose header states 50 000 x 50 000 pixels."""
     header = bytearray(image(1, format="PNG"))
     header[16:24] = (50_000).to_bytes(4, "big") * 2
     header[29:33] = zlib.crc32(header[12:29]).to_bytes(4, "big")
@@ -234,7 +234,7 @@ def server(small):
 @pytest.mark.parametrize("source", ["download", "/", "/renamed.tar.gz"])
 def test_the_official_archive_is_downloaded(small, server, tmp_path, source):
     source = server.address + source if source[0] == "/" else source
-    server.cuts = [10_000]  # the same call goes on where it broke off
+    server.cuts = [10_000]  # the same call continues where it broke off
     assert_same_images(small.prepare(tmp_path / "out", source), small.pixels)
     assert ranges(server) == [None, "bytes=10000-"]
 
@@ -245,7 +245,7 @@ def test_the_room_for_the_download_is_counted(small, server, tmp_path, monkeypat
     monkeypatch.setattr(os, "statvfs", lambda path: room)
     refused(small, "download", tmp_path / "out", "Make room")
     assert server.asked == []
-    # What is here already is not counted once more.
+    # Files that are already downloaded are not counted again.
     downloads = tmp_path / "here" / ".download"
     downloads.mkdir(parents=True)
     (downloads / small.source.name).write_bytes(small.content)

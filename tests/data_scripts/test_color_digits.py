@@ -1,4 +1,4 @@
-"""Colour digits: what is drawn, and a folder whole or not at all."""
+"""Colour digits: the drawings, and a folder that is whole or absent."""
 
 import hashlib
 import json
@@ -36,13 +36,13 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def few(tmp_path_factory) -> Path:
-    """A folder of 20 and 10 images."""
+    """A folder of 20 training and 10 validation images."""
     return make(color_digits(), tmp_path_factory.mktemp("few") / "out")
 
 
 @cache
 def mnist_set(prefix):
-    """Images and labels of a bundled set."""
+    """Return images and labels of a bundled set."""
     names = [f"{prefix}-{kind}-ubyte.gz" for kind in ("images-idx3", "labels-idx1")]
     return idx.read_pair(*(SCRIPTS / "bundled" / "mnist" / name for name in names))
 
@@ -68,7 +68,7 @@ def make(script, out, **options):
 
 
 def test_the_files_are_the_drawings_of_mnists_rows(script, folder):
-    """As many of each digit, named after the row in its set; JPEG blurs them a little."""
+    """Each digit occurs equally often, named by its row in its set; JPEG blurs it a little."""
     assert sorted(path.name for path in folder.iterdir()) == ["manifest.json", "train", "val"]
     for usage, count in (("train", TRAIN), ("val", VAL)):
         digits, labels = mnist_set(script.SETS[usage])
@@ -82,20 +82,20 @@ def test_the_files_are_the_drawings_of_mnists_rows(script, folder):
             row = int(path.stem)
             drawn = script.draw(digits[row], 32, script.generator(1, usage, row)).astype(int)
             assert pixels(path).shape == (32, 32, 3)
-            assert np.abs(pixels(path) - drawn).mean() < 10  # of another row 21
+            assert np.abs(pixels(path) - drawn).mean() < 10  # 21 for a different row
 
 
 @pytest.mark.parametrize("size", [16, 32, 97])
 def test_the_digit_is_mnists_digit(script, mnist_pair, size):
-    """Seen through its own mask: shrunk back, it is the MNIST digit at a place and scale."""
+    """Its mask, shrunk back, is the MNIST digit at some place and scale."""
     for row in range(12):
         digit = mnist_pair[0][row]
         mask = script.place(digit, size, np.random.default_rng(row))
         assert mask.shape == (size, size) and 0 <= mask.min() and mask.max() <= 1
         mass = mask.sum() / size**2 / (digit.sum() / 255 / 28**2)
         assert 0.8**2 * 0.97 <= mass <= 1.03
-        # Its extent, measured by second moments in units of 1/28 of the side, is 80 to 100 % of
-        # the digit's, wider by the triangle that it is seen through (variance reach^2 / 6).
+        # The mask's extent, by second moments in units of 1/28 of the side, is 80 to 100 % of the
+        # digit's, widened by the triangle of the interpolation (variance reach^2 / 6).
         reach = max(28 / (0.8 * size), 1)
         for axis in (0, 1):
             spread, own = moment(mask, axis) * 28 / size, moment(digit.astype(float), axis)
@@ -121,14 +121,14 @@ def test_places_and_scales_vary_and_the_box_stays_inside(script):
 def test_ink_and_ground_are_apart_in_every_pixel(script, mnist_pair):
     """The least contrast is 48 grey levels of luminance, in either direction.
 
-    Both colours are drawn before the digit is looked at: they say nothing about the class.
+    Both colours are drawn before the digit is read, so they say nothing about the class.
     """
     brighter = []
     for row in range(300):
         digit = mnist_pair[0][row]
         pixels = script.draw(digit, 64, np.random.default_rng(row)).astype(int)
         random = np.random.default_rng(row)
-        # The mask is drawn last, after the same numbers.
+        # The mask is drawn last, after the same random numbers.
         colours = script.colours(random)
         random.uniform(size=(5, 5, 3))
         random.uniform(size=(2, 64, 64, 3))
@@ -136,12 +136,12 @@ def test_ink_and_ground_are_apart_in_every_pixel(script, mnist_pair):
         parts = mask < 1e-9, mask > 0.98
         if not parts[1].any():
             continue
-        # Texture; and 2 % of the ground in the ink, which is 191 away at most.
+        # Texture, and in the ink 2 % of the ground, which is 191 away at most.
         for part, colour, most in zip(parts, colours, (24 + 8, 8 + 4), strict=True):
             assert np.abs(pixels[part] - colour).max() <= most + 0.5
         ground, ink = (pixels[part] @ script.LUMINANCE for part in parts)
         gap = ink.min() - ground.max() if ink.mean() > ground.mean() else ground.min() - ink.max()
-        # Rounding to whole grey levels; 2 % of the ground in the ink, which is 191 away at most.
+        # Rounding to whole grey levels, and in the ink 2 % of the ground, 191 away at most.
         assert gap >= 48 - 1 - 4
         brighter.append(ink.mean() > ground.mean())
     assert len(brighter) > 250 and 0.35 < np.mean(brighter) < 0.65
@@ -152,7 +152,7 @@ def test_colours_are_88_grey_levels_of_luminance_apart(script):
     pairs = np.array([script.colours(random) for _ in range(2000)])
     apart = np.abs((pairs[:, 0] - pairs[:, 1]) @ [0.299, 0.587, 0.114])
     assert 88 <= apart.min() < 88.5
-    # All of the range that the texture leaves is used, by both, and every hue.
+    # Both colours use all of the range that the texture leaves, and every hue.
     for colours in (pairs[:, 0], pairs[:, 1]):
         assert (colours.min(axis=0) < 35).all() and (colours.max(axis=0) > 220).all()
         assert np.bincount(colours.argmax(axis=1)).min() > 400
@@ -166,7 +166,7 @@ def test_the_ground_is_textured_and_nothing_is_clipped(script):
         ground, ink = script.colours(np.random.default_rng(seed))
         assert np.abs(image - ground).max() <= script.COARSE + script.FINE + 0.5
         assert image.std(axis=(0, 1)).min() > 4
-        # Smooth and coarse besides the noise: quarters of the image differ.
+        # The texture is smooth and coarse besides the noise: quarters of the image differ.
         quarters = image.reshape(2, 16, 2, 16, 3).mean(axis=(1, 3))
         assert np.ptp(quarters, axis=(0, 1)).max() > 2
         margin = script.COARSE + script.FINE
@@ -174,19 +174,19 @@ def test_the_ground_is_textured_and_nothing_is_clipped(script):
             assert colour.min() >= margin and colour.max() <= 255 - margin
 
 
-# ---- the same again
+# ---- reproducibility
 
 
 def test_pixels_are_a_function_of_seed_set_row_and_size(script, mnist_pair):
     digit = mnist_pair[0][0]
-    # Of version 1 of the drawing. Processors may round a pixel or two in another way.
+    # The total of version 1 of the drawing; processors may round a pixel or two differently.
     total = script.draw(digit, 32, script.generator(1, "train", 0)).astype(int).sum()
     assert abs(total - 515742) <= 3 and script._VERSION == 1
     keys = [(1, "train", 0), (2, "train", 0), (1, "val", 0), (1, "train", 1)]
     drawn = [script.draw(digit, 32, script.generator(*key)).tobytes() for key in keys]
     assert len(set(drawn)) == 4
     assert script.draw(digit, 32, script.generator(1, "train", 0)).tobytes() == drawn[0]
-    # The digit decides on neither the colours nor the ground.
+    # The digit affects neither the colours nor the ground.
     other = script.draw(mnist_pair[0][1], 32, script.generator(1, "train", 0))
     digit = script.draw(digit, 32, script.generator(1, "train", 0))
     assert (other[::31, ::31] == digit[::31, ::31]).all() and (other != digit).any()
@@ -257,7 +257,7 @@ def test_an_empty_folder_is_filled_and_a_file_refused(script, tmp_path):
 
 
 def test_the_faster_of_two_processes_wins(script, tmp_path, monkeypatch):
-    """The other finds the same images in place, and takes them."""
+    """The slower process finds the same images in place and uses them."""
     out, real = tmp_path / "out", os.rename
 
     def late(source, target):
@@ -299,7 +299,7 @@ def test_values_out_of_range_are_refused(script, tmp_path, options, message):
 
 @pytest.fixture
 def project(tmp_path, monkeypatch):
-    """A project of its own, whose scripts are this one's."""
+    """A separate project with copies of this project's scripts."""
     place = tmp_path / "project"
     place.mkdir()
     shutil.copytree(SCRIPTS, place / "data_scripts")

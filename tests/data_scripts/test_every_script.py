@@ -1,4 +1,4 @@
-"""What all data scripts keep to: whole units or none, nothing twice, nothing of anybody else's."""
+"""All data scripts write whole units or none, do nothing twice and touch nothing of others."""
 
 import json
 import os
@@ -45,7 +45,7 @@ def every(*names):
 
 
 def data(folder) -> dict[str, bytes]:
-    """Return the files without the manifest, in which times and places are."""
+    """Return the files without the manifest, which holds times and places."""
     return {name: content for name, content in tree(folder).items() if name != "manifest.json"}
 
 
@@ -57,7 +57,7 @@ def units(files: dict, world) -> set[str]:
 
 
 def refused(world, out, message, **options) -> str:
-    """Return the message; nothing but an archive's state may be written."""
+    """Return the message of a refusal; only the state of an archive may be written."""
 
     def held():
         return {n: c for n, c in tree(out.parent).items() if not n.endswith("manifest.json")}
@@ -143,7 +143,7 @@ def test_another_archive_than_the_official_one_is_refused(world, tmp_path, fault
     known = world.known
     path = world.source if isinstance(world, Cifar) else world.path("train")
     content = bytearray(path.read_bytes())
-    content[4] ^= 1  # of CIFAR the time in the gzip header: the content stays whole
+    content[4] ^= 1  # in CIFAR the time in the gzip header: the content stays intact
     path.write_bytes(content if fault == "other bit" else content[:-512])
     options = {} if isinstance(world, Cifar) else {"known": known}
     message = "SHA256 .*; expected" if fault == "other bit" else "bytes; expected|cut short"

@@ -126,12 +126,12 @@ IMAGE = ("n00000001_0.JPEG", image(1))
 
 
 def inner(*members):
-    """Put these members into the archive of the first class."""
+    """Return a change that puts these members into the archive of the first class."""
     return lambda outer: [("n00000001.tar", tar(members)), *outer[1:]]
 
 
-# Archive, what becomes of its members, and what is said; what no member may be called or be is in
-# data/test_members.py and data/test_ilsvrc.py.
+# Archive, change of its members, and message; data/test_members.py and data/test_ilsvrc.py test the
+# names and types that no member may have.
 HOSTILE = {
     "inner name": ("train", inner(("../x.JPEG", b"")), "n00000001.tar: .*leaves the folder"),
     "no image": ("train", inner((IMAGE[0], b"<html>")), "'n00000001_0.JPEG' is not a JPEG"),
@@ -153,7 +153,7 @@ HOSTILE = {
         lambda m: [*m, ("ILSVRC2012_val_00000007.JPEG", image(1))],
         "'ILSVRC2012_val_00000007.JPEG'; expected .*00000001.JPEG to ILSVRC2012_val_00000006",
     ),
-    # Image 3 is of the class that is made first.
+    # Image 3 belongs to the class that is made first.
     "no image in val": (
         "val",
         lambda m: [*m[:2], (m[2][0], b"x"), *m[3:]],
@@ -226,7 +226,7 @@ def test_a_download_that_is_not_official_is_refused(archives, server, tmp_path):
 
 
 def test_a_part_that_is_here_needs_no_room_again(archives, server, tmp_path, monkeypatch):
-    """What is received takes its room already: as much less is asked for, before the download."""
+    """Received bytes already take up room, so the check before a download needs that much less."""
     contents, name = archives.contents, archives.known.train.name
     left = 2 * sum(map(len, contents.values())) - len(contents["train"]) + 3 * 2048
     room = SimpleNamespace(f_bavail=left, f_frsize=1, f_files=0, f_favail=0)

@@ -88,14 +88,14 @@ def test_other_data_is_never_overwritten(small, mnist, tmp_path):
         with pytest.raises(InputError, match="holds other data .* Remove it, or choose"):
             small.prepare(out, source)
     assert tree(out) == small.installed()
-    # Files of one's own that were asked for are not passed over for official ones.
+    # If own files are requested, official ones in their place are not accepted.
     before = tree_sums(mnist)
     with pytest.raises(InputError, match="holds other data"):
         small.prepare(mnist)
     assert tree_sums(mnist) == before
 
 
-# ---- files of one's own
+# ---- own files
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ TEST_LABELS = "t10k-labels-idx1-ubyte"
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        # One fault of a file: data/test_idx.py has the others.
+        # One fault of a file; data/test_idx.py tests the others.
         (b"\0\0\x08\x01\0\0\0\x13" + bytes(19), "20 images.*19 labels"),
         (None, "holds no t10k-labels-idx1-ubyte"),
     ],
@@ -143,7 +143,7 @@ def test_a_bad_source_is_refused_and_nothing_is_written(small, tmp_path, content
 
 
 def given_sources(script, dataset, **sources):
-    """Let the script take other places for the official sources."""
+    """Make the script use other places as official sources."""
     known = script.DATASETS[dataset]
     script.DATASETS[dataset] = dataclasses.replace(known, sources=known.sources | sources)
 
@@ -160,7 +160,7 @@ def test_bundled_files_must_match_to_the_bit(small, tmp_path):
 
 @pytest.fixture
 def server(small, tmp_path):
-    """Serves the small set, which the script takes for the official one."""
+    """A server of the small set, which the script takes for the official one."""
     packed = write_mnist(tmp_path / "served", suffix=".gz")
     with served({path.name: path.read_bytes() for path in packed.iterdir()}) as server:
         small.be_official(server.address)

@@ -1,4 +1,4 @@
-"""The recording script: what it records today is what is shipped."""
+"""What the recording script records today is what is shipped."""
 
 import ast
 import json
@@ -13,7 +13,7 @@ from labkit.migration import recorded, rule  # noqa: E402
 from tests.support import texts  # noqa: E402
 from tests.support.data_archives import SCRIPTS, load  # noqa: E402
 
-# float64 sums in another order: 5e-15 measured with one thread instead of two.
+# float64 sums in a different order: 5e-15 measured with one thread instead of two.
 SAME = 1e-9
 
 
@@ -24,7 +24,7 @@ def script():
 
 @pytest.mark.parametrize("depth", [18, pytest.param(50, marks=pytest.mark.slow)])
 def test_shipped_steps_are_what_the_script_records(script, tmp_path, monkeypatch, depth):
-    """All but the ten losses, which take longest; the first is that of the step."""
+    """All but the ten losses, which take longest, are compared; the first is that of the step."""
     name = f"resnet{depth}"
     shipped, shipped_settings = recorded.load(name), recorded.settings(name)
     assert script.main.__defaults__ == ((18, 50),)
@@ -41,7 +41,7 @@ def test_shipped_steps_are_what_the_script_records(script, tmp_path, monkeypatch
 
 
 def assert_same(today, shipped):
-    """Every tensor of two recorded steps."""
+    """Compare every tensor of two recorded steps."""
     assert list(today.stages) == list(shipped.stages)
     for stage, tensors in shipped.stages.items():
         assert list(today.stages[stage]) == list(tensors) and tensors
@@ -55,7 +55,7 @@ def assert_same(today, shipped):
 
 
 def test_the_tiny_step_is_that_of_the_listing_in_the_lab(script, root, tmp_path, monkeypatch):
-    """Its class stands in lab 02 to the letter, and its ten steps are what is shipped."""
+    """Lab 02 holds its class verbatim, and its ten steps are those that are shipped."""
     text = texts.text_of(root / "notebooks" / "02_resnet50_migration.ipynb")
     listing = re.search(r"^class Tiny\(torch.*?^```", text, re.MULTILINE | re.DOTALL)[0]
     [shown] = ast.parse(listing[:-3]).body
@@ -73,7 +73,7 @@ def test_the_tiny_step_is_that_of_the_listing_in_the_lab(script, root, tmp_path,
     def with_old_gradients():
         module, *rest = build()
         for parameter in module.parameters():
-            parameter.grad = torch.ones_like(parameter)  # left over from somewhere
+            parameter.grad = torch.ones_like(parameter)  # left over from earlier use
         return module, *rest
 
     monkeypatch.setattr(script, "build_tiny", with_old_gradients)
@@ -84,7 +84,7 @@ def test_the_tiny_step_is_that_of_the_listing_in_the_lab(script, root, tmp_path,
 
 
 def test_shipped_losses_are_those_of_the_script(script, monkeypatch):
-    """The first two; all ten are held against MindSpore in tests/migration/test_trace.py."""
+    """The first two are compared; tests/migration/test_trace.py compares all ten with MindSpore."""
     rates = script.SETTINGS["learning_rates_of_losses"][:2]
     monkeypatch.setitem(script.SETTINGS, "learning_rates_of_losses", rates)
     actual = script.losses(*script.build(18))
@@ -106,7 +106,7 @@ def test_the_step_is_recorded_in_float64_with_the_settings_it_names(script):
     assert all(p.ndim == 1 for p in others["params"]) and len(others["params"]) == 41
     assert {g["lr"] for g in optimizer.param_groups} == {settings["learning_rates"][0]}
     assert {g["momentum"] for g in optimizer.param_groups} == {settings["momentum"]}
-    # Off by one step is another rate, and what json keeps is what was set.
+    # An error of one step would change the rate, and JSON keeps the settings exactly.
     assert settings["learning_rates"][1] == 2 * settings["learning_rates"][0]
     assert json.loads(json.dumps(settings)) == settings
     expected = rule.state({n: v.shape for n, v in module.state_dict().items()})

@@ -1,4 +1,4 @@
-"""The program that lab 04 starts on ranks, in one process: which micro-batches it trains with."""
+"""The program that lab 04 starts on ranks, in one process: which micro-batches it uses."""
 
 import numpy as np
 import pytest

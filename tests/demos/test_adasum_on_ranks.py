@@ -1,4 +1,4 @@
-"""The program that lab 04 starts: real ranks hold what virtual workers in one process hold."""
+"""The program that lab 04 starts: real ranks get the weights of virtual workers in a process."""
 
 import numpy as np
 import pytest

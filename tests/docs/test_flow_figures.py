@@ -1,4 +1,4 @@
-"""docs/figures/*_flow.svg: what the program writes, readable on a phone, in light and dark."""
+"""docs/figures/*_flow.svg equal the program's output and are readable on a phone, light or dark."""
 
 import itertools
 import re
@@ -82,7 +82,7 @@ def contrast(color, other):
 
 @pytest.mark.parametrize("dark", (False, True), ids=THEMES)
 def test_contrast_of_text_and_of_lines_is_that_of_wcag_aa(picture, dark):
-    assert round(contrast("#767676", "#ffffff"), 2) == 4.54  # WCAG's own example of its limit
+    assert round(contrast("#767676", "#ffffff"), 2) == 4.54  # WCAG's own example at its limit
     colours = picture.colours(dark)
     ground = colours[("page",)]["fill"]
     for text in picture.texts:
@@ -115,7 +115,7 @@ def test_no_text_touches_another_text_a_line_or_the_edge_of_a_box(picture):
 
 def test_an_arrow_ends_at_a_box(picture):
     ends = [box for box in picture.boxes if "frame" not in box.kind]
-    # Lab 04's vectors are arrows that stand for themselves, in the two panels below.
+    # Lab 04's vectors, in its two panels, are arrows that do not point to a box.
     panels = [box for box in ends if "hollow" in box.kind and "dashed" not in box.kind]
     pointing = [
         (x, y) for x, y in picture.tips
@@ -129,7 +129,7 @@ def test_an_arrow_ends_at_a_box(picture):
 
 
 def test_the_planted_fault_spreads_as_drawn(program):
-    """The verdicts of lab 02's picture are those of ``compare_step`` on networks as in that lab."""
+    """The verdicts in lab 02's picture are those of ``compare_step`` on that lab's networks."""
     from flow.migration import FAULT, LAYERS, VERDICTS
 
     from labkit import migration
@@ -150,7 +150,7 @@ def test_the_planted_fault_spreads_as_drawn(program):
 
 
 def one_step(fault):
-    """Trace one step of lab 02's small ResNet; the stage called ``fault`` pools for its stride."""
+    """Trace one step of lab 02's small ResNet; stage ``fault`` strides by max-pool."""
     from mindspore import nn
 
     from labkit import migration
@@ -186,7 +186,7 @@ def browser():
 @pytest.mark.parametrize("theme", THEMES)
 @pytest.mark.parametrize("name", NAMES)
 def test_as_a_browser_draws_it(browser, name, theme):
-    """Texts by the browser's own measure, and the theme's ground, in the file opened by itself."""
+    """Opened by itself, it has the theme's background, and texts fit by the browser's measure."""
     file = FIGURES / f"{name}_flow.svg"
     read = Picture(file.read_text(encoding="utf-8"))
     context = browser.new_context(color_scheme=theme, viewport={"width": 400, "height": 700})

@@ -1,4 +1,4 @@
-"""The example program trains with each technique, and resumes where it was left."""
+"""The example program trains with each technique, and resumes where it stopped."""
 
 import importlib
 
@@ -9,12 +9,12 @@ from labkit import InputError
 
 @pytest.fixture
 def program(root, monkeypatch):
-    # By its name, not from its path: MindSpore's compiler looks for the module of a Cell.
+    # Imported by name, not by path: MindSpore's compiler looks up the module of a Cell.
     monkeypatch.syspath_prepend(root / "examples")
     return importlib.import_module("own_network")
 
 
-# Adasum came to 0.930. Always the larger class: 0.53.
+# Adasum reached 0.930. Always predicting the larger class gives 0.53.
 @pytest.mark.parametrize(
     ("technique", "least"),
     [

@@ -1,4 +1,4 @@
-"""A technique written outside of labkit: accumulation, clipping and exact resume come free."""
+"""A technique written outside labkit gets accumulation, clipping and exact resume for free."""
 
 import importlib
 
@@ -33,7 +33,7 @@ def test_it_is_at_most_eighty_lines(root):
 
 
 def test_its_weights_are_those_of_the_paper(program):
-    """Algorithm 1 in float64, on averaged and clipped gradients of two micro-batches."""
+    """They match Algorithm 1 in float64 on averaged, clipped gradients of two micro-batches."""
     network, step = build(program, clip_norm=0.5)
     weight, bias = (p.asnumpy().astype(np.float64) for p in network.trainable_params())
     slow = weight, bias

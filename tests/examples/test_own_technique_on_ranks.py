@@ -1,4 +1,4 @@
-"""A technique written outside of labkit, on two ranks: their rows are one batch."""
+"""A technique written outside labkit, on two ranks: the rows of both form one batch."""
 
 import numpy as np
 import pytest

@@ -1,11 +1,11 @@
-"""What the labs display is kept: there is no front end that would show it."""
+"""Record what the labs display, because no front end shows it."""
 
 import pytest
 
 
 @pytest.fixture
 def shown(monkeypatch):
-    """What is displayed, as (data, options), one behind the other."""
+    """What is displayed, as (data, options), in order."""
     displayed = []
     monkeypatch.setattr(
         "IPython.display.display", lambda data, **options: displayed.append((data, options))

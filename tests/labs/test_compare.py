@@ -29,7 +29,7 @@ def test_what_cannot_be_compared_is_refused(compare, arrays, message):
 
 
 def test_a_restarted_step_trains_as_a_new_one():
-    """Moments and rate are part of it: without either the two updates would differ."""
+    """Moments and rate are restarted too: without either the two updates would differ."""
     from mindspore import Tensor, nn
 
     from labkit import LossNet, PlainStep

@@ -1,4 +1,4 @@
-"""LeNet as a function of one vector: the same numbers as by name, and as by hand."""
+"""LeNet as a function of one vector has the numbers of named weights and of finite differences."""
 
 import numpy as np
 import pytest
@@ -37,7 +37,7 @@ def test_it_is_put_into_a_network(lenet, vector):
     network = LeNet5()
     assert lenet.put(vector, network) is network
     np.testing.assert_allclose(lenet.vector(parameter_values(network)), vector, rtol=1e-7)
-    # Its own network has run: the weights must reach the compiled graph all the same.
+    # Its own network has already run: new weights must still reach the compiled graph.
     first, second = (lenet.predicted(v, IMAGES) for v in (vector, 2 * vector))
     np.testing.assert_array_equal(lenet.predicted(vector, IMAGES), first)
     assert np.abs(first - second).max() > 0.01

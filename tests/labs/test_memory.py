@@ -27,7 +27,7 @@ print(peak.value - before, memory.anonymous_mb() - before)
 
 
 def test_the_sampler_sees_a_peak_that_is_gone_at_the_end():
-    # In a process of its own: what other tests left is given back at any moment.
+    # In a separate process: memory left by other tests may be released at any moment.
     run = subprocess.run([sys.executable, "-c", SAMPLED], text=True, capture_output=True)
     assert run.returncode == 0, run.stderr
     peak, left = map(float, run.stdout.split())
@@ -36,7 +36,7 @@ def test_the_sampler_sees_a_peak_that_is_gone_at_the_end():
 
 
 def test_the_full_batch_takes_more_than_its_micro_batches():
-    """1024 images at once, and 32 times 32: 295 and 224 MB."""
+    """1024 images take 295 MB at once and 224 MB as 32 micro-batches of 32."""
     (row,) = memory.sweep([1024])
     assert row["batch"] == 1024 and row["full_mb"] > row["accumulated_mb"] + 40
     assert memory.sweep([]) == []

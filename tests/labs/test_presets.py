@@ -30,10 +30,10 @@ def test_lab_and_paper_are_the_source_documents_setting():
 def test_smoke_is_smaller_and_holds_what_the_text_speaks_of():
     smoke, lab = choose(LAB, "smoke"), choose(LAB, "lab")
     assert smoke["epochs"] < lab["epochs"] and smoke["train_images"] < lab["train_images"] / 10
-    # An epoch's last group that is not full, as in the source.
+    # The last group of an epoch is not full, as in the source.
     for settings in (smoke, lab):
         assert settings["train_images"] // settings["batch_size"] % settings["micro_steps"]
-    # Two refreshes of THOR, and two points of its race.
+    # THOR is refreshed twice, and its race has two points.
     settings = choose("03_thor", "smoke")
     updates = settings["train_images"] // settings["batch_size"] * settings["thor_epochs"]
     assert updates > settings["frequency"] and updates >= 2 * settings["evaluate_every"]

@@ -30,7 +30,7 @@ def profiled(runtime):
 
 
 def test_calls_are_counted_for_at_least_as_long_as_asked_for(monkeypatch):
-    """A clock of its own: each call takes 0.4 s; the first one, which compiles, does not count."""
+    """On a fake clock a call takes 0.4 s; the first call, which compiles, does not count."""
     now, made = [0.0], []
     monkeypatch.setattr(profiling.time, "perf_counter", lambda: now[0])
 
@@ -46,12 +46,12 @@ def test_calls_are_counted_for_at_least_as_long_as_asked_for(monkeypatch):
 
 def test_each_operator_is_counted_per_call_in_its_cell_and_direction(profiled):
     step, _, rows, _, updates = profiled
-    assert updates == 2 + 1  # real updates, and a call more compiles
+    assert updates == 2 + 1  # real updates, and one more call that compiles
     counts = {row["operator"]: row["count"] for row in profiling.by_operator(rows)}
     assert counts["ApplyMomentum"] == len(step.optimizer.parameters) == 8
     assert counts["AdaptiveMaxPool2D"] == counts["AdaptiveMaxPool2DGrad"] == 2
     assert counts["ReLU"] == counts["ReluGrad"] == 4
-    # As many gradients by weight as convolutions forward; the images need none.
+    # One gradient by weight per forward convolution; the images need no gradient.
     assert counts["Conv2D"] == counts["Conv2DBackpropFilter"] == 2
     assert counts["Conv2DBackpropInput"] == 1
     first = [row for row in rows if "LeNet5/conv1-" in row["scope"] and "Conv" in row["operator"]]
@@ -66,8 +66,8 @@ def test_times_are_milliseconds_of_a_call(profiled):
     assert rows[-1]["operator"] == "other"
     ordered = [row["ms"] for row in rows[:-1]]
     assert ordered == sorted(ordered, reverse=True)
-    # Kernels run one after another: both calls of all of them within the whole. 64 images are 1.6e8
-    # operations, 0.1 ms for a machine of 1.6e12 a second. Neither depends on what else runs.
+    # Kernels run one after another, so both calls of all kernels fit into the total. 64 images take
+    # 1.6e8 operations, 0.1 ms at 1.6e12 per second. Neither bound depends on other programs.
     assert 0.1 < sum(ordered) < seconds * 1e3 / 2
 
 

@@ -134,7 +134,7 @@ def test_the_revision_says_whether_the_checkout_was_changed(project, monkeypatch
     assert run.git_revision(project) is None
     git(project, "init", "-q")
     git(project, "commit", "-q", "--allow-empty", "-m", "somebody's own")
-    # Inside a repository, not under its control: that revision would say nothing about labkit.
+    # Inside a repository but not tracked: that revision would say nothing about labkit.
     assert run.git_revision(project) is None
     git(project, "add", ".")
     git(project, "commit", "-q", "-m", "first")

@@ -1,4 +1,4 @@
-"""The JSON of a run folder: written whole, read with tolerance, and a status that is believed."""
+"""The JSON of a run folder is written whole and read with tolerance; its status can be trusted."""
 
 import json
 import os
@@ -46,7 +46,7 @@ def test_a_run_that_says_running_is_believed_while_its_process_lives():
         ({"pid": 2**30}, "interrupted"),
         ({"pid": -1}, "interrupted"),
         ({"pid": None}, "interrupted"),
-        # The number has gone to a process that is younger than the run.
+        # The pid now belongs to a process that is younger than the run.
         ({"pid_created": psutil.Process().create_time() - 60}, "interrupted"),
         ({"host": "another", "pid": 2**30}, "running"),
         ({"host": "another", "status": "failed"}, "failed"),

@@ -1,4 +1,4 @@
-"""The comparison: what each stage says, and that a planted fault is reported first where it is."""
+"""The comparison: the report of each stage, and that a planted fault is reported first in place."""
 
 import numpy as np
 import pytest
@@ -30,11 +30,11 @@ from tests.support.migrating import (
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
-# ---- made by hand
+# ---- traces made by hand
 
 
 def made(origin="here", **stages):
-    """A trace with one tensor in each stage; ``stages`` replaces whole stages."""
+    """Return a trace with one tensor in each stage; ``stages`` replaces whole stages."""
     full = {stage: {"t": np.array([1.0, -2.0])} for stage in STAGES} | stages
     return Trace(origin, full)
 
@@ -65,7 +65,7 @@ def test_equal_steps_pass_in_the_order_of_the_stages(form):
 def test_a_difference_is_measured_against_the_largest_value_and_the_tolerance(stage, form):
     limit = max(STEP_TOLERANCE[stage], 1e-6)
     for factor, passes in ((0.9, STEP_TOLERANCE[stage] > 0), (1.1, False)):
-        # 2 is the largest value; an update's float32 spacing of 2.4e-7 is taken off.
+        # 2 is the largest value; the comparison of updates subtracts a float32 spacing of 2.4e-7.
         off = 2 * factor * limit + (2.4e-7 if stage == "update" else 0)
         rows = compare_step(made(**{stage: {"t": np.array([1.0 + off, -2.0])}}), form(made()))
         row = next(row for row in rows if row.stage == stage)
@@ -99,7 +99,7 @@ def test_cells_without_one_common_name_fail():
     rows = compare_step(made(forward={"a": np.ones(1)}), made(forward={"b": np.ones(1)}))
     row = first_difference(rows)
     assert (row.stage, row.name) == ("forward", "b") and "same name on both sides" in row.note
-    # A network that is one cell has none inside.
+    # A network of a single cell has no cells inside.
     assert first_difference(compare_step(made(forward={}), made(forward={}))) is None
 
 
@@ -120,7 +120,7 @@ def test_values_that_are_not_finite_fail(value, form):
     rows = compare_step(made(forward={"t": np.array([value, -2.0])}), form(made()))
     row = first_difference(rows)
     assert (row.stage, row.difference, row.note) == ("forward", np.inf, "not finite")
-    # In the reference too, where it leaves the noise floor of its stage to the others.
+    # In the reference too, where the other tensors set the noise floor of the stage.
     same = {"big": np.array([2.0]), "nothing": np.array([1e-12])}
     reference = made(gradients={"t": np.array([value, 1.0]), **same})
     actual = made(gradients={"t": np.ones(2), **same, "nothing": np.zeros(1)})
@@ -156,14 +156,14 @@ def test_zero_against_zero_passes_and_against_anything_fails(form):
 
 
 def test_an_update_is_known_no_better_than_the_spacing_of_its_weights():
-    """Weights of 1: float32 numbers are 1.2e-7 apart, which is 1.2 % of an update of 1e-5."""
+    """Near weights of 1, float32 numbers are 1.2e-7 apart, 1.2 % of an update of 1e-5."""
     at = {"weights": {"t": np.array([1.0])}}
     reference = made(**at, update={"t": np.array([1e-5])})
     near = made(**at, update={"t": np.array([1e-5 + 1.1e-7])})
     assert first_difference(compare_step(near, reference)) is None
     far = made(**at, update={"t": np.array([1e-5 + 3e-7])})
     assert first_difference(compare_step(far, reference)).stage == "update"
-    # In no other stage is there such a slack.
+    # No other stage has such a slack.
     gradient = made(**at, gradients={"t": np.array([1e-5 + 1.1e-7])})
     row = first_difference(compare_step(gradient, made(**at, gradients={"t": np.array([1e-5])})))
     assert row.stage == "gradients"
@@ -219,7 +219,7 @@ SMOOTHING, RATES = 0.1, [0.01, 0.02]
 
 @pytest.fixture(scope="module")
 def reference():
-    """The step in PyTorch: decay on weights of more than one dimension alone."""
+    """The step in PyTorch, with decay only on weights of more than one dimension."""
     return torch_step()
 
 
@@ -243,7 +243,7 @@ def step(network=None, change=None, loss=None, optimizer=None, batch=BATCH, rate
         change(network)
     loss = loss or smoothed_cross_entropy(4, SMOOTHING)
     optimizer = optimizer(network) if optimizer else momentum(network, rates)
-    # Without compiling; that nothing differs: test_trace.py.
+    # Without compiling; test_trace.py shows that this changes nothing.
     with pynative():
         return trace(network, loss, optimizer, *batch)
 
@@ -256,7 +256,7 @@ def test_without_a_fault_all_rows_pass_and_none_is_dead(reference):
     rows = compare_step(step(), reference)
     assert first_difference(rows) is None, stage_table(rows)
     assert len(rows) == 2 + 10 + 5 + 1 + 8 + 8 + 2
-    # Measured 2e-7; and every tensor is there to go wrong.
+    # Measured 2e-7; and no tensor is zero, so that each can go wrong.
     assert max(row.difference for row in rows) < 1e-5
     values = [value for stage in reference.stages.values() for value in stage.values()]
     assert all(np.abs(value).max() > 1e-6 for value in values)
@@ -277,7 +277,7 @@ def images(change):
 
 
 FAULTS = {
-    # fault: (step, first stage that fails, first name there)
+    # fault: (step, (first stage that fails, first name in it))
     "square weight transposed": (lambda: step(change=transpose), ("weights", "hidden.weight")),
     "NaN in a weight": (lambda: step(change=poison), ("weights", "conv2.weight")),
     "momentum not mapped": (
@@ -302,7 +302,7 @@ def test_a_planted_fault_is_reported_first_where_it_is(reference, fault, form):
     rows = compare_step(faulty(), form(reference))
     row = first_difference(rows)
     assert (row.stage, row.name) == (stage, name), stage_table(rows)
-    # Far over the tolerance: no matter of rounding. An epsilon changes an output by eps / 2 var.
+    # Far over the tolerance, so not rounding. An epsilon changes an output by eps / (2 var).
     margin = 1.5 if "epsilon" in fault else 10
     assert row.difference > margin * max(row.tolerance, 1e-6)
     if stage in ("update", "statistics"):
@@ -310,7 +310,7 @@ def test_a_planted_fault_is_reported_first_where_it_is(reference, fault, form):
 
 
 def test_weight_decay_given_as_a_number_is_a_trap():
-    """MindSpore leaves out names with beta and gamma (and no others); PyTorch decays all."""
+    """MindSpore does not decay names with beta and gamma (only those); PyTorch decays all."""
     reference = torch_step(weight_decay=0.1)
     trapped = step(optimizer=lambda n: nn.Momentum(n.trainable_params(), RATES, 0.9, 0.1))
     rows = compare_step(trapped, reference)

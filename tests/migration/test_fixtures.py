@@ -1,4 +1,4 @@
-"""Recorded steps: what a digest sees and what it does not, and files that come back as saved."""
+"""Recorded steps: what a digest sees and what it misses, and files that load as they were saved."""
 
 import numpy as np
 import pytest
@@ -56,19 +56,19 @@ def test_a_changed_tensor_is_seen(change):
         value = tensor(seed=seed)
         other = CHANGES[change](value)
         true = np.abs(other - value).max()
-        # At least a tenth of the largest difference. A sum of independent errors is as large as one
-        # of them, four standard deviations at most.
+        # At least a tenth of the largest difference. A scaled sum of independent errors is as large
+        # as one of them, at most four standard deviations.
         assert 0.1 * true <= Digest.of(value).distance(other) <= 4 * true
 
 
 def test_what_a_digest_cannot_see():
-    """A wrong number among 10 000 that is not a kept one shows as 1/100 of its error."""
+    """An error in one of 10 000 numbers, if that one is not kept, shows as 1/100 of its size."""
     value = tensor()
     index = next(i for i in range(value.size) if i not in recorded._positions(value.size))
     other = value.copy()
     other[index] += 0.5
     assert Digest.of(value).distance(other) == pytest.approx(0.5 / 100, rel=1e-3)
-    # If it becomes the largest, it shows in full.
+    # If the wrong number becomes the largest, its error shows in full.
     other[index] = 100
     assert Digest.of(value).distance(other) > 90
 
@@ -76,7 +76,7 @@ def test_what_a_digest_cannot_see():
 def test_sums_take_every_number_each_with_signs_of_its_own():
     signs = np.array([recorded._sums(row) for row in np.eye(200)]) * 200**0.5
     assert set(np.abs(signs).ravel().round(12)) == {1.0}
-    # Standard error of a mean of 200 signs: 0.07; of the products of two columns likewise.
+    # The standard error of a mean of 200 signs is 0.07, also for products of two columns.
     assert np.abs(signs.mean(0)).max() < 0.25
     assert np.abs(signs.T @ signs / 200 - np.eye(SUMS)).max() < 0.25
 
@@ -135,6 +135,6 @@ def test_shipped_steps():
         assert len(step.stages["gradients"]) == len(step.stages["update"]) == tensors
         values = [digest for stage in step.stages.values() for digest in stage.values()]
         assert all(np.isfinite([*d.kept, *d.sums, d.largest]).all() for d in values)
-        # Not one tensor is dead: an error in it would show.
+        # No tensor is all zeros: an error in it would show.
         assert all(digest.largest > 0 for digest in values)
         assert (recorded.FOLDER / f"{name}.npz").stat().st_size < 200_000

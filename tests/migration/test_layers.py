@@ -1,6 +1,6 @@
 """One layer with mapped weights computes what PyTorch's does: outputs, gradients, statistics.
 
-The claim: for each configuration of the table, with the weights put across by ``load``, the output
+The claim: for each configuration of the table, with the weights transferred by ``load``, the output
 and the gradients of the input and of every parameter are those of PyTorch in float64.
 """
 
@@ -19,13 +19,13 @@ pytestmark = pytest.mark.usefixtures("runtime")
 
 # Largest difference over the largest value. Sums of at most 600 float32 products: 1e-6 measured.
 SINGLE = 1e-5
-# MindSpore's tanh and sigmoid on CPU: 1.6e-6 off in one call, 1.4e-5 in the gradient after two
-# layers of five steps. Another order of the gates would be off by about 1.
+# MindSpore's tanh and sigmoid on CPU are off by 1.6e-6 in one call and by 1.4e-5 in the gradient
+# after two layers of five steps. A different order of the gates would be off by about 1.
 RECURRENT = 1e-4
 
 
 def conv(kind, *arguments, padding=0, **options):
-    """MindSpore's convolution with explicit padding; has_bias as PyTorch's default."""
+    """Return MindSpore's convolution with explicit padding; has_bias is PyTorch's default."""
     padding_ends = {nn.Conv2d: 2, nn.Conv3d: 2}.get(kind, 1)
     if isinstance(padding, tuple):
         padding = tuple(side for side in padding for _ in range(padding_ends))
@@ -119,7 +119,7 @@ TABLE = {
 
 
 def draw(shape, random):
-    """Arrays of a shape, or of nested shapes."""
+    """Return random arrays of a shape, or of nested shapes."""
     if isinstance(shape, tuple) and isinstance(shape[0], int):
         return random.normal(size=shape).astype(np.float32)
     return type(shape)(draw(part, random) for part in shape)
@@ -133,14 +133,14 @@ def each(function, value):
 
 
 def first(value):
-    """The first array of nested outputs: (output, (h, c)) of an LSTM."""
+    """Return the first array of nested outputs, such as (output, (h, c)) of an LSTM."""
     while isinstance(value, tuple | list):
         value = value[0]
     return value
 
 
 def weights_for(module, random):
-    """Random weights by PyTorch name; running variances are positive."""
+    """Return random weights by PyTorch name; running variances are positive."""
     state = {}
     for name, value in module.state_dict().items():
         drawn = (0.5 * random.normal(size=tuple(value.shape))).astype(np.float32)
@@ -156,18 +156,18 @@ def put(module, state):
 
 
 def off(actual, expected):
-    """Largest difference over the largest expected value."""
+    """Return the largest difference over the largest expected value."""
     actual, expected = actual.asnumpy(), expected.detach().numpy()
     assert actual.shape == expected.shape and expected.any()
     return np.abs(actual - expected).max() / np.abs(expected).max()
 
 
 def compute(network, inputs, weight):
-    """Outputs, and the gradients of sum(weight * output) by input and by parameter, of a Cell."""
+    """Return a Cell's outputs and the gradients of sum(weight * output) by input and parameter."""
 
     def objective(*inputs):
         output = network(*inputs)
-        # Two levels at most: written out, because graphs know no isinstance loop.
+        # Two levels at most, unrolled because graphs do not support a loop with isinstance.
         output = output[0] if isinstance(output, tuple) else output
         output = output[0] if isinstance(output, tuple) else output
         return (output * weight).sum(), output
@@ -226,7 +226,7 @@ def test_embeddings(build):
     ],
 )
 def test_batch_norms_train_and_their_statistics_follow_as_pytorchs(build, build_torch, shape):
-    """Unbiased running variance: with 6 to 12 values a biased one would be 8 to 17 % smaller."""
+    """The running variance is unbiased; with 6 to 12 values a biased one is 8 to 17 % smaller."""
     random = np.random.default_rng(3)
     network, module = build(4, eps=1e-5, momentum=0.9), build_torch(4)
     state = weights_for(module, random)

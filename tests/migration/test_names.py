@@ -1,4 +1,4 @@
-"""Names: both ways for every ResNet and for a user's own network; nothing ignored."""
+"""Names map both ways for every ResNet and for a user's own network, and none is ignored."""
 
 import mindspore as ms
 import numpy as np
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.usefixtures("runtime")
 
 
 def shapes(network, renames=None):
-    """Arrays of the right shape by PyTorch name."""
+    """Return arrays of the right shape by PyTorch name."""
     return {p.torch: np.zeros(p.torch_shape, np.float32) for p in pairs(network, renames)}
 
 
@@ -153,7 +153,7 @@ def test_every_name_without_counterpart_is_listed(pair_of_cells):
     state = shapes(pair_of_cells)
     state["0.wieght"] = state.pop("0.weight")
     state["7.other"] = np.zeros(3)
-    # A counter is carried only beside the BatchNorm it belongs to.
+    # A counter is carried only with the BatchNorm it belongs to.
     state["0.num_batches_tracked"] = np.int64(1)
     result = match(pair_of_cells, state)
     assert not result.complete and len(result.pairs) == 5

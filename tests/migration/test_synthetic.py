@@ -1,4 +1,4 @@
-"""The rule: the same numbers everywhere."""
+"""The rule gives the same numbers everywhere."""
 
 import hashlib
 
@@ -8,7 +8,7 @@ import pytest
 from labkit.errors import InputError
 from labkit.migration import rule
 
-# Frozen: the recorded steps were made from these numbers. Shape, and SHA-256 of the bytes, cut.
+# Frozen: the recorded steps were made from these numbers. Shape, and truncated SHA-256 of bytes.
 FROZEN = {
     "conv.weight": ((64, 32, 3, 3), "20f78f2d5142b55af546273298ad38b92c48c067"),
     "bn.weight": ((4000,), "df9e0f48e0a010ce5c066cde80227631ea7c02d9"),

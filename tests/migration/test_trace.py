@@ -1,4 +1,4 @@
-"""One step, looked at: ResNet-18 and -50 against PyTorch, and the look leaves no trace itself."""
+"""A trace of one step: ResNet-18 and -50 against PyTorch, and the trace has no side effects."""
 
 import importlib
 
@@ -41,7 +41,7 @@ def script():
 
 
 def prepared(depth, rates="learning_rates"):
-    """Network with the rule's weights, loss, optimizer and batch of a recorded step."""
+    """Return network with the rule's weights, loss, optimizer and batch of a recorded step."""
     s = recorded.settings(f"resnet{depth}")
     network = resnet(s["depth"], s["classes"])
     by_rule(network)
@@ -62,7 +62,7 @@ def steps(request, runtime, script):
 
     depth = request.param
     if depth not in _STEPS:
-        # Compiled below, for ten steps; that both modes are equal: at the end.
+        # Ten steps are compiled below; the last test shows that both modes are equal.
         with pynative():
             ours = trace(*prepared(depth))
         _STEPS[depth] = {
@@ -103,7 +103,7 @@ def test_ten_steps_of_loss_in_graph_mode(depth):
     actual = [float(step(*batch).asnumpy()) for _ in range(10)]
     expected = recorded.settings(f"resnet{depth}")["losses"]
     np.testing.assert_allclose(actual, expected, rtol=1e-3)
-    # They do move: by ten and more times what is allowed.
+    # The losses change by more than ten times the tolerance.
     assert max(expected) - min(expected) > 1e-2 * expected[0]
     assert step.last_update.number == 10
 
@@ -132,7 +132,7 @@ def test_it_trains_as_a_plain_step_does(parts, eager):
     assert all((value != start[name]).any() for name, value in snapshot(network).items())
     assert float(result.stages["loss"]["loss"]) == float(actual.asnumpy())
     assert network.training and loss.training
-    # What is told is what happened.
+    # The trace reports what happened.
     after = state_dict(network)
     for name, update in result.stages["update"].items():
         np.testing.assert_array_equal(result.stages["weights"][name] + update, after[name])
@@ -164,7 +164,7 @@ def test_it_sees_the_outputs_of_training_and_hooks_are_gone(parts):
         result = trace(network, loss, momentum(network, [0.01]), *batch)
     seen = result.stages["forward"]
     assert list(seen) == ["conv1", "bn1", "relu", "conv2", "hidden", "relu#2", "fc"]
-    # BatchNorm by the batch's own statistics: mean beta in each channel.
+    # BatchNorm uses the batch's own statistics: the mean of each channel is beta.
     np.testing.assert_allclose(seen["bn1"].mean((0, 2, 3)), start["bn1.beta"], atol=1e-5)
     logits = seen["fc"].astype(np.float64)
     log = logits - np.log(np.exp(logits).sum(1, keepdims=True))
@@ -214,7 +214,7 @@ def test_renames_reach_every_stage(parts):
 
 
 class Tied(nn.Cell):
-    """Two dense layers that share a weight, beside one that is not trained, and an Conv1d."""
+    """Two dense layers that share a weight, one that is not trained, and a Conv1d."""
 
     def __init__(self):
         super().__init__()
@@ -310,6 +310,6 @@ def test_a_step_in_pynative_mode_is_that_of_graph_mode(parts):
         looked_at = trace(other, smoothed_cross_entropy(4, 0.1), momentum(other, [0.1]), *batch)
     rows = compare_step(looked_at, compiled)
     assert {row.stage for row in rows} == set(STAGES)
-    # The same kernels: 0 in 64 runs of 65, 1.03e-7 once on a busy machine, where MindSpore may cut
-    # a kernel's work in other pieces. Two roundings of float32.
+    # The kernels are the same: 0 in 64 runs of 65, 1.03e-7 once on a busy machine, where MindSpore
+    # may split a kernel's work differently. The tolerance is two float32 roundings.
     assert max(row.difference for row in rows) <= 2**-22

@@ -1,4 +1,4 @@
-"""Weights there and back bit by bit, and files: whole, verified, and never executed."""
+"""Weights survive a round trip bit by bit; files are whole, verified, and never executed."""
 
 import os
 import pickle
@@ -45,7 +45,7 @@ def numbers(seed=0):
 
 
 def assert_bits(actual, expected):
-    """The same names, shapes, types and bits."""
+    """Assert that names, shapes, types and bits are the same."""
     assert expected and actual.keys() == expected.keys()
     for name, value in expected.items():
         other = np.asarray(actual[name])
@@ -57,7 +57,7 @@ def contents(cell):
     return {p.name: p.asnumpy().copy() for p in cell.get_parameters()}
 
 
-# ---- there and back
+# ---- round trips
 
 
 def test_there_and_back_in_memory():
@@ -135,7 +135,7 @@ def test_parameters_of_half_precision():
 
 
 def test_bfloat16_parameters_are_written_as_float32(tmp_path):
-    # MindSpore 2.10 has no CPU kernel to assign them, so that they cannot be loaded here.
+    # MindSpore 2.10 has no CPU kernel to assign them, so they cannot be loaded here.
     cell = nn.Cell()
     cell.w = Parameter(Tensor([1.5, -2.25], ms.bfloat16))
     assert state_dict(cell)["w"].dtype == np.float32
@@ -279,7 +279,7 @@ def test_a_hostile_pickle_is_refused_and_not_executed(tmp_path, suffix, form):
     with pytest.raises(InputError, match="system besides tensors.*not read.*could execute code"):
         read_torch(path)
     assert not trace.exists()
-    # The payload is one: read carelessly, it does write the file.
+    # The payload is real: read carelessly, it does write the file.
     if form != "bare pickle":
         torch.load(path, weights_only=False)
         assert trace.exists()
@@ -302,7 +302,7 @@ def test_damaged_files_are_read_or_refused_in_words(tmp_path, form):
             data = data[: draw.randrange(len(data) - 1)]
         else:
             for _ in range(draw.choice([1, 2, 8])):
-                # The head is where the structure is.
+                # The structure is in the head.
                 data[draw.randrange(len(data) if trial % 2 else 400)] = draw.randrange(256)
         path.write_bytes(data)
         try:
@@ -310,7 +310,7 @@ def test_damaged_files_are_read_or_refused_in_words(tmp_path, form):
         except InputError:
             refused += 1
         else:
-            assert trial % 3  # never one that was cut short
+            assert trial % 3  # a file that was cut short is never read
     assert refused >= 60
 
 
@@ -346,7 +346,7 @@ def test_other_suffixes_are_refused_for_reading_and_writing(tmp_path, name):
 
 @pytest.mark.parametrize("entry", ["state_dict", "model_state_dict", "model", "ema"])
 def test_tensors_in_an_entry(tmp_path, entry):
-    """Those that trainers use are found by themselves."""
+    """The entries that trainers use are found without being named."""
     torch = pytest.importorskip("torch")
     content = {"epoch": 3, entry: {"w": torch.ones(2)}, "note": "x"}
     torch.save(content, tmp_path / "a.pth")

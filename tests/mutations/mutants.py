@@ -1,4 +1,4 @@
-"""One small change to the core formula of each technique, and who must see it."""
+"""Small changes to the core formulas of each technique, and the tests that must detect them."""
 
 from dataclasses import dataclass
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 class Mutant:
     """A wrong formula.
 
-    file   where it is
-    right  the text of the right one, which must stand there once
-    wrong  what takes its place
+    file   the file that is changed
+    right  the text of the right formula, which must occur there once
+    wrong  the text that replaces it
     test   node id of a unit test that must fail
     """
 
@@ -27,7 +27,7 @@ TWENTY_UPDATES = (
 # Stem of the lab in which an assertion must fail at preset smoke -> {what is wrong: its mutant}.
 MUTANTS = {
     "01_gradient_accumulation": {
-        # A micro-batch's mean gradient that does not count its samples: the mean of means.
+        # Mean gradients that are not weighted by their samples: the mean of means.
         "accumulation, weighting": Mutant(
             file="labkit/steps/gradients.py",
             right="return loss * weight, loss, weight",
@@ -47,7 +47,7 @@ MUTANTS = {
             wrong="self.map(ops.assign, sums, gradients)",
             test="tests/steps/test_accumulation.py::TestTrainingOfLeNet",
         ),
-        # Every group holds the ones before it as well.
+        # Every group also holds the groups before it.
         "accumulation, not cleared": Mutant(
             file="labkit/steps/accumulation.py",
             right="ops.assign(self.weight_sum, 0.0)",
@@ -68,7 +68,7 @@ MUTANTS = {
         ),
     },
     "02_resnet50_migration": {
-        # PyTorch's number taken for MindSpore's, which says the opposite.
+        # PyTorch's number taken for MindSpore's, which means the opposite.
         "migration, BatchNorm's momentum": Mutant(
             file="labkit/nets/resnet.py",
             right="nn.BatchNorm2d(channels, eps=1e-5, momentum=0.9)",
@@ -81,14 +81,14 @@ MUTANTS = {
             wrong='{"gamma": "bias", "beta": "weight"}',
             test="tests/migration/test_names.py::test_attributes_of_a_users_own_cell_keep_their_names",
         ),
-        # "same": the odd row comes after, where PyTorch pads both sides.
+        # "same" pads only after the last row, while PyTorch pads both sides.
         "migration, padding of the max-pool": Mutant(
             file="labkit/nets/resnet.py",
             right='return nn.MaxPool2d(kernel_size=3, stride=2, pad_mode="pad", padding=1)',
             wrong='return nn.MaxPool2d(kernel_size=3, stride=2, pad_mode="same")',
             test="tests/nets/test_resnet.py::test_logits_parameters_and_names_are_those_of_pytorch",
         ),
-        # The document's values for PyTorch's.
+        # The document's values instead of PyTorch's.
         "migration, label smoothing": Mutant(
             file="labkit/steps/losses.py",
             right="smooth *= others / self.num_classes",
@@ -110,14 +110,14 @@ MUTANTS = {
         ),
     },
     "03_thor": {
-        # (F - damping I)^-1 g for the natural gradient (F + damping I)^-1 g.
+        # (F - damping I)^-1 g instead of the natural gradient (F + damping I)^-1 g.
         "THOR, natural gradient": Mutant(
             file="labkit/algorithms/thor/curvature.py",
             right="damped = factor + damping * identity",
             wrong="damped = factor - damping * identity",
             test="tests/algorithms/thor/test_curvature.py::test_directions_are_the_references",
         ),
-        # Six in the float64 twin, which the notebooks compare with the step and their own lines.
+        # Six mutants of the float64 twin, which the notebooks compare with the step and own code.
         "THOR, A of the rows alone": Mutant(
             file="labkit/reference/kronecker.py",
             right="return a_factor / (rows * positions), ",
@@ -136,7 +136,7 @@ MUTANTS = {
             wrong="return np.linalg.inv(matrix - damping * np.eye(len(matrix)))",
             test=f"{KRONECKER}::test_direction_by_hand",
         ),
-        # As MindSpore cuts: 128, 128, 128 and 17 inputs of LeNet's fc1, not 101, 101, 101 and 98.
+        # MindSpore's blocks: 128, 128, 128 and 17 inputs of LeNet's fc1, not 101, 101, 101 and 98.
         "THOR, blocks with a rest": Mutant(
             file="labkit/reference/kronecker.py",
             right='size = split if cut == "fixed" else math.ceil(n / math.ceil(n / split))',
@@ -160,7 +160,7 @@ MUTANTS = {
         ),
     },
     "04_adasum": {
-        # 1 + <a, b> / 2 |a|^2 for 1 - <a, b> / 2 |a|^2.
+        # 1 + <a, b> / 2 |a|^2 instead of 1 - <a, b> / 2 |a|^2.
         "Adasum, coefficient": Mutant(
             file="labkit/algorithms/adasum/gram.py",
             right="factors = 1 - products / (squares + TINY)",
@@ -174,7 +174,7 @@ MUTANTS = {
             wrong="return i, j, 1.0, 1.0",
             test="tests/algorithms/adasum/test_gram.py::test_equals_the_float64_tree[2]",
         ),
-        # The overlap is divided by the other vector's length: right for vectors of one length.
+        # The overlap is divided by the other vector's length: right only for equal lengths.
         "Adasum, lengths exchanged": Mutant(
             file="labkit/algorithms/adasum/gram.py",
             right="pick[first, first, 0, every] = pick[second, second, 1, every] = 1",
@@ -194,7 +194,7 @@ MUTANTS = {
             wrong="layers = (self.numbers,)",
             test="tests/algorithms/adasum/test_step.py::TestTwin",
         ),
-        # Every worker goes on with the first one's momentum.
+        # Every worker continues with the first worker's momentum.
         "Adasum, one momentum for all workers": Mutant(
             file="labkit/algorithms/adasum/update.py",
             right="index = ops.reshape(self.side * self.workers + self.worker, (1,))",
@@ -210,21 +210,21 @@ MUTANTS = {
             wrong="left = np.eye(len(s)) + np.outer(s, y) / product",
             test="tests/reference/test_subspace.py::test_the_steps_own_inverse_is_the_twins",
         ),
-        # -g for -B g: gradient descent in the subspace.
+        # -g instead of -B g: gradient descent in the subspace.
         "subspace, direction": Mutant(
             file="labkit/algorithms/subspace/search.py",
             right="direction = (-inverse @ gradient).astype(np.float32)",
             wrong="direction = (-gradient).astype(np.float32)",
             test=TWENTY_UPDATES,
         ),
-        # A bound above the loss: any whole step is taken.
+        # The bound is above the loss: any full step is accepted.
         "subspace, Armijo's bound": Mutant(
             file="labkit/algorithms/subspace/search.py",
             right="loss + constants.sigma * size * slope",
             wrong="loss - constants.sigma * size * slope",
             test=TWENTY_UPDATES,
         ),
-        # The part in the subspace is in the residual as well.
+        # The residual also holds the part in the subspace.
         "subspace, residual inside": Mutant(
             file="labkit/algorithms/subspace/graphs.py",
             right="self.gamma * self.residual + (gradient - inside)",

@@ -1,7 +1,7 @@
-"""The tests bite: a wrong formula in a technique fails its notebook and a unit test of its own.
+"""A wrong formula in a technique makes its notebook and a unit test of its own fail.
 
-Each is made in a copy of the project. That the right formulas pass is shown for the unit tests in
-an unchanged copy, and for the notebooks by nbval, which runs all their cells in ``make test``.
+Each mutant is made in a copy of the project. The right formulas pass: for the unit tests an
+unchanged copy shows it, for the notebooks nbval, which runs all their cells in ``make test``.
 """
 
 import os
@@ -42,7 +42,7 @@ def copy_of(root, folder):
 
 
 def environment(project, **more):
-    """Variables for a process that must import labkit from ``project``, and from there alone."""
+    """Return variables for a process that must import labkit from ``project`` and nowhere else."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     return kept | {"PYTHONPATH": str(project), "LABKIT_PRESET": "smoke"} | more
 
@@ -63,7 +63,7 @@ def start_tests(project, *tests):
 def first_failure(path, project):
     """Run a notebook's cells until the first one fails; return (its source, error name), or None.
 
-    Its first lines are made to tell where labkit comes from.
+    A cell inserted at the start prints where labkit is imported from.
     """
     notebook = nbformat.read(path, as_version=4)
     where = "import labkit; print(labkit.__file__)"
@@ -89,7 +89,7 @@ def _raised(cell):
 
 @each_mutant
 def test_the_right_formula_stands_there_once(notebook, mutant, root):
-    """One that has moved or changed its form would be mutated no more."""
+    """A formula that has moved or changed its form would no longer be mutated."""
     assert (root / "notebooks" / f"{notebook}.ipynb").is_file()
     assert (root / mutant.file).read_text().count(mutant.right) == 1
     assert mutant.wrong != mutant.right
@@ -116,7 +116,7 @@ def test_a_wrong_formula_fails_a_notebook_and_a_unit_test(notebook, mutant, root
         failed = first_failure(project / "notebooks" / f"{notebook}.ipynb", project)
     finally:
         printed, _ = tests.communicate()
-    # 1 is a test that failed; 2 to 5 are ends of other kinds, an import that failed among them.
+    # 1 means that a test failed; 2 to 5 are other errors, such as a failed import.
     assert tests.returncode == 1 and "1 failed" in printed, printed
     assert failed is not None, "the notebook ran to its end"
     source, error = failed

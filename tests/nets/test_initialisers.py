@@ -26,15 +26,15 @@ from tests.support.step_cells import linear, momentum, rows, tensors
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
-# Seeds are fixed, so a p-value is a number, not a chance: far below this, the formula is wrong.
+# Seeds are fixed, so a p-value is not random: far below this, the formula is wrong.
 UNLIKELY = 1e-3
 IN, OUT, KERNEL = 24, 96, 3
-# The wrong fan is then off by a factor of 2 in the standard deviation.
+# With these sizes the wrong fan changes the standard deviation by a factor of 2.
 FAN_IN, FAN_OUT = IN * KERNEL**2, OUT * KERNEL**2
 
 
 class Layers(nn.Cell):
-    """One of each, of nn or of mint.nn; sizes that no two layers share."""
+    """One layer of each kind, of nn or of mint.nn; no two layers have the same size."""
 
     def __init__(self, mint_layers=False):
         super().__init__()
@@ -59,7 +59,7 @@ def values(cell, name):
 
 
 def assert_from(distribution, sample):
-    """Kolmogorov and Smirnov, one sample; and the first moments at five standard errors."""
+    """Do a one-sample Kolmogorov-Smirnov test; mean and variance within five standard errors."""
     flat = sample.reshape(-1).astype(np.float64)
     assert stats.kstest(flat, distribution.cdf).pvalue > UNLIKELY
     assert abs(flat.mean()) < 5 * distribution.std() / np.sqrt(flat.size)
@@ -102,7 +102,7 @@ def test_every_scheme_is_its_formula_and_leaves_the_rest(scheme, mint_layers):
 
 
 def assert_same_law(actual, expected):
-    """Kolmogorov and Smirnov, two samples."""
+    """Do a two-sample Kolmogorov-Smirnov test."""
     assert actual.shape == expected.shape and actual.size > 40
     assert stats.ks_2samp(actual.reshape(-1), expected.reshape(-1)).pvalue > UNLIKELY
 
@@ -117,14 +117,14 @@ def assert_same_law(actual, expected):
     ],
 )
 def test_mindspore_s_own_initialisers_have_these_distributions(scheme, name, theirs):
-    """None: what MindSpore's layers begin with when told nothing, which is PyTorch's default."""
+    """None is the default initialisation of MindSpore's layers, which is PyTorch's default."""
     network = Layers()
     built = values(network, name).copy()
     initialise(network, scheme, seed=3)
     expected = built if theirs is None else initializer(theirs, built.shape).init_data().asnumpy()
     assert_same_law(values(network, name), expected)
     if scheme == "seed" and name == "dense.weight":
-        # Not cut off at two standard deviations: 4.6 % of a normal distribution lie beyond.
+        # Not truncated at two standard deviations: 4.6 % of a normal distribution lie beyond.
         for sample in (values(network, name), expected):
             assert np.mean(np.abs(sample) > 0.02) == pytest.approx(0.0455, abs=0.01)
 
@@ -185,7 +185,7 @@ def test_a_seed_decides_everything_and_nothing_else_does():
 
 
 class Order(nn.Cell):
-    """Two layers of one shape, in either order, with another between them or not."""
+    """Two layers of one shape in the given order, optionally with a third between them."""
 
     def __init__(self, names, between=False):
         super().__init__()
@@ -275,7 +275,7 @@ def test_what_cannot_be_initialised_is_refused():
 
 # ---- kinds of layers: all that MindSpore has of each, and nothing else
 
-# nn.BatchNorm3d holds a BatchNorm2d; nn.Norm is a vector's norm.
+# nn.BatchNorm3d holds a BatchNorm2d; nn.Norm computes the norm of a vector.
 NO_NORMS = {"BatchNorm3d", "Norm", "ClipByNorm"}
 
 
@@ -297,6 +297,6 @@ def test_every_layer_of_mindspore_is_of_the_kind_its_name_says(module):
 
 
 def test_a_norm_that_is_none_is_refused():
-    """It was a network without normalisation."""
+    """An unknown norm once gave a network without normalisation."""
     with pytest.raises(InputError, match="norm: expected one of 'batch', 'group', 'none'.*batch"):
         NormNet("Batch")

@@ -1,4 +1,4 @@
-"""Layers that go another way on CPU: the same numbers as MindSpore's own."""
+"""Layers with a different algorithm on CPU give the same numbers as MindSpore's own."""
 
 import mindspore as ms
 import numpy as np
@@ -57,7 +57,7 @@ def _pair(kernel, stride, height, width, draw, batch=3):
 
 @pytest.mark.parametrize("case", SMALL + LARGE)
 def test_integers_give_the_same_bits_as_mindspores_convolution(case, eager):
-    """Python chooses the form by the shapes, in either mode."""
+    """Python chooses the form from the shapes, in either mode."""
     assert_same_bits(case)
 
 
@@ -85,7 +85,7 @@ def test_real_numbers_agree_to_rounding():
         )
         pairs = zip(results(mine, x, at_output), results(theirs, x, at_output), strict=True)
         for ours, expected in pairs:
-            # Measured up to 8e-7 of the largest value, at 4608 terms a sum.
+            # Measured up to 8e-7 of the largest value, with 4608 terms per sum.
             np.testing.assert_allclose(ours, expected, 0, 2e-6 * np.abs(expected).max())
 
 
@@ -125,7 +125,7 @@ def test_float16_inside_the_network_follows_float32():
 
 
 class Pooled(nn.Cell):
-    """The gradient of a pooling, for a random one behind it."""
+    """The output of a pooling, and its gradient for a given gradient behind it."""
 
     def __init__(self, pool):
         super().__init__()
@@ -141,7 +141,10 @@ class Pooled(nn.Cell):
     ("shape", "size"), [((3, 2, 28, 28), 2), ((2, 3, 9, 6), 3), ((2, 1, 7, 8), 2), ((2, 6, 6), 2)]
 )
 def test_pooling_by_tiles_is_mindspores_to_the_bit(shape, size, kind):
-    """Whole numbers: most windows have several largest. 7 rows are not divided, and go its way."""
+    """Most windows of integers have several maxima.
+
+    7 rows cannot be divided into tiles; they use MindSpore's own pooling.
+    """
     draw = np.random.default_rng(1)
     x = Tensor(draw.integers(-1, 2, shape).astype(np.float32), kind)
     tiled, own = TiledMaxPool2d(size), nn.MaxPool2d(size, size)
@@ -155,7 +158,7 @@ def test_pooling_by_tiles_is_adaptive_on_cpu_alone(monkeypatch):
     x = Tensor(np.full((1, 1, 2, 2), -np.inf, np.float32))
     assert np.isneginf(TiledMaxPool2d(2)(x).asnumpy())
     monkeypatch.setattr(layers, "_on_cpu", lambda: False)
-    # MindSpore's own begins with the lowest number there is.
+    # MindSpore's own pooling starts from the lowest finite number.
     assert TiledMaxPool2d(2)(x).asnumpy() == np.finfo(np.float32).min
 
 

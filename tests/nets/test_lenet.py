@@ -66,7 +66,7 @@ class ReluFirst(LeNet5):
 
 
 def test_pooling_before_relu_changes_no_bit_of_a_gradient():
-    """Also where all of a window is equal, as in the black frame of a digit, or negative."""
+    """Also if all values of a window are equal, as in the black frame of a digit, or negative."""
     images, labels = digits(16)
     images[:8, :, ::3] = -1.0
     results = []

@@ -1,4 +1,4 @@
-"""The ResNets are torchvision's, and the blog's differences show where they are, and only there."""
+"""The ResNets are torchvision's, and each of the blog's differences shows first where it is."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from tests.support.migrating import by_rule
 pytestmark = pytest.mark.usefixtures("runtime")
 
 PARAMETERS = {18: 11_689_512, 34: 21_797_672, 50: 25_557_032, 101: 44_549_160, 152: 60_192_808}
-# Logits of 152 layers: 5e-6 of the largest one measured.
+# Measured for the logits of 152 layers: 5e-6 of the largest logit.
 LOGITS = 1e-4
 LISTS = {
     "layer_nums": [1, 1, 1, 1],
@@ -30,7 +30,7 @@ def images(count=2, side=64):
 
 
 def tiny(block=ResidualBlock, differences=(), num_classes=5, **lists):
-    """A ResNet of every kind of part, small enough to run in PyNative mode."""
+    """Return a ResNet with every kind of part, small enough to run in PyNative mode."""
     return ResNet(block, *(LISTS | lists).values(), num_classes, differences=differences)
 
 
@@ -97,7 +97,7 @@ def test_an_unknown_depth_is_refused():
 def test_batch_norms_have_pytorchs_momentum_and_epsilon():
     norms = [cell for _, cell in resnet(18).cells_and_names() if isinstance(cell, nn.BatchNorm2d)]
     assert len(norms) == 20
-    # MindSpore keeps 1 - momentum, which is PyTorch's. What it does: tests/migration/test_trace.py.
+    # MindSpore keeps 1 - momentum, which is PyTorch's; tests/migration/test_trace.py tests it.
     assert {(round(float(norm.momentum), 9), norm.eps) for norm in norms} == {(0.1, 1e-5)}
 
 
@@ -159,7 +159,7 @@ def test_same_padding_of_a_stride_1_convolution_is_no_difference():
     same, pad = nets._conv(3, 4, 3, 1, BLOG[:1]), nets._conv(3, 4, 3, 1, ())
     pad.weight.set_data(same.weight)
     np.testing.assert_array_equal(same(x).asnumpy(), pad(x).asnumpy())
-    # With a stride it is: the samples lie one pixel further down and to the right.
+    # With a stride it is a difference: the samples lie one pixel further down and to the right.
     same, pad = nets._conv(3, 4, 3, 2, BLOG[:1]), nets._conv(3, 4, 3, 2, ())
     pad.weight.set_data(same.weight)
     assert same(x).shape == pad(x).shape

@@ -1,4 +1,4 @@
-"""Tests of the tutorials' parameter names."""
+"""The tutorials' parameter names become labkit's."""
 
 import mindspore as ms
 import numpy as np
@@ -11,7 +11,7 @@ from labkit.recipes.resnet50_parts import load_network
 
 
 class Block(nn.Cell):
-    """The migration document's ResidualBlock, by its names."""
+    """The migration document's ResidualBlock, with its names."""
 
     def __init__(self, in_channel, out_channel, stride):
         super().__init__()
@@ -47,7 +47,7 @@ class Block(nn.Cell):
 
 
 class Document(nn.Cell):
-    """ResNet-50 as the document types it."""
+    """ResNet-50 as the document writes it."""
 
     def __init__(self, classes):
         super().__init__()

@@ -39,7 +39,7 @@ def test_source_sections_proofs_and_the_header_card_keep_the_form(path):
     assert title.endswith(" in depth") == path.stem.endswith("_in_depth")
 
 
-# Not linked yet: `python -m scripts.notebooks.refresh --links`, and out of the list.
+# Not linked yet: run `python -m scripts.notebooks.refresh --links`, then empty the list.
 UNLINKED: list[str] = []
 
 
@@ -62,7 +62,7 @@ def test_a_lesson_is_no_longer_than_an_evening():
 
 
 def sizes(path):
-    """Cells, words of all text (contents, markup, code in it), lines of the longest code cell."""
+    """Count cells, words of text (contents, markup, code too), lines of the longest code cell."""
     cells = nbformat.read(path, as_version=4).cells
     words = [len(cell.source.split()) for cell in cells if cell.cell_type == "markdown"]
     lines = [len(cell.source.splitlines()) for cell in cells if cell.cell_type == "code"]
@@ -71,7 +71,7 @@ def sizes(path):
 
 @each_notebook
 def test_outputs_are_those_of_the_lab_preset_and_can_be_committed(path):
-    """Whether they are up to date is for `make notebooks`: it takes minutes, and may wait."""
+    """`make notebooks` checks whether they are up to date, which takes minutes and may wait."""
     notebook = nbformat.read(path, as_version=4)
     stamp = notebook.metadata.get("labkit", {})
     assert stamp.get("preset") == "lab", "not executed by `make notebooks`"
@@ -83,10 +83,10 @@ def test_outputs_are_those_of_the_lab_preset_and_can_be_committed(path):
 
 @each_notebook
 def test_no_trace_of_the_execution_is_kept(path):
-    """papermill's and JupyterLab's times would make a difference out of every refresh."""
+    """With the times of papermill and JupyterLab, every refresh would change the file."""
     text = path.read_text(encoding="utf-8")
     notebook = json.loads(text)
-    # papermill stops without the first two, and its parameters need a cell of their own.
+    # papermill stops without the first two, and needs a separate cell for its parameters.
     assert set(notebook["metadata"]) == {"kernelspec", "language_info", "labkit"}
     assert notebook["metadata"]["kernelspec"]["name"] == "python3"
     tagged = [cell for cell in notebook["cells"] if "parameters" in notebook_files.tags(cell)]

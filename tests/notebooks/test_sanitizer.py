@@ -41,7 +41,7 @@ CASES = {
     "claim_name": ("gaps │ 2.1e-7 │ < 1e-5 ✓", "gap │ 2.1e-7 │ < 1e-5 ✓", False),
     "claim_missing": ("a │ 1 │ 1 ✓", "a │ 1 │ 1 ✓\nb │ 1 │ 1 ✓", False),
 }
-# How a cell prints: at once, or in several messages of the kernel, which nbval joins.
+# A cell prints at once, or in several messages of the kernel, which nbval joins.
 AT_ONCE = "print({!r})"
 IN_PARTS = """\
 import time
@@ -51,7 +51,7 @@ time.sleep(0.3)  # longer than the kernel gathers what a cell prints
 print(second)
 """
 STREAMS = {
-    # name: (what is run, in how many parts the notebook holds it)
+    # name: (code of the cell, number of parts in which the notebook holds its output)
     "one stream, held as one": (AT_ONCE, 1),
     "one stream, held in parts": (AT_ONCE, 2),
     "in parts, held as one": (IN_PARTS, 1),
@@ -67,7 +67,7 @@ def cell_for(source, *held):
 
 
 def cells():
-    """A cell for each of CASES, and two for each of STREAMS: a right one and a wrong one."""
+    """Yield a cell for each of CASES and two for each of STREAMS, a right and a wrong one."""
     for printed, held, _ in CASES.values():
         yield cell_for(AT_ONCE.format(printed), held + "\n")
     for source, parts in STREAMS.values():
@@ -78,7 +78,7 @@ def cells():
 
 @pytest.fixture(scope="module")
 def verdicts(tmp_path_factory):
-    """One nbval run over all cells: whether each passed, in their order."""
+    """Whether each cell passed in one nbval run over all of them, in order."""
     folder = tmp_path_factory.mktemp("sanitizer")
     nbformat.write(new_notebook(cells=list(cells())), folder / "cases.ipynb")
     command = [sys.executable, "-m", "pytest", "--nbval-lax", "--nbval-current-env", "-v"]
@@ -103,7 +103,7 @@ def test_how_a_stream_is_cut_does_not_matter_and_what_it_says_does(verdicts, nam
 
 
 def test_every_pattern_has_a_case_that_needs_it():
-    """One that is added must show what it masks."""
+    """A new pattern needs a case that shows what it masks."""
     patterns = dict(get_sanitize_patterns(SANITIZER.read_text()))
     assert patterns
     for pattern in patterns:
@@ -115,9 +115,9 @@ def test_every_pattern_has_a_case_that_needs_it():
 
 @pytest.mark.parametrize("path", sorted(NOTEBOOKS.glob("*.ipynb")), ids=lambda path: path.stem)
 def test_nothing_is_masked_in_the_notebooks(path):
-    """What nbval compares there is one stream of text, all of it as it stands.
+    """nbval compares one stream of text, all of it without masks.
 
-    But for the measured column of a table of claims, whose every row ends in a mark.
+    The exception is the measured column of a table of claims; each row of it ends in a mark.
     """
     patterns = dict(get_sanitize_patterns(SANITIZER.read_text()))
     compared = 0

@@ -1,4 +1,4 @@
-"""Solution notebooks: all exercises of their lab, each solved so that its check passes."""
+"""Solution notebooks solve all exercises of their lab so that each check passes."""
 
 import re
 
@@ -18,7 +18,7 @@ def test_every_lab_with_exercises_has_one():
 
 @each
 def test_every_exercise_is_defined_once_and_checked_in_its_cell(path):
-    """In the labs' order; tests/labs/exercises executes the cells, and the answers pass there."""
+    """Exercises are in the lab's order; tests/labs/exercises executes the cells, and they pass."""
     notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)
     assert not any(cell.get("outputs") for cell in notebook.cells), "committed without outputs"

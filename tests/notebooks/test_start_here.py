@@ -1,4 +1,4 @@
-"""Notebook 00: what it says of PyTorch is PyTorch's, and its words lead to where they stand."""
+"""Notebook 00: its statements on PyTorch are true, and its terms link to where they are used."""
 
 import ast
 import re
@@ -17,7 +17,7 @@ CODE = [cell["source"] for cell in CELLS if cell["cell_type"] == "code"]
 
 
 def torch_column():
-    """The numbers that the notebook quotes, by the labels of MindSpore's."""
+    """Return PyTorch's numbers that the notebook quotes, by the labels of MindSpore's numbers."""
     nodes = [node for source in CODE for node in ast.walk(ast.parse(source))]
     values = {
         node.targets[0].id: node.value
@@ -62,7 +62,7 @@ def test_what_the_text_says_of_pytorch():
     twice = logits.grad.clone()
     logits.grad = None
     loss_fn(logits, labels).backward()
-    assert torch.equal(twice, 2 * logits.grad)  # it adds up
+    assert torch.equal(twice, 2 * logits.grad)  # gradients accumulate
     with pytest.raises(RuntimeError, match="Int"):
         loss_fn(logits, labels.int())
     layer = torch.nn.Linear(2, 32)

@@ -1,4 +1,4 @@
-"""`make clean` and `make distclean`, in a copy: what the project made goes, everything else stays.
+"""`make clean` and `make distclean`, in a copy, remove what the project made and nothing else.
 
 The checkout has a space in its name, and the bundled MNIST is a stand-in of four short files.
 """
@@ -60,7 +60,7 @@ STAYS = [
     "datasets/CIFAR10/train/0/1.png",
     "datasets/Fashion_MNIST/train/train-images-idx3-ubyte",
     "datasets/MNIST_Data/train/mine.txt",
-    "datasets/color_digits_64px_60_10/train/3/00017.jpg",  # no manifest: not whole, or not ours
+    "datasets/color_digits_64px_60_10/train/3/00017.jpg",  # no manifest: incomplete, or not ours
     "datasets/color_digits_32px_90_10/manifest.json",
     "datasets/color_digits_32px_90_10/train/3/mine.jpg",
 ]
@@ -154,7 +154,7 @@ def test_nothing_behind_a_link_goes(checkout, name):
 @needs_make
 @pytest.mark.parametrize("venv", ["", 'it\'s "mine"', "-rf"])
 def test_distclean_takes_the_environment_that_was_made(checkout, venv):
-    """Named in the environment, and then, made anew, by an argument of make."""
+    """VENV is an environment variable first, then, for a new environment, an argument of make."""
     place = checkout / (venv or ".venv")
     for arguments, variables in (((), {"VENV": venv}), ((f"VENV={venv}",), {})):
         environment(checkout, venv)
@@ -166,7 +166,7 @@ def test_distclean_takes_the_environment_that_was_made(checkout, venv):
 
 @needs_make
 def test_distclean_leaves_what_somebody_else_made_and_cleans(checkout, tmp_path):
-    """What it leaves is decided in scripts/environment.sh: test_environment_script.py."""
+    """scripts/environment.sh decides what stays; test_environment_script.py tests it."""
     theirs = tmp_path / "home" / "my envs" / "lab"
     for place in (theirs, tmp_path / "home" / "my", checkout / ".venv"):
         place.mkdir(parents=True)
@@ -181,7 +181,7 @@ def test_distclean_leaves_what_somebody_else_made_and_cleans(checkout, tmp_path)
 
 @needs_make
 def test_distclean_without_an_environment_is_clean(checkout):
-    """A space in VENV once made `[` fail, and `rm -rf my envs/lab` go on."""
+    """A space in VENV once made `[` fail, and `rm -rf my envs/lab` was executed."""
     (checkout / "my").mkdir()
     make(checkout, "distclean", VENV="my envs/lab")
     assert_cleaned(checkout)

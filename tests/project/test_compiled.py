@@ -1,4 +1,4 @@
-"""What is read of compiled graphs is what they hold: on cells of which that is known beforehand."""
+"""The operators read from compiled graphs are those they hold, for cells with known operators."""
 
 from collections import Counter
 
@@ -12,7 +12,7 @@ from tests.support.compiled import CALL, Operator, compiled_operators, read_grap
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
-# Nodes without arithmetic that every small cell here has some of.
+# Nodes without arithmetic; every small cell in this file has some of them.
 FRAME = {"Depend", "Load", "MakeTuple", "Return", "TupleGetItem", "UpdateState", CALL}
 
 
@@ -21,12 +21,12 @@ def ones(*shape):
 
 
 def arithmetic(operators):
-    """Count the operators by name, without the frame."""
+    """Count the operators by name, without those in FRAME."""
     return Counter(o.name for o in operators if o.name not in FRAME)
 
 
 class Products(nn.Cell):
-    """Multiplies its input (N, N) by itself three times: equal, used and dropped."""
+    """Multiplies its input (N, N) by itself three times: two equal products, one unused product."""
 
     def __init__(self):
         super().__init__()
@@ -61,7 +61,7 @@ def test_what_is_dropped_is_not_there_and_equal_nodes_are_one():
 
 def test_both_branches_and_the_body_of_a_loop_count_once():
     operators = compiled_operators(Branches(), ones(3, 3), Tensor(5))
-    # The call of whichever branch it is, %3[@FuncUnion(@a, @b)](...), goes by a name of its own.
+    # The call of a branch chosen at run time, %3[@FuncUnion(@a, @b)](...), has the name CALL.
     assert all(o.name[0].isalpha() for o in operators)
     counts = arithmetic(operators)
     assert counts["MatMul"] == counts["Tan"] == counts["Exp"] == 1
@@ -99,12 +99,12 @@ def test_what_a_call_compiles_is_read_in_order_and_nothing_else():
         compiled_operators(both, ones(3, 3))
     with pynative(), pytest.raises(AssertionError, match="PyNative"):
         compiled_operators(nn.Tanh(), ones(2, 2))
-    # Another shape is another graph.
+    # A different shape compiles a different graph.
     assert arithmetic(compiled_operators(both, ones(4, 4))) == {"Tanh": 1, "Sigmoid": 1}
 
 
 def test_nothing_stays(tmp_path, monkeypatch):
-    """Neither settings, also of a call that fails, nor files."""
+    """Settings are restored, even after a call that fails, and no files remain."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     names = ("save_graphs", "save_graphs_path")

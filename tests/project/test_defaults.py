@@ -1,7 +1,7 @@
-"""The defaults of the steps and algorithms: an argument left out has the value it always had,
-and options that are frozen stay so.
+"""The defaults of the steps and algorithms do not change, and frozen options stay frozen.
 
-After a default was changed on purpose, which CHANGELOG says: python -m tests.project.test_defaults
+After changing a default on purpose and recording it in CHANGELOG, run:
+python -m tests.project.test_defaults
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ def modules() -> Iterator[ModuleType]:
 
 
 def callables(module: ModuleType) -> Iterator[Any]:
-    """The functions, classes and classes' public methods that a module defines."""
+    """Yield the functions, classes and public methods of classes that a module defines."""
     for name, value in vars(module).items():
         if name.startswith("_") or getattr(value, "__module__", "") != module.__name__:
             continue
@@ -49,7 +49,7 @@ def defaults() -> list[str]:
             }
             place = f"{module.__name__}.{value.__qualname__}"
             if dataclasses.is_dataclass(value):
-                # One that can change after it was checked would pass its checks by.
+                # An object that can change after it was checked would bypass its checks.
                 given["frozen"] = repr(value.__dataclass_params__.frozen)
             lines |= {f"{place}: {name}={default}" for name, default in given.items()}
     return sorted(lines)

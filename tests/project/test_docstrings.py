@@ -1,4 +1,4 @@
-"""Docstrings of the public names, in Google form: parameters, exceptions, shapes and units."""
+"""Docstrings of the public names in Google form: parameters, exceptions, shapes and units."""
 
 import ast
 import builtins
@@ -23,7 +23,7 @@ IN_SECONDS = ("timeout", "cluster_timeout", "every", "started", "seconds")
 
 
 def sections(documentation):
-    """Return section -> {entry: its text} of a docstring."""
+    """Return the sections of a docstring, as section -> {entry: its text}."""
     parsed, section, entry = {}, None, None
     for line in inspect.cleandoc(documentation or "").splitlines():
         if header := HEADER.match(line):
@@ -40,18 +40,18 @@ def sections(documentation):
 
 
 def parameters(function):
-    """Return the parameters that a caller of a class or function gives."""
+    """Return the parameters that a caller of a class or function passes."""
     signature = inspect.signature(function).parameters
     return {name: own for name, own in signature.items() if name not in ("self", "cls")}
 
 
 def overridden(owner, name):
-    """Return the methods ``name`` of a class and those above it, the nearest first."""
+    """Return the definitions of method ``name`` in a class and its bases, nearest first."""
     return [vars(base)[name] for base in inspect.getmro(owner) if name in vars(base)]
 
 
 def methods(owner):
-    """Return the public methods of a class that labkit defines, but those that MindSpore names."""
+    """Return the public methods of a labkit class, without those that override MindSpore's."""
     own = [base for base in inspect.getmro(owner) if base.__module__.startswith("labkit.")]
     names = {n for base in own for n in vars(base) if not n.startswith("_")}
     return {
@@ -63,10 +63,10 @@ def methods(owner):
 
 
 def documented(owner, name, function):
-    """Return entry -> its text of all that is said of the arguments of a function or method.
+    """Return argument -> its description, for all documented arguments of a function or method.
 
-    What one method of a class says of an argument holds for the others, and what a class says of
-    one for the classes that are derived from it.
+    A description in one method of a class holds for its other methods, and one in a class holds
+    for its subclasses.
     """
     texts = [function.__doc__]
     if inspect.isclass(function):
@@ -92,7 +92,7 @@ for class_name in [name for name in NAMES if inspect.isclass(getattr(labkit, nam
 @pytest.mark.parametrize("name", PUBLIC)
 def test_every_parameter_is_typed_and_documented(name):
     own, known = parameters(PUBLIC[name][2]), documented(*PUBLIC[name])
-    # The settings of a lab are those of its notebook: ``choose`` alone cannot spell them out.
+    # ``choose`` takes arbitrary keywords, because the notebook of a lab defines its settings.
     keywords = {p for p, parameter in own.items() if parameter.kind == parameter.VAR_KEYWORD}
     assert keywords == ({"named"} if name == "choose" else set())
     own = {p: parameter for p, parameter in own.items() if p not in keywords}
@@ -112,7 +112,7 @@ def test_arrays_have_a_shape_and_times_a_unit(name):
             assert "second" in known[parameter], known[parameter]
 
 
-# What the README calls besides, and what stands beside it.
+# Other names that the README calls, and names next to them in their modules.
 OF_ROOMS = {
     "algorithms.grad_freeze": ("GradFreezeUpdate", "freeze_schedule"),
     "algorithms.less_bn": ("less_bn", "fit_to"),
@@ -159,7 +159,7 @@ OF_ROOMS = {
     ),
 }
 EXCEPTIONS = ("InputError", "WorkerFailed", "WorkersTimedOut")
-# ``choose`` takes the parameters of a lab, and refuses others itself.
+# ``choose`` takes the parameters of a lab and refuses other names itself.
 CALLED = [("labkit", name) for name in NAMES if name not in (*EXCEPTIONS, "choose")]
 CALLED += [(f"labkit.{room}", name) for room, names in OF_ROOMS.items() for name in names]
 
@@ -187,11 +187,11 @@ def test_a_cell_says_the_shapes_that_it_is_called_with(name):
 
 
 def raised_by(function):
-    """Return the names of the exceptions that a function itself raises, those of a class's init."""
+    """Return the names of exceptions that a function, or the init of a class, itself raises."""
     if inspect.isclass(function):
         made = "__post_init__" if is_dataclass(function) else "__init__"
         function = getattr(function, made, None)
-    if not inspect.isfunction(function):  # a base's that is not written in Python
+    if not inspect.isfunction(function):  # inherited from a base that is not written in Python
         return set()
     tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function))))
     calls = [node.exc for node in ast.walk(tree) if isinstance(node, ast.Raise) and node.exc]

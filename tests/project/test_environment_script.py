@@ -1,7 +1,7 @@
 """scripts/environment.sh: which Python it takes, when it installs, and what an interruption leaves.
 
-The interpreters are stand-ins: shell scripts that answer as Python would and write down what they
-were asked to install. The real installation is what `make test` itself has just done.
+The interpreters are stand-ins: shell scripts that answer as Python would and record what they
+were asked to install. `make test` itself has just done the real installation.
 """
 
 import shutil
@@ -32,7 +32,7 @@ esac
 
 
 class Project:
-    """A copy of what the script needs, with stand-ins for Python on the path."""
+    """A copy of the files that the script needs, with stand-ins for Python on the PATH."""
 
     def __init__(self, folder):
         self.folder, self.bin, self.log = folder / "project", folder / "bin", folder / "log"
@@ -80,7 +80,7 @@ class Project:
         self.log.with_name(f"{self.log.name}.go_on").touch()
 
     def done(self):
-        """Return what was done since the last call: venv, base, test."""
+        """Return the actions since the last call, each "venv", "base" or "test"."""
         lines = self.log.read_text().splitlines() if self.log.exists() else []
         self.log.unlink(missing_ok=True)
         return [
@@ -258,7 +258,7 @@ def test_a_pip_that_outlives_its_script_is_waited_for(project):
 
 
 def test_what_the_old_distribution_left_is_taken_away(project):
-    """labkit 0.1.0, editable, beside mindspore-labs: both would own the command `labkit`."""
+    """An editable labkit 0.1.0 and mindspore-labs would both own the command `labkit`."""
     project.call("base", PIP="offline", code=1)
     site = project.folder / ".venv/lib/python3/site-packages"
     for name in ("labkit-0.1.0.dist-info", "labkit-0.0.3.dist-info", "labkit_other"):
@@ -271,7 +271,7 @@ def test_what_the_old_distribution_left_is_taken_away(project):
 
 
 class TestRemove:
-    """`make distclean`: the environment that this script has made, and nothing else."""
+    """`make distclean` removes the environment that this script made, and nothing else."""
 
     @pytest.mark.parametrize(
         "venv",
@@ -319,7 +319,7 @@ class TestRemove:
         said = project.call("remove", VENV=str(other.parent), code=2)
         assert "was not made by this script for this checkout, and stays" in said
         assert (other / "python").exists() and (other.parent / "pyvenv.cfg").exists()
-        # Nor is it made anew where another Python is asked for.
+        # Nor is it replaced when a different Python is requested.
         newer = str(project.python("python3.12", "3.12.1"))
         said = project.call("base", VENV=str(other.parent), PYTHON=newer, code=2)
         assert "cannot be used as it is" in said and (other / "python").exists()
@@ -340,7 +340,7 @@ class TestRemove:
         home = tmp_path / "home"
         home.mkdir()
         for folder in (home, tmp_path, installed.folder):
-            # As if it had been made for it.
+            # The record that the script would leave if it had made this folder.
             (folder / ".made-by-environment.sh").write_text(f"{installed.folder}\n{folder}\n")
             (folder / "bin").mkdir(exist_ok=True)
         venv = str(home) if venv == "HOME" else venv
@@ -350,7 +350,7 @@ class TestRemove:
 
     @pytest.mark.parametrize("before", [["remove"], ["base", "remove"], ["test", "remove"]])
     def test_the_environment_of_an_earlier_make_is_adopted(self, installed, before):
-        """Those of before there was a record: `make distclean` could never remove them."""
+        """Otherwise `make distclean` could never remove environments made before records."""
         forget_record(installed)
         for argument in before:
             installed.call(argument)
@@ -389,7 +389,7 @@ class TestRemove:
             venv.symlink_to(tmp_path / "disk")
         elif how == "elsewhere":
             place = str(venv.rename(installed.folder / "env").relative_to(installed.folder))
-        else:  # made by the user, in which this script has installed
+        else:  # made by the user; this script installed into it
             installed.call("test")
             (venv / ".made-by-environment.sh").unlink(missing_ok=True)
             stamp.unlink(missing_ok=True)
@@ -405,7 +405,7 @@ class TestRemove:
 
 
 def forget_record(installed, *, empty=True):
-    """Leave what the script made before it kept a record: empty stamps. Return the first one."""
+    """Leave only empty stamps, as the script did before it kept a record; return the first one."""
     venv = installed.folder / ".venv"
     (venv / ".made-by-environment.sh").unlink(missing_ok=True)
     stamps = sorted(venv.glob(".installed-*"))

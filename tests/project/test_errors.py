@@ -1,4 +1,4 @@
-"""InputError is one line that a terminal can show, whatever is quoted in it."""
+"""InputError is one line that a terminal can show, whatever text it quotes."""
 
 import pytest
 
@@ -33,4 +33,4 @@ def test_long_names_are_refused_at_once():
     with pytest.raises(InputError, match="expected one of: epochs"):
         refuse_unknown("setting", "x" * 200_000, ["epochs"])
     assert nearest("epoch", ["epochs"]) == " Did you mean 'epochs'?"
-    assert nearest("O1", ["O0", "O2", "O3"]) == ""  # O1 is the mildest there is, O3 the boldest
+    assert nearest("O1", ["O0", "O2", "O3"]) == ""  # O1 is the mildest level, O3 the boldest

@@ -1,4 +1,4 @@
-"""What the project does not write: words no textbook would have, and names that say nothing."""
+"""The project avoids words that no textbook would use, and names that say nothing."""
 
 import ast
 import re
@@ -15,7 +15,7 @@ FOLDERS = "labkit scripts benchmarks examples data_scripts docs tests notebooks"
 
 
 def files_by_room() -> dict[str, list[Path]]:
-    """Return pages, notebooks and files of Python, by folder and its folder."""
+    """Return pages, notebooks and Python files, by the first two folders of their paths."""
     rooms = defaultdict(list)
     for path in sorted(texts.committed_files(ROOT)):
         parts = path.relative_to(ROOT).parts
@@ -26,7 +26,7 @@ def files_by_room() -> dict[str, list[Path]]:
 
 ROOMS = files_by_room()
 
-# What is not written, as a pattern, and what is written instead.
+# Words to avoid, as a pattern, and what to write instead.
 INSTEAD = {
     r"mend(s|ed|ing)?": "fix, correct",
     r"dearer": "costs more",
@@ -59,7 +59,7 @@ _NOT_WRITTEN = {re.compile(rf"\b(?:{words})\b", re.IGNORECASE): INSTEAD[words] f
 
 
 def prose(path: Path) -> str:
-    """The text that a reader reads, of programs too: no code, formulas, addresses or HTML."""
+    """Return the prose of a file, of programs too, without code, formulas, addresses or HTML."""
     return _in_a_line(_NO_PROSE.sub(" ", texts.without_fences(texts.text_of(path))))
 
 
@@ -68,7 +68,7 @@ def _in_a_line(text: str) -> str:
 
 
 def faults(text: str) -> list[str]:
-    """Each place where ``text`` has what is not written, and what to write."""
+    """Return each place where ``text`` has words to avoid, and what to write instead."""
     return [
         f"...{text[max(match.start() - 30, 0) : match.end() + 20]}...: write {instead}"
         for pattern, instead in _NOT_WRITTEN.items()
@@ -107,7 +107,7 @@ def test_plain_words_are_no_fault(text):
     assert faults(text) == []
 
 
-# Words that stand for a thing and do not say which: `_pick_one`, `found`.
+# Words that stand for a thing without naming it: `_pick_one`, `found`.
 PLACEHOLDERS = {"one", "found", "came", "told"}
 # Parts of names in which "one" is the number, or part of a term.
 NUMBERS = {
@@ -133,7 +133,7 @@ def says_nothing(name: str) -> bool:
 
 
 def empty_names(path: Path) -> list[str]:
-    """Return the places where a file of Python or a notebook gives a name that says nothing."""
+    """Return the places where a Python file or a notebook defines a name that says nothing."""
     place = path.relative_to(ROOT).as_posix()
     if path.suffix == ".md":
         return []

@@ -1,4 +1,4 @@
-"""No link in the notebooks, README or docs is dead; asked without a network."""
+"""No link in the notebooks, README or docs is dead; checked without a network."""
 
 from pathlib import Path, PurePosixPath
 
@@ -42,7 +42,7 @@ def project(tmp_path):
     for name, text in FILES.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    (tmp_path / "notes.txt").touch()  # there, and not committed
+    (tmp_path / "notes.txt").touch()  # exists, but is not committed
     text = '<a id="03-data"></a>\n\n## 4 · Data\n\n## Plain\n\n```\n<a id="code">\n```'
     nbformat.write(new_notebook(cells=[new_markdown_cell(text)]), tmp_path / LAB)
     return tmp_path
@@ -87,7 +87,7 @@ def test_a_link_that_leads_somewhere_is_no_fault(project, link):
         ("[a](file:///x.md)", "is an absolute path"),
         ("[a](C:\\x.md)", "is an absolute path"),
         ("[a](~/x.md)", "is an absolute path"),
-        # JupyterLab follows neither: other characters than ASCII, and a name without its lab.
+        # JupyterLab follows neither non-ASCII characters nor an anchor without its lab's prefix.
         ("[a](03_thor.ipynb#4-·-Data)", "leads to no place there"),
         ("[a](03_thor.ipynb#Plain)", "leads to no place there"),
         ("[a](03_thor.ipynb#code)", "leads to no place there"),

@@ -1,4 +1,4 @@
-"""The helpers that start processes leave none behind where a test fails."""
+"""The helpers that start processes leave none behind when a test fails."""
 
 import subprocess
 import sys
@@ -10,12 +10,12 @@ from tests.support import programs
 from tests.support.living import MARK, interrupted, marked
 from tests.support.shell_scripts import assert_nothing_stays
 
-LONG = 60  # seconds that a program sleeps which ought to be killed
+LONG = 60  # seconds that a program sleeps if it is not killed, as it should be
 
 
 @pytest.fixture(autouse=True)
 def _soon():
-    """Nothing waits for what sleeps."""
+    """No test waits until a sleeping program ends."""
     before = time.monotonic()
     yield
     assert time.monotonic() - before < LONG / 2

@@ -77,7 +77,7 @@ def with_less_bn():
 
 
 def small():
-    """LeNet's kinds of layers, both with factors that are split: LeNet's operators."""
+    """A network with LeNet's operators; a convolution and its dense layer have split factors."""
     return nn.SequentialCell(
         nn.Conv2d(1, 6, 5, pad_mode="valid"),
         nn.ReLU(),
@@ -90,7 +90,7 @@ def small():
 
 
 def smallest():
-    """The same without the second convolution, and so without a gradient by a layer's input."""
+    """``small`` without its second convolution, and so without a convolution's input gradient."""
     return nn.SequentialCell(
         nn.Conv2d(1, 4, 5, pad_mode="valid"),
         nn.ReLU(),
@@ -101,7 +101,7 @@ def smallest():
 
 
 def small_resnet():
-    """ResNet-18 with one block where that has two, and fewer channels: the same operators."""
+    """ResNet-18 with one block per stage instead of two, fewer channels and the same operators."""
     return ResNet(ResidualBlockBase, [1] * 4, [4, 4, 8, 8], [4, 8, 8, 16], [1, 2, 2, 2], 10)
 
 
@@ -111,7 +111,7 @@ def smooth(loss_net, optimizer):
 
 
 def by_epoch(loss_net, optimizer):
-    """A rate for every update, and a group of parameters without weight decay."""
+    """A step with a learning rate per update and a group of parameters without weight decay."""
     biases = [p for p in optimizer.parameters if p.name.endswith("bias")]
     weights = [p for p in optimizer.parameters if p.name.endswith("weight")]
     groups = [{"params": biases, "weight_decay": 0.0}, {"params": weights}]
@@ -120,7 +120,7 @@ def by_epoch(loss_net, optimizer):
 
 
 def batch_of(network):
-    """Three sequences of tokens, two images in colour, or four grey ones, with their labels."""
+    """Return three token sequences, two colour images or four grey ones, with their labels."""
     if isinstance(network, NextToken):
         sequences = np.arange(15, dtype=np.int32).reshape(3, 5) % 12
         return tensors(sequences, sequences)
@@ -133,8 +133,8 @@ def batch_of(network):
 thor = partial(ThorStep, damping=0.3)
 accumulated = partial(AccumulatedStep, micro_steps=4)
 norm = partial(NormNet, "batch")
-# name -> (step of a loss_net and an optimizer, network, options). Of steps that hold no operator
-# which another one has not, as clipping alone, there is none.
+# name -> (step of a loss_net and an optimizer, network, options). Steps whose operators all occur
+# in other steps, such as clipping alone, are left out.
 STEPS = {
     "plain": (PlainStep, LeNet5, {}),
     "plain, float16": (PlainStep, small, {"clip_norm": 1.0} | FLOAT16),
@@ -150,7 +150,7 @@ STEPS = {
     "thor": (thor, small, {}),
     "thor, every option": (thor, smallest, EVERY_OPTION),
     "thor, float16": (thor, smallest, FLOAT16),
-    # The padding of a strided convolution is not the same on all sides, as none of LeNet's is.
+    # The "same" padding of a strided convolution is asymmetric, which none in LeNet is.
     "thor, GPU formulas": (thor, small, {"formulas": "upstream_gpu"}),
     "thor, BatchNorm": (thor, norm, {}),
     "thor, accumulated": (accumulated_thor, smallest, {}),
@@ -168,7 +168,7 @@ STEPS = {
 
 
 def every_cell(step, *batch):
-    """Call a step twice and end its epoch, so that it compiles all that it compiles."""
+    """Call a step twice and end its epoch, so that it compiles all of its graphs."""
     step(*batch)
     step(*batch)
     step.end_epoch()
@@ -182,7 +182,7 @@ def test_every_operator_of_a_step_is_documented_for_all_platforms(make, build, o
     step = make(loss_net_of(network), optimizer, **options)
     operators = compiled_operators(every_cell, step, *batch_of(network))
     names = {o.name for o in operators}
-    # It is the step that was read: its optimizer, and a backward pass.
+    # The graphs of the step were read: they hold its optimizer and a backward pass.
     assert "ApplyMomentum" in names and any(o.scope.startswith("Gradients/") for o in operators)
     assert missing(names) == {}
 
@@ -194,7 +194,7 @@ def test_every_operator_of_a_step_is_documented_for_all_platforms(make, build, o
         ("Sqrt", PLATFORMS),  # in that of ops.sqrt, to which it refers
         ("ReluGrad", PLATFORMS),  # in that of ReLU, whose gradient it is
         ("Muls", PLATFORMS),  # in that of ops.mul
-        ("Depend", PLATFORMS),  # launches nothing
+        ("Depend", PLATFORMS),  # launches no kernel
         ("Cholesky", {"CPU", "GPU"}),
         ("Broadcast", {"Ascend", "GPU"}),
         ("UniformReal", set()),  # deprecated

@@ -1,4 +1,4 @@
-"""pyproject.toml, constraints.txt, environment.yml and what is installed say the same versions."""
+"""pyproject.toml, constraints.txt, environment.yml and the installed packages agree on versions."""
 
 import ast
 import importlib
@@ -80,7 +80,7 @@ def test_the_labs_need_numpy_1_and_no_torch():
 def test_the_conda_environment_has_the_same_pins():
     *conda_lines, pip = conda()["dependencies"]
     options, pins = pip["pip"][:2], pip["pip"][2:]
-    # constraints.txt holds what the named packages bring along to the same versions too.
+    # constraints.txt pins the dependencies of the named packages too.
     assert options == ["-c constraints.txt", "-e .[labs]"]
     named = {**required(), **required("labs")}
     assert pins == [f"{name}=={constraints()[name]}" for name in sorted(named)]
@@ -106,13 +106,13 @@ def test_what_is_installed_is_what_is_pinned():
 
 
 def test_the_version_is_stated_once():
-    """labkit reads it from its checkout, or from its metadata where it is an installed copy."""
+    """labkit reads it from its checkout or, as an installed copy, from its metadata."""
     assert labkit.__version__ == PROJECT["project"]["version"]
     assert f"## [{labkit.__version__}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 
 
 def test_every_public_name_is_there_and_known_to_editors():
-    """``_NAMES`` is what is loaded, the block under TYPE_CHECKING what an editor reads."""
+    """labkit loads the names in ``_NAMES``; an editor reads the block under TYPE_CHECKING."""
     tree = ast.parse(Path(labkit.__file__).read_text(encoding="utf-8"))
     (block,) = (node for node in tree.body if isinstance(node, ast.If))
     shown = {
@@ -137,7 +137,7 @@ def test_modules_of_former_versions_can_still_be_imported():
 
 
 def test_the_distribution_has_a_name_of_its_own():
-    """On the package index "labkit" is a stranger's, whose setup.py an installation would run."""
+    """On the package index, "labkit" is a stranger's; an installation would run its setup.py."""
     assert PROJECT["project"]["name"] == "mindspore-labs"
     assert PROJECT["project"]["scripts"] == {"labkit": "labkit.tools.cli:app"}
     by_name = re.compile(
@@ -153,7 +153,7 @@ def test_the_distribution_has_a_name_of_its_own():
 
 
 def uninstalled(program, folder, *path):
-    """Return what a program prints where labkit is on PYTHONPATH alone, as on clusters.
+    """Return what a program prints when labkit is only on PYTHONPATH, as on clusters.
 
     -S hides site-packages.
     """
@@ -178,12 +178,12 @@ def test_a_checkout_that_is_not_installed_says_its_own_version(tmp_path):
     program += "print(labkit.__version__)"
     assert uninstalled(program, tmp_path, ROOT) == PROJECT["project"]["version"]
     assert uninstalled(program, tmp_path, ROOT, other.parent) == PROJECT["project"]["version"]
-    # A copy of the package, as in a wheel; then one that nobody has installed.
+    # A copy of the package with metadata, as in a wheel; then a copy without metadata.
     assert uninstalled(program, other.parent, tmp_path, other.parent) == "9.9.9"
     assert uninstalled(program, other.parent, tmp_path) == "unknown"
 
 
-# The PyTorch side of a comparison; who imports these wants PyTorch.
+# The PyTorch side of a comparison: these modules need PyTorch.
 FOR_TORCH = ("labkit.migration.torch_trace", "labkit.nets.torch_resnet")
 
 
@@ -218,7 +218,7 @@ def test_no_generated_file_is_committed():
 
 
 def test_no_committed_file_names_this_machine_or_a_package_index():
-    # In two halves: this file is read as well.
+    # Written in two halves, because this file is searched too.
     unwanted = [f"{ROOT}/", "python" + "hosted", "index" + "-url", "find" + "-links"]
     for path in committed_files(ROOT):
         content = path.read_bytes().decode("utf-8", "replace")
@@ -230,7 +230,7 @@ def test_no_committed_file_names_this_machine_or_a_package_index():
     ["mypy --no-incremental", "ruff check --no-cache .", "ruff format --check --no-cache ."],
 )
 def test_types_lint_and_layout(command):
-    """The settings leave out MindSpore and PyTorch, which have no types."""
+    """The settings of mypy leave out MindSpore and PyTorch, whose types say nothing."""
     done = subprocess.run(
         [sys.executable, "-m", *command.split()], cwd=ROOT, capture_output=True, text=True
     )
@@ -242,7 +242,7 @@ def test_ci_runs_the_test_command_of_the_readme():
     assert "make test ALL=1 <" in script
     assert "`make test ALL=1`" in (ROOT / "README.md").read_text(encoding="utf-8")
     assert subprocess.run(["bash", "-n", ROOT / ".ci" / "run"], check=False).returncode == 0
-    # The tests in a browser are skipped without one, and install none themselves.
+    # Browser tests are skipped without a browser and do not install one.
     assert "apt-get install" in script and all(name in script for name in chromium.NAMES)
 
 
@@ -278,7 +278,7 @@ def test_what_make_run_executes():
 @needs_make
 @pytest.mark.parametrize("threads", ["1", "64"])
 def test_make_test_starts_a_process_for_each_core(monkeypatch, threads):
-    """Two to three; nproc would count the threads of an outer OpenMP."""
+    """Two to three processes; nproc would count the threads of an outer OpenMP instead."""
     monkeypatch.setenv("OMP_NUM_THREADS", threads)
     jobs = min(max(len(os.sched_getaffinity(0)), 2), 3)
     assert f"-n {jobs} --dist loadfile" in make("-n", "test")
@@ -297,7 +297,7 @@ def test_make_test_runs_every_test_file_and_notebook_in_one_of_its_parts():
     for path in files:
         in_parts = [_is_in(path.relative_to(ROOT), part) for part in all_parts]
         assert sum(in_parts) == 1, path
-        # Left out without ALL, all of it.
+        # The fourth part is left out without ALL, so its files must hold slow tests.
         assert not in_parts[3] or re.search("pytest.mark.(slow|long)", path.read_text()), path
 
 
@@ -306,17 +306,17 @@ def test_make_test_runs_every_test_file_and_notebook_in_one_of_its_parts():
     ("codes", "parts", "passed"),
     [
         ("000", 3, True),
-        ("050", 3, True),  # 5: nothing in this part, as with ARGS='-k packaging'
+        ("050", 3, True),  # 5: no test selected in this part, as with ARGS='-k packaging'
         ("100", 3, False),
         ("001", 3, False),
         ("155", 3, False),
-        ("030", 3, False),  # an error of pytest's own
+        ("030", 3, False),  # an internal error of pytest
         ("555", 3, False),
         ("200", 1, False),  # Ctrl-C, or a file that cannot be read: no further part
     ],
 )
 def test_make_test_fails_where_one_of_its_parts_does(tmp_path, codes, parts, passed):
-    """With a Python that ends its n-th call with the n-th code."""
+    """A stand-in for Python ends its n-th call with the n-th code."""
     python = tmp_path / "bin" / "python"
     python.parent.mkdir()
     python.write_text(
@@ -335,7 +335,7 @@ def parts_of(command):
 
 
 def _is_in(path, part):
-    """Whether pytest takes a file where the words of ``part`` are its arguments."""
+    """Return whether pytest collects a file when the words of ``part`` are its arguments."""
     if path.name.endswith("on_ranks.py") != any("on_ranks" in word for word in part):
         return False
     kept = [word for word in part if not word.startswith("--")]

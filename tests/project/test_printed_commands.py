@@ -1,4 +1,4 @@
-"""Every command that README, documents and notebooks print is one that the programs take."""
+"""The programs accept every command that README, documents and notebooks print."""
 
 import importlib.util
 import re
@@ -22,12 +22,12 @@ TEXTS = [
 PROGRAMS = ("labkit", "make", "python", "sh", "msrun", "bash")
 FENCED = re.compile(r"^```(?:bash|sh|console|)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 INLINE = re.compile(rf"(?<!`)`((?:{'|'.join(PROGRAMS)}) [^`\n]+)`(?!`)")
-# Words of prose for what a reader puts there.
+# Placeholders for values that a reader fills in.
 NUMBERS = {"N": "2", "K": "0"}
 
 
 def commands():
-    """(file, command as a list) of all that is printed; without what stands for something else."""
+    """Yield (file, command as a list) of all printed commands, without those with an ellipsis."""
     for path in TEXTS:
         text = text_of(path)
         blocks = [block.replace("\\\n", " ").splitlines() for block in FENCED.findall(text)]
@@ -43,7 +43,7 @@ PRINTED = list(dict.fromkeys((name, tuple(words)) for name, words in commands())
 
 
 def by_recipe(words):
-    """Parse ``train RECIPE ...`` by the recipe's own parser."""
+    """Parse ``train RECIPE ...`` with the recipe's own parser."""
     verb, name, *rest = words
     assert verb in command.COMMANDS
     recipe = importlib.import_module(f"labkit.recipes.{RECIPES[name]}").RECIPE
@@ -51,7 +51,7 @@ def by_recipe(words):
 
 
 def by_labkit(words):
-    """Parse by the command's own parser, into its subcommands."""
+    """Parse with the command's own parser, including its subcommands."""
     if words and words[0] in command.COMMANDS:
         if "--help" not in words and len(words) > 2:
             by_recipe(words)
@@ -65,7 +65,7 @@ def by_labkit(words):
     if "--help" not in words and words:
         try:
             parser.make_parser(context).parse_args(list(words))
-        except Exception as error:  # typer has a click of its own
+        except Exception as error:  # typer has its own copy of click
             raise AssertionError(words) from error
 
 

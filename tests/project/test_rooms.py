@@ -1,4 +1,4 @@
-"""The rooms of the package: few, and imports between them run one way only."""
+"""The package has few rooms, and imports between them run in one direction only."""
 
 import ast
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 LABKIT = Path(__file__).parents[2] / "labkit"
-# Each room may import those on the floors below it, and none beside it.
+# Each room may import rooms on the floors below it, but none on its own floor.
 FLOORS = (
     ("tools", "demos"),
     ("labs", "recipes"),
@@ -28,7 +28,7 @@ def room_of(path: Path) -> str:
 
 
 def imported(tree: ast.AST) -> Iterator[str]:
-    """Yield the rooms that a module imports, wherever in it the import stands."""
+    """Yield the rooms that a module imports, anywhere in the module."""
     for node in ast.walk(tree):
         names = []
         if isinstance(node, ast.Import):
@@ -47,7 +47,7 @@ def test_there_are_at_most_18_entries_and_each_has_its_floor():
 def test_imports_between_rooms_run_one_way(room):
     for path in (path for path in LABKIT.rglob("*.py") if room_of(path) == room):
         for other in set(imported(ast.parse(path.read_text(encoding="utf-8")))) - {room}:
-            # A public name of labkit itself is in no room.
+            # A public name of labkit itself belongs to no room.
             assert FLOOR.get(other, -1) > FLOOR[room], f"{path} imports {other}"
 
 

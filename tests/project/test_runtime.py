@@ -23,7 +23,7 @@ AVX512 = {"avx", "avx2", "avx512f"}
 
 @pytest.fixture
 def mindspore(runtime):
-    """MindSpore, started anew for the tests that follow."""
+    """MindSpore; it is started again afterwards for the tests that follow."""
     import mindspore
 
     yield mindspore
@@ -42,7 +42,7 @@ class TestInAProcessOfItsOwn:
         assert onednn == ("AVX2" if slow else "default")
 
     def test_importing_labkit_does_nothing(self):
-        """No MindSpore, no line, no variable: ``start`` sets what MindSpore reads at its import."""
+        """No MindSpore, output or variable: ``start`` sets those that MindSpore reads at import."""
         code = (
             "import os, sys; before = dict(os.environ); import labkit, labkit.runtime\n"
             "assert 'mindspore' not in sys.modules and 'numpy' not in sys.modules\n"
@@ -53,7 +53,7 @@ class TestInAProcessOfItsOwn:
 
     @pytest.mark.parametrize("module", ["steps.schedules", "labs.run", "reference"])
     def test_a_module_that_needs_no_mindspore_imports_none(self, module):
-        """Nor PyTorch or SciPy, which must not be needed either."""
+        """It imports neither PyTorch nor SciPy, which must not be needed either."""
         heavy = "{'mindspore', 'torch', 'scipy'}"
         done = run_code(f"import sys, labkit.{module}; print(*{heavy} & set(sys.modules))")
         assert (done.returncode, done.stdout) == (0, "\n"), done.stderr
@@ -134,7 +134,7 @@ class TestDevice:
         assert chosen == ["GPU", "GPU", "CPU"]
         lines = capsys.readouterr().out.splitlines()
         assert lines[0].startswith("labkit: GPU (first of GPU, CPU), MindSpore")
-        assert "oneDNN" not in lines[0]  # of the CPU only
+        assert "oneDNN" not in lines[0]  # stated for the CPU only
         assert lines[1].startswith("labkit: GPU (asked for)")
 
     def test_the_cpu_is_always_there_and_last(self):

@@ -1,4 +1,4 @@
-"""The list of slow tests: what goes into it, and that it names tests that there are."""
+"""The list of slow tests: which tests belong in it, and that each of them exists."""
 
 import re
 

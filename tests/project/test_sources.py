@@ -1,4 +1,4 @@
-"""docs/sources.md: a row for each thing that the source documents say; every name in it exists."""
+"""docs/sources.md has a row for each statement of the sources, and every name in it exists."""
 
 import ast
 import re
@@ -38,7 +38,7 @@ ROWS = [Row(*row.groups()) for row in map(ROW.fullmatch, TEXT.splitlines()) if r
 
 @cache
 def names_in(path: Path) -> frozenset[str]:
-    """Functions, classes, their methods as ``Class.method``, and what is assigned at the top."""
+    """Return functions, classes, methods as ``Class.method``, and names assigned at the top."""
     names = set()
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
@@ -54,7 +54,7 @@ def names_in(path: Path) -> frozenset[str]:
 
 @cache
 def cells_of(path: Path) -> list[str]:
-    """The contents, which a program writes, repeat the headings: without them."""
+    """Return the cells without the generated contents, which repeat the headings."""
     return [cell["source"] for cell in own_cells(path)]
 
 
@@ -95,7 +95,7 @@ def test_a_row_has_a_state_and_what_it_names_exists(row):
     assert STATE.fullmatch(row.state), row.state
     assert SHOWN_BY.fullmatch(row.shown_by), row.shown_by
     assert list(filter(None, map(fault, row.items))) == []
-    # A name of the package alone shows nothing.
+    # The name of a module or function alone is not evidence.
     assert any(TEST.fullmatch(item) or CELL.fullmatch(item) for item in row.items)
 
 

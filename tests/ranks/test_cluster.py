@@ -1,4 +1,4 @@
-"""Ranks as one process sees them; two of them are in recipes/test_on_ranks.py."""
+"""Ranks as one process sees them; recipes/test_on_ranks.py runs two of them."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ NAMES = ("RANK_SIZE", "MS_WORKER_NUM", "OMPI_COMM_WORLD_SIZE")
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch, runtime):
-    """An environment that speaks of no ranks."""
+    """An environment without the variables of ranks."""
     for name in (*NAMES, "DEVICE_ID", "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     return monkeypatch
@@ -91,8 +91,8 @@ class TestStart:
             (2, 1, (3, 4)),
             (3, 0, (1,)),
             (8, 5, (3,)),
-            (1, 0, ()),  # nobody to share with
-            (5, 2, ()),  # two would share a core, and the others wait for them
+            (1, 0, ()),  # no other rank to share the cores with
+            (5, 2, ()),  # two ranks would share a core, and the others would wait for them
             (2, 2, ()),
             (2, "", ()),
             ("", 1, ()),
@@ -113,7 +113,7 @@ class TestStart:
         assert kept == [set(expected)][: len(expected)]
         said = f" on core {', '.join(map(str, expected))}" if expected else ""
         assert capsys.readouterr().out.endswith(f", rank 1 of 2{said}\n")
-        environment.setattr(cluster, "joined", lambda: True)  # a share is not divided again
+        environment.setattr(cluster, "joined", lambda: True)  # a rank's share is not divided again
         assert runtime.start("CPU", distribute=True).cores == ()
 
     @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_what_the_first_rank_holds_is_taken_in_its_own_type(monkeypatch, runtime
     ],
 )
 def test_the_others_hear_of_every_error(environment, error, expected):
-    """Who does not gather leaves them waiting for ever."""
+    """A rank that does not gather leaves the others waiting forever."""
     gathered = []
     gather = cluster.gather_bytes
     environment.setattr(

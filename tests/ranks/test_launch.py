@@ -1,6 +1,7 @@
-"""Ranks started by ``launch``: what it says of each way to end, and that nothing stays behind.
+"""Ranks started by ``launch``: its message for each way to end, and that no process is left.
 
-Most programs here do not join (msrun alone numbers them): a launch takes 3 s instead of 12.
+Most programs in these tests do not join (msrun alone numbers them), so that a launch takes 3 s
+instead of 12 s.
 """
 
 import json
@@ -31,7 +32,7 @@ from tests.support.ports import free_port
 from tests.support.programs import run_code
 
 TIMEOUT = 120
-# Before the code of a test, which runs on ranks 0 and 1 and not on the scheduler.
+# Precedes the code of a test, which runs on ranks 0 and 1 and not on the scheduler.
 HEAD = """
 import os, signal, subprocess, sys, time
 if os.environ["MS_ROLE"] == "MS_SCHED":
@@ -39,7 +40,7 @@ if os.environ["MS_ROLE"] == "MS_SCHED":
 rank = int(os.environ["RANK_ID"])
 print("begins as", rank)
 """
-# Variables that MindSpore sets where it is imported: by msrun, and by each rank again.
+# Variables that MindSpore sets on import: in msrun, and again in each rank.
 OF_AN_IMPORT = (
     *("HCCL_CONNECT_TIMEOUT", "LD_LIBRARY_PATH", "OMP_NUM_THREADS"),
     "PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION",
@@ -57,7 +58,7 @@ for call in range(int(sys.argv[1])):
 
 @pytest.fixture
 def program(tmp_path):
-    """Write a program; what of it is left at the end fails the test."""
+    """A function that writes a program; the test fails if one of its processes is left."""
     before = {child.pid for child in psutil.Process().children(recursive=True)}
 
     def write(code, head=HEAD):
@@ -72,7 +73,7 @@ def program(tmp_path):
 
 
 def about(folder):
-    """Pids of the processes whose command line or working folder is in ``folder``."""
+    """Return the PIDs of processes with ``folder`` in their command line or working folder."""
     return [
         process.pid
         for process in psutil.process_iter(["cwd", "cmdline", "status"])
@@ -93,14 +94,14 @@ def failure(script, *args, kind=WorkerFailed, **options):
 
 
 def planned(path, **changed):
-    """The plan of two ranks of a program."""
+    """Return the plan for two ranks of a program."""
     options = {"workers": 2, "timeout": None, "cluster_timeout": 60, "nodes": 1, "node_rank": 0}
     options |= {"master": None, "cwd": path.parent, "port": 8118}
     return launch_plan.plan(path, (), **options | changed)
 
 
 def begun(*args, **options):
-    """Launch in a thread; return what will be its outcome."""
+    """Launch in a thread; return the future of its outcome."""
     pool = ThreadPoolExecutor(1)
     try:
         return pool.submit(launch, *args, **options)
@@ -110,7 +111,7 @@ def begun(*args, **options):
 
 class TestEnds:
     def test_well(self, program, tmp_path, monkeypatch):
-        """And the environment is the one that is said: a dry run prints what is asked for here."""
+        """The ranks also get the environment that ``msrun`` computes, which a dry run prints."""
         head = (
             "import json, os\n"
             "who = os.environ['MS_ROLE'] + os.environ['RANK_ID']\n"
@@ -124,7 +125,7 @@ class TestEnds:
         for name in ("msrun", "scheduler", "worker_1"):
             (tmp_path / f"{name}.mine").write_text("mine")
             (log / f"{name}.log").symlink_to(tmp_path / f"{name}.mine")
-        monkeypatch.setenv("RANK_ID", "7")  # as in a rank that starts ranks of its own
+        monkeypatch.setenv("RANK_ID", "7")  # as in a rank that itself starts ranks
         monkeypatch.setenv("MS_ROLE", "MS_WORKER")
         monkeypatch.delenv("PYTHONPATH", raising=False)
         path, given = program(code, head=head + HEAD), {"MINE": "given"}
@@ -141,7 +142,7 @@ class TestEnds:
             ]
         assert 0 < done.seconds < TIMEOUT
         for name, who in ((SCHEDULER, "MS_SCHED0"), (0, "MS_WORKER0"), (1, "MS_WORKER1")):
-            real = json.loads((work / who).read_text())  # and so they worked there
+            real = json.loads((work / who).read_text())  # and so ``cwd`` was used
             plan = planned(path, cwd=work, port=int(real["MS_SCHED_PORT"]))
             said = msrun.own_variables(plan, given) | msrun.variables(plan, name)
             assert said.items() >= given.items()
@@ -165,7 +166,7 @@ class TestEnds:
         assert "all is well here" in error.output[0] and error.logs == {}
 
     def test_the_first_cause_and_not_the_first_end(self, program, tmp_path):
-        """Rank 0 of a module fails because rank 1 does, and is the first to end."""
+        """Rank 0 fails only because rank 1 does, but ends first; the program is a module."""
         program(
             "while rank == 0:\n"
             "    if os.path.exists('there'): raise RuntimeError('Connection to rank 1 was lost')\n"
@@ -175,14 +176,14 @@ class TestEnds:
             "raise KeyError('the cause')"
         )
         error, said = failure("-m", "program", cwd=tmp_path, log_dir=tmp_path / "log")
-        # No exit code: msrun has ended it, because of rank 0.
+        # There is no exit code, because msrun ended the rank when rank 0 had failed.
         assert said.startswith("rank 1 of 2 failed: KeyError: 'the cause'\n")
         assert (error.exit_code, error.signal) == (None, None)
         assert "was lost" not in said and error.rank == 1
         assert f"log: {tmp_path / 'log' / 'worker_1.log'}" in said
 
     def test_a_rank_that_hangs_shows_where(self, program, tmp_path, monkeypatch):
-        """The time is up once one rank has ended, and the other hangs."""
+        """The time is up when one rank has ended and the other hangs."""
         monkeypatch.delenv("PYTHONFAULTHANDLER", raising=False)
         code = "def stuck():\n    print('here')\n    time.sleep(600)\nif rank == 1: stuck()"
         log, look, passed = tmp_path / "log", Job.look, []
@@ -222,9 +223,9 @@ class TestEnds:
 
 class TestProcesses:
     def test_children_of_a_killed_rank_end_too(self, program, tmp_path, monkeypatch):
-        """One in a session of its own, one with another environment that has lost its parent.
+        """One child has its own session; the other, with an empty environment, has lost its parent.
 
-        msrun has killed the other rank by the time that this process comes to look again.
+        When this process looks again, msrun has already killed the other rank.
         """
         look = Job.look
 
@@ -272,7 +273,7 @@ class TestProcesses:
 
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
     def test_the_calling_process_is_ended(self, program, tmp_path, number):
-        """By Ctrl-C, and by what leaves it no time to tidy up."""
+        """It ends by Ctrl-C, or by SIGKILL, which leaves it no time to clean up."""
         path = program("open(f'rank{rank}', 'w').close(); time.sleep(600)")
         call = f"from labkit import launch; launch({str(path)!r}, workers=2, timeout=None)"
         caller = subprocess.Popen(
@@ -302,7 +303,7 @@ class TestProcesses:
         assert said.startswith("msrun was ended by SIGKILL") and error.rank is None
 
     def test_what_another_call_has_started_is_left_alone(self, monkeypatch):
-        """But that of a call inside this one, whose guard is one of this call's processes."""
+        """A call inside this one is ended too: its guard is a process of this call."""
         nap = ["sleep", "600"]
         with processes.guarded() as first, processes.guarded() as other:
             monkeypatch.setenv(processes.MARK, first[processes.MARK])
@@ -316,7 +317,7 @@ class TestProcesses:
         assert theirs.wait(5) == -signal.SIGKILL
 
     def test_a_guard_takes_no_module_of_the_working_folder(self, tmp_path):
-        """And so it lives: a learner's signal.py once made it end at once, without a word."""
+        """A learner's signal.py once made the guard end immediately and silently."""
         for name in ("signal", "select", "psutil", "torch", "labkit"):
             (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
         code = (
@@ -384,9 +385,9 @@ class TestNodes:
 
     @pytest.mark.slow
     def test_two_nodes_by_address(self, program, tmp_path):
-        """Both on this machine, one rank each: they find each other and sum over both."""
+        """Both nodes are this machine, with one rank each; the ranks join and sum over both."""
         path, port = program(JOINED, head=""), free_port()
-        soon = dict.fromkeys(msrun._INTERVAL, "1")  # as on one machine
+        soon = dict.fromkeys(msrun._INTERVAL, "1")  # the interval on one machine
         outcomes = {}
         for node in (1, 0):
             folder = tmp_path / f"node{node}"
@@ -401,7 +402,7 @@ class TestNodes:
     def test_the_end_of_node_0_ends_a_rank_that_does_not_hear_of_it(
         self, program, tmp_path, monkeypatch
     ):
-        """As one does not that is in a long function in C, and takes SIGTERM as an exception."""
+        """A rank in a long C function, which handles SIGTERM as an exception, does not notice."""
         monkeypatch.setattr("labkit.ranks.launch._PARTING", 0.5)
         log = tmp_path / "log"
         with socket.create_server(("127.0.0.1", 0)) as scheduler:
@@ -461,7 +462,7 @@ def test_what_cannot_be_started(case, tmp_path, monkeypatch):
     options, message = REFUSED[case]
     (tmp_path / "a.py").write_text("")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(subprocess, "Popen", None)  # it must not come to that
+    monkeypatch.setattr(subprocess, "Popen", None)  # no process may be started
     options = {"script": "a.py", "workers": 1, "timeout": 60} | options
     with pytest.raises(InputError, match=message):
         launch(options.pop("script"), **options)
@@ -470,7 +471,7 @@ def test_what_cannot_be_started(case, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("first", "order"), [(10, [0, 1]), (11, [1, 0])])
 def test_msrun_says_who_ended_first_of_those_of_one_look(tmp_path, monkeypatch, first, order):
-    """Rank 0, process 10, ends after it was looked at and before rank 1 is."""
+    """Rank 0, process 10, ends after it is looked at and before rank 1 is looked at."""
     plan = SimpleNamespace(nodes=1, ranks=[0, 1])
     job = Job(None, tmp_path, plan, {}, None)
     job.pids |= {0: 10, 1: 11}
@@ -491,7 +492,7 @@ def test_an_environment_without_msrun(tmp_path, monkeypatch, missing):
 
 
 def test_a_held_port_is_taken_by_nobody_but_a_server_that_reuses_addresses():
-    """As MindSpore's scheduler does, at a name or an IPv6 address too."""
+    """MindSpore's scheduler is such a server; names and IPv6 addresses work too."""
     assert launch_plan._address("localhost:8118") == ("localhost", 8118)
     assert launch_plan._address("[::1]:8118") == ("::1", 8118)
     with launch_plan.held_port() as port, socket.socket() as other, socket.socket() as server:
@@ -516,20 +517,20 @@ LOWER, UPPER = "MS_RETRY_INTERVAL_LOWER", "MS_RETRY_INTERVAL_UPPER"
     [
         (1, {}, {}, {LOWER: "1", UPPER: "1"}),
         (2, {}, {}, {}),
-        (1, {LOWER: "4"}, {}, {}),  # inherited: MindSpore's own for the other
+        (1, {LOWER: "4"}, {}, {}),  # inherited; MindSpore's default for the other
         (1, {}, {LOWER: "2", UPPER: "9"}, {LOWER: "2", UPPER: "9"}),
     ],
 )
 def test_ranks_of_one_machine_ask_each_other_again_after_a_second(
     tmp_path, monkeypatch, nodes, here, more, expected
 ):
-    """But for what this process, or who calls, has chosen."""
+    """Values from this process or from the caller take precedence."""
     (tmp_path / "a.py").write_text("")
     for name in (LOWER, UPPER):
         monkeypatch.delenv(name, raising=False)
     for name, value in here.items():
         monkeypatch.setenv(name, value)
-    master = None if nodes == 1 else "localhost:8118"  # looked at on node 0 alone
+    master = None if nodes == 1 else "localhost:8118"  # only node 0 checks it
     plan = planned(tmp_path / "a.py", nodes=nodes, node_rank=nodes - 1, master=master)
     own = msrun.own_variables(plan, more)
     assert {name: own[name] for name in (LOWER, UPPER) if name in own} == expected
@@ -541,7 +542,7 @@ def test_what_steps_and_runtime_load_is_no_process_supervisor():
 
 
 class FakeJob:
-    """A job whose ends and logs are given."""
+    """A job with given exit codes and logs."""
 
     def __init__(self, codes, logs, gone=None):
         self.codes, self.logs, self.pids = codes, logs, dict.fromkeys(logs)
@@ -561,7 +562,7 @@ class FakeJob:
 
 
 class TestOtherNodes:
-    """What node 0 or 1 of two says when the other one's rank is gone."""
+    """What node 0 or 1 of two says when the other node's rank is gone."""
 
     COLLECTIVE = (
         "Traceback (most recent call last):\n  File\nRuntimeError: \n"
@@ -579,7 +580,7 @@ class TestOtherNodes:
 
     @pytest.mark.parametrize("code", [-signal.SIGTERM, 128 + signal.SIGTERM, 1])
     def test_whose_end_is_known(self, code):
-        """By the words of MindSpore 2.10.0's scheduler after a SIGKILL on node 1."""
+        """The words are those of MindSpore 2.10.0's scheduler after a SIGKILL on node 1."""
         log = self.COLLECTIVE if code == 1 else "its lines"
         error = self.first_cause(0, code, self.LOST_1, log)
         assert str(error).startswith("rank 1 of 2, on another node, stopped answering: the ")

@@ -1,6 +1,6 @@
-"""Node 0 as another node sees it, with a server of the tests in the place of the scheduler.
+"""Node 0 as another node sees it, with a server of the tests in place of the scheduler.
 
-With the scheduler itself: tests/recipes/test_two_nodes_on_ranks.py.
+tests/recipes/test_two_nodes_on_ranks.py uses the scheduler itself.
 """
 
 import re
@@ -33,7 +33,7 @@ def _soon(monkeypatch):
 
 
 def looked(master, condition):
-    """Look until the condition is true."""
+    """Call ``look`` until the condition is true."""
 
     def look():
         master.look()
@@ -43,7 +43,7 @@ def looked(master, condition):
 
 
 def connected(master, port):
-    """The scheduler's side of a connection that the master has made."""
+    """Return the scheduler's side of a connection that ``master`` makes."""
     with socket.create_server(("127.0.0.1", port)) as server:
         server.settimeout(10)
         looked(master, lambda: master._connected)
@@ -72,7 +72,7 @@ def test_an_end_is_noticed_and_stays(port, reset):
                 other.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         looked(master, master.gone)
         assert master.gone() == f"node 0 at 127.0.0.1:{port} has ended: the call there says why"
-        for _ in range(20):  # it is not asked again: what it is gone for grows
+        for _ in range(20):  # it is not connected again, and the time since its end grows
             master.look()
             time.sleep(0.02)
         assert master.gone(0.3) == master.gone() and master.gone(10) is None
@@ -87,7 +87,7 @@ def test_the_kernel_is_asked_to_notice_silence(port):
 
 
 def test_a_client_that_is_connected_with_itself_is_not_connected(port):
-    """The kernel may give it the very port that it asks for, while nobody listens there."""
+    """The kernel may give a client the port that it connects to while nothing listens there."""
     with closing(Master("127.0.0.1", port, 30)) as master:
         master._socket.bind(("127.0.0.1", port))
         master._socket.setblocking(True)
@@ -134,7 +134,7 @@ def test_a_cable_that_is_pulled_is_noticed_and_a_scheduler_that_stands_still_is_
         try:
             assert client.stdout.readline() == "connected\n"
             server.send_signal(signal.SIGSTOP)
-            time.sleep(4)  # twice the silence
+            time.sleep(4)  # twice the allowed silence
             assert client.poll() is None
             nodes.cut(0)
             began = time.monotonic()

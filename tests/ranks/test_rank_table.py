@@ -1,4 +1,4 @@
-"""Rank tables against the two that the tutorials print, and each way for one to be wrong."""
+"""Rank tables equal the two that the tutorials print, and every kind of error is named."""
 
 import copy
 import itertools
@@ -14,7 +14,7 @@ from tests.support.command import labkit
 
 NODE_0 = [f"192.{card}.27.{block}" for block in (6, 7) for card in (1, 2, 3, 4)]
 NODE_1 = [f"192.{card}.27.{block}" for block in (8, 9) for card in (1, 2, 3, 4)]
-# As the tutorial on two-stage training prints it, rank_table_8pcs.json: text for text.
+# rank_table_8pcs.json exactly as the tutorial on two-stage training prints it.
 EIGHT = """{
     "version": "1.0",
     "server_count": "1",
@@ -52,7 +52,7 @@ def table_of(*servers, **more):
     return {**count, "server_list": server_list, "status": "completed"}
 
 
-# As the tutorial on Adasum prints it, rank_table_16pcs.json: its servers are starred out.
+# rank_table_16pcs.json as the tutorial on Adasum prints it, with its servers starred out.
 def sixteen(servers=("10.*.*.*", "10.*.*.*")):
     nodes = [
         (server, [(n, address, 8 * node + n) for n, address in enumerate(addresses)])
@@ -69,7 +69,7 @@ class TestForms:
         table = json.loads(EIGHT)
         assert ranktable.check(table) is table
         made = ranktable.make("10.155.111.140", NODE_0)
-        assert made == table and json.dumps(made) == json.dumps(table)  # the order of keys too
+        assert made == table and json.dumps(made) == json.dumps(table)  # in key order too
         assert ranktable.size(table) == (1, 8)
 
     def test_sixteen_devices(self):
@@ -84,11 +84,11 @@ class TestForms:
         ranktable.check(sixteen(), masked=True)
         wrong = sixteen()
         put(wrong, "1.7.rank_id", "14")
-        put(wrong, "0.0.device_ip", "192.*.*.*")  # no device may be
+        put(wrong, "0.0.device_ip", "192.*.*.*")  # a device may not be starred out
         with pytest.raises(ranktable.RankTableError) as caught:
             ranktable.check(wrong, masked=True)
         assert "device_ip: expected the server's own address, got '192.*.*.*'" in str(caught.value)
-        assert len(caught.value.problems) == 3  # and a server is no reason
+        assert len(caught.value.problems) == 3  # the starred server is not among them
 
 
 def put(table, path, value):
@@ -101,7 +101,7 @@ def put(table, path, value):
 
 
 MISSING = "rank_id {} is missing; expected 0 to 15, one for each of 16 devices"
-# Changes of a right table of 16 devices, and every problem that it has then.
+# Changes to a valid table of 16 devices, and all problems that the table then has.
 WRONG = [
     ({"version": "1.2"}, ["version: expected '1.0', got '1.2'"]),
     ({"status": "initializing"}, ["status: expected 'completed', got 'initializing'"]),
@@ -212,7 +212,7 @@ class TestMake:
 
 @st.composite
 def tables(draw):
-    """One to four right tables of one to three servers; ranks in any order within a table."""
+    """Draw one to four valid tables of one to three servers, with ranks in any order in a table."""
     result, numbers = [], itertools.count(1)
     addresses = (f"192.0.0.{number}" for number in itertools.count(1))
     for _ in range(draw(st.integers(1, 4))):
@@ -239,7 +239,7 @@ class TestMerge:
     def test_ranks_go_on_and_all_else_stays(self, given):
         before = copy.deepcopy(given)
         merged = ranktable.merge(*given)
-        assert given == before  # and what came is not changed
+        assert given == before  # the arguments are not changed
         ranks = [int(entry["rank_id"]) for entry in devices(merged)]
         assert sorted(ranks) == list(range(len(ranks)))
         first = 0
@@ -254,7 +254,7 @@ class TestMerge:
         assert [server["server_id"] for server in merged["server_list"]] == names
         assert merged["server_count"] == str(len(names))
         ranktable.check(merged)
-        # Once more changes nothing, and in two goes it is the same.
+        # Merging again changes nothing, and merging in two steps gives the same table.
         assert ranktable.merge(merged) == merged
         assert ranktable.merge(ranktable.merge(*given[:1]), *given[1:]) == merged
         assert ranktable.merge(given[0]) == given[0]
@@ -387,7 +387,7 @@ class TestCommand:
 
 
 def test_twenty_thousand_keys_take_no_time_and_one_line(tmp_path):
-    # Counting each name among all took more than 30 s for 209 kB.
+    # Counting every name among all of them took more than 30 s for 209 kB.
     path = tmp_path / "table.json"
     path.write_text(json.dumps({str(number): number for number in range(20_000)}))
     with pytest.raises(ranktable.RankTableError, match="the table has no version") as raised:

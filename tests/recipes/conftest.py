@@ -1,4 +1,4 @@
-"""Fixtures of the recipes' tests."""
+"""Fixtures for the tests of the recipes."""
 
 import contextlib
 import io
@@ -12,13 +12,13 @@ from tests.support.recipes import Kept, recipe, shrink, values
 
 @pytest.fixture(scope="session")
 def data(digits):
-    """40 + 20 images: four batches in an epoch."""
+    """40 + 20 images: four batches per epoch."""
     return digits(40, 20)
 
 
 @pytest.fixture(scope="module")
 def small():
-    """ResNet-18 is a network of four small stages, and no environment speaks of ranks."""
+    """Make ResNet-18 a network of four small stages, with no ranks in the environment."""
     from labkit.nets import resnet
 
     with pytest.MonkeyPatch.context() as patch:
@@ -31,10 +31,10 @@ def small():
 
 @pytest.fixture(scope="session")
 def trained(data, tmp_path_factory):
-    """A function: recipe -> ``out``, the folder of all run folders, and of this training
-    ``printed``, its ``result`` and ``network``.
+    """A function: recipe -> ``out``, the folder of all run folders, and this training's
+    ``printed`` output, ``result`` and ``network``.
 
-    Each is trained once, by its command line; tests look at it and leave it as it is.
+    Each recipe is trained once, by its command line; tests read the results and do not change them.
     """
     out, done, train = tmp_path_factory.mktemp("recipes"), {}, Recipe.train
 
@@ -45,7 +45,7 @@ def trained(data, tmp_path_factory):
             arguments = ["train", "--dataset_path", str(data), "--device_target", "CPU"]
             for setting, value in values(name, out).items():
                 arguments += ["--set", f"{setting}={value}"]
-            module = recipe(name)  # imported here: its own ``train`` would be the patched one
+            module = recipe(name)  # before the patch, so that ``module.train`` is the original
             shown, results, kept = io.StringIO(), [], Kept()
             with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(shown):
                 patch.setattr(Recipe, "train", lambda *a, **o: results.append(train(*a, **o)))

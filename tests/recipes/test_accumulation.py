@@ -1,4 +1,4 @@
-"""Accumulation's recipe on MNIST: the tutorial's LeNet-5."""
+"""The accumulation recipe on MNIST with the tutorial's LeNet-5."""
 
 import re
 from pathlib import Path
@@ -21,7 +21,7 @@ OPTIONS = "--device_target CPU --epoch_size 1 --batch_size 50 --learning_rate 0.
 
 @pytest.fixture(scope="module")
 def small(mnist, tmp_path_factory):
-    """MNIST's first 6000 images for training, and its first 1000 for testing."""
+    """The first 6000 training images and the first 1000 test images of MNIST."""
     folder = tmp_path_factory.mktemp("small")
     for usage, rows in {"train": 6000, "test": 1000}.items():
         (folder / usage).mkdir()
@@ -33,7 +33,7 @@ def small(mnist, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def run(small, tmp_path_factory):
-    """The run folder of 30 updates of 4 micro-batches of 50, by the command line."""
+    """The run folder of a training by command line: 30 updates of 4 micro-batches of 50 images."""
     folder = tmp_path_factory.mktemp("accumulation") / "run"
     given = ["train", "--data_path", str(small), "--save_checkpoint_path", str(folder)]
     assert accumulation.main([*given, *OPTIONS.split()]) == 0
@@ -50,7 +50,7 @@ def test_it_trains_and_is_evaluated(run, small, capsys):
     given = ["eval", "--data_path", str(small), "--checkpoint_path", checkpoint(run)]
     assert accumulation.main([*given, "--device_target", "CPU"]) == 0
     shown = re.search(r"top_1_accuracy ([\d.]+), .* loss ([\d.]+), ch", capsys.readouterr().out)
-    # Always the commonest digit is right for 0.126 of the images; untrained the loss is 2.3026.
+    # The most frequent digit is 0.126 of the images; the loss of an untrained network is 2.3026.
     assert float(shown[1]) >= 0.126 and float(shown[2]) < 2.3026
 
 

@@ -1,4 +1,4 @@
-"""The Adasum recipe: what reaches its step. What every recipe does: test_battery.py."""
+"""What reaches the step of the Adasum recipe; test_battery.py covers what every recipe does."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("runtime", "small")
 
 
 def make(**changed):
-    """A step of settings that differ from the tutorial's."""
+    """A step whose settings differ from the tutorial's."""
     config = AdasumConfig(**dict(depth=18, class_num=10, precision="O0", workers=2) | changed)
     return adasum.build_step(config, build_network(config), 9)
 

@@ -22,7 +22,7 @@ from tests.support.step_cells import assert_bit_equal
 
 pytestmark = pytest.mark.usefixtures("runtime", "small")
 
-# Of an epoch of 4 micro-batches.
+# Updates in an epoch of 4 micro-batches.
 UPDATES = dict.fromkeys(NAMES, 4) | {"adasum": 2, "accumulation": 2}
 of_every_recipe = pytest.mark.parametrize("name", NAMES)
 SLOW = ("thor", "adasum", "accumulation")
@@ -55,7 +55,7 @@ def test_the_run_folder_says_what_was_trained(trained, data, name):
 
 @of_every_recipe
 def test_settings_losses_and_figures_are_printed(trained, name):
-    """The losses, once an epoch, as in its tutorial."""
+    """The losses are printed once per epoch, as in the tutorial."""
     out, printed = trained(name).out, trained(name).printed
     images = 20 if name in ("adasum", "accumulation") else 10
     start = f"labkit: ResNet-18 into {out / name}, {images} images in an update\n  batch_size "
@@ -73,12 +73,12 @@ def test_settings_losses_and_figures_are_printed(trained, name):
 
 @pytest.mark.parametrize("name", LONG)
 def test_a_resumed_training_is_the_uninterrupted_one(trained, data, tmp_path, name):
-    """Where and how often it writes may change."""
+    """The resumed training may write elsewhere and more or less often."""
     out = trained(name).out
     for each in ("subspace_stage_1", "subspace_stage_2") if "stage" in name else (name,):
         if (out / each).exists():
             shutil.copytree(out / each, tmp_path / each)
-    # The run folder says where the first stage was; it has moved with it.
+    # The run folder records where the first stage was; both have moved.
     path = tmp_path / name / "config.json"
     path.write_text(path.read_text().replace(str(out), str(tmp_path)))
     whole = arrays(newest(tmp_path / name))
@@ -108,7 +108,7 @@ def test_a_checkpoint_is_evaluated_as_after_its_training(trained, data, capsys, 
 
 @pytest.mark.parametrize("name", ["accumulation", pytest.param("thor", marks=pytest.mark.long)])
 def test_a_training_in_float16_is_evaluated_in_float32_as_its_checkpoint(data, tmp_path, name):
-    """THOR's in its tutorial's layout."""
+    """THOR writes in the layout of its tutorial."""
     layout, run = "documents" if name == "thor" else "run", tmp_path / name
     config = settings(name, tmp_path, precision="O2", epoch_size=1, layout=layout)
     evaluation = recipe(name).train(config, data, device="CPU").evaluation
@@ -123,7 +123,7 @@ def test_a_training_in_float16_is_evaluated_in_float32_as_its_checkpoint(data, t
 
 
 def test_an_image_is_predicted_by_the_names_of_the_classes(trained, data, capsys):
-    """With THOR's own tree of folders, and outputs that no class has."""
+    """THOR has its own tree of folders, and more outputs than there are classes."""
     path, images = newest(trained("thor").out / "thor"), sorted((data / "val").glob("*/*"))[:3]
     given = ["predict", "--checkpoint_path", str(path), "--top", "12", *map(str, images)]
     assert recipe("thor").main([*given, "--device_target", "CPU"]) == 0
@@ -149,7 +149,7 @@ def test_the_tutorials_trees(trained, data, tmp_path, capsys, tree):
 
 
 def test_the_loss_of_other_data_is_plain_cross_entropy(trained, data, capsys):
-    """Smoothed labels, by the settings of the training, make it another one."""
+    """The label smoothing of the training's settings would give a different loss."""
     path = newest(trained("thor").out / "thor")
     given = ["eval", "--data_path", str(data), "--checkpoint_path", str(path)]
     losses = []
@@ -160,7 +160,7 @@ def test_the_loss_of_other_data_is_plain_cross_entropy(trained, data, capsys):
 
 
 def test_thors_checkpoints_and_evaluation_are_the_tutorials(trained, data, capsys):
-    """RUN/ckpt_0, which MindSpore's own callback writes, and the tutorial's eval.py:
+    """MindSpore's own callback writes RUN/ckpt_0, which is evaluated as in the tutorial's eval.py:
     load_checkpoint, load_param_into_net, Model.eval."""
     out, printed = trained("thor").out, trained("thor").printed
     names = sorted(path.name for path in (out / "thor/ckpt_0").glob("*.ckpt"))
@@ -211,7 +211,7 @@ def built(name, micro_batches, **changed):
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "subspace_stage_2"])
 def test_optimizer_and_options_are_those_of_the_settings(name):
-    """Weight decay is of weights alone, but in THOR's tutorial, whose filter leaves none out."""
+    """Only weights decay, except in THOR's tutorial, whose filter excludes no parameter."""
     given = dict(momentum=0.5, weight_decay=0.25)
     if name != "resnet50":
         given |= dict(loss_scale=64, precision="O2")
@@ -239,7 +239,7 @@ def test_a_schedule_counts_updates(name, epochs):
 
 
 def test_mindspore_is_not_there_before_labkit_has_started():
-    """``start`` sets what MindSpore reads when it is imported, the level of its log for one."""
+    """``start`` sets what MindSpore reads when it is imported, such as its log level."""
     code = f"""
 import importlib, sys
 from labkit.recipes import recipe
@@ -259,7 +259,7 @@ for name in {NAMES!r}:
 
 @pytest.fixture
 def calls(monkeypatch):
-    """What ``Recipe.train`` is called with, in place of a training."""
+    """The arguments of each call of ``Recipe.train``, which does not train."""
     made = []
     monkeypatch.setattr(Recipe, "train", lambda self, *given, **o: made.append((given, o)))
     return made

@@ -1,4 +1,4 @@
-"""scripts/configs: the settings of every recipe as YAML files, and none besides."""
+"""scripts/configs holds the settings of every recipe as YAML files, and nothing else."""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ def test_the_files_are_those_that_the_program_writes():
 
 
 def test_the_bare_word_on_is_a_setting(tmp_path):
-    """YAML 1.1 takes it for True; where there is no such setting it is unknown."""
+    """YAML 1.1 reads it as True; a recipe without this setting refuses it as unknown."""
     path = tmp_path / "a.yaml"
     path.write_text("on: gradients\n")
     assert settings.read(adasum_config.AdasumConfig, path).on == "gradients"

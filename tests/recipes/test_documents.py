@@ -1,4 +1,4 @@
-"""layout="documents": the tutorials' folders, names and logs, beside the run folder's own."""
+"""layout="documents" adds the tutorials' folders, names and logs to the run folder."""
 
 import io
 import json
@@ -24,9 +24,9 @@ def names(folder):
     ("name", "writes", "device"), [("subspace_stage_1", False, "3"), ("thor", True, "")]
 )
 def test_another_ranks_device(tmp_path, monkeypatch, name, writes, device):
-    """Its folder has a log; only THOR's tutorial has a checkpoint of every device.
+    """The device's folder has a log; only THOR's tutorial saves a checkpoint on every device.
 
-    The last epoch has one whatever the distance between them. An empty number is none.
+    The last epoch is always saved, whatever the interval. An empty DEVICE_ID counts as not set.
     """
     monkeypatch.setenv("DEVICE_ID", device)
     monkeypatch.setenv("SECRET_TOKEN", "no log's business")
@@ -53,7 +53,7 @@ def test_another_ranks_device(tmp_path, monkeypatch, name, writes, device):
 
 
 def test_a_log_is_utf8_whatever_is_printed(tmp_path, monkeypatch):
-    """A name that is no UTF-8 is spelled: it ends no training."""
+    """A name that is not UTF-8 is escaped, so that it does not end the training."""
     monkeypatch.setenv("MS_TEST", "\udcff")
     monkeypatch.setattr(sys, "stdout", io.StringIO())
     with documents.Log(tmp_path) as log:
@@ -68,12 +68,12 @@ def test_a_log_is_utf8_whatever_is_printed(tmp_path, monkeypatch):
 )
 @pytest.mark.parametrize("layout", documents.LAYOUTS)
 def test_the_run_folder_of_a_checkpoint(tmp_path, place, layout):
-    """Another training's, which wrote no such file, is not meant."""
+    """The config.json of a training that wrote no such checkpoint is not returned."""
     path, own = tmp_path / "config.json", place.startswith("checkpoint/")
     path.write_text(json.dumps({"layout": layout}))
     beside = run_folder.beside(tmp_path / place, "config.json")
     assert beside == (path if own or layout == "documents" else None)
-    path.write_text("[")  # of no recipe
+    path.write_text("[")  # not the config of a recipe
     assert run_folder.beside(tmp_path / place, "config.json") == (path if own else None)
 
 

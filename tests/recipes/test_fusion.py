@@ -1,4 +1,4 @@
-"""all_reduce_fusion_config as a recipe's setting; what it does is in tests/steps/test_fusion.py."""
+"""all_reduce_fusion_config as a setting; tests/steps/test_fusion.py shows its effect."""
 
 import pytest
 

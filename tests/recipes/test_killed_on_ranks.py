@@ -1,4 +1,4 @@
-"""A recipe's command, one of whose ranks is ended from outside."""
+"""A recipe's command when one of its ranks is ended from outside."""
 
 import os
 import re
@@ -13,7 +13,7 @@ from tests.support.trainings import ROOT
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("runtime")]
 
-# An epoch takes about a second: enough are left when the first checkpoint is seen.
+# An epoch takes about a second, so that several are left when the first checkpoint appears.
 SMALL = (
     "--ranks 2 --depth 18 --image_size 32 --batch_size 4 --epoch_size 8 --device_target CPU "
     "--num_parallel_workers 1 --save_checkpoint_epochs 1 --save_checkpoint_path run"
@@ -26,13 +26,13 @@ OF_RECIPE = {
 
 @pytest.fixture(scope="module")
 def data(digits):
-    """30 + 10 images: three micro-batches of a rank in an epoch."""
+    """30 + 10 images: three micro-batches per rank and epoch."""
     return digits(30, 10)
 
 
 @pytest.mark.parametrize("name", OF_RECIPE)
 def test_a_rank_that_is_ended_by_sigterm_is_named(data, tmp_path, name):
-    """After a first checkpoint."""
+    """The rank is ended after the first checkpoint."""
     command = [sys.executable, "-P", "-m", "labkit.recipes", "train", name, "--data_path", data]
     with (tmp_path / "log").open("wb") as log:
         process = subprocess.Popen(
@@ -52,7 +52,7 @@ def test_a_rank_that_is_ended_by_sigterm_is_named(data, tmp_path, name):
     finally:
         process.kill()
         process.wait()
-    # The guard of a command that was killed ends its ranks.
+    # When a command was killed, its guard ends the ranks.
     wait_until(lambda: not marked(tmp_path), 30)
     said = (tmp_path / "log").read_text(errors="replace")
     assert f"{name}: rank 1 of 2 was ended by SIGTERM: from outside" in said

@@ -1,4 +1,4 @@
-"""The models repository's keys: taken over, left out, or refused with what they mean."""
+"""Keys of the models repository are accepted, ignored, or refused with their meaning."""
 
 import pytest
 

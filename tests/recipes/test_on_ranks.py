@@ -1,8 +1,8 @@
-"""The recipes on two ranks: bit-equal to each other, and to one process as far as that can be.
+"""The recipes on two ranks: both end bit-equal, and equal to one process where that is possible.
 
-With GroupNorm, which does not look at the other images, two ranks with half of the images each are
-one process with all of them: an update here takes all 20 images, whatever their order. BatchNorm
-normalises each rank's images by themselves.
+GroupNorm normalises each image by itself, so two ranks with half of the images each are equivalent
+to one process with all of them: an update in these tests takes all 20 images, whatever their order.
+BatchNorm normalises over each rank's own images.
 """
 
 import json
@@ -27,7 +27,7 @@ LABELS = ("whole", "resumed", "micro", "thor", "adasum", "adasum resumed", *STAG
 
 @pytest.fixture(scope="module")
 def data(digits):
-    """20 + 19 images, so that the ranks evaluate 9 and 10."""
+    """20 + 19 images, so that one rank evaluates 9 and the other 10."""
     folder = digits(20, 20)
     next((folder / "val" / "3").iterdir()).unlink()
     return folder
@@ -35,7 +35,7 @@ def data(digits):
 
 @pytest.fixture(scope="module")
 def ranks(data, root, tmp_path_factory):
-    """What both ranks said, their Parameters, and the folder they wrote to."""
+    """The reports of both ranks, their Parameters, and the folder that they wrote to."""
     out = tmp_path_factory.mktemp("ranks")
     arrays = rank_results(out, recipes_on_ranks.__file__, data, out, root=root)
     said = [json.loads((out / f"rank{rank}.json").read_text()) for rank in range(2)]
@@ -43,7 +43,7 @@ def ranks(data, root, tmp_path_factory):
 
 
 def of(arrays, label):
-    """Parameters of one training by name."""
+    """Return the Parameters of one training by name."""
     own = {n.partition("/")[2]: v for n, v in arrays.items() if n.startswith(f"{label}/")}
     assert own
     return own
@@ -58,13 +58,13 @@ def test_both_ranks_end_with_the_same_weights(ranks, label):
 
 @pytest.mark.parametrize(("whole", "resumed"), [("whole", "resumed"), ("adasum", "adasum resumed")])
 def test_a_resumed_training_is_the_uninterrupted_one(ranks, whole, resumed):
-    """Adasum's ranks have moments of their own, and take them from folders of their own."""
+    """Each rank of Adasum has its own moments and restores them from its own folder."""
     for arrays in ranks[1]:
         assert_bit_equal(of(arrays, resumed), of(arrays, whole))
 
 
 def tiny(patch, norm=None):
-    """``shrink``, until the patch is undone."""
+    """Apply ``shrink`` until the patch is undone."""
     patch.setattr(resnet, "_DEPTHS", dict(resnet._DEPTHS))
     patch.setattr(resnet, "_bn", resnet._bn)
     shrink(norm)
@@ -86,7 +86,7 @@ def test_two_ranks_are_one_process_without_batch_norm(
 
 
 def test_evaluation_over_ranks_is_that_of_the_checkpoint(ranks, data, monkeypatch):
-    """Also with BatchNorm, whose running statistics differ from rank to rank in training."""
+    """This includes BatchNorm, whose running statistics differ between ranks in training."""
     said, _, out = ranks
     tiny(monkeypatch)
     config = settings("resnet50", out)
@@ -121,13 +121,13 @@ def test_what_is_written(ranks):
     assert [each["adasum"]["folder"] for each in said] == ["rank_0", "rank_1"]
     names = {path.name for path in (out / "thor" / "ckpt_0").glob("*.ckpt")}
     assert names == {"resnet-1_1.ckpt", "resnet-2_1.ckpt"}
-    # 10 images a rank: one step an epoch, a snapshot after each, and the basis of them.
+    # 10 images per rank: one step per epoch, a snapshot after each, and their basis.
     names = {path.name for path in (out / STAGES[0] / "checkpoint_pca").iterdir()}
     assert {"pca_mat.json", "pca_mat.npy"} < names
 
 
 def test_what_is_printed(ranks):
-    """The first rank alone, with the images of both in an update."""
+    """Only the first rank prints; an update counts the images of both ranks."""
     logs = [(ranks[2] / "log" / f"worker_{rank}.log").read_text() for rank in range(2)]
     for words, count in (
         ("= Starting Training =", 4),
@@ -143,7 +143,7 @@ def test_what_is_printed(ranks):
 
 
 def test_the_search_has_taken_steps(ranks):
-    """The weights are not those that the stage has started from."""
+    """The weights differ from those that the stage started from."""
     before, after = (of(ranks[1][0], stage) for stage in STAGES)
     assert max(np.abs(after[name] - before[name]).max() for name in after) > 1e-3
 
@@ -170,7 +170,7 @@ def test_what_is_gathered_is_bit_exact(ranks):
 
 
 def test_what_does_not_fit_ends_all_ranks(root, data, tmp_path):
-    """What else is refused before the ranks meet: test_resnet50.py."""
+    """Refusals before the ranks meet are tested in test_resnet50.py."""
     program = ("-m", "labkit.recipes.resnet50", "train", "--dataset_path", data)
     options = ("--run_distribute", "True", "--device_num", "3")
     with pytest.raises(

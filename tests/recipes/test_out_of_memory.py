@@ -1,4 +1,4 @@
-"""What is said where memory is not enough. Of MindSpore's own error: test_resnet50.py."""
+"""Advice when memory runs out; test_resnet50.py covers the error that MindSpore raises."""
 
 import pytest
 

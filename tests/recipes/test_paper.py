@@ -1,7 +1,8 @@
-"""Preset paper of the notebooks: an interrupted run of a recipe goes on where it stood.
+"""With preset paper of the notebooks, an interrupted run of a recipe resumes where it stopped.
 
-The cells that train are executed with what preset paper sets; ``train`` only notes its call. That a
-recipe so called goes on: ``test_a_resumed_training_is_the_uninterrupted_one`` in test_battery.py.
+The cells that train are executed with the values of preset paper; ``train`` only records its call.
+``test_a_resumed_training_is_the_uninterrupted_one`` in test_battery.py shows that a recipe resumes
+when it is called like this.
 """
 
 import json
@@ -19,7 +20,7 @@ from tests.support.recipes import NAMES, recipe
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 DATA = "folder of images"
-# Notebook -> (what other cells have defined, settings of each training but for its folders).
+# Notebook -> (names that other cells define, settings of each training without its folders).
 LABS = {
     "03_thor_in_depth": ({"NAMED": THOR}, {"resnet50": THOR["ascend"]}),
     "04_adasum_in_depth": (
@@ -45,7 +46,7 @@ def full_scale(path):
 
 @pytest.mark.parametrize("name", LABS)
 def test_every_training_is_the_documents_and_goes_on(name, tmp_path, monkeypatch):
-    """Executed again, as after an interruption, the cells train the same into the same folder."""
+    """Executed again, as after an interruption, the cells repeat the training in its folder."""
     calls, (defined, trainings) = [], LABS[name]
     for module in NAMES:
         monkeypatch.setattr(
@@ -69,5 +70,5 @@ def test_every_training_is_the_documents_and_goes_on(name, tmp_path, monkeypatch
 
 
 def test_no_other_notebook_trains_a_recipe():
-    """One that did would have to go on too, and be in the list above."""
+    """A notebook that did would have to resume too, and to be in the list above."""
     assert {path.stem for path in NOTEBOOKS.glob("*.ipynb") if full_scale(path)} == LABS.keys()

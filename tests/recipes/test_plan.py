@@ -1,4 +1,4 @@
-"""A plan against what the training itself does: its loader, its step, its records."""
+"""A plan agrees with the training itself: with its loader, its step and its records."""
 
 import json
 from dataclasses import replace
@@ -22,19 +22,19 @@ ACTIVATIONS = "activations, outputs of the layers"
 
 
 def made(name, tmp_path, devices=1, **changed):
-    """The plan of a small recipe with 40 images."""
+    """Return the plan of a small recipe with 40 images."""
     config = settings(name, tmp_path, **({"class_num": 12} | changed))
     return plan.make(recipe(name).RECIPE, config, devices, images=40)
 
 
 def bytes_of(parameters):
-    """Their sizes by shape and type; not ``nbytes``, which the plan reads."""
+    """Return the bytes of Parameters from shape and type; the plan reads ``nbytes`` instead."""
     sizes = {id(p): int(np.prod(p.shape)) * p.asnumpy().dtype.itemsize for p in parameters}
     return sum(sizes.values())
 
 
 def real_step(name, config, micro_batches=4):
-    """(network, step as the training builds it, bytes of its share of a basis)."""
+    """Return (network, step as the training builds it, bytes of its share of a basis)."""
     module = recipe(name)
     network = module.RECIPE.parts(config).build_network(config)
     if name != "subspace_stage_2":
@@ -145,7 +145,7 @@ class TestMemory:
         assert held["optimizer state"] == bytes_of(states)
         sums = [p for p in step.get_parameters() if p.name.startswith("grad_sum")]
         assert held["accumulated gradients"] == bytes_of(sums) >= bytes_of(trained)
-        # Adasum's and the subspace's have a few scalars more.
+        # Adasum and the subspace have a few additional scalars.
         own = 40 if name in ("adasum", "subspace_stage_2") else 0
         assert 0 <= bytes_of(step.get_parameters()) + basis - sum(held.values()) <= own
 
@@ -166,7 +166,7 @@ class TestMemory:
         from labkit.algorithms.adasum import team, update
 
         class OfTwoRanks(update.Team):
-            """A team of one rank that was told of another: nothing is exchanged."""
+            """A team of one rank with the sizes of a team of two: nothing is exchanged."""
 
             def __init__(self, count, node_size):
                 super().__init__(2 * count, node_size)
@@ -184,9 +184,9 @@ class TestMemory:
         }
         for start, part in parts.items():
             of_step = [p for p in step.update.get_parameters() if p.name.startswith(start)]
-            # start_step: the count of the optimizer's steps.
+            # start_step counts the steps of the optimizer.
             assert 0 <= bytes_of(of_step) - planned["held"].get(part, 0) <= 4
-        # The rank's own rows and the other's.
+        # The other rank sends as many rows as this one holds.
         other = planned["during_an_update"]["vectors of the other ranks"]
         assert other == bytes_of([step.update.rows])
 
@@ -213,7 +213,7 @@ class TestMemory:
             "weights in float16": 2 * (total - norms),
         }
         during = made("subspace_stage_1", tmp_path)["memory"]["during_an_update"]
-        # All but BatchNorm's outputs, in float32 in both.
+        # All outputs are halved but BatchNorm's, which are float32 in both.
         assert 0.5 < half / during.pop(ACTIVATIONS) < 0.75
         assert during == {"gradients, float32": 4 * total}
 
@@ -222,7 +222,7 @@ class TestMemory:
         source = recipe("accumulation").RECIPE
         config = replace(source.named["lenet"], batch_size=batch)
         during = plan.make(source, config, 1)["memory"]["during_an_update"]
-        # Convolution, pool, ReLU, twice; flattened; three dense layers, two of them with a ReLU.
+        # Twice convolution, pool and ReLU; then flatten; three dense layers, two with a ReLU.
         first, second = (6 * (28**2 + 2 * 14**2), 16 * (10**2 + 2 * 5**2))
         assert during[ACTIVATIONS] == 4 * batch * (first + second + 400 + 2 * (120 + 84) + 10)
 
@@ -276,7 +276,7 @@ class TestNetwork:
         seldom = network["every"]["bytes"]
         assert network["every"]["updates"] == 5
         assert seldom["inverses, AllReduce"] == 1.5 * held["inverses"]
-        # A layer's factors have two numbers beside them: how many positions each is a mean over.
+        # With its factors a layer sends two numbers: how many positions each is a mean over.
         assert seldom["factors, AllReduce"] == 1.5 * (held["factors"] + 8 * layers)
         mean = 1.5 * self.weights(planned) + sum(seldom.values()) / 5
         assert network["mean_of_an_update"] == pytest.approx(mean, abs=1)
@@ -287,7 +287,7 @@ class TestNetwork:
     def test_of_adasum(self, devices, node_size, workers, tmp_path):
         planned = made("adasum", tmp_path, devices, node_size=node_size, workers=workers)
         weights, each = self.weights(planned), planned["network"]["each_update"]
-        # A vector has five notes behind it; inside a node each worker's gradients are averaged.
+        # Five numbers follow each vector; inside a node each worker's gradients are averaged.
         gathered = (devices - 1) * workers * (weights + 4 * 5)
         reduced = workers * 2 * (node_size - 1) / node_size * weights
         assert each["workers' vectors, AllGather"] == gathered
@@ -300,7 +300,7 @@ class TestNetwork:
         weights = self.weights(planned)
         assert planned["network"]["each_update"] == {
             "gradients, AllReduce": 1.5 * weights,
-            "P g, AllReduce": 1.5 * 4 * 4,  # a component a rank, the last one empty
+            "P g, AllReduce": 1.5 * 4 * 4,  # one component per rank; the last rank has none
             "moves in the subspace, AllReduce": products * 1.5 * weights,
         }
 
@@ -373,7 +373,7 @@ class TestMeasured:
 
     @pytest.fixture
     def run(self, config, tmp_path):
-        """A function: (updates, seconds) of each row -> the run folder."""
+        """A function: (update, seconds) of each row -> the run folder."""
 
         def make(rows):
             folder = tmp_path / "run"
@@ -386,7 +386,7 @@ class TestMeasured:
         return make
 
     def test_its_first_two_updates_are_left_out(self, run, config, data):
-        """Of a training of 90 epochs, by one of eight updates; in sink mode a row is an epoch's."""
+        """Eight updates predict a training of 90 epochs; in sink mode a row covers an epoch."""
         folder = run([(1, 10), (2, 15), *((n, 15 + 0.5 * (n - 2)) for n in range(3, 9))])
         planned = plan.make(
             recipe("thor").RECIPE,
@@ -398,7 +398,7 @@ class TestMeasured:
         assert planned["hours"] == pytest.approx(planned["steps"]["updates_in_all"] * 0.5 / 3600)
         folder = run((100 * n, 10.0 * n) for n in range(1, 6))
         assert run_folder.seconds_of_update(folder, config) == 0.1
-        # On several ranks Adasum has a folder of each.
+        # On several ranks Adasum has a folder per rank.
         folder.rename(folder.parent / "rank_0")
         assert run_folder.seconds_of_update(folder.parent, config) == 0.1
 

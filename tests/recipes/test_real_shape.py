@@ -1,10 +1,10 @@
 """Every recipe at its own shape: ResNet-50, 1001 classes, 224 pixels, augmentation, float16.
 
-Each is trained by its command for two updates, and evaluated, with its own settings but for those
-in ``OTHER``. On CPU MindSpore took 1.2 GB and 222 MB an image in float16 (4, 16 and 32 images),
-for THOR 6 GB and 330 MB (4, 8 and 12): 58 GB for the documents' 256 images, 15 for 64, and 17 for
-THOR's 32. Batches here are what 10 GB hold. 32 images take 28 s of one core in float16, 16 s in
-float32.
+Each recipe is trained by its command for two updates and evaluated, with its own settings except
+those in ``OTHER``. On CPU MindSpore took 1.2 GB plus 222 MB per image in float16 (measured with 4,
+16 and 32 images), and for THOR 6 GB plus 330 MB (4, 8 and 12): 58 GB for the documents' 256 images,
+15 GB for 64, and 17 GB for THOR's 32. The batches in these tests fit into 10 GB. 32 images take
+28 s of one core in float16, 16 s in float32.
 """
 
 import os
@@ -32,18 +32,18 @@ from tests.support.recipes import arrays, newest, recipe
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("runtime")]
 
 ROOT = Path(__file__).resolve().parents[2]
-FREE = 11e9  # bytes of memory that a training here wants
+FREE = 11e9  # bytes of memory that a training needs
 SECONDS = 3600
-CLASSES = 16  # folders, of 1001
+CLASSES = 16  # folders with images, of 1001 classes
 NAMED = {"accumulation": "resnet50", "adasum": "one_device"}
 OTHER = {
-    # The document's 256 images an update, as on its 8 devices. It has no float16. class_num is
-    # counted there, in ImageNet.
+    # 256 images per update, as on the document's 8 devices. It has no float16, and counts the
+    # classes of ImageNet for class_num.
     "resnet50": {"batch_size": 32, "micro_steps": 8, "class_num": 1001},
     "accumulation": {"batch_size": 32},
-    # A refresh, and an update from its inverses.
+    # One refresh, and one update that uses its inverses.
     "thor": {"batch_size": 12, "frequency": 2},
-    # Two updates of 2 x 8 micro-batches would take 15 minutes. Warming up begins at rate 0.
+    # Two updates of 2 x 8 micro-batches would take 15 minutes. Warm-up begins at rate 0.
     "adasum": {"batch_size": 32, "node_size": 2, "warmup_epochs": 0},
     # Three updates, the first at rate 0: three snapshots for a basis of two components.
     "subspace-1": {"batch_size": 32, "snapshots_per_epoch": 3},
@@ -51,14 +51,14 @@ OTHER = {
 }
 # At the start the logits z = W h + b of ResNet-50 have W ~ N(0, 0.01^2) and 2048 means h of sums
 # of BatchNorm's outputs: h^2 is 1 after the first block's ReLU, and at most 1 more after each of
-# the next two. So var z <= 0.01^2 * 2048 * 3 = 0.61, and the loss is log 1001 + var z / 2, but for
-# the mean of z over the 16 labels: 0.9 sqrt(0.61 / 16) = 0.18, here three times.
+# the next two. So var z <= 0.01^2 * 2048 * 3 = 0.61, and the loss is log 1001 + var z / 2, up to
+# the mean of z over the 16 labels: 0.9 sqrt(0.61 / 16) = 0.18. The bounds allow three times that.
 LOWEST, HIGHEST = np.log(1001) - 3 * 0.18, np.log(1001) + 0.61 / 2 + 3 * 0.18
 
 
 @dataclass(frozen=True)
 class Run:
-    """A training by its command, and the evaluation of its checkpoint by another."""
+    """A training by a recipe's command, and the evaluation of its checkpoint by another command."""
 
     name: str
     folder: Path
@@ -80,7 +80,7 @@ class Run:
 
 
 def command(verb, name, folder, *options, **settings):
-    """Run a recipe's command in a process of its own; return what it wrote."""
+    """Run a recipe's command in a separate process; return what it printed."""
     words = [f"--{key}={value}" for key, value in settings.items()]
     done = subprocess.run(
         [sys.executable, "-P", "-m", "labkit.recipes", verb, name, *map(str, options), *words],
@@ -95,7 +95,7 @@ def command(verb, name, folder, *options, **settings):
 
 
 def trained(name, folder, micro_batches, **settings):
-    """Train a recipe for an epoch of so many micro-batches; print seconds and memory."""
+    """Train a recipe for an epoch of ``micro_batches``; print seconds and memory."""
     free = psutil.virtual_memory().available
     if free < FREE:
         pytest.skip(f"{free / 1e9:.1f} GB of memory are free; this wants {FREE / 1e9:.0f}")
@@ -112,13 +112,13 @@ def trained(name, folder, micro_batches, **settings):
 
 
 def processor_seconds():
-    """Those of all processes that were started from here and have ended."""
+    """Return the processor seconds of all child processes that have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 def make_images(folder, count):
-    """Make train/ and val/ of 256 x 256 JPEGs: a few more than ``count``, and one a class."""
+    """Make 256 x 256 JPEGs: a few more than ``count`` in train/, and one per class in val/."""
     for place, first, last in (("train", 0, count + 5), ("val", 10**6, 10**6 + CLASSES)):
         for number in range(first, last):
             image = Image.fromarray(picture(256, 256, seed=number))
@@ -128,21 +128,21 @@ def make_images(folder, count):
 
 
 def build_network(name):
-    """The recipe's ResNet-50 with its initial weights."""
+    """Return the recipe's ResNet-50 with its initial weights."""
     named = recipe(RECIPES[name]).RECIPE.named
     config = named[NAMED.get(name, next(iter(named)))]
     return resnet50_parts.build_network(replace(config, class_num=1001))
 
 
 def initial(name):
-    """Name -> initial weight; not the dense bias, which has MindSpore's random numbers."""
+    """Return name -> initial weight, without the dense bias, which MindSpore draws at random."""
     weights = {p.name: p.asnumpy() for p in build_network(name).trainable_params()}
     del weights["fc.bias"]
     return weights
 
 
 def figures(said):
-    """The (top-1, top-5, loss) of the one evaluation in what a command wrote."""
+    """Return (top-1, top-5, loss) of the one evaluation in what a command printed."""
     number = r"(\d+\.\d{4})"
     form = rf"^labkit: top_1_accuracy {number}, top_5_accuracy {number}, loss {number}(?:,|$)"
     (numbers,) = re.findall(form, said, re.M)
@@ -150,7 +150,7 @@ def figures(said):
 
 
 def by_pytorch(run):
-    """The figures of a checkpoint by PyTorch's ResNet-50, with the loss in float64."""
+    """Return the figures of a checkpoint by PyTorch's ResNet-50, with the loss in float64."""
     torch = pytest.importorskip("torch")
     from labkit.nets import torch_resnet
 
@@ -168,13 +168,13 @@ def by_pytorch(run):
 
 
 def check(run, images, before, updates=2):
-    """Check what holds of every recipe: what it says, records, weights, and both evaluations.
+    """Check what holds for every recipe: its output, records, weights, and both evaluations.
 
     Args:
-        run: of the recipe.
-        images: in an update.
+        run: run of the recipe.
+        images: number of images in an update.
         before: name -> weight before the training.
-        updates: there must be.
+        updates: expected number of updates.
     """
     assert run.said.startswith("labkit: CPU (asked for), MindSpore ")
     assert f"\nlabkit: ResNet-50 into {run.folder}, {images} images in an update\n" in run.said
@@ -192,25 +192,25 @@ def check(run, images, before, updates=2):
     assert figures(run.evaluated) == figures(run.said)
     *accuracies, loss = by_pytorch(run)
     assert figures(run.said)[:2] == tuple(accuracies)
-    # Four decimals are printed; float32 through 50 layers that no statistics fit yet: 1e-7.
+    # Four decimals are printed; 50 layers in float32, with unfitted statistics, add 1e-7.
     assert figures(run.said)[2] == pytest.approx(loss, rel=1e-5, abs=1e-4)
 
 
 def starts(run):
-    """Whether the loss before the first update is that of ResNet-50's initial weights."""
+    """Return whether the loss before the first update is that of ResNet-50's initial weights."""
     return LOWEST < run.rows[0]["loss"] < HIGHEST
 
 
 @pytest.mark.parametrize(("name", "batches"), [("resnet50", 8), ("accumulation", 4), ("adasum", 4)])
 def test_several_micro_batches_an_update(tmp_path, name, batches):
-    """Adasum has two workers, each with moments of its own."""
+    """Adasum has two workers, each with its own moments."""
     run = trained(name, tmp_path / name, 2 * batches)
     check(run, batches * 32, initial(name))
     assert starts(run)
 
 
 def test_thor(tmp_path):
-    """One refresh, with blocks of 128 at most and the positions of maps of 224 pixels."""
+    """One refresh, with blocks of at most 128 and the positions of images of 224 pixels."""
     run = trained("thor", tmp_path / "thor", 2)
     check(run, 12, initial("thor"))
     assert starts(run)

@@ -1,6 +1,6 @@
-"""The ResNet-50 recipe: how it writes, resumes, evaluates, and refuses what does not fit.
+"""The ResNet-50 recipe: how it writes, resumes, evaluates, and refuses wrong input.
 
-The network is ResNet-18 made small: four convolutions of 4 to 16 channels on images of 32 pixels.
+The network is a small ResNet-18: four convolutions of 4 to 16 channels on images of 32 pixels.
 """
 
 import shutil
@@ -34,7 +34,7 @@ def settings(folder, **changed):
 
 
 def train(config, data, **options):
-    """Train; return (what ``train`` returned, the network)."""
+    """Train; return (the result of ``train``, the network)."""
     kept = Kept()
     try:
         return resnet50.train(config, data, device="CPU", **options), kept.networks[-1]
@@ -48,7 +48,7 @@ def evaluated(config, data, path):
 
 @pytest.fixture
 def done(trained):
-    """(settings, result, network) of a training of three epochs, which tests leave as it is."""
+    """(settings, result, network) of a training of three epochs, which tests do not change."""
     training = trained("resnet50")
     return settings(training.result.folder), training.result, training.network
 
@@ -59,7 +59,7 @@ def checkpoints(folder):
 
 class TestTrain:
     def test_losses_rates_and_checkpoints(self, done):
-        """The loss falls; the rates are the schedule's; at most so many checkpoints are kept."""
+        """The loss falls, the rates follow the schedule, and at most two checkpoints are kept."""
         losses = done[1].records.column("loss")
         assert len(losses) == 12 and np.mean(losses[-3:]) < np.mean(losses[:3]) - 0.02
         rates = np.float32(done[1].records.column("learning_rate"))
@@ -68,7 +68,10 @@ class TestTrain:
 
     @pytest.mark.filterwarnings("ignore:the network holds a trainable BatchNorm")
     def test_a_folder_of_classes_without_evaluation_nor_checkpoints(self, data, tmp_path):
-        """The document's own --dataset_path; accumulated, and "resumed" without a checkpoint."""
+        """The folder is the document's own --dataset_path.
+
+        Gradients are accumulated, and ``resume=True`` finds no checkpoint.
+        """
         config = settings(tmp_path / "run", epoch_size=1, micro_steps=3, save_checkpoint=False)
         result, _ = train(config, data / "train", resume=True)
         assert result.evaluation is None and result.records.column("images") == [30, 10]
@@ -77,7 +80,7 @@ class TestTrain:
 
 
 class Stop(Callback):
-    """Ends a training like a kill would, after so many micro-batches."""
+    """Ends a training as a kill would, after a number of micro-batches."""
 
     def __init__(self, after):
         super().__init__()
@@ -91,7 +94,7 @@ class Stop(Callback):
 
 class TestResume:
     def test_killed_within_an_epoch_it_is_the_uninterrupted_one(self, done, data, tmp_path):
-        """Checkpoints every 5 steps and 2 epochs; the document's train.py configures neither."""
+        """Checkpoints: every 5 steps and 2 epochs; the document's train.py configures neither."""
         config = settings(
             tmp_path / "run",
             save_checkpoint_steps=5,
@@ -135,7 +138,7 @@ class TestResume:
         assert (done[1].folder / "config.json").read_text() == before
 
     def test_other_classes_are_refused(self, done, data, tmp_path):
-        """One that is renamed, in training; one too few, in evaluation."""
+        """Training refuses a renamed class; evaluation refuses a missing class."""
         other = shutil.copytree(data, tmp_path / "data")
         for usage in ("train", "val"):
             (other / usage / "3").rename(other / usage / "three")
@@ -154,7 +157,7 @@ class TestResume:
 
 class TestEvaluate:
     def test_it_is_over_every_image(self, done, data):
-        """As labkit's ``evaluate`` counts them; in other batches the same but for rounding."""
+        """It agrees with labkit's ``evaluate``, and with other batches up to rounding."""
         expected = done[1].evaluation
         assert list(expected) == ["top_1_accuracy", "top_5_accuracy", "loss"]
         for name in ("top_1_accuracy", "top_5_accuracy"):
@@ -204,7 +207,7 @@ class TestParts:
 
     def test_weights_are_those_of_the_seed_and_scheme(self):
         def weights(**given):
-            start("CPU", seed=1)  # of the biases that the document leaves to MindSpore
+            start("CPU", seed=1)  # for the biases, which the document leaves to MindSpore
             return snapshot(parts.build_network(Config(depth=18, class_num=10, **given)))
 
         assert_bit_equal(weights(), weights())
@@ -244,7 +247,7 @@ class TestParts:
 
 
 class TestRanks:
-    """What can be refused before any rank is met; the rest is in test_on_ranks.py."""
+    """Refusals before the ranks meet; the others are in test_on_ranks.py."""
 
     @pytest.mark.parametrize(
         ("started", "changed", "options", "message"),
@@ -289,7 +292,7 @@ class TestRanks:
 
 
 class Hungry(nn.Cell):
-    """Images -> logits, by way of 36 TB."""
+    """Images -> logits, through an intermediate tensor of 36 TB."""
 
     def __init__(self):
         super().__init__()
@@ -311,7 +314,7 @@ def test_where_memory_is_not_enough_the_answers_are_named(data, tmp_path, monkey
 
 
 def test_a_sink_size_without_sink_mode_has_no_effect():
-    """The document gives both; Model then trains every batch of an epoch all the same."""
+    """The document gives both; Model nevertheless trains every batch of an epoch."""
     seen = []
 
     class Count(Callback):

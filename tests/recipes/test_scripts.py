@@ -1,7 +1,7 @@
 """The scripts of the recipes: what they start, their usage, and their exit codes.
 
-Python is a stand-in that writes down how it was called; that two ranks train is in
-test_on_ranks.py, and real calls are below.
+Python is a stand-in that records how it was called. Some tests below call the real one, and
+test_on_ranks.py trains on two ranks.
 """
 
 import csv
@@ -45,7 +45,7 @@ THOR, THOR_GPU, THOR_EVAL, THOR_EVAL_GPU, *NODES = OTHERS
 
 @pytest.fixture
 def call(tmp_path):
-    """A function that calls a script with stand-ins; it returns (what came back, the last call)."""
+    """A function that calls a script with stand-ins and returns (its result, the last call)."""
     programs = tmp_path / "programs"
     programs.mkdir()
     (programs / "python").write_text(FAKE)
@@ -68,7 +68,7 @@ def call(tmp_path):
 
 
 def real(script, folder, *arguments, env=None, seconds=120, **options):
-    """Call a script with the programs of ``env``, by default this Python's."""
+    """Call a script with the programs of ``env``, by default with this Python."""
     return subprocess.run(
         ["sh", SCRIPTS / script, *map(str, arguments)],
         cwd=folder,
@@ -82,7 +82,7 @@ def real(script, folder, *arguments, env=None, seconds=120, **options):
 DATA, CHECKPOINT = " --data_path my data", " --checkpoint_path some.ckpt"
 START = " --pretrained_weight_path some.ckpt"
 TABLE = {"RANK_TABLE_FILE": "table.json", "LOG_DIR": "a log"}
-# what is called, with which environment: what is started behind python -m labkit.recipes
+# Arguments of the script, its environment, and what it starts after python -m labkit.recipes.
 CALLS = {
     "alone": (
         (STANDALONE, "my data", "--lr", "0.1", "--resume"),
@@ -186,7 +186,7 @@ def test_nothing_that_they_started_stays(tmp_path, script, end):
     assert_nothing_stays(SCRIPTS / script, arguments, tmp_path, **ends)
 
 
-# A recipe whose training only waits; its exit is 0.3 s of work, as of a checkpoint being written.
+# A recipe whose training only waits; its exit takes 0.3 s, like the writing of a checkpoint.
 WAITING = """#!{python}
 import pathlib, time
 from labkit.recipes.recipe import Recipe
@@ -215,7 +215,7 @@ REST = [(INT, True, ["2"]), (INT, False, []), (TERM, True, []), (TERM, False, ["
     ("by", "group", "ranks"), SENT + [pytest.param(*sent, marks=pytest.mark.slow) for sent in REST]
 )
 def test_what_python_does_finally_is_done(tmp_path, by, group, ranks):
-    """^C, or a signal to the script alone: a kill at once left a locked folder behind."""
+    """After ^C or a signal to the script alone; an immediate kill left a locked folder behind."""
     (tmp_path / "waiting").write_text(WAITING.format(python=sys.executable))
     (tmp_path / "waiting").chmod(0o755)
     process = subprocess.Popen(
@@ -234,7 +234,7 @@ def test_what_python_does_finally_is_done(tmp_path, by, group, ranks):
 
 @pytest.mark.parametrize("path", ["", ":", "/nowhere::/other"])
 def test_no_module_is_taken_from_the_working_folder(tmp_path, path):
-    """A downloaded folder with a signal.py: in a real Python, up to the recipe's own words."""
+    """A downloaded folder may hold a signal.py; a real Python gets as far as the recipe's error."""
     for name in ("signal", "torch", "argparse", "labkit"):
         (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w')\n")
     done = real(STANDALONE, tmp_path, ".", "--set", "no_such=1", PYTHONPATH=path)
@@ -322,7 +322,7 @@ STARTS = {
 @pytest.mark.long
 @pytest.mark.parametrize("case", STARTS)
 def test_two_ranks_train_a_resnet_to_the_end(digits, tmp_path, case):
-    """With the ResNet-18 that it is; Ascend's and GPU's starts say what they do without one."""
+    """The ResNet-18 has its full size; the scripts for Ascend and GPU say what they do on CPU."""
     data = digits(20, 10)
     rank_table.write(
         rank_table.make("10.0.0.1", ["192.1.1.1", "192.1.1.2"]), tmp_path / "table.json"
@@ -340,7 +340,7 @@ def test_two_ranks_train_a_resnet_to_the_end(digits, tmp_path, case):
 
 @pytest.mark.long
 def test_two_ranks_train_both_stages(digits, tmp_path):
-    """Stage two searches in directions of the four snapshots that stage one has kept."""
+    """Stage two searches in directions from the four snapshots that stage one has kept."""
     data, epochs = digits(20, 10), ["--epoch_size", "2"]
     options = [*SMALL, *epochs, "--warmup_epochs", "0", "--lr_max", "0.02"]
     trained(STAGE_1, tmp_path, data, *options, "--snapshots_per_epoch", "2", DEVICES="2")
@@ -359,7 +359,7 @@ def test_two_ranks_train_both_stages(digits, tmp_path):
 
 
 def trained(script, folder, *arguments, **environment):
-    """Run a script on two ranks to the end; return what it has printed."""
+    """Run a script on two ranks to the end; return what it printed."""
     done = real(script, folder, *arguments, seconds=500, **environment)
     assert done.returncode == 0, done.stderr
     assert "labkit: 2 ranks by msrun" in done.stdout and "top_1_accuracy" in done.stdout
@@ -367,7 +367,7 @@ def trained(script, folder, *arguments, **environment):
 
 
 def assert_trained_on_two_ranks(run, epochs):
-    """Two updates an epoch, of four images of each rank, and the last one in the checkpoint."""
+    """Check two updates per epoch, with four images per rank, and that the last one is saved."""
     rows = list(csv.DictReader((run / "records.csv").read_text().splitlines()))
     assert [(row["update"], row["images"]) for row in rows] == [
         (str(update + 1), "8") for update in range(2 * epochs)
@@ -380,7 +380,7 @@ def assert_trained_on_two_ranks(run, epochs):
 
 @pytest.mark.long
 def test_two_servers_on_one_machine(digits, tmp_path):
-    """Adasum's two scripts, a rank each, side by side."""
+    """The two Adasum scripts run at the same time, with one rank each."""
     data, port = digits(20, 10), free_port()
     options = [*SMALL, "--node_size", "1", "--warmup_epochs", "0", "--loss_scale", "1"]
     servers = [

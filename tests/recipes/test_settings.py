@@ -1,4 +1,4 @@
-"""Settings: defaults, files, assignments, their order, and what is refused."""
+"""Settings: defaults, files, assignments, their precedence, and what is refused."""
 
 import argparse
 import re
@@ -141,7 +141,7 @@ def test_the_words_of_the_networks_are_theirs():
 
 @dataclass(frozen=True)
 class OfResNet(AccumulationConfig):
-    """LeNet refuses what says something of the ResNet."""
+    """Accumulation with a ResNet; with LeNet, settings of the ResNet are refused."""
 
     network: str = "resnet"
 
@@ -192,7 +192,7 @@ def test_values_that_do_not_go_together(kind, given, message):
         kind(**given)
 
 
-# (the nearest value that is wrong, the nearest that is right) -> settings.
+# (nearest invalid value, nearest valid value) -> settings.
 ENDS = {
     (0, 1): "batch_size micro_steps save_checkpoint_epochs save_checkpoint_steps "
     "keep_checkpoint_max cache_session_id num_parallel_workers decay_epochs frequency split "
@@ -204,7 +204,7 @@ ENDS = {
     ("", "x"): "save_checkpoint_path stage_1 pretrained_weight_path weight_load_dir pca_mat_path",
     (None, False): "save_checkpoint augment drop_overflow_update",
     (None, True): "dataset_sink_mode keep_batchnorm_fp32 use_label_smooth",
-    # Where another setting is the other end.
+    # Settings with another setting as the other bound.
     (0, 5): "epoch_size",
     (0, 45): "lr_end_epoch",
     (0, 70): "total_epochs snapshot_start_epoch",
@@ -234,7 +234,7 @@ SINGLE = {
     "failure": ("stop", "rollback"),
 }
 WARM_UP = {"lr_init": (-1e-9, 0.8), "lr_end": (-1e-9, 0.8)}
-NOT_SUNK = {"dataset_sink_mode": (True, False)}  # whose step is not one graph
+NOT_SUNK = {"dataset_sink_mode": (True, False)}  # the step is not a single graph
 OWN = {
     Config: {},
     OfResNet: {"tail": ("keep", "carry")},
@@ -251,14 +251,14 @@ def test_the_ends_of_every_range(kind):
     table = shared | SINGLE | OWN[kind]
     for each in fields(kind):
         wrong, right = table[each.name]
-        # No flag is a number, and None is none.
+        # Neither a number nor None is a flag.
         for value in (0, 1, None) if wrong is None else (wrong,):
             with pytest.raises(InputError, match=f"^{each.name}: expected "):
                 kind(**{each.name: value})
         assert getattr(kind(**{each.name: right}), each.name) == right
 
 
-# What the sources say; 1 281 167 images are ImageNet's.
+# Values in the sources; ImageNet has 1 281 167 images.
 SOURCES = {
     "resnet50": (
         Config(),
@@ -299,7 +299,7 @@ SOURCES = {
         "n_components 32 method bfgs trials 20 failure reset weight_decay 0.0 loss_scale 1024.0 "
         "save_checkpoint_epochs 1 keep_checkpoint_max 2",
     ),
-    # Two trials, and a loss scale that stays in the residual: 1024 times 0.001.
+    # Two trials; the loss scale stays in the residual, so that alpha is 1024 times 0.001.
     "subspace as it ran": (STAGE_TWO["as_it_ran"], "trials 2 failure rollback alpha 1.024"),
 }
 

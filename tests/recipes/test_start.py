@@ -1,4 +1,4 @@
-"""How ranks are started: what goes together, what each process is called with, and how it ends."""
+"""How ranks are started: valid options, the call of each process, and how it ends."""
 
 import argparse
 import shlex
@@ -19,12 +19,12 @@ def _alone(monkeypatch, tmp_path):
 
 @pytest.fixture
 def device(monkeypatch):
-    """A function that says which device this machine has."""
+    """A function that sets which device this machine has."""
     return lambda name: monkeypatch.setattr(start.runtime, "available_devices", lambda: (name,))
 
 
 def table(path, *servers, ids=None):
-    """Write the rank table of servers with so many devices each."""
+    """Write the rank table of servers with the given numbers of devices."""
     made = [
         rank_table.make(f"10.0.0.{n}", [f"192.{n}.1.{d}" for d in range(count)], ids)
         for n, count in enumerate(servers, 1)
@@ -33,7 +33,7 @@ def table(path, *servers, ids=None):
 
 
 def dry(capsys, *arguments):
-    """The lines of a dry run: (heading, variables, command) of each process."""
+    """Return (heading, variables, command) of each process that a dry run prints."""
     assert main(["train", "thor", "--data_path", "x", *arguments, "--dry-run"], "labkit") == 0
     lines = capsys.readouterr().out.splitlines()
     processes = []
@@ -82,7 +82,7 @@ def test_two_machines_number_their_ranks_through(capsys, device):
     shared = ["--ranks", "2", "--nodes", "2", "--master", "127.0.0.1:39121"]
     for node in (0, 1):
         (_, _, msrun), *ranks = dry(capsys, *shared, "--node_rank", str(node))
-        if node == 0:  # the scheduler is there alone
+        if node == 0:  # only node 0 has the scheduler
             assert ranks.pop(0)[1]["MS_ROLE"] == "MS_SCHED"
         assert [rank[1]["RANK_ID"] for rank in ranks] == [str(2 * node), str(2 * node + 1)]
         assert [rank[1]["DEVICE_ID"] for rank in ranks] == ["0", "1"]

@@ -30,13 +30,13 @@ STAGE_1, STAGE_2 = "subspace_stage_1", "subspace_stage_2"
 
 @pytest.fixture
 def stages(trained):
-    """The folder of both run folders."""
+    """The folder that contains both run folders."""
     return trained(STAGE_2).out
 
 
 @pytest.mark.parametrize("stage", [STAGE_1, STAGE_2])
 def test_what_is_printed_is_the_tutorials(trained, stage):
-    """The lines of its output, in its order, with the accuracy that is also returned."""
+    """Its lines come in its order, with the accuracy that is also returned."""
     printed = trained(stage).printed.splitlines()
     lines = [line for line in printed if line.startswith("=====")]
     starts = [f"============== Starting {x} ==============" for x in ("Training", "Testing")]
@@ -54,7 +54,7 @@ class TestFirstStage:
         with SnapshotFolder(stages / STAGE_1 / "checkpoint_pca", network) as folder:
             names = [path.name for path in folder.paths]
             last = folder.load(-1)
-        # Two in an epoch of 4 steps: after steps 2, 4, .. 12; the first has gone.
+        # Two per epoch of 4 steps: after steps 2, 4, .. 12; the first has been removed.
         assert names == [f"step-{2 * n:09d}.safetensors" for n in range(2, 7)]
         end = arrays(newest(stages / STAGE_1))
         assert last.keys() == {p.name for p in network.trainable_params()}
@@ -62,7 +62,7 @@ class TestFirstStage:
             np.testing.assert_array_equal(value, end[name], err_msg=name)
 
     def test_a_sunk_training_is_the_one_that_is_fed(self, data, tmp_path, monkeypatch, capsys):
-        """With the tutorial's precision, its folders, and what it prints."""
+        """The training has the tutorial's precision and folders, and prints the same."""
         made = {"precision": "O2", "keep_batchnorm_fp32": False, "snapshots_per_epoch": 1}
         made |= {"layout": "documents", "epoch_size": 2}
         printed, files = [], []
@@ -86,7 +86,7 @@ class TestFirstStage:
                 assert_bit_equal(arrays(files[1][name]), arrays(path))
 
     def test_settings_reach_the_step_and_its_rate_stops_where_it_is(self):
-        """70 of the 90 epochs that the schedule is made for: 0.188 is left."""
+        """After 70 of the schedule's 90 epochs the rate is 0.188."""
         config = StageOneConfig(depth=18)
         step = subspace_stage_1.build_step(config, build_network(config), 5)
         rates = rates_of(step)
@@ -159,7 +159,7 @@ class TestStart:
 
 class TestSecondStage:
     def test_the_basis_is_kept_and_loaded_again(self, stages, monkeypatch):
-        """The tutorial's third argument: with a pca_mat.npy nothing is computed."""
+        """With a pca_mat.npy, the tutorial's third argument, nothing is computed."""
         path = stages / STAGE_1 / "checkpoint_pca" / "pca_mat.npy"
         config, kept = settings(STAGE_2, stages), path.read_bytes()
         network = build_network(config)
@@ -170,7 +170,7 @@ class TestSecondStage:
         assert basis.matrix.shape == (3, sum(p.size for p in network.trainable_params()))
 
     def test_a_basis_elsewhere_needs_no_snapshots(self, stages, tmp_path):
-        """Nor constants of a search, where there is none."""
+        """With method sgd, which does not search, it needs no constants of a search either."""
         for name in ("pca_mat.npy", "pca_mat.json"):
             shutil.copy(stages / STAGE_1 / "checkpoint_pca" / name, tmp_path / name)
         start, path = str(newest(stages / STAGE_1)), str(tmp_path / "pca_mat.npy")
@@ -195,8 +195,8 @@ class TestSecondStage:
         moved = np.concatenate([(end[name] - start[name]).ravel() for name in names])
         basis = np.load(stages / STAGE_1 / "checkpoint_pca" / "pca_mat.npy")
         inside = basis.T @ (basis @ moved)
-        # The residual's rate is a thousandth: measured 0.017. Of a loss scale of 1024 that stays in
-        # it, as in MindSpore, nearly everything would lie outside.
+        # The residual's rate is a thousandth: measured 0.017. If a loss scale of 1024 stayed in the
+        # residual, as in MindSpore, nearly the whole move would lie outside.
         outside = np.linalg.norm(moved - inside) / np.linalg.norm(moved)
         assert 0.001 < outside < 0.1, outside
 
@@ -223,7 +223,7 @@ def names(folder):
 
 
 class TestDocuments:
-    """The tutorial's folders, names and logs, beside the run folder's own."""
+    """The tutorial's folders, names and logs, in addition to those of the run folder."""
 
     def test_the_first_stages_files(self, stages):
         folder = stages / STAGE_1 / "device0_stage_1"
@@ -256,7 +256,7 @@ class TestDocuments:
         assert names(folder / "checkpoint_stage_2") == {"resnet-1_4.ckpt", "resnet-2_4.ckpt"}
 
     def test_the_second_stage_starts_from_them(self, stages, tmp_path):
-        """Without the run folder's own."""
+        """It does not need the files of the run folder itself."""
         first = tmp_path / "checkpoint_stage_1"
         shutil.copytree(stages / STAGE_1 / "device0_stage_1/checkpoint_stage_1", first)
         path = first / "resnet-3_4.ckpt"
@@ -270,7 +270,7 @@ class TestDocuments:
 
 
 def test_the_folder_of_the_tutorials_text(data, tmp_path):
-    """Its text has validation_preprocess, its code val."""
+    """The tutorial's text says validation_preprocess, its code val."""
     other = shutil.copytree(data, tmp_path / "data")
     (other / "val").rename(other / "validation_preprocess")
     config = settings(STAGE_1, tmp_path)
@@ -288,7 +288,7 @@ def test_the_folder_of_the_tutorials_text(data, tmp_path):
 
 
 def test_two_slips_of_the_source():
-    """SGD is given the manager of the loss scale; the metric acc is printed as Accuracy."""
+    """The source passes SGD the loss scale's manager, and prints the metric acc as Accuracy."""
     weight = [ms.Parameter(ms.Tensor([1.0]), name="weight")]
     manager = FixedLossScaleManager(1024, drop_overflow_update=False)
     with pytest.raises(TypeError, match="loss_scale"):

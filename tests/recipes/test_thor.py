@@ -1,4 +1,4 @@
-"""The THOR recipe: what reaches its step. What every recipe does: test_battery.py."""
+"""What reaches the step of the THOR recipe; test_battery.py covers what every recipe does."""
 
 import numpy as np
 import pytest

@@ -1,7 +1,7 @@
 """Adasum's two scripts on two machines: to the end, and when one can no longer be reached.
 
-The machines are network namespaces, of this machine and joined by a virtual cable; without the
-right to make them the tests are skipped, and say what is missing.
+The machines are network namespaces on this machine, joined by a virtual cable. Without the right to
+create them the tests are skipped, and say what is missing.
 """
 
 import os
@@ -35,11 +35,11 @@ LOST = "rank 1 of 2, on another node, stopped answering: "
 CUT_OFF = f"node 0 at {re.escape(MASTER)} cannot be reached [(][A-Z][a-z ]+[)]; rank 1 of 2 "
 GAVE_UP = ": not every rank arrived in time; one has ended, or is behind (exit code 1)\n"
 ENDED = f"node 0 at {MASTER} has ended: the call there says why; rank 1 of 2 cannot go on"
-SECONDS = 90  # after which both have ended, whatever has happened to one
-TOGETHER = 600  # to start, compile and train an epoch: 35 to 60 s, above 300 where others compute
+SECONDS = 90  # within which both end, whatever has happened to one of them
+TOGETHER = 600  # to start, compile and train an epoch: 35 to 60 s, more than 300 on a busy machine
 
 
-# Joins, and is then for minutes in a function written in C.
+# Joins, and then spends minutes in a function written in C.
 DEAF = """
 import hashlib, signal, sys
 import labkit
@@ -95,11 +95,11 @@ class Calls:
         assert not self._ended(), self.said(0) + self.said(1)
 
     def wait_until_it_trains(self):
-        """Return after the first loss was printed."""
+        """Return once the first loss has been printed."""
         self.wait_until(lambda: "loss is" in self.said(0))
 
     def wait(self, seconds):
-        """Return for how many seconds each process has gone on from now."""
+        """Return how many seconds each process continues to run from now."""
         began, ended = time.monotonic(), {}
 
         def look():
@@ -111,7 +111,7 @@ class Calls:
         return [ended[machine] for machine in (0, 1)]
 
     def codes(self):
-        """Return the exit codes of both; nothing may run any more, here or there."""
+        """Return the exit codes of both; check that nothing runs any more on either machine."""
         assert (self.nodes.processes(), marked(self.folder)) == ([], [])
         return [process.returncode for process in self.processes]
 
@@ -124,7 +124,7 @@ class Calls:
 
 @pytest.fixture
 def train(digits, tmp_path):
-    """A function of a number of epochs that starts Adasum's scripts, a rank on each machine."""
+    """A function of the number of epochs that starts Adasum's scripts, one rank per machine."""
     data = digits(20, 10)
     with machines() as nodes:
 
@@ -136,7 +136,7 @@ def train(digits, tmp_path):
 
 
 def weights(run):
-    """Trainable weights in the newest checkpoint of a run folder, and that checkpoint's name."""
+    """Return the trainable weights in the newest checkpoint of a run folder, and its name."""
     path = newest(run)
     held = checkpoint.read(path)
     names = [parameter.name for parameter in resnet.resnet(18, 10).trainable_params()]
@@ -145,7 +145,7 @@ def weights(run):
 
 @pytest.mark.usefixtures("runtime")
 def test_both_train_to_the_end(train, tmp_path):
-    """With the same weights: alone, each on images of its own, they would have others."""
+    """Their weights are equal: alone, each on its own images, they would differ."""
     training = train(epochs=2)
     training.wait(TOGETHER)
     said = [training.said(machine) for machine in (0, 1)]
@@ -171,7 +171,7 @@ def test_a_cable_that_is_pulled_ends_both_and_each_says_why(train, machine):
 
 
 def test_a_cable_that_is_pulled_while_ranks_are_in_a_function_in_c(tmp_path):
-    """As when they compile: MindSpore's SIGTERM is an exception that waits for its end."""
+    """As during compilation: the exception of MindSpore's SIGTERM waits until the function ends."""
     with machines() as nodes:
         for machine in (0, 1):
             (tmp_path / str(machine)).mkdir()
@@ -184,7 +184,10 @@ def test_a_cable_that_is_pulled_while_ranks_are_in_a_function_in_c(tmp_path):
 
 
 def assert_a_cut_ends_both(calls, machine, heading):
-    """Each in time, with an error below ``heading`` that says whom it cannot reach."""
+    """Cut one machine off; each ends in time, with an error that says whom it cannot reach.
+
+    The error follows ``heading``.
+    """
     calls.nodes.cut(machine)
     seconds = calls.wait(SECONDS)
     print("seconds from the cut to each machine's end:", *(f"{each:.1f}" for each in seconds))
@@ -206,5 +209,5 @@ def test_sigterm_to_one_script_ends_the_other_too(train, machine):
     assert codes[machine] == -signal.SIGTERM and codes[1 - machine] == 1
     assert seconds[machine] < 20
     said = training.said(1 - machine)
-    # A rank that took its leave from the scheduler, before it ended, is not missed there.
+    # The scheduler does not miss a rank that signed off before it ended.
     assert any(words in said for words in ((GAVE_UP, LOST) if machine else (ENDED,))), said

@@ -1,4 +1,4 @@
-"""Accumulation's twins: hand-made sequences, the whole batch, and PyTorch."""
+"""Accumulation's twins against sequences by hand, the whole batch and PyTorch."""
 
 import numpy as np
 import pytest
@@ -82,7 +82,7 @@ def micro(value, rows=2, finite=True):
 
 
 def images(group, epochs, length):
-    """Rows that went into each update."""
+    """Return the number of rows in each update."""
     for _ in range(epochs):
         for _ in range(length):
             group.micro_batch(micro(1.0, rows=1))
@@ -91,7 +91,7 @@ def images(group, epochs, length):
 
 
 def test_tails_of_the_tutorial():
-    """1875 micro-batches by 4: three are left, which the tutorial carries into the next update."""
+    """1875 micro-batches in fours leave three, which the tutorial carries into the next update."""
     assert images(Accumulation(4, tail="flush"), 1, 1875) == [4] * 468 + [3]
     assert images(Accumulation(4, tail="drop"), 2, 1875) == [4] * 936
     carried = images(Accumulation(4, tail="carry"), 2, 1875)

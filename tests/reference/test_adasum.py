@@ -1,4 +1,4 @@
-"""The theorems of Adasum, both sides: where a statement holds, and that it does not elsewhere."""
+"""The theorems of Adasum in float64, its recursion, and examples by hand."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ few = settings(max_examples=25)
 
 
 def vectors(seed, count, size):
-    """Vectors (count, size) of lengths of order 1, none of them parallel to another."""
+    """Return vectors (count, size) with lengths of order 1, no two of them parallel."""
     return np.random.default_rng(seed).normal(size=(count, size))
 
 
@@ -26,7 +26,7 @@ def orthonormal(seed, count, size):
 
 
 def recursion(rows):
-    """The source's equation for 2^x vectors, as it stands there."""
+    """The source's equation for 2^x vectors, as written there."""
     if len(rows) == 1:
         return rows[0]
     half = len(rows) // 2
@@ -48,14 +48,14 @@ class TestPair:
         np.testing.assert_allclose(adasum_pair(a, b), a + b, **CLOSE)
 
     def test_by_hand_with_counts(self):
-        """Made by 1 and 3: 1 - 1/4 3/9 = 11/12 of a, 1 - 3/4 3/2 = -1/8 of b."""
+        """With 1 and 3 workers: 1 - 1/4 3/9 = 11/12 of a, 1 - 3/4 3/2 = -1/8 of b."""
         actual = adasum_pair([3.0, 0.0], [1.0, 1.0], 1, 3)
         np.testing.assert_allclose(actual, [2.75 - 0.125, -0.125], **CLOSE)
 
     @few
     @given(seeds, dimensions, weights, weights)
     def test_parallel_vectors_give_the_mean_over_workers(self, seed, size, m, n):
-        """a by m workers and b = s a by n: (m a + n b) / (m + n), each worker counts alike."""
+        """With a from m workers and b = s a from n: (m a + n b) / (m + n), all count equally."""
         (a,) = vectors(seed, 1, size)
         expected = (m + 2.5 * n) / (m + n) * a
         np.testing.assert_allclose(adasum_pair(a, 2.5 * a, m, n), expected, **CLOSE)
@@ -87,7 +87,7 @@ class TestTree:
         np.testing.assert_allclose(adasum_tree(rows), rows[place], **CLOSE)
 
     def test_levels_by_hand(self):
-        """Five are two and three; seven two, two and three, which are three once more."""
+        """Five vectors are two and three; seven are two, two and three, which form a triple."""
         v = vectors(2, 7, 4)
         two, three = adasum_pair(v[0], v[1]), adasum_triple(v[2:5])
         np.testing.assert_allclose(adasum_tree(v[:5]), adasum_pair(two, three, 2, 3), **CLOSE)

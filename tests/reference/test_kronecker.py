@@ -1,4 +1,4 @@
-"""Factors, blocks, damping, direction and Fisher: each theorem where it holds, and where not."""
+"""Factors, blocks, damping, direction and Fisher: where each theorem holds, and where not."""
 
 import math
 
@@ -76,7 +76,7 @@ def test_blocks_are_few_and_of_one_size_but_the_last(n, split):
 
 
 def test_a_pair_of_blocks_has_a_direction_of_its_own():
-    """5 inputs, blocks of 4: 3 and 2 rows; MindSpore's are 4 and 1."""
+    """5 inputs in blocks of at most 4: 3 and 2 rows; MindSpore's blocks have 4 and 1."""
     a, g, positions, gradient = problem(outputs=5, inputs=5)
     actual = reference.thor_direction(a, g, positions, gradient, 0.1, split=4)
     for rows in (slice(0, 3), slice(3, 5)):
@@ -183,12 +183,12 @@ DRAWS = np.random.default_rng(0)
 def all_pairs(inputs, slopes):
     """Every input with every derivative: the two are independent over the batch's rows."""
     rows = [(x, d) for x in inputs for d in slopes]
-    # The mean loss' derivatives: a row's own over the number of rows.
+    # Derivatives of the mean loss: each row's own, divided by the number of rows.
     return np.array([x for x, _ in rows]), np.array([d for _, d in rows]) / len(rows)
 
 
 def linear_chain(inputs, slopes, weights):
-    """[(inputs, derivatives)] of each dense layer of W_n .. W_1 x, by derivatives of the last."""
+    """Return [(inputs, derivatives)] of the dense layers of W_n .. W_1 x, given the last slopes."""
     seen, derivatives = [inputs], [slopes]
     for weight in weights[:-1]:
         seen.append(seen[-1] @ weight.T)
@@ -198,7 +198,7 @@ def linear_chain(inputs, slopes, weights):
 
 
 def errors(layers, **options):
-    """Relative error of each layer's Kronecker block, cut out of the whole Fisher matrix."""
+    """Return the relative error of each layer's Kronecker block, against the exact Fisher's."""
     gradients = [reference.per_sample_gradients(*layer, **options) for layer in layers]
     whole, sizes = reference.exact_fisher(gradients), [g[0].size for g in gradients]
     assert len(whole) == sum(sizes)
@@ -244,7 +244,7 @@ def test_exact_fisher_by_hand():
 
 @pytest.mark.parametrize("positions", [1, 2, 7])
 def test_a_constant_convolution_is_underestimated_by_its_number_of_positions(positions):
-    """p = D = 1 everywhere: the row's gradient is T, exact F = T^2; the factors say T."""
+    """p = D = 1 everywhere: the row's gradient is T, exact F = T^2; the factors give T."""
     seen, slopes = np.ones((1, 1, 1, positions)), np.ones((1, 1, 1, positions))
     options = dict(homogeneous=False, layout="patches")
     exact = reference.exact_fisher(reference.per_sample_gradients(seen, slopes, **options))

@@ -1,4 +1,4 @@
-"""LeNet by hand: PyTorch in float64, finite differences, and what its layers report."""
+"""LeNet by hand against PyTorch in float64, and against what its layers report."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ IMAGES, LABELS = RANDOM.normal(size=(6, 1, 32, 32)), RANDOM.integers(0, 10, 6)
 
 
 def in_torch(torch, parameters, images, labels):
-    """Loss and gradients of the same network in PyTorch."""
+    """Return loss and gradients of the same network in PyTorch."""
     network = torch_lenet(torch, parameters)
     outputs = network(torch.from_numpy(images))
     loss = torch.nn.functional.cross_entropy(outputs, torch.from_numpy(labels))

@@ -1,4 +1,4 @@
-"""The losses' twins: finite differences and sums by hand; and the twins stand on NumPy alone."""
+"""The losses' twins against finite differences and sums by hand."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ RANDOM = np.random.default_rng(0)
 
 
 def slopes(function, values, leaf, step=1e-6):
-    """Central differences of a function of arrays by one of them."""
+    """Return central differences of a function of arrays with respect to one of them."""
     gradient = np.zeros_like(values[leaf])
     for index in np.ndindex(gradient.shape):
         ends = []

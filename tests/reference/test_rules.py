@@ -31,7 +31,7 @@ def factors(groups=2, outputs=3, inputs=4):
     ],
 )
 def test_the_trace_rule_at_its_thresholds(trace, decision):
-    # Thresholds and traces that binary fractions have exactly: the borders are "skip".
+    # Thresholds and traces are exact in binary: the borders themselves are "skip".
     assert TraceRule(refresh=0.125, freeze=0.03125).decide(trace, 100.0) == decision
 
 
@@ -89,6 +89,6 @@ def test_a_quadratic_loss_keeps_its_promise_and_lowers_the_damping():
     ("after", "expected"), [(-0.8, 0.5), (-0.75, 1), (-0.5, 1), (-0.25, 1), (-0.2, 2), (0.5, 2)]
 )
 def test_damping_follows_the_kept_part_of_the_promise(after, expected):
-    """Promised: -2 + 1 = -1."""
+    """The promised change is -2 + 1 = -1."""
     rho, damping = reference.levenberg_marquardt(1.0, 0.0, after, -2.0, 2.0, omega=0.5, interval=1)
     assert rho == -after and damping == expected

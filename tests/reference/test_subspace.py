@@ -17,7 +17,7 @@ from labkit.reference import principal_components, reconstruct
 
 
 def curved(size, seed):
-    """(Hessian, B, s, y = H s) with all eigenvalues > 0."""
+    """Return (Hessian, B, s, y = H s); all eigenvalues of both matrices are > 0."""
     random = np.random.default_rng(seed)
     hessian, inverse = (
         root @ root.T + 0.1 * np.eye(size) for root in random.normal(size=(2, size, size))
@@ -28,7 +28,7 @@ def curved(size, seed):
 
 @pytest.mark.parametrize("size", [1, 2, 7, 32])
 def test_bfgs_is_the_product_form_with_the_secant_equation(size):
-    """B y = s, B symmetric and positive definite; and B from (I - s y^T / y.s) on both sides."""
+    """B y = s; B is symmetric, positive definite and the product with I - s y^T / y.s."""
     _, inverse, s, y = curved(size, size)
     actual = reference.bfgs_inverse(inverse, s, y)
     np.testing.assert_allclose(actual @ y, s, rtol=1e-8, atol=1e-8)
@@ -100,7 +100,7 @@ def test_what_is_remembered():
 
 
 def test_the_twin_reaches_the_subspace_optimum():
-    """A quadratic of condition 100: the gap falls to 1e-6 of its start, and never leaves P."""
+    """On a quadratic of condition 100 the gap falls to 1e-6; the weights move only within P."""
     random = np.random.default_rng(0)
     rotation = np.linalg.qr(random.normal(size=(64, 64)))[0]
     hessian = (rotation * np.logspace(-1, 1, 64)) @ rotation.T
@@ -147,7 +147,7 @@ def rows():
 
 
 def test_rows_are_the_eigenvectors_of_the_weights_covariance(rows):
-    """The (M, M) matrix that nobody can hold at 25 million weights, by another routine."""
+    """A second routine takes the (M, M) matrix, too large to hold at 25 million weights."""
     result = principal_components(rows, K)
     values, vectors = linalg.eigh(np.cov(rows, rowvar=False))
     np.testing.assert_allclose(result.variance, values[::-1][:K], rtol=1e-9)

@@ -1,4 +1,4 @@
-"""Whole updates of THOR: closed forms, what changes at which update, and invariance."""
+"""Whole updates of THOR: closed forms, what changes at which update, and upstream's formulas."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ def start():
 
 
 def direction(seed, gradients, damping, *, bias="homogeneous", **options):
-    """U of the layer's gradients with the factors of batch ``seed``."""
+    """Return U of the layer's gradients with the factors of batch ``seed``."""
     layer = batch(seed)[1][0]
     homogeneous = bias == "homogeneous"
     factors = reference.kronecker_factors(layer.inputs, layer.derivatives, homogeneous=homogeneous)
@@ -138,7 +138,7 @@ PADDED = {"conv1": (32 * 32, 28 * 28), "conv2": (14 * 14, 10 * 10)}
 
 @pytest.mark.parametrize("formulas", ["thor", "upstream_gpu"])
 def test_lenets_update_solves_each_layers_system(formulas):
-    """Residual of (G + ..) U (A + ..) T = dW, blocks whole: no inverse is looked at."""
+    """U satisfies (G + ..) U (A + ..) T = dW, with whole blocks; no inverse is compared."""
     random = np.random.default_rng(0)
     images, labels = random.normal(size=(4, 1, 32, 32)), random.integers(0, 10, 4)
     parameters = reference.lenet_parameters(1)
@@ -185,7 +185,7 @@ SAME = Window((3, 3), padding=(1, 1, 1, 1))
 
 
 def test_a_dense_factor_is_divided_by_the_width():
-    """The figure measured on MindSpore's DenseThor: 4 rows of 8 ones make 0.5; right is 1."""
+    """The figure measured on MindSpore's DenseThor: 4 rows of 8 ones give 0.5; 1 is right."""
     layer = Layer("fc", np.ones((4, 8)), np.ones((4, 2)))
     a, g, positions = layer.factors(homogeneous=False, formulas="upstream_gpu")
     right_a, right_g, _ = layer.factors(homogeneous=False)

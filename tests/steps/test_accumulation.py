@@ -1,4 +1,4 @@
-"""Accumulated steps: k micro-batches make the update of one batch, and nothing between."""
+"""Accumulated steps: k micro-batches make the update of one batch, and change nothing before."""
 
 import warnings
 
@@ -58,8 +58,11 @@ def stream():
 
 @pytest.fixture(scope="module")
 def initial(runtime):
-    """The network's own Normal(0.02), on purpose: with larger weights one max-pooling winner in
-    five million, decided the other way by rounding, moves parameters by 1e-3 (one run in four)."""
+    """LeNet's own initial weights, Normal(0.02).
+
+    With larger weights, rounding reverses one max-pooling winner in five million, which moves
+    parameters by 1e-3 (in one run of four).
+    """
     ms.set_seed(1)
     return snapshot(LeNet5())
 
@@ -75,7 +78,7 @@ def by_batch(initial, stream):
 
 @pytest.fixture(scope="module")
 def accumulate(initial, stream):
-    """A function that gives parameters and losses of 50 updates, each from four micro-batches."""
+    """A function that returns parameters and losses of 50 updates of four micro-batches each."""
     steps = {}
 
     def accumulate(learning_rate, reduction="mean"):
@@ -122,7 +125,10 @@ class TestTrainingOfLeNet:
     def test_a_learning_rate_wrong_by_a_thousandth_is_seen_in_every_parameter(
         self, initial, accumulate, by_batch
     ):
-        """The control of the test above: on LeNet's plateau 1e-5 of a weight saw one of eight."""
+        """The control of the test above.
+
+        On LeNet's plateau a tolerance of 1e-5 of a weight detected it in one parameter of eight.
+        """
         wrong, _ = accumulate(0.01 * 1.001)
         off = of_the_move(wrong, by_batch[0], initial)
         assert len(off) == 8 and min(off.values()) > 2e-4, off
@@ -162,7 +168,7 @@ class TestTrainingOfLeNet:
 
 
 def test_fifty_updates_of_a_smooth_model_are_those_of_float64():
-    """Softmax regression that learns: uneven micro-batches in NumPy float64, leaf by leaf."""
+    """Softmax regression on uneven micro-batches learns, and equals NumPy float64 leaf by leaf."""
     network = linear()
     step = AccumulatedStep(LossNet(network, nn.CrossEntropyLoss()), momentum(network, 0.1), 3)
     initial = parameter_values(network)
@@ -191,7 +197,7 @@ class TestUnevenMicroBatches:
     """64/32/32 images: the step's mean over samples is the full batch's gradient."""
 
     def gradients(self, **options):
-        """The averaged gradient, read off an SGD update at rate 1; and that of the whole batch."""
+        """Return the averaged gradient, read off an SGD update at rate 1, and the whole batch's."""
         random = np.random.default_rng(5)
         network, loss_net = regression()
         optimizer = nn.SGD(network.trainable_params(), 1.0)
@@ -287,12 +293,12 @@ def cells(runtime):
 
 @pytest.fixture
 def build(cells):
-    """``build(micro_steps, tail, nonfinite)``: (network, step) as new, without compiling again."""
+    """``build(micro_steps, ...)`` returns (network, step) in their initial state, compiled once."""
 
     def build(micro_steps, tail="flush", nonfinite="drop_micro", reduction="mean"):
         step, network, state, _ = cells[nonfinite, reduction]
         restore(step, state)
-        # What the constructor does with these two.
+        # As the constructor sets these two.
         step.tail, step.micro_steps = tail, micro_steps
         set_state(step.group_size, micro_steps(0) if callable(micro_steps) else micro_steps)
         return network, step
@@ -303,7 +309,7 @@ def build(cells):
 def follow(cells, build, events, micro_steps, tail="flush", nonfinite="drop_micro", how="mean"):
     """Give step and twin the same events; compare them after every call, and return the step.
 
-    Parameters move at the end of a group and nowhere else: in between they keep their bits.
+    Parameters change only at the end of a group; in between they keep their bits.
     """
     _, _, state, options = cells[nonfinite, how]
     network, step = build(micro_steps, tail, nonfinite, how)
@@ -317,7 +323,7 @@ def follow(cells, build, events, micro_steps, tail="flush", nonfinite="drop_micr
             size, fault = event
             inputs, targets = rows(size, seed=call)
             if fault != "finite":
-                # Which entries infinity turns into NaN is not the same in float32 and float64.
+                # Infinity turns other entries into NaN in float32 than in float64.
                 value = np.nan if nonfinite == "propagate" else FAULTS[fault]
                 targets = np.full_like(targets, value)
             loss = step(*tensors(inputs, targets))
@@ -346,7 +352,7 @@ EVENTS = st.lists(
 @settings(
     max_examples=60,
     deadline=None,
-    # ``build`` gives a step as new whenever it is called.
+    # ``build`` returns a step in its initial state at every call.
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(
@@ -359,13 +365,13 @@ EVENTS = st.lists(
 def test_every_sequence_is_that_of_the_reference(
     cells, build, events, sizes, tail, nonfinite, reduction
 ):
-    """For any sizes, faults, tails and schedules."""
+    """The step equals its twin for any sizes, faults, tails and schedules."""
     micro_steps = sizes[0] if len(sizes) == 1 else lambda updates: sizes[updates % len(sizes)]
     follow(cells, build, events, micro_steps, tail, nonfinite, reduction)
 
 
-# Micro-batches of 4 rows, "n" is NaN, "|" ends the epoch; the sizes of the first groups, the last
-# of all others; what is expected: updates, images of the last one, micro-batches dropped.
+# events: micro-batches of 4 rows, "n" is NaN, "|" ends the epoch. sizes: those of the first groups,
+# the last one for all others. expected: updates, images of the last update, dropped micro-batches.
 @pytest.mark.parametrize(
     ("events", "sizes", "nonfinite", "expected"),
     [
@@ -378,9 +384,9 @@ def test_every_sequence_is_that_of_the_reference(
         ("n..", [3], "drop_group", (0, 0, 1)),
         (".nn", [3], "drop_group", (0, 0, 2)),
         (".n....", [3], "drop_group", (1, 12, 1)),  # the group after a dropped one is whole
-        ("nn..", [2, 1], "drop_micro", (1, 8, 2)),  # a dropped group counts for no update
+        ("nn..", [2, 1], "drop_micro", (1, 8, 2)),  # a dropped group does not count as an update
         ("nn...", [2, 1], "drop_micro", (2, 4, 2)),
-        (".|", [3, 1], "drop_micro", (1, 4, 0)),  # a flushed one does
+        (".|", [3, 1], "drop_micro", (1, 4, 0)),  # a flushed group does
         (".|.", [3, 1], "drop_micro", (2, 4, 0)),
         ("...|", [100], "drop_micro", (1, 12, 0)),
     ],
@@ -453,7 +459,7 @@ class TestSchedule:
 
 
 class TestReports:
-    """The numbers of an update are those of its samples, however they were cut."""
+    """An update's numbers depend on its samples, not on their division into micro-batches."""
 
     @pytest.mark.parametrize("options", [{}, {"clip_norm": 0.5}], ids=str)
     def test_loss_norm_and_parameters_do_not_depend_on_micro_steps(self, options):
@@ -475,7 +481,7 @@ class TestReports:
 
 
 def test_clipping_comes_once_and_after_averaging():
-    """Two gradients far above the limit whose mean is below it: nothing is clipped."""
+    """Nothing is clipped if two gradients far above the limit have a mean below it."""
     network = Scalar()
     loss_net = LossNet(network, Product())
     optimizer = nn.SGD(network.trainable_params(), 1.0)
@@ -522,7 +528,7 @@ class TestFloat16Parameters:
 
 
 class TestBatchNorm:
-    """Its statistics are those of each micro-batch: where that matters, the step warns once."""
+    """BatchNorm's statistics are those of each micro-batch; if that matters, a step warns once."""
 
     def train(self, norm, micro_steps, warned, updates=2):
         """Return the parameters after updates from 32 images each."""

@@ -1,6 +1,6 @@
-"""Two processes with a part of the samples each are one process with all of them.
+"""Two processes that each have a part of the samples train as one process with all of them.
 
-And those that send gradients in messages of several train as with a message for each.
+Sending several gradients in one message gives the same weights as one message for each.
 """
 
 import numpy as np
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.usefixtures("runtime"), pytest.mark.slow]
 
 @pytest.fixture(scope="module")
 def ranks(root, tmp_path_factory):
-    """The results of both ranks; fails where one of them fails, hangs or stays behind."""
+    """The results of both ranks; fails if one of them fails, hangs or is left running."""
     out = tmp_path_factory.mktemp("ranks")
     program = root / "tests" / "support" / "accumulation_on_ranks.py"
     return rank_results(out, program, out, root=root)
@@ -30,7 +30,7 @@ def one_process(case):
     normalise = options.pop("normalise", "samples")
     decay = options.pop("weight_decay", 0.0)
     reduction = options.get("reduction", "mean")
-    # A plain step has one micro-batch a rank, and one that is not finite drops them all.
+    # A plain step has one micro-batch per rank, and drops all of them if one is not finite.
     plain = kind == "plain"
     options |= {"nonfinite": "drop_group"} if plain else {}
     group = reference.Accumulation(micro_steps=2 if plain else 4, **options)
@@ -52,7 +52,7 @@ def one_process(case):
                 )
             )
         for update in filter(None, made):
-            # Over ranks it is always the mean.
+            # The reduction over ranks is always the mean.
             share = 0.5 if reduction == "sum" else 1.0
             decayed = [
                 share * g + decay * w for g, w in zip(update.gradients, weights, strict=True)
@@ -65,7 +65,7 @@ def one_process(case):
 
 @pytest.mark.parametrize("case", CASES)
 def test_two_ranks_are_one_process(ranks, case):
-    """Parameters, number, loss, norm and images of every update, on both ranks."""
+    """Parameters, number, loss, norm and images of every update agree, on both ranks."""
     share = 0.5 if "sum" in case else 1.0
     calls = 0
     for call, (weights, group) in enumerate(one_process(case)):

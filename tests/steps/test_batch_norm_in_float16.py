@@ -1,4 +1,4 @@
-"""precision="O3": BatchNorm computes in float16 too, as MindSpore's O3 does, and O2 does not."""
+"""precision="O3": BatchNorm also computes in float16, as in MindSpore's O3; in O2 it does not."""
 
 import mindspore as ms
 import numpy as np
@@ -27,7 +27,7 @@ def network():
 
 
 def of_step(precision):
-    """(loss, weights, running mean) after an SGD update of rate 1."""
+    """Return (loss, weights, running mean) after an SGD update of rate 1."""
     net = network()
     norm = net[1]  # O2 wraps it
     optimizer = nn.SGD(net.trainable_params(), 1.0)
@@ -37,7 +37,7 @@ def of_step(precision):
 
 
 def of_mindspore(level):
-    """The same by MindSpore's own amp."""
+    """Return (loss, weights) of the same update by MindSpore's own amp."""
     net = network()
     half = amp.auto_mixed_precision(net, level).set_train()
     criterion = nn.CrossEntropyLoss()
@@ -63,7 +63,7 @@ def test_it_is_mindspores(precision):
 
 
 def test_the_two_differ():
-    """BatchNorm rounds what it gives to float16: losses differ, and by no more than that."""
+    """In O3 BatchNorm rounds its outputs to float16: the losses differ, but by no more."""
     (two, *_), (three, *_), (none, *_) = (of_step(level) for level in ("O2", "O3", "O0"))
     assert two != three and three == pytest.approx(none, rel=2e-2)
 

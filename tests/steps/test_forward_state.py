@@ -1,4 +1,4 @@
-"""What a forward pass assigns: running statistics, and averages of one's own."""
+"""What a forward pass assigns: running statistics, and a user's own averages."""
 
 import mindspore as ms
 import numpy as np
@@ -48,9 +48,9 @@ def test_which_layers_mix_samples(norm, trainable):
 
 
 class Averaging(nn.Cell):
-    """Dense layers between which running averages are kept, in all the ways of MindSpore.
+    """Dense layers with running averages between them, assigned in all the ways of MindSpore.
 
-    frozen  a layer that is read only
+    frozen  a layer whose Parameters are only read
     """
 
     def __init__(self):
@@ -79,12 +79,12 @@ class Averaging(nn.Cell):
 
 
 def note(parameter, value):
-    """A function that assigns, outside of any Cell."""
+    """Assign to a Parameter, in a function outside of any Cell."""
     ops.assign(parameter, 0.5 * parameter + 0.5 * value)
 
 
 class Aliased(nn.Cell):
-    """Keeps sums under another name, and by index; one name holds a colon, as a graph's do."""
+    """Assigns through an alias and by index; one name contains a colon, as names in a graph do."""
 
     def __init__(self):
         super().__init__()
@@ -111,14 +111,14 @@ def build(name, **options):
 
 @pytest.mark.parametrize("name", ["plain", "accumulated", "subspace"])
 def test_nan_leaves_no_trace(name, once):
-    """No micro-batch that is dropped leaves a trace in what a forward pass assigns."""
+    """A dropped micro-batch leaves no trace in what a forward pass assigns."""
     network, step = once(build, name)
     state = {parameter.name for parameter in step.get_parameters()}
     before = snapshot(network)
     inputs, targets = rows(8)
     step(*tensors(inputs * np.nan, targets))
     assert_bit_equal(snapshot(network), before)
-    for call in range(5):  # with the one before, whole groups: what follows completes none
+    for call in range(5):  # whole groups, with the call before: the next calls complete none
         step(*tensors(*rows(8, call)))
     changed = {n for n, now in snapshot(network).items() if not np.array_equal(now, before[n])}
     assert changed >= ASSIGNED and not changed & {"frozen.weight", "frozen.bias"}
@@ -127,13 +127,13 @@ def test_nan_leaves_no_trace(name, once):
         step(*tensors(*broken))
         assert_bit_equal(snapshot(network), before)
     assert int(step.dropped.asnumpy()) == 3
-    # Copies of these alone, and none in a checkpoint: one from before the first batch fits.
+    # Only these have copies, which no checkpoint holds: one from before the first batch fits.
     assert {parameter.name for parameter in step.kept} == {f"kept.{name}" for name in ASSIGNED}
     assert {parameter.name for parameter in step.get_parameters()} == state
 
 
 def test_a_trial_leaves_no_trace(once):
-    """Of a search that tries 20 times, the average has seen the update's own rows once."""
+    """A search may try 20 times; the average sees the update's own rows once."""
     averages = []
     for name in ("plain", "subspace"):
         network, step = once(build, name)

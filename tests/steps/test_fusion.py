@@ -41,7 +41,7 @@ def arrays(count):
 @settings(max_examples=20)
 @given(st.integers(1, 9), st.data())
 def test_messages_hold_the_gradients_in_their_order(count, data):
-    """Against NumPy; what is summed in messages comes back in its place and shape."""
+    """Messages equal NumPy's; their sums return to each gradient's place and shape."""
     indices = data.draw(st.sets(st.integers(0, count - 1), min_size=1).map(sorted).map(tuple))
     ends = message_ends(indices, count)
     expected = arrays(count)
@@ -75,7 +75,7 @@ def loss_net():
     ],
 )
 def test_what_is_sent(indices, sent):
-    """Loss, number of rows and an update stage's extras stay messages of their own."""
+    """Loss, number of rows and an update stage's extras are messages of their own."""
     net = loss_net()
     parameters = net.trainable_params()
     stage = GradientStage(net, parameters, GradientOptions(all_reduce_fusion_config=indices))

@@ -60,7 +60,7 @@ HALF = GradientOptions(precision="O2")
 
 
 def stage_options(options):
-    """The keywords of a ``GradientStage``: its ``GradientOptions``, and its own."""
+    """Return the keywords of a ``GradientStage``: its ``GradientOptions``, and its own."""
     own = {name: options.pop(name) for name in ("weighted",) if name in options}
     return {"options": GradientOptions(**options), **own}
 
@@ -92,7 +92,7 @@ class Contribution(nn.Cell):
 
 
 class Squares(Contribution):
-    """What the check of a contribution sees: whether it is finite, and its sum of squares."""
+    """The results of a contribution's check: whether it is finite, and its sum of squares."""
 
     def construct(self, *batch):
         return self.stage.contribution(*batch)[3:]
@@ -110,7 +110,7 @@ class Finish(nn.Cell):
 
 
 def mean_of(results, weights=None):
-    """The mean of gradients by name, weighted as the stage weighs them or by ``weights``."""
+    """Return the mean of gradients by name, with the stage's weights or with ``weights``."""
     weights = weights or [weight for _, weight, _ in results]
     names = list(results[0][2])
     leaves = reference.weighted_mean([[g[n] for n in names] for _, _, g in results], weights)
@@ -118,7 +118,7 @@ def mean_of(results, weights=None):
 
 
 def test_mean_of_micro_batches_is_the_full_batch_gradient(eager):
-    """Weighted by samples, whatever their sizes; the mean of the means of uneven ones is not."""
+    """Weighted by samples it is, whatever the sizes; the plain mean of uneven means is not."""
     network, arrays = LeNet5(), digits(128)
     cell = Contribution(LossNet(network, nn.CrossEntropyLoss()), network)
     full_batch = cell.means([tensors(*arrays)])[0][2]
@@ -132,7 +132,7 @@ def test_mean_of_micro_batches_is_the_full_batch_gradient(eager):
 
 
 def test_padded_sequences_need_the_weights_of_their_tokens():
-    """By tokens it is the full batch; the mean of the micro-batches' means is not."""
+    """Weighted by tokens, the mean is the full batch's; the mean of micro-batch means is not."""
     random = np.random.default_rng(3)
     tokens = random.integers(0, 12, (6, 9)).astype(np.int32)
     labels = random.integers(0, 12, (6, 9)).astype(np.int32)
@@ -151,7 +151,7 @@ def test_padded_sequences_need_the_weights_of_their_tokens():
 
 
 def closed_form(network, inputs, targets):
-    """Mean squared error of a linear network and its gradients in float64, by name."""
+    """Return a linear network's mean squared error and its gradients by name, in float64."""
     weights, bias = (p.asnumpy().astype(np.float64) for p in (network.weight, network.bias))
     loss, gradients = reference.linear_regression(
         weights, bias, inputs.astype(np.float64), targets.astype(np.float64)
@@ -293,7 +293,7 @@ class TestFloat16:
 
 
 class Entropy(nn.Cell):
-    """A cross entropy, times a factor, that is a plain Cell; with a Parameter where asked for."""
+    """A cross entropy times a factor, as a plain Cell; the factor is a Parameter if ``learned``."""
 
     def __init__(self, factor=1.0, learned=False):
         super().__init__()
@@ -307,7 +307,7 @@ class Entropy(nn.Cell):
 
 
 class Own(nn.Cell):
-    """A loss_net of one's own: its Cells by any name; ``names`` says which two are called."""
+    """A user's own loss_net with Cells of any names; ``names`` are the two that it calls."""
 
     def __init__(self, names, **cells):
         super().__init__(auto_prefix=False)
@@ -321,7 +321,7 @@ class Own(nn.Cell):
 
 
 class OwnFunctional(nn.Cell):
-    """A loss_net of one's own whose loss is no Cell."""
+    """A user's own loss_net whose loss is not a Cell."""
 
     def __init__(self, **cells):
         super().__init__(auto_prefix=False)
@@ -335,7 +335,7 @@ class OwnFunctional(nn.Cell):
 
 
 class Nested(nn.Cell):
-    """A loss_net around another one."""
+    """A loss_net around a second loss_net."""
 
     def __init__(self, inner):
         super().__init__(auto_prefix=False)
@@ -346,7 +346,7 @@ class Nested(nn.Cell):
 
 
 class Deep(nn.Cell):
-    """A network with a loss of its own inside, from which the logits take nothing."""
+    """A network that holds a loss of its own, which contributes nothing to the logits."""
 
     def __init__(self):
         super().__init__()
@@ -358,7 +358,7 @@ class Deep(nn.Cell):
 
 
 class Wide(nn.Cell):
-    """A network of one's own: logits of 12 and some."""
+    """A user's own network, whose logits are around 12."""
 
     def __init__(self, prefix=""):
         super().__init__()
@@ -370,7 +370,7 @@ class Wide(nn.Cell):
 
 
 class TestFloat16OfALossNetOfOnesOwn:
-    """The loss stays float32, whatever it is called; float16 makes it inf."""
+    """The loss stays in float32, whatever its name; in float16 it would be inf."""
 
     ARRAYS = (rows(4)[0], np.eye(OUTPUTS, dtype=np.float32)[[0, 1, 1, 0]])
 
@@ -438,7 +438,7 @@ class TestFloat16OfALossNetOfOnesOwn:
         ],
     )
     def test_every_network_is_in_float16(self, make):
-        """Several of one's own, and one with a loss word inside a longer word of its class."""
+        """This includes several networks, and one whose class has "loss" within a longer word."""
         loss_net = make()
         self.loss(loss_net)
         layers = [cell for _, cell in loss_net.cells_and_names() if isinstance(cell, nn.Dense)]
@@ -471,11 +471,11 @@ class TestFloat16OfALossNetOfOnesOwn:
 
 
 class GlossNet(Wide):
-    """A network whose name is not that of a loss."""
+    """A network whose name contains "loss" but is not that of a loss."""
 
 
 class BackboneAndHead(nn.Cell):
-    """A loss_net of one's own over two networks of one's own, with a loss that may be no Cell."""
+    """A user's own loss_net over two networks, with a loss that need not be a Cell."""
 
     def __init__(self, loss):
         super().__init__()
@@ -492,7 +492,7 @@ class BackboneAndHead(nn.Cell):
 
 
 class Head(nn.Cell):
-    """A layer of one's own class."""
+    """A layer of a user's own class."""
 
     def __init__(self):
         super().__init__()
@@ -533,7 +533,7 @@ class TestFiniteCheck:
         ],
     )
     def test_it_sees_the_squares_of_what_is_handed_on(self, size, options, expected):
-        """That of the unscaled gradients, so that a large loss scale is no fault."""
+        """They are those of the unscaled gradients, so that a large loss scale is not a fault."""
         network = nn.Dense(2, 1, weight_init="zeros", has_bias=False)
         options = {"weighted": True, "normalise": "steps"} | options
         # The gradient is the input.
@@ -596,7 +596,7 @@ def test_dynamic_loss_scale_follows_the_rule(dynamic_scale, finite):
 
 
 def test_an_overflow_in_float16_halves_the_scale_until_the_gradient_fits():
-    """Found by itself from 2**24: the first micro-batches are dropped, then every one counts."""
+    """From 2**24 the step finds it by itself: it drops the first micro-batches, then none."""
     network, loss_net = regression()
     step = PlainStep(
         loss_net,
@@ -613,7 +613,7 @@ def test_an_overflow_in_float16_halves_the_scale_until_the_gradient_fits():
 
 
 def test_a_dynamic_scale_never_grows_to_infinity():
-    """With gradients of zero nothing overflows, and infinity times zero would never be finite."""
+    """Gradients of zero never overflow, and an infinite scale times zero would never be finite."""
     network = linear()
     inputs, _ = rows(2)
     step = PlainStep(
@@ -666,7 +666,7 @@ class TestFinish:
         assert norm == 0 and all((g == 0).all() for g in gradients)
 
     def test_norm_of_five_million_entries(self):
-        """One float32 sum in order would be off by more than 0.1 % at this size."""
+        """A sequential float32 sum would be off by more than 0.1 % at this size."""
         large = np.random.default_rng(0).normal(1.0, 0.1, 5_000_000).astype(np.float32)
         self.total = (large,)
         _, norm = self.finish(1.0)
@@ -703,7 +703,7 @@ class WithExtras(nn.Cell):
 
 
 def row_size(network, inputs, targets):
-    """N sum over rows of |dL/dy|^2, by hand: a mean over rows of their own slopes' squares."""
+    """Return N sum over rows of |dL/dy|^2: the mean square of the rows' own slopes, by hand."""
     weights = [p.asnumpy().astype(np.float64) for p in (network.weight, network.bias)]
     error = inputs @ weights[0].T + weights[1] - targets
     return len(inputs) * np.sum((2 * error / error.size) ** 2)
@@ -719,7 +719,7 @@ class TestExtras:
             ({"reduction": "sum"}, 1),
             ({"nonfinite": "propagate"}, 6),
             ({"loss_scale": 1024.0}, 6),
-            # Whose square float32 does not hold.
+            # Scales whose square overflows float32.
             ({"loss_scale": 2.0**65}, 6),
             ({"loss_scale": 2.0**120}, 6),
             ({"loss_scale": 1024.0, "weighted": False}, 1),
@@ -728,7 +728,7 @@ class TestExtras:
         ids=repr,
     )
     def test_weighted_and_unscaled(self, options, weight):
-        """By the weight both, and by the scale neither: the tap has unscaled the derivative."""
+        """The weight multiplies both, the scale neither: the tap has unscaled the derivative."""
         cell, (inputs, targets) = WithExtras(**options), rows(6)
         plain, extended = cell(*tensors(inputs, targets))
         for actual, expected in zip(extended[:2], plain[:2], strict=True):
@@ -742,7 +742,7 @@ class TestExtras:
         assert size == pytest.approx(expected, rel=1e-5)
 
     def test_mean_by_rows(self, eager):
-        """Of uneven micro-batches, that of the whole batch."""
+        """The mean over uneven micro-batches is that of the whole batch."""
         cell, arrays = WithExtras(), rows(9)
         parts = [cell(*batch)[1] for batch in split(arrays, [6, 2, 1])]
         total = [sum(ones) for ones in zip(*(part[2][-2:] for part in parts), strict=True)]
@@ -832,7 +832,7 @@ class TestBadInput:
             self.build(Pair)(*tensors(*rows(2)))
 
     def test_a_loss_must_be_scalar(self):
-        """Differentiated, a vector of losses would count as their sum: B times the gradient."""
+        """The gradient of a vector of losses is that of their sum: B times the mean's."""
         with pytest.raises(
             TypeError, match=r"expected a scalar loss, shape \(\), got shape \(2, 2\)"
         ):

@@ -26,14 +26,14 @@ class Sum(nn.Cell):
 
 
 class Same(nn.Cell):
-    """Hands its inputs on: logits chosen by the test."""
+    """Returns its inputs: logits chosen by the test."""
 
     def construct(self, logits):
         return logits
 
 
 class Half(nn.Cell):
-    """A network that answers in float16."""
+    """A network whose outputs are float16."""
 
     def construct(self, inputs):
         return ops.cast(inputs, ms.float16)
@@ -79,7 +79,7 @@ def test_the_last_of_the_batch_is_the_labels():
 
 
 class Own(nn.CrossEntropyLoss):
-    """A loss of one's own, whose logits might be of any shape."""
+    """A user's own loss, whose logits may have any shape."""
 
     def construct(self, logits, labels):
         return ops.mean(logits) + ops.mean(labels)
@@ -107,7 +107,7 @@ def test_which_axis_of_the_logits_holds_the_classes(loss_fn, axis):
 
 
 def test_labels_reach_a_loss_of_ones_own_as_they_are():
-    """A loss over classes has them as int32, where 2**40 would be 2**31 - 1."""
+    """A loss over classes gets int32, in which 2**40 would be 2**31 - 1."""
     logits, labels = Tensor(np.zeros((2, 3), np.float32)), Tensor(np.full((2, 3), 2**40))
     assert float(LossNet(Same(), absolute_error)(logits, labels)) == 2.0**40
 
@@ -144,7 +144,7 @@ def test_token_loss_is_the_reference(token_loss, labels, scale, seed):
     [(5, np.int32), (-1, np.int32), (1000, np.int64), (2**32 + 3, np.int64), (255, np.uint8)],
 )
 def test_a_label_of_no_class_makes_a_token_loss_nan(token_loss, label, dtype):
-    """Where the Cell is called by itself: not class 0, no error of GatherD, no wrapped int64."""
+    """Called by itself, the Cell uses no class 0, raises no error of GatherD, wraps no int64."""
     labels = np.array([[0, 1, 2], [3, 4, label]], dtype)
     total, _ = token_loss(*tensors(np.zeros((2, 3, 5), np.float32), labels))
     assert np.isnan(total.asnumpy())
@@ -158,7 +158,7 @@ def test_labels_of_any_integer_type(token_loss, dtype):
 
 
 def test_a_masked_logit_at_an_ignored_label_costs_nothing(token_loss):
-    """-inf at class 0, which stands in for an ignored label."""
+    """The logit is -inf at class 0, which stands in for an ignored label."""
     logits = np.zeros((1, 2, 5), np.float32)
     logits[0, :, 0] = -np.inf
     total, count = token_loss(*tensors(logits, np.int32([[1, -100]])))
@@ -235,7 +235,7 @@ def smoothed(classes, rows=6, seed=0, scale=3.0):
 
 
 def differentiated(loss):
-    """A function: logits, labels -> the loss and its gradient by the logits, as arrays."""
+    """Return a function: logits, labels -> loss and its gradient by the logits, as arrays."""
     graph = ms.value_and_grad(LossNet(Same(), loss))
     return lambda *batch: tuple(result.asnumpy() for result in graph(*tensors(*batch)))
 
@@ -245,7 +245,7 @@ def loss_and_slope(loss, logits, labels):
 
 
 def on_and_off(convention, factor, classes):
-    """The two values as the two definitions write them."""
+    """Return the values for label and other classes, as each convention defines them."""
     if convention == "mindspore":
         return 1 - factor, factor / (classes - 1)
     return 1 - factor + factor / classes, factor / classes
@@ -274,7 +274,7 @@ def test_the_pytorch_convention_is_pytorch_s(factor):
         theirs, torch.tensor(labels).long()
     )
     expected.backward()
-    # The same through the other convention, with the factor of the docstring.
+    # The other convention gives the same with the factor in the docstring.
     losses = [
         CrossEntropySmooth(smooth_factor=factor, num_classes=11, convention="pytorch"),
         CrossEntropySmooth(smooth_factor=factor * 10 / 11, num_classes=11),
@@ -286,7 +286,7 @@ def test_the_pytorch_convention_is_pytorch_s(factor):
 
 
 def test_the_two_conventions_differ():
-    """By 0.01 of the 5 between the logits of the label and of the others."""
+    """They differ by 0.01 of 5, the distance of the label's logit from the others."""
     logits, labels = 5 * np.eye(10, dtype=np.float32), np.arange(10, dtype=np.int32)
     ours, theirs = (
         loss_and_slope(
@@ -328,7 +328,7 @@ def test_huge_logits_and_int64_labels():
 
 
 def test_float16_logits_are_taken_in_float32():
-    """exp(20) does not fit into float16; and the loss alone, without LossNet, casts as well."""
+    """exp(20) does not fit into float16; the loss casts its logits even without LossNet."""
     logits, labels = (20 * np.eye(3)).astype(np.float16), np.int32([1, 1, 2])
     value = CrossEntropySmooth(num_classes=3)(*tensors(logits, labels))
     expected, _ = reference.smoothed_cross_entropy(logits.astype(np.float64), labels, 1.0, 0.0)
@@ -345,14 +345,14 @@ def test_a_label_out_of_range_is_nan_and_not_free(factor):
         value, slope = compiled(logits, labels)
         assert np.isnan(value) and np.isnan(slope[2]).all()
         assert np.isfinite(np.delete(slope, 2, axis=0)).all()
-        # MindSpore alone: a row that costs nothing.
+        # In MindSpore alone such a row costs nothing.
         on, off = Tensor(1.0, ms.float32), Tensor(0.0, ms.float32)
         one_hot = ops.one_hot(*tensors(labels), 4, on, off)
         assert float(nn.SoftmaxCrossEntropyWithLogits()(Tensor(logits), one_hot)[2]) == 0
 
 
 class Masked(nn.Cell):
-    """A dense layer of inputs that masks, if any, have been multiplied into."""
+    """A dense layer of inputs that are first multiplied by the masks, if any."""
 
     def __init__(self):
         super().__init__()
@@ -427,7 +427,7 @@ def test_arguments_of_the_smoothed_cross_entropy_are_checked(arguments, words):
 
 
 def test_the_documents_call():
-    """Positional and by name as they write it; the defaults are theirs."""
+    """Arguments go by position or by name, as the documents write them; defaults are theirs."""
     loss = CrossEntropySmooth(sparse=True, reduction="mean", smooth_factor=0.1, num_classes=1001)
     assert float(loss.on_value) == np.float32(0.9)
     assert float(loss.off_value) == np.float32(1e-4)

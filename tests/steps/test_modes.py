@@ -1,4 +1,4 @@
-"""What was put into evaluation mode by itself stays in it; a network as a whole is trained."""
+"""A part set to evaluation mode by itself stays in it; a network set as a whole is trained."""
 
 import warnings
 
@@ -19,7 +19,7 @@ BOTH = {"body", "head"}
 
 
 class BodyAndHead(nn.Cell):
-    """A body with BatchNorm, and a head with one."""
+    """A body and a head, each with a BatchNorm."""
 
     def __init__(self):
         super().__init__()
@@ -42,7 +42,7 @@ class Scaled(nn.Cell):
 
 
 class Wrapper(nn.Cell):
-    """A Cell around a network that adds nothing."""
+    """A Cell that only calls the network inside."""
 
     def __init__(self, inner):
         super().__init__(auto_prefix=False)
@@ -53,7 +53,7 @@ class Wrapper(nn.Cell):
 
 
 class Towers(nn.Cell):
-    """Loss net of one's own whose network is two parts."""
+    """A user's own loss net whose network is two parts."""
 
     def __init__(self, network, criterion=None):
         super().__init__(auto_prefix=False)
@@ -65,7 +65,7 @@ class Towers(nn.Cell):
 
 
 class Distilled(nn.Cell):
-    """Loss net of a student that is to do what a teacher does."""
+    """Loss net of a student that learns to imitate a teacher."""
 
     def __init__(self, student, teacher):
         super().__init__(auto_prefix=False)
@@ -83,14 +83,14 @@ def build(network, make=PlainStep):
 
 
 def followed(step):
-    """What a call of ``step`` does about modes, around what it computes."""
+    """Return the context in which a call of ``step`` sets modes, computes and restores them."""
     return step._modes.followed(step._graphs)
 
 
 def trained(step, network):
     """Return the parts of the network that are in training mode while the step computes.
 
-    That graphs are those of the modes is asked of ``moved``.
+    ``moved`` shows that the compiled graphs are those of the modes.
     """
     with followed(step):
         norms = {"body": network.body[1], "head": network.head[0]}
@@ -135,14 +135,14 @@ def test_by_what_was_done_before(prepare, expected, network, capsys):
     said = "in evaluation mode" in capsys.readouterr().out
     assert said == (expected == {"head"})
     assert trained(step, network) == expected
-    # As Model.train does, and who evaluates in between.
+    # As Model.train does, with an evaluation in between.
     for mode in (True, False, True):
         step.set_train(mode)
     assert trained(step, network) == moved(step, network) == expected
 
 
 def test_by_what_is_done_after(network):
-    """Graphs are compiled by then, for other modes."""
+    """By then graphs have been compiled for other modes."""
     step = build(network)
     assert moved(step, network) == BOTH
     network.body.set_train(False)
@@ -154,7 +154,7 @@ def test_by_what_is_done_after(network):
     assert not any(cell.training for _, cell in network.cells_and_names())
     network.set_train()
     assert moved(step, network, 4) == BOTH
-    # The BatchNorm of all of a network can be held.
+    # All BatchNorms of a network can be held.
     for cell in (network.body[1], network.head[0]):
         cell.set_train(False)
     assert moved(step, network, 5) == set()
@@ -183,7 +183,7 @@ def test_a_teacher_in_a_loss_net_of_ones_own(capsys):
 
 @pytest.mark.parametrize("form", ["loss with a Parameter", "two parts", "wrapped", "loss_net"])
 def test_evaluated_as_a_whole_it_is_trained_in_training_mode(form, network, capsys):
-    """By hand between two steps, and before another step is built."""
+    """It is evaluated by hand, between two steps and before a second step is built."""
     loss_net, cells = {
         "loss with a Parameter": lambda: (LossNet(network, Scaled()), [network]),
         "two parts": lambda: (Towers(network), [network.body, network.head]),
@@ -209,7 +209,7 @@ def test_evaluated_and_wrapped_afterwards(network, capsys):
 @pytest.mark.parametrize(
     ("make", "part"),
     [
-        # One of two parts alone, whatever else is trained; and one that has nothing trained.
+        # One part of two alone, whatever else is trained, or a part of which nothing is trained.
         (lambda net: Towers(net, Scaled()), None),
         (lambda net: Towers(net), "head"),
         (lambda net: LossNet(net, Scaled()), None),
@@ -224,7 +224,7 @@ def test_a_part_of_a_network_is_no_evaluation(make, part, network):
 
 
 def test_only_the_loss_is_trained(network):
-    """A network that is evaluated has nothing to do with it: it is held."""
+    """A network without trained Parameters stays in evaluation mode."""
     loss_net = LossNet(network, Scaled())
     network.set_train(False)
     assert trained(PlainStep(loss_net, momentum(loss_net.loss_fn)), network) == set()

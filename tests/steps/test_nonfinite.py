@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("runtime")
 
 
 def build():
-    """Dense, BatchNorm, ReLU, dense in training mode: (network, loss_net, batch)."""
+    """Return (network, loss_net, batch): dense, BatchNorm, ReLU, dense, in training mode."""
     ms.set_seed(1)
     network = nn.SequentialCell(nn.Dense(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Dense(4, 2))
     loss_net = LossNet(network, nn.MSELoss())
@@ -65,7 +65,7 @@ def test_a_weight_of_a_network_of_one_layer():
 
 
 def test_the_first_layer_that_overflows():
-    """All weights are finite; the second layer's product is not, nor all that follows."""
+    """All weights are finite; the outputs of the second layer and the next one are not."""
     network = nn.SequentialCell(nn.Dense(3, 4), nn.Dense(4, 4), nn.Dense(4, 2))
     for layer in network[:2]:
         set_state(layer.weight, np.full(layer.weight.shape, 1e20, np.float32))
@@ -81,7 +81,7 @@ def test_the_loss_function():
 
 
 def test_nothing_is_changed_and_hooks_are_gone():
-    """Running statistics, mode, weights; a later call of the network calls no hook."""
+    """Running statistics, mode and weights stay; a later call of the network runs no hook."""
     _, loss_net, arrays = build()
     before = snapshot(loss_net)
     for _ in range(2):
@@ -92,4 +92,4 @@ def test_nothing_is_changed_and_hooks_are_gone():
     loss_net(*tensors(*arrays))
     assert not np.array_equal(
         snapshot(loss_net)["1.moving_mean"], before["1.moving_mean"]
-    )  # it is a network whose forward pass leaves a trace
+    )  # the forward pass of this network does leave a trace

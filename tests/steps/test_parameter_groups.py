@@ -1,4 +1,4 @@
-"""Weight decay by the owner of a Parameter: which are decayed, and what the update then is."""
+"""Weight decay by the owner of a Parameter: which are decayed, and the resulting update."""
 
 import mindspore as ms
 import numpy as np
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("runtime")
 
 
 def decayed(groups):
-    """Names of the Parameters with a weight decay > 0."""
+    """Return the names of the Parameters with a weight decay > 0."""
     return {
         parameter.name
         for group in groups
@@ -26,7 +26,7 @@ def decayed(groups):
 
 
 def by_name(network, weight_decay):
-    """The groups as the migration document makes them."""
+    """Return the groups as the migration document makes them."""
     first, second = [], []
     for parameter in network.trainable_params():
         name = parameter.name
@@ -40,7 +40,7 @@ def by_name(network, weight_decay):
 
 
 class Misleading(nn.Cell):
-    """Names say one thing, Cells another."""
+    """A network in which names suggest other Cells than those that own the Parameters."""
 
     def __init__(self):
         super().__init__()
@@ -54,7 +54,7 @@ def test_names_mislead_and_owners_do_not():
     network = Misleading()
     ours, document = decayed(decay_groups(network, 0.1)), decayed(by_name(network, 0.1))
     assert ours == {"bias_net.weight", "alphabeta.weight"}
-    # Of its own two layers nothing is decayed; BatchNorm's scale and a bare vector are.
+    # The document decays neither of the two layers, but BatchNorm's scale and a bare vector.
     assert document == {"norm.weight", "scale"}
 
 
@@ -91,7 +91,7 @@ LAYERS = {
     nn.SyncBatchNorm: (dict(num_features=4), set()),
     nn.InstanceNorm2d: (dict(num_features=4), set()),
     nn.GroupNorm: (dict(num_groups=2, num_channels=4), set()),
-    # Of rank 2: only its owner tells that it is a scale and not a weight.
+    # Of rank 2: only its owner shows that it is a scale and not a weight.
     nn.LayerNorm: (dict(normalized_shape=(3, 4)), set()),
     nn.LSTM: (dict(input_size=3, hidden_size=4), {"weight_ih_l0", "weight_hh_l0"}),
     nn.MultiheadAttention: (
@@ -124,7 +124,7 @@ def test_every_kind_of_layer(kind):
 
 
 class Own(nn.Cell):
-    """A Cell of one's own, with bare Parameters of ranks 0 to 4."""
+    """A user's own Cell, with bare Parameters of ranks 0 to 4."""
 
     def __init__(self):
         super().__init__()
@@ -190,7 +190,7 @@ def test_no_weight_decay_at_all():
 
 
 def update_once(network, groups, **options):
-    """One update with gradients of zero: what moves is the decay, times the rate of 1."""
+    """Return the largest moves in one update with zero gradients and rate 1: the decay alone."""
     before = {p.name: p.asnumpy().copy() for p in network.trainable_params()}
     for parameter in network.trainable_params():
         set_state(parameter, before[parameter.name] + 1)
@@ -225,7 +225,7 @@ def gradients_for(parameters):
 
 
 def trained(network, groups):
-    """The parameters after four updates with given gradients, and what they were before."""
+    """Return the parameters before and after four updates with given gradients."""
     parameters = network.trainable_params()
     before = {p.name: p.asnumpy().copy() for p in parameters}
     optimizer = nn.Momentum(groups, **SETTING)
@@ -234,7 +234,7 @@ def trained(network, groups):
     return before, {p.name: p.asnumpy() for p in parameters}
 
 
-# Large enough that a decay in the wrong place shows: 0.1 moves a weight of 1 by 0.03.
+# 0.1 is large enough to show a decay in the wrong place: it moves a weight of 1 by 0.03.
 @pytest.mark.parametrize("decay", [1e-4, 0.1])
 def test_the_update_is_that_of_float64_and_of_pytorch_s_sgd(decay):
     """v <- 0.9 v + (g + d w), w <- w - 0.1 v."""

@@ -44,7 +44,7 @@ def build(**options):
     ids=str,
 )
 def test_updates_are_those_of_the_reference(options, once):
-    """w <- w - rate v, v <- 0.9 v + clipped gradient, in float64; with reports of each update."""
+    """w <- w - rate v, v <- 0.9 v + clipped gradient, in float64; each update's report agrees."""
     network, step = once(build, **options)
     weights = [parameter_values(network)[n].astype(np.float64) for n in ("weight", "bias")]
     velocities = [np.zeros_like(w) for w in weights]
@@ -76,7 +76,7 @@ def test_the_finite_check_changes_no_bit(once):
 
 
 def test_tokens_are_averaged_over_those_that_count():
-    """The update of the mean over the tokens that count, and none where no token counts."""
+    """The update is that of the mean over tokens that count; if none counts, there is no update."""
     network = NextToken()
     step = PlainStep(
         TokenLossNet(network), nn.SGD(network.trainable_params(), 1.0), normalise="tokens"

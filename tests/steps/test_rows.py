@@ -25,7 +25,7 @@ def objective(axis=None, flattened=False):
 
 
 class Tempered(nn.Cell):
-    """The mean square of a network's errors, with all outputs and targets over a temperature."""
+    """The mean squared error of a network's outputs and the targets, both over a temperature."""
 
     def __init__(self, network):
         super().__init__()
@@ -58,7 +58,7 @@ def test_rows(shapes, axis, expected):
 
 
 def test_rows_of_a_step_that_needs_no_weights():
-    """Their number is only recorded, so that time-major inputs are no reason to refuse a batch."""
+    """Their number is only recorded, so that time-major inputs need not be refused."""
     assert objective().rows(batch((9, 4, 3), (4,))) == 4
     assert objective(flattened=True).rows(batch((4, 9, 3), (36,))) == 4
 

@@ -1,4 +1,4 @@
-"""Learning rates: against loops in float64, against PyTorch, MindSpore and the sources' numbers."""
+"""Learning rates against loops in float64, PyTorch, MindSpore and the sources' numbers."""
 
 import mindspore as ms
 import numpy as np
@@ -28,7 +28,7 @@ STAGE_1 = dict(lr_init=0, lr_end=0.0, lr_max=0.8, warmup_epochs=5, total_epochs=
 
 
 def assert_rates(rates, expected):
-    """Same length and rates, in float32; an empty schedule fails."""
+    """Assert the same length and rates, in float32; an empty schedule fails."""
     assert rates.dtype == np.float32 and rates.shape == (len(expected),) and len(expected)
     np.testing.assert_allclose(rates, expected, **TOLERANCE["a rate in float32"])
 
@@ -61,7 +61,7 @@ def test_without_a_warmup_cosine_is_pytorch_s_cosine():
 
 
 def torch_rates(optimizer, schedule, updates):
-    """The rates that PyTorch uses in so many updates."""
+    """Return the rates that PyTorch uses in the first ``updates`` updates."""
     rates = []
     for _ in range(updates):
         rates.append(optimizer.param_groups[0]["lr"])
@@ -120,7 +120,7 @@ def test_linear_is_the_default_mode():
 
 
 def test_stage_1_stops_where_its_rate_is_still_0_188():
-    """Of a schedule for 90 epochs; the first update does nothing, the last is nearly 0."""
+    """The schedule is for 90 epochs; its first update does nothing, its last rate is nearly 0."""
     rates = get_lr(**STAGE_1, steps_per_epoch=625, lr_decay_mode="linear")
     assert len(rates) == 90 * 625 and rates[0] == 0 and 0 < rates[-1] < 2e-5
     assert rates[5 * 625] == rates.max() == np.float32(0.8)
@@ -149,7 +149,7 @@ def test_thor_s_damping_is_the_reference(damping, rate, total, steps):
 
 
 def test_thor_halves_at_39_and_again_at_40():
-    """With the document's numbers; as its call, the default for decay_epochs is 39."""
+    """With the document's numbers; the default for decay_epochs is 39, as in its call."""
     steps = 10
     rates = get_thor_lr(0, 0.05803, 4.0839, 53, steps)
     smooth = 0.05803 * (1 - np.arange(1, 53 * steps + 1) / steps / 53) ** 4.0839

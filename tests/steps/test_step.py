@@ -1,4 +1,4 @@
-"""What every step cell must do, whichever its update stage."""
+"""What every step cell must do, whatever its update stage."""
 
 import warnings
 
@@ -42,7 +42,7 @@ from tests.support.tolerances import TOLERANCE
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
-ROWS = 16  # of every batch of the battery: another number would be another graph
+ROWS = 16  # of every batch of the battery: another number would need another graph
 EVERY_STEP = pytest.mark.parametrize("make_step", STEPS.values(), ids=STEPS.keys())
 
 
@@ -52,7 +52,7 @@ def _with_momentum(make_step):
 
 
 def _own_state(step, network):
-    """What a step holds beside the weights of its network."""
+    """Return the state of a step without the weights of its network."""
     weights = snapshot(network)
     return {name: value for name, value in snapshot(step).items() if name not in weights}
 
@@ -63,7 +63,7 @@ def train(step, calls):
 
 
 class Lookup(nn.Cell):
-    """Numbers (B, 2) -> (B, 2): a table looked up, and a Dense."""
+    """Numbers (B, 2) -> (B, 2): a lookup in a table, and a Dense."""
 
     def __init__(self, table):
         super().__init__()
@@ -75,7 +75,7 @@ class Lookup(nn.Cell):
 
 
 class OwnTable(nn.Cell):
-    """A sparse lookup that is no layer of MindSpore's."""
+    """A sparse lookup that is not a layer of MindSpore."""
 
     def __init__(self):
         super().__init__()
@@ -93,7 +93,7 @@ class TestEveryStep:
 
     @pytest.fixture
     def reused(self, make_step, once):
-        """(network, step) with Momentum, as new, compiled once."""
+        """(network, step) with Momentum, in their initial state, compiled once."""
         return once(_with_momentum, make_step)
 
     def test_returns_the_scalar_loss_before_the_update(self, reused):
@@ -115,14 +115,14 @@ class TestEveryStep:
         assert step.last_update.loss == pytest.approx(np.mean(losses), rel=1e-6)
 
     def test_of_what_it_adds_the_extras_alone_are_trainable(self, reused):
-        """The loss is differentiated by these; MindSpore marks an optimizer's own as trainable."""
+        """The loss is differentiated by these; MindSpore marks an optimizer's state trainable."""
         network, step = reused
         extras = [extra for group in step.update.extras or () for extra in group]
         others = [*network.trainable_params(), *step.optimizer.trainable_params(), *extras]
         assert {p.name for p in step.trainable_params()} == {p.name for p in others}
 
     def test_parameters_keep_their_names(self, reused):
-        """A Cell that holds an optimizer may put its own name before theirs."""
+        """A Cell that holds an optimizer may put its own name before its Parameters' names."""
         _, step = reused
         train(step, calls=2)
         alone = momentum(regression()[0])
@@ -175,9 +175,9 @@ class TestEveryStep:
     def test_two_runs_are_bit_equal_and_two_steps_over_one_network_take_turns(
         self, make_step, reused
     ):
-        """Where a step's update stage puts taps into the network, a second one is refused."""
+        """If a step's update stage puts taps into the network, a second step is refused."""
         network, step = reused
-        other_network, other = _with_momentum(make_step)  # compiled for itself
+        other_network, other = _with_momentum(make_step)  # compiled separately
         assert train(other, calls=6) == train(step, calls=6)
         assert_bit_equal(snapshot(other), snapshot(step))
         loss_net = step.gradient.loss_net
@@ -191,7 +191,7 @@ class TestEveryStep:
         states = [_own_state(own, network) for own in pair]
         for turn in (0, 1, 0):
             train(pair[turn], calls=2)
-            # One step with the state of each in turn: nothing else is kept of the network.
+            # One step given the state of each in turn: a step keeps nothing else of a network.
             restore(other, snapshot(other) | states[turn])
             train(other, calls=2)
             states[turn] = _own_state(other, other_network)
@@ -229,7 +229,7 @@ class TestEveryStep:
         with pytest.warns(UserWarning, match="'weight' is float16: .* below 6e-8") as caught:
             make_step(loss_net, momentum(network))
         assert "precision='O2'" in str(caught[0].message)
-        # The caller's line, through however many constructors and names_checked.
+        # The caller's line, however many constructors and names_checked lie between.
         assert caught[0].filename == step_cells.__file__
 
     @pytest.mark.parametrize(
@@ -249,7 +249,7 @@ class TestEveryStep:
 
 
 def test_a_sparse_table_that_is_not_trained_is_no_better():
-    """MindSpore knows the type of no gradient of such a graph."""
+    """In such a graph MindSpore does not know the type of any gradient."""
     network = Lookup(nn.EmbeddingLookup(6, INPUTS))
     network.table.embedding_table.requires_grad = False
     with pytest.raises(InputError, match="'table.embedding_table' a sparse"):
@@ -270,7 +270,7 @@ PROPAGATE = ("plain", "accumulated", "thor", "adasum", "subspace")  # compiled; 
 
 @pytest.mark.usefixtures("released")
 class TestNonfinite:
-    """A dropped micro-batch leaves no trace, in BatchNorm's running statistics neither."""
+    """A dropped micro-batch leaves no trace, not even in BatchNorm's running statistics."""
 
     STATISTICS = {"norm.moving_mean", "norm.moving_variance"}
 
@@ -280,7 +280,7 @@ class TestNonfinite:
             warnings.simplefilter("ignore")
             return network, make_step(LossNet(network, nn.MSELoss()), momentum(network), **options)
 
-    # A group of one micro-batch is dropped by either word; the default is "drop_micro".
+    # Either option drops a group of one micro-batch; the default is "drop_micro".
     @pytest.mark.parametrize("name", sorted(STEPS.keys() - set(GROUPS)))
     def test_drop_group_in_pynative_mode(self, eager, name):
         self.test_nan_leaves_no_trace(name, {"nonfinite": "drop_group"})
@@ -311,11 +311,11 @@ class TestNonfinite:
             self.in_the_middle_of_a_group(step, inputs, targets)
         for call in range(2):
             assert np.isfinite(float(step(*tensors(*rows(8, seed=2 + call)))))
-        assert options or step.last_update.number > number  # in a dropped group none
+        assert options or step.last_update.number > number  # a dropped group makes none
         assert all(np.isfinite(value).all() for value in snapshot(step).values())
 
     def in_the_middle_of_a_group(self, step, inputs, targets):
-        """The buffer stays as it was."""
+        """The gradient buffer is unchanged."""
         set_state(step.micro_step, 0)
         step(*tensors(inputs, targets))
         sums = {n: v for n, v in snapshot(step).items() if n.startswith("grad_sum.")}
@@ -342,7 +342,7 @@ class TestNonfinite:
         network, step = self.build(STEPS[name], nonfinite="propagate")
         inputs, targets = rows(8)
         if "thor" in name:
-            # But into no factor: where these are gathered, the step stops before it updates.
+            # But not into factors: a step that gathers these stops before it updates.
             before = parameter_values(network.second)
             with pytest.raises(FloatingPointError, match="factors of layer 'first' are not finite"):
                 for _ in range(2):
@@ -373,7 +373,7 @@ def schedule(weight, bias):
 
 
 def groups(weight, bias):
-    """The weight at a fifth of the bias's rate; handed over bias first."""
+    """The weight has a fifth of the bias's rate; the bias comes first in order."""
     grouped = [
         {"params": [weight], "lr": 0.1},
         {"params": [bias]},
@@ -426,7 +426,7 @@ class TestLearningRates:
                 assert step.last_update.learning_rate == pytest.approx(rates)
 
     def update_once(self, network, step, micro_steps, rates):
-        """The loss has the same gradient at all weights: the update shows its learning rate."""
+        """Assert the rates of one update; the gradient is constant, so that the moves show them."""
         before, (inputs, targets) = parameter_values(network), rows(4)
         for _ in range(micro_steps):
             step(*tensors(inputs, targets))
@@ -451,7 +451,7 @@ class Unadapted(nn.LARS):
 
 @pytest.mark.parametrize("rate", [0.1, [0.3, 0.2, 0.1]])
 def test_the_rates_of_lars_are_those_of_the_optimizer_inside(rate):
-    """nn.LARS holds a rate of its own, 0, that nothing is trained with."""
+    """nn.LARS has a rate of its own, 0, which no update uses."""
     network, loss_net = regression()
     inner = nn.Momentum(network.trainable_params(), rate, 0.9)
     step = PlainStep(loss_net, Unadapted(inner))
@@ -466,7 +466,7 @@ def test_the_rates_of_lars_are_those_of_the_optimizer_inside(rate):
 
 
 def test_thors_clipping_and_adasums_workers_know_the_optimizer_inside_lars():
-    """Its own rate is 0, which clips nothing; workers have no rates of their own."""
+    """LARS's own rate is 0, which clips nothing; workers have no rates of their own."""
     _, loss_net = regression()
     inner = nn.Momentum(loss_net.trainable_params(), 0.1, 0.9)
     update = ThorUpdate(loss_net, Unadapted(inner), 1.0, kl_clip=1e-3)
@@ -501,7 +501,7 @@ OPTIMIZERS = {
 class TestAnyOptimizer:
     @pytest.mark.parametrize("name", OPTIMIZERS)
     def test_plain_step_is_the_optimizer_and_two_halves_are_the_batch(self, name):
-        """Bit for bit what MindSpore's own TrainOneStepCell does; the step adds nothing."""
+        """The plain step equals MindSpore's TrainOneStepCell bit for bit."""
         make_optimizer = OPTIMIZERS[name]
         ours, loss_net = regression()
         plain = PlainStep(loss_net, make_optimizer(ours.trainable_params()))

@@ -1,4 +1,4 @@
-"""What a step asks of its update stage, in which order; and which stages it refuses."""
+"""What a step calls in its update stage, in which order; and which stages it refuses."""
 
 import mindspore as ms
 import numpy as np
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("runtime")
 
 
 class Descent(UpdateStage):
-    """Gradient descent at rate 1, as an update stage of a user's own."""
+    """Gradient descent at rate 1, as a user's own update stage."""
 
     def construct(self, gradients):
         done = True
@@ -40,7 +40,7 @@ class Descent(UpdateStage):
 
 
 def test_a_stage_is_called_with_the_averaged_gradients():
-    """Another update stage takes the optimizer's place, with gradients as its parameters."""
+    """An update stage replaces the optimizer; its gradients are in the parameters' order."""
     network = linear()
     optimizer = nn.SGD(network.trainable_params(), 0.0)
     step = PlainStep(LossNet(network, nn.MSELoss()), optimizer, update=Descent(optimizer))
@@ -53,7 +53,7 @@ def test_a_stage_is_called_with_the_averaged_gradients():
 
 
 class Counting(UpdateStage):
-    """Gathers at every second update, and notes what the step calls in which order."""
+    """Gathers extras at every second update, and records the step's calls in order."""
 
     def __init__(self, network, optimizer):
         super().__init__(optimizer)
@@ -68,7 +68,7 @@ class Counting(UpdateStage):
 
     def attach(self, step):
         super().attach(step)
-        self.attached.append(id(step))  # itself it would be a child of its own child
+        self.attached.append(id(step))  # the step itself would be a child of its own child
 
     def wants_extras(self, updates):
         return updates % 2 == 0
@@ -97,7 +97,7 @@ class Counting(UpdateStage):
 
 
 class Applied(nn.Cell):
-    """The graph of a ``Counting`` that makes the update which is pending."""
+    """The graph that makes the pending update of a ``Counting``."""
 
     def __init__(self, stage):
         super().__init__(auto_prefix=False)
@@ -122,7 +122,7 @@ def _counting(micro_steps):
 class TestExtras:
     @pytest.fixture
     def build(self, once):
-        """``build(micro_steps)``: (network, stage, step) as new; None: a plain step."""
+        """``build(micro_steps)`` returns a fresh (network, stage, step); None: a plain step."""
 
         def build(micro_steps=None):
             network, stage, step = once(_counting, micro_steps)
@@ -178,7 +178,7 @@ class TestExtras:
         assert step.last_update.number == 1
 
     def test_what_an_interruption_left_is_forgotten(self, build):
-        """The next batch is not finite, so that nothing is held anew."""
+        """The next batch is not finite, so that no new update is held."""
         network, stage, step = build()
         set_state(stage.pending, 1)
         before = parameter_values(network.layer)
@@ -202,7 +202,9 @@ def test_a_stage_is_of_one_optimizer_and_of_one_step():
     network, loss_net = regression()
     sgd, other = momentum(network), momentum(linear(seed=1))
     for step in (PlainStep, AccumulatedStep):
-        with pytest.raises(InputError, match="expected the optimizer of the .*, got a different one"):
+        with pytest.raises(
+            InputError, match="expected the optimizer of the .*, got a different one"
+        ):
             step(loss_net, sgd, update=PlainUpdate(other))
         with pytest.raises(InputError, match="optimizer: expected an nn.Optimizer, got a str"):
             step(loss_net, "sgd", update=PlainUpdate(sgd))

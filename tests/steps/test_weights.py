@@ -1,4 +1,4 @@
-"""What a micro-batch counts for, derived from its loss; and where it cannot be derived."""
+"""The weight of a micro-batch, derived from its loss; and losses from which it cannot be."""
 
 import functools
 import re
@@ -57,7 +57,7 @@ LOSSES = {
 
 
 def of_torch(values, inputs, labels, options):
-    """Gradients of PyTorch's loss over the whole batch, float64."""
+    """Return PyTorch's loss over the whole batch and its gradients, in float64."""
     options = dict(options)
     if "weight" in options:
         options["weight"] = torch.tensor(options["weight"], dtype=torch.float64)
@@ -83,7 +83,7 @@ class Accumulating:
         self.initial = snapshot(self.step)
 
     def train(self, *batches):
-        """Return the losses of micro-batches, of a step as new, and the weights at the end."""
+        """Train the step from its initial state; return the micro-batches' losses and weights."""
         restore(self.step, self.initial)
         losses = [float(self.step(*tensors(*batch))) for batch in batches]
         self.step.end_epoch()
@@ -143,7 +143,7 @@ def test_labels_of_any_type_of_integers(build, dtypes):
 
 
 class TestPaddingAlone:
-    """A micro-batch of which no label counts is nothing at all: no overflow, no part of a mean."""
+    """A micro-batch without a label that counts is neither an overflow nor part of a mean."""
 
     inputs = np.random.default_rng(8).normal(size=(4, INPUTS)).astype(np.float32)
     known, none = np.int32([0, 1, 2, 3]), np.full(4, -100, np.int32)
@@ -292,7 +292,7 @@ LOGITS = np.zeros((6, 4), np.float32)
 
 
 def check(loss_fn, *arrays, loss_net=None):
-    """Look at a batch as a step does before it compiles anything."""
+    """Check a batch as a step does before it compiles; return the error's message."""
     loss_net = loss_net or LossNet(nn.Identity(), loss_fn)
     batch, looked = tensors(*arrays), BatchCheck(loss_net, True, None)
     for _ in range(2):  # a shape that was refused is refused again
@@ -369,7 +369,7 @@ def test_what_cannot_be_derived_is_refused_with_the_words(loss_fn, labels, words
 def test_what_needs_no_word(loss_fn, labels):
     check = accept(loss_fn, LOGITS, labels)
     assert not check.mean.why_not
-    # Other weights than the rows only where a label is ignored.
+    # The weights differ from the rows only if a label is ignored.
     assert check.differs == bool((labels == -100).any())
 
 
@@ -449,7 +449,7 @@ class OfTokens(nn.Cell):
 
 
 class TestTheFirstBatch:
-    """A label of no class is named where no graph was compiled that says what V is."""
+    """A label of no class is named even if no graph has been compiled that gives V."""
 
     tokens = np.int32([[1, 2, 3], [3, 4, 5]])
 
@@ -494,7 +494,7 @@ class TestTheFirstBatch:
 
 
 def test_nothing_is_refused_where_no_weight_is_needed():
-    """One rank and one micro-batch an update, or a word given."""
+    """This is so for one rank and one micro-batch per update, or if ``normalise`` is given."""
     accept(own, LOGITS, np.zeros((6, 4), np.float32), derived=False)
     accept(own, LOGITS, np.int32([0, 1, -100, 1, 1, 1]), derived=False)
     accept(nn.MSELoss("sum"), LOGITS, np.zeros((6, 4), np.float32), derived=False)
@@ -518,7 +518,7 @@ def test_a_subclass_with_a_construct_of_its_own_is_not_known():
 
 
 def test_which_means_are_undefined_where_no_label_counts():
-    """CrossEntropySmooth's is 0, rows and elements always count, a sum is no mean."""
+    """CrossEntropySmooth's is then 0, rows and elements always count, a sum is not a mean."""
     undefined = [nn.CrossEntropyLoss(), nn.NLLLoss(), ops.cross_entropy]
     defined = [nn.CrossEntropyLoss(reduction="sum"), CrossEntropySmooth(sparse=True, num_classes=3)]
     defined += [nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean"), nn.MSELoss()]
@@ -533,7 +533,7 @@ def test_arrays_are_refused_after_tensors_of_their_shape():
 
 
 def test_labels_in_one_axis_of_a_known_loss():
-    """Tokens (B, T) with labels (B T,): what counts is known, whatever the axes."""
+    """For tokens (B, T) with labels (B T,) it is known what counts, whatever the axes."""
     accept(nn.MSELoss(), np.zeros((3, 4), np.int32), np.zeros(12, np.float32))
     accept(nn.CrossEntropyLoss(), np.zeros((3, 4), np.int32), np.zeros(12, np.int32))
     assert "disagree" in check(own, np.zeros((3, 4), np.int32), np.zeros(12, np.float32))
@@ -558,7 +558,7 @@ def test_batches_that_are_not_flat(batch, words):
 
 
 def test_elements_count_where_rows_hold_other_numbers_of_them():
-    """A mean over elements of sequences (B, T, 2), T = 4 and 2, is that over all elements."""
+    """The mean over sequences (B, T, 2), T = 4 and 2, is that over all elements."""
     network = linear()
     step = AccumulatedStep(
         LossNet(network, nn.MSELoss()), nn.SGD(network.trainable_params(), 0.5), 2
@@ -590,7 +590,7 @@ def test_a_batch_without_rows_or_labels_is_refused():
     inputs, targets = tensors(*rows(4))
     with pytest.raises(InputError, match="at least one row, got none"):
         step(inputs[:0], targets[:0])
-    # A plain step, on one rank, derives no weight, and counts the rows all the same.
+    # A plain step on one rank derives no weight, but still counts the rows.
     for each in (step, PlainStep(loss_net, nn.SGD(loss_net.trainable_params(), 0.1))):
         with pytest.raises(InputError, match="batch's last part: expected a tensor of labels, got"):
             each(inputs, 3)
@@ -621,7 +621,7 @@ def test_steps_that_share_a_loss_net_ask_for_shapes_of_their_own():
 
 
 def test_labels_in_one_axis_are_known_of_each_batch():
-    """A shape that was looked at before is still what it was."""
+    """The result for a shape that was checked before is unchanged."""
     looked = BatchCheck(LossNet(nn.Identity(), nn.CrossEntropyLoss()), True)
     flattened = []
     for shape in ((2, 3), (5, 1), (2, 3)):

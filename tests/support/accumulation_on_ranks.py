@@ -1,7 +1,7 @@
 """What each rank runs in test_accumulation_on_ranks.py: ``msrun ... accumulation_on_ranks.py OUT``.
 
-Writes OUT/rank<n>.npz: parameters, counters and reports after every call of every case; and
-weights after three updates by messages of several gradients, by step and indices.
+Writes OUT/rank<n>.npz: parameters, counters and reports after every call of every case; and, by
+step and indices, the weights after three updates that send several gradients in one message.
 """
 
 import sys
@@ -12,7 +12,7 @@ import numpy as np
 from tests.support.rank_programs import save
 
 LEARNING_RATE = 0.05
-# name -> (step, options, rows of each rank, calls that are NaN as (rank, call), calls)
+# name -> (step, options, rows of each rank, calls that are NaN as (rank, call), number of calls)
 CASES = {
     "halves": ("accumulated", {}, (4, 4), (), 5),
     "uneven": ("accumulated", {}, (6, 2), (), 5),
@@ -23,7 +23,7 @@ CASES = {
     "plain, decayed": ("plain", {"weight_decay": 0.1, "clip_norm": 0.5}, (6, 2), (), 3),
     "sum, decayed": ("accumulated", {"weight_decay": 0.1, "reduction": "sum"}, (6, 2), (), 4),
     "drop_micro": ("accumulated", {}, (6, 2), ((1, 0), (0, 4), (1, 4), (0, 5), (1, 5)), 6),
-    # The second group of rank 0 holds nothing: it must add nothing, not what it held before.
+    # The second group of rank 0 is empty: it must add nothing, not the sums of the group before.
     "nothing on one rank": ("accumulated", {}, (4, 4), ((0, 2), (0, 3)), 6),
     "drop_group": ("accumulated", {"nonfinite": "drop_group"}, (4, 4), ((1, 0),), 4),
     "plain": ("plain", {}, (6, 2), (), 3),
@@ -31,8 +31,8 @@ CASES = {
 }
 INDICES = {"single": None, "one": (5,), "two": (1, 5), "three": (0, 3)}
 FUSED = ("plain", "accumulated", "thor", "subspace")
-# What runs as graphs, where ranks could wait for each other in two branches; the rest runs operator
-# by operator, in half a second instead of ten. Both modes agree: tests/steps/test_step.py.
+# Cases that run as graphs, in which ranks could wait for each other in two branches; the others run
+# operator by operator, in half a second instead of ten. Both modes agree: tests/steps/test_step.py.
 COMPILED = (
     *("uneven", "clipped", "drop_micro", "nothing on one rank"),
     *("plain, not finite on one rank", "fused/plain/single", "fused/plain/two"),
@@ -49,7 +49,7 @@ def batch(rank, call, sizes, nan=()):
 
 
 def run(case, rank):
-    """Run one case and return what is to be compared, by name."""
+    """Run one case and return the arrays to compare, by name."""
     from tests.support.step_cells import STEPS, momentum, regression, tensors
 
     kind, options, sizes, nan, calls = CASES[case]
@@ -74,7 +74,7 @@ def run(case, rank):
 
 
 def fused(kind, indices, rank):
-    """Three updates of a step that sends gradients in these messages; return the weights."""
+    """Make three updates of a step that sends gradients in such messages; return the weights."""
     import mindspore as ms
     from mindspore import nn
 

@@ -1,6 +1,6 @@
 """What each rank runs in algorithms/adasum/test_on_ranks.py: ``msrun ... adasum_on_ranks.py OUT``.
 
-Writes OUT/rank<n>.npz: by case, parameters, counters and reports; and what was refused, as text.
+Writes OUT/rank<n>.npz: by case, parameters, counters and reports; and messages of refused calls.
 """
 
 import sys
@@ -12,8 +12,8 @@ from tests.support.rank_programs import operator_names, refused, save
 
 LEARNING_RATE = 0.05
 LENET_UPDATES = 20
-# name -> (ranks it is for, network, options, updates, calls of a worker that are NaN, as
-# (worker, member of its node, update)). Workers are those of a rank.
+# name -> (number of ranks, network, options, updates, calls of a worker that are NaN, as
+# (worker, member of its node, update)). The option workers counts those of one rank.
 CASES = {
     "LeNet": (2, "lenet", {}, LENET_UPDATES, ()),
     "virtual workers too": (2, "linear", {"workers": 2, "micro_steps": 2}, 4, ()),
@@ -26,7 +26,7 @@ CASES = {
 
 
 def batch(kind, update, worker, member, turn, nan=()):
-    """The rows of a micro-batch, whoever computes it: other ones in each turn."""
+    """Return the rows of a micro-batch: the same on every rank, different in each turn."""
     from tests.support.step_cells import digits, rows
 
     make = digits if kind == "lenet" else rows
@@ -38,7 +38,7 @@ def batch(kind, update, worker, member, turn, nan=()):
 
 
 def build(kind, options):
-    """(network, step) with Momentum, weight decay and a rate for every update."""
+    """Return (network, step) with Momentum, weight decay and a rate for every update."""
     import mindspore as ms
     from mindspore import nn
 
@@ -58,7 +58,7 @@ def build(kind, options):
 
 
 def run(case, rank=0, ranks=1):
-    """Train one case on this rank, or on all in one process; return what is compared, by name."""
+    """Train one case on this rank, or for all ranks in one process; return what to compare."""
     from tests.support.step_cells import tensors
 
     total, kind, options, updates, nan = CASES[case]
@@ -91,7 +91,7 @@ def run(case, rank=0, ranks=1):
 
 
 def planted_difference(rank):
-    """A step whose last rank holds another bias: found at the end of the epoch and when built."""
+    """Return the errors for a differing bias on rank 1: at an epoch's end, and when built."""
     from mindspore import nn
 
     from labkit.algorithms.adasum import AdasumStep
@@ -110,7 +110,7 @@ def planted_difference(rank):
 
 
 def second_is_unsure(rank):
-    """Train the case "not finite" with a second rank that is never sure of its Gram form."""
+    """Train the case "not finite" with a second rank whose Gram form never counts as sound."""
     from unittest import mock
 
     from labkit.algorithms.adasum.combination import ByGram
@@ -126,7 +126,7 @@ def _unsure(self, rows, present=None):
 
 
 def resumed(out, rank):
-    """Train in a folder for each rank, resume bit-equal; refuse another folder, another place."""
+    """Train in a folder per rank; resume bit-equal; refuse the other's folder or position."""
     from mindspore import nn
 
     from labkit.algorithms.adasum import AdasumStep
@@ -142,7 +142,7 @@ def resumed(out, rank):
     options = dict(folder=folder, progress=None, keep=100)
     fit(step, dataset(seed=1 + rank), 1, checkpoint_every=3, **options)
     final = {p.name: p.asnumpy().copy() for p in step.get_parameters()}
-    # Back to micro-batch 9, the middle of a team: both ranks have had one worker's turn.
+    # Back to micro-batch 9, in the middle of a team: on each rank one worker has had its turn.
     newest = sorted((folder / "checkpoint").iterdir())
     newest[-1].rename(folder / "kept")
     fit(step, dataset(seed=1 + rank), 1, resume=True, **options)

@@ -10,14 +10,14 @@ from tests.support.step_cells import linear
 
 @dataclass
 class Twin:
-    """Momentum with a velocity for each worker (on="updates") or one (on="gradients").
+    """Momentum with one velocity per worker (on="updates") or a single one (on="gradients").
 
     rate         function of the number of updates so far
-    micro_steps  micro-batches that a worker averages, those of its node's members counted in
-    others       as of ``AdasumStep`` and ``AccumulatedStep``
+    micro_steps  micro-batches that a worker averages, including those of its node's members
+    others       as in ``AdasumStep`` and ``AccumulatedStep``
 
-    ``entered`` holds what the workers of this turn have made: (vectors, reference.Update), or
-    None for a worker without a finite micro-batch. ``last`` describes the last update.
+    ``entered`` holds (vectors, reference.Update) of each worker that has had its turn; for a worker
+    without a finite micro-batch, (zeros, None). ``last`` describes the last update.
     """
 
     workers: int
@@ -55,7 +55,7 @@ class Twin:
         )
 
     def micro_batch(self, inputs, targets):
-        """Take one micro-batch of the worker whose turn it is."""
+        """Process one micro-batch of the worker whose turn it is."""
         inputs, targets = inputs.astype(np.float64), targets.astype(np.float64)
         loss, gradients = reference.linear_regression(*self.weights, inputs, targets)
         gathered = reference.MicroBatch(

@@ -1,7 +1,8 @@
 """MindSpore's own dimension reduction, in a child process: ``main(FOLDER)``.
 
-``AutoBoost`` is one object a process and keeps its first configuration. Reads FOLDER/given.npz (the
-rows of each step, the weights) and FOLDER/pca_mat.npy, trains, and writes FOLDER/weights.npz.
+``AutoBoost`` is one object per process and keeps its first configuration. Reads FOLDER/given.npz
+(the rows of each step, the weights), FOLDER/constants.json and FOLDER/pca_mat.npy, trains, and
+writes FOLDER/weights.npz.
 """
 
 import json
@@ -29,14 +30,14 @@ def main(folder):
     network = small_network()
     for parameter in network.trainable_params():
         set_state(parameter, given[parameter.name])
-    # Now: MindSpore's training cell gives the parameters other names.
+    # Read now: MindSpore's training cell renames the parameters.
     names, values = [p.name for p in network.trainable_params()], []
 
     class Keep(Callback):
         def on_train_step_end(self, run_context):
             values.append([p.asnumpy().copy() for p in network.trainable_params()])
 
-    # Distinct values and labels of each step, in their order.
+    # Each step's own distinct rows and labels, in order.
     data = ms.dataset.NumpySlicesDataset(
         (np.concatenate(images), np.concatenate(labels)), ["x", "y"], shuffle=False
     ).batch(images.shape[1])

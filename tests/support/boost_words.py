@@ -1,8 +1,8 @@
-"""Boost dictionaries: the tutorials', and short ones."""
+"""Boost dictionaries: those of the tutorials, and short ones."""
 
 from labkit.upstream.boost_config import FUNCTIONS
 
-# The first tutorial's dictionary, names and values as they stand there.
+# The first tutorial's dictionary, with its names and values unchanged.
 DIM_REDUCE = {
     "boost": {"mode": "manual", "dim_reduce": True},
     "common": {"device_num": 8},
@@ -17,7 +17,7 @@ DIM_REDUCE = {
         "timeout": 1200,
     },
 }
-# The Adasum tutorial's.
+# The Adasum tutorial's dictionary.
 ADASUM = {
     "boost": {
         "mode": "manual",
@@ -32,7 +32,7 @@ ACCUMULATION = {
     "boost": {"mode": "manual", "grad_accumulation": True},
     "grad_accumulation": {"grad_accumulation_step": 4},
 }
-# MindSpore's recommended format, 2.10.0, all of its table.
+# The format that MindSpore 2.10.0 recommends, with every entry of its table.
 WHOLE = {
     "boost": {"mode": "auto"} | dict.fromkeys(FUNCTIONS, False),
     "common": {"gradient_split_groups": [50, 100], "device_number": 8},

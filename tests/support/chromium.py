@@ -1,4 +1,4 @@
-"""Headless Chromium from the distribution's packages, driven by Playwright; or why it is not."""
+"""Headless Chromium of the distribution, driven by Playwright; or the reason why there is none."""
 
 import os
 import shutil
@@ -19,14 +19,14 @@ def _find() -> tuple[str | None, str]:
 
 
 def _arguments() -> list[str]:
-    """Return Chromium's arguments: root has no sandbox of its own, a container little /dev/shm."""
+    """Return Chromium's arguments: root cannot use the sandbox, a container has little /dev/shm."""
     sandbox = ["--no-sandbox"] if os.geteuid() == 0 else []
     return [*sandbox, "--disable-dev-shm-usage", "--force-color-profile=srgb"]
 
 
 @contextmanager
 def launched() -> Iterator[Any]:
-    """Give a browser of Playwright's; skip the test, and say why, where there is none."""
+    """Yield a browser of Playwright; if there is none, skip the test and say why."""
     playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
     path, why = _find()
     if path is None:

@@ -1,10 +1,10 @@
-"""MindSpore's checkpoint files byte by byte, so that they can be wrong."""
+"""MindSpore's checkpoint files built byte by byte, so that they can be made invalid."""
 
 import zlib
 
 
 def number(value):
-    """A protobuf varint; of a negative number its 64 bits."""
+    """A protobuf varint; a negative number is encoded by its 64 bits."""
     value %= 2**64
     parts = bytearray()
     while value > 127:
@@ -30,10 +30,10 @@ def entry(name=b"w", kind=b"Float32", dims=(), content=b"\0\0\0\0"):
 
 
 def text(value):
-    """A text as MindSpore writes it: NumPy's, of four bytes a character."""
+    """A text as MindSpore writes it: NumPy's encoding, four bytes per character."""
     return value.encode("utf-32-le", "surrogatepass")
 
 
 def crc(content):
-    """The content with the check sum that MindSpore puts at its end."""
+    """The content followed by the checksum that MindSpore appends."""
     return content + b"crc_num" + zlib.crc32(content).to_bytes(10, "big")

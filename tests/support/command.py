@@ -6,5 +6,5 @@ from labkit.tools import cli
 
 
 def labkit(*arguments: object, **settings) -> Result:
-    """Call the command as a shell does; ``settings`` are of ``CliRunner.invoke``."""
+    """Call the command as a shell does; ``settings`` are passed to ``CliRunner.invoke``."""
     return CliRunner().invoke(cli.app, list(map(str, arguments)), **settings)

@@ -1,11 +1,11 @@
-"""Which operators a compiled call consists of, read from MindSpore's own graphs.
+"""The operators of a compiled call, read from the graphs that MindSpore saves.
 
-The stage read is the last one before a device takes over: dead code is gone, equal nodes are one,
-gradients are written out, and nothing is peculiar to the CPU. A node counts once however often a
-loop runs it, and both branches of a condition count.
+The stage read is the last one before a device takes over: dead code is removed, equal nodes are
+merged, gradients are expanded, and nothing is specific to the CPU. A node counts once however often
+a loop runs it, and both branches of a condition count.
 
-Source: the files ``validate`` that MindSpore 2.10 writes where ``save_graphs`` is on. Each states
-how many nodes it holds; a file that is read otherwise is an error.
+Source: the ``validate`` files that MindSpore 2.10 writes if ``save_graphs`` is on. Each states how
+many nodes it holds; reading a different number is an error.
 """
 
 import contextlib
@@ -34,20 +34,20 @@ class Operator:
     """One node of a compiled graph."""
 
     name: str  # of the primitive: MatMul; "call" for the call of another graph
-    outputs: tuple[Shape, ...]  # of its tensors, those in a tuple too; -1: only the run knows
+    outputs: tuple[Shape, ...]  # of its tensors, also those in a tuple; -1: known only at run time
     scope: str  # path of the cells around it: Default/network-LeNet5/fc1-Dense
 
 
 def compiled_operators(call: Callable, *args: object) -> list[Operator]:
     """Return the operators of every graph that MindSpore compiles during ``call(*args)``.
 
-    The call must be a Cell that has not run on such arguments before, or call one; it is made, with
-    all that it changes. MindSpore's own settings are as they were afterwards.
+    The call must be a Cell that has not run on such arguments before, or must call one. It is
+    executed, with all its side effects. MindSpore's own settings are restored afterwards.
     """
     with tempfile.TemporaryDirectory() as folder:
         with _saved_graphs(folder):
             call(*args)
-        # Under msrun every rank writes into a folder of its own, rank_0/. The name's end counts.
+        # Under msrun every rank writes into its own folder, rank_0/. A name ends with a counter.
         files = sorted(Path(folder).rglob(FILES), key=lambda file: int(file.stem.split("_")[-1]))
         operators = [operator for file in files for operator in read_graph(file.read_text())]
     assert operators, "the call compiled nothing: it ran before, calls no Cell, or in PyNative mode"
@@ -55,7 +55,7 @@ def compiled_operators(call: Callable, *args: object) -> list[Operator]:
 
 
 def read_graph(text: str) -> list[Operator]:
-    """Return the operators in the text of one file; ValueError for one not understood in full."""
+    """Return the operators in the text of one file; ValueError if it is not fully understood."""
     operators = []
     lines = iter(text.splitlines())
     for line in lines:
@@ -91,14 +91,14 @@ def _shapes(types: str) -> tuple[Shape, ...]:
     """Return the shapes in ``<Tensor[Float32], (2, 3)>, <Ref[Tensor[Float32]], (), ...>, ...``."""
     shapes = []
     for part in _split(types):
-        # Behind the shape come names and values, which may hold anything.
+        # After the shape come names and values, which may contain anything.
         _, shape, *_ = _split(part[1:-1])
         shapes += [tuple(map(int, s.split(", "))) if s else () for s in _SHAPE.findall(shape)]
     return tuple(shapes)
 
 
 def _split(text: str) -> list[str]:
-    """Split at the commas that are in no brackets."""
+    """Split at the commas outside brackets."""
     parts, open_, start = [], [], 0
     for place, letter in enumerate(text):
         if letter in _CLOSING:
@@ -115,11 +115,11 @@ def _split(text: str) -> list[str]:
 
 @contextlib.contextmanager
 def _saved_graphs(folder: str) -> Iterator[None]:
-    """Have MindSpore write the graphs that it compiles into ``folder``."""
+    """Make MindSpore write the graphs that it compiles into ``folder``."""
     from mindspore._c_expression import MSContext, ms_ctx_param
 
     # Not mindspore.set_context: it warns at every call, and turns the default path "." into the
-    # absolute one of today's working directory. The environment's MS_DEV_SAVE_GRAPHS is read once.
+    # absolute path of the current directory. The variable MS_DEV_SAVE_GRAPHS is read only once.
     context = MSContext.get_instance()
     settings = {ms_ctx_param.save_graphs: 1, ms_ctx_param.save_graphs_path: folder}
     before = {name: context.get_param(name) for name in settings}

@@ -1,4 +1,4 @@
-"""Small archives for the tests of the data scripts, made as the official ones are made."""
+"""Small archives for the tests of the data scripts, built like the official ones."""
 
 import hashlib
 import io
@@ -22,19 +22,19 @@ from PIL import Image
 from labkit.data.sources.download import Published
 from tests.support import modules
 
-# Ids 1, 2, 3 in the order of a development kit: not the alphabetical one. Then its labels.
+# Ids 1, 2, 3 in the order of a development kit, which is not alphabetical. Then its labels.
 WNIDS = ("n00000003", "n00000001", "n00000002")
 TRUTH = (1, 3, 2, 2, 1, 3)
 SCRIPTS = Path(__file__).resolve().parents[2] / "data_scripts"
 
 
 def load(name):
-    """Import a script of `data_scripts` anew."""
+    """Import a script of `data_scripts` as a new module."""
     return modules.load(SCRIPTS / f"{name}.py", f"{name}_script")
 
 
 def tar(files, mode="w") -> bytes:
-    """Return a .tar of (name, content) pairs; a ``TarInfo`` as name is taken as it is."""
+    """Return a .tar of (name, content) pairs; a ``TarInfo`` as name is used as it is."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode=mode) as archive:
         for name, content in files:
@@ -53,7 +53,7 @@ def pack(kind: str, path: Path, files: Iterable[tuple[str, bytes]]) -> Path:
             target.write_bytes(content)
     elif kind == "zip":
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # for a name that is there twice
+            warnings.simplefilter("ignore")  # about a duplicate name
             for name, content in files:
                 archive.writestr(name, content)
     else:
@@ -62,7 +62,7 @@ def pack(kind: str, path: Path, files: Iterable[tuple[str, bytes]]) -> Path:
 
 
 def special(name, kind, target="") -> tuple[tarfile.TarInfo, bytes]:
-    """Return a member that is no plain file, for ``tar``."""
+    """Return a member that is not a plain file, for ``tar``."""
     info = tarfile.TarInfo(name)
     info.type, info.linkname = kind, target
     return info, b""
@@ -75,7 +75,7 @@ def published(name, content: bytes) -> Published:
 
 
 def image(seed, size=(32, 32), mode="RGB", format="JPEG") -> bytes:
-    """Return a small picture; another one for each ``seed``."""
+    """Return a small picture, different for each ``seed``."""
     channels = len(Image.new(mode, (1, 1)).getbands())
     pixels = np.random.default_rng(seed).integers(0, 256, (*size[::-1], channels), dtype=np.uint8)
     packed = io.BytesIO()
@@ -84,7 +84,7 @@ def image(seed, size=(32, 32), mode="RGB", format="JPEG") -> bytes:
 
 
 def meta(wnids=WNIDS) -> bytes:
-    """Return a MATLAB file as that of the development kit: classes, and a group of them."""
+    """Return a MATLAB file like the development kit's: classes, and a group of them."""
     fields = (
         "ILSVRC2012_ID WNID words gloss num_children children wordnet_height num_train_images"
     ).split()
@@ -108,7 +108,7 @@ def kit(truth=TRUTH, mat=None) -> bytes:
 
 
 def tree(folder) -> dict[str, bytes]:
-    """Return every file below ``folder``, but for temporary ones."""
+    """Return every file below ``folder``, except temporary ones."""
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in sorted(Path(folder).rglob("*"))
@@ -121,7 +121,7 @@ def _name(path: str) -> str:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Serves ``server.files`` by name, as ``served`` says."""
+    """Serves ``server.files`` by name, as ``served`` describes."""
 
     def do_GET(self):
         server, content = self.server, self.server.files.get(_name(self.path))
@@ -153,10 +153,10 @@ class Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def served(files: dict[str, bytes]) -> Iterator[ThreadingHTTPServer]:
-    """Give a server of ``files`` on this machine, which tests may change while it runs.
+    """Yield a server of ``files`` on this machine, which tests may change while it runs.
 
-    ``cuts``: after how many bytes each answer ends; ``statuses``: errors that it begins with;
-    ``asked``: the headers of each request; ``shift``: how far a part lies from what was asked for.
+    ``cuts``: number of bytes after which each answer ends; ``statuses``: errors of its first
+    answers; ``asked``: headers of each request; ``shift``: added to the start of a stated range.
     """
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
@@ -173,5 +173,5 @@ def served(files: dict[str, bytes]) -> Iterator[ThreadingHTTPServer]:
 
 
 def ranges(server: ThreadingHTTPServer) -> list[str | None]:
-    """Return which part each request has asked for."""
+    """Return the range that each request asked for, or None."""
     return [headers.get("Range") for headers in server.asked]

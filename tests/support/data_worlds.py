@@ -1,7 +1,7 @@
-"""Each data script in a small world: a little archive is the official one, a little set one's own.
+"""A small world for each data script: a small archive as the official one, or a user's own images.
 
-A world has ``script``, the module; ``source``, what the small official data is made from; and
-``prepare(out, ...)``, which hands everything else to the script.
+A world has ``script``, the module; ``source``, the path of the small official data (None if the
+script takes none); and ``prepare(out, ...)``, which supplies the other arguments of the script.
 """
 
 import dataclasses
@@ -26,13 +26,13 @@ _CLASSES = {"cifar10": ("cat", "dog", "ship"), "cifar100": ("apple", "bed", "wol
 
 
 def quiet(line: str) -> None:
-    """Take a line of a report and keep it to itself."""
+    """Discard a line of a report."""
 
 
 def cifar_records(label_bytes: int, labels, seed: int) -> tuple[bytes, np.ndarray]:
     """Return the content of a .bin file and its images (n, 32, 32, 3).
 
-    Channel by channel and row by row, as the format is described.
+    The bytes are written channel by channel and row by row, as the format specifies.
     """
     random = np.random.default_rng(seed)
     images = random.integers(0, 256, (len(labels), 32, 32, 3), dtype=np.uint8)
@@ -46,7 +46,7 @@ def cifar_records(label_bytes: int, labels, seed: int) -> tuple[bytes, np.ndarra
 
 
 class Cifar:
-    """CIFAR-10 of three classes, or CIFAR-100 of four; ``pixels`` by the name of the image."""
+    """CIFAR-10 with three classes, or CIFAR-100 with four; ``pixels`` holds images by name."""
 
     def __init__(self, folder: Path, dataset: str = "cifar10"):
         self.dataset, self.script = dataset, load("cifar10")
@@ -76,7 +76,7 @@ class Cifar:
         return tar(((f"cifar-batches-bin/{name}", c) for name, c in files.items()), "w:gz")
 
     def be_official(self, content: bytes, **changes: Any) -> None:
-        """Store ``content`` as the archive, and have the script take it for the official one."""
+        """Store ``content`` as the archive, and make the script accept it as the official one."""
         self.content = content
         self.source.write_bytes(content)
         self.known = dataclasses.replace(
@@ -92,7 +92,7 @@ class Cifar:
         return self.script.prepare(self.dataset, source or self.source, out, say)
 
     def own_members(self, each: int = 2) -> list[tuple[str, bytes]]:
-        """Return (name, JPEG) of images of one's own."""
+        """Return (name, JPEG) pairs of a user's own images."""
         return [
             (f"{split}/{name}/{number}.jpg", image([len(split), index, number]))
             for split in ("train", "val")
@@ -101,14 +101,14 @@ class Cifar:
         ]
 
     def own(self, members=None, each: int = 2, name: str = "mine.tar.gz") -> Path:
-        """Store an archive of images of one's own; return its path."""
+        """Store an archive of a user's own images; return its path."""
         path = self.source.parent / name
         path.write_bytes(tar(self.own_members(each) if members is None else members, "w:gz"))
         return path
 
 
 class CifarOwn(Cifar):
-    """The same script, given images of one's own."""
+    """The same script, given a user's own images."""
 
     def __init__(self, folder: Path):
         super().__init__(folder)
@@ -119,13 +119,13 @@ class CifarOwn(Cifar):
 
 
 def imagenet_image(wnid: str, number: int) -> tuple[str, bytes]:
-    """Return name and content of a training image; one is a PNG, as one of ImageNet's is."""
+    """Return the name and content of a training image; one is a PNG, as in ImageNet itself."""
     kind = "PNG" if (wnid, number) == ("n00000002", 1) else "JPEG"
     return f"{wnid}_{number}.JPEG", image(number * 7 + int(wnid[1:]), format=kind)
 
 
 class ImageNet:
-    """ImageNet of three classes in three archives, ``contents``."""
+    """ImageNet with three classes; ``contents`` holds its three archives."""
 
     def __init__(self, folder: Path):
         self.script, self.source = load("imagenet"), folder
@@ -174,7 +174,7 @@ class ImageNet:
 
     @staticmethod
     def expected() -> dict[str, bytes]:
-        """Return the images without the script: by the names of the archives and the truth."""
+        """Return the expected image files, built without the script from COUNTS and TRUTH."""
         files = {}
         for wnid, count in COUNTS.items():
             for n in range(count):
@@ -187,14 +187,14 @@ class ImageNet:
 
 
 class Mnist:
-    """MNIST of 40 and 20 images; ``served`` makes them the official ones."""
+    """MNIST with 40 and 20 images; ``be_official`` makes them the official ones."""
 
     def __init__(self, folder: Path):
         self.script, self.source = load("mnist"), folder
         write_mnist(folder)
 
     def be_official(self, address: str) -> None:
-        """Take the small files for the official ones, published at ``address``."""
+        """Make the script accept the small files as the official ones, published at ``address``."""
         sums = tuple(tree_sums(self.source)[name] for name in self.script.FILES)
         known = self.script.DATASETS["mnist"]
         self.script.DATASETS["mnist"] = dataclasses.replace(
@@ -205,7 +205,7 @@ class Mnist:
         return self.script.prepare("mnist", source or self.source, out, say)
 
     def installed(self) -> dict[str, bytes]:
-        """Return what the folder must hold then."""
+        """Return what the folder must hold after ``prepare``."""
         files = tree(self.source)
         return {f"{folder}/{name}": files[name] for name, folder in self.script.FILES.items()}
 
@@ -223,7 +223,7 @@ def color_digits():
 
 
 class ColorDigits:
-    """Colour digits: 20 and 10 of them, drawn from the bundled MNIST."""
+    """20 training and 10 validation colour digits, drawn from the bundled MNIST."""
 
     def __init__(self, folder: Path):
         self.script, self.source = color_digits(), None
@@ -242,7 +242,7 @@ WORLDS = {
 
 
 def write_mnist(folder: Path, seed: int = 0, suffix: str = "") -> Path:
-    """Store a small set of MNIST's structure, all in one folder; return the folder."""
+    """Store a small set with MNIST's structure in a single folder; return the folder."""
     random = np.random.default_rng(seed)
     for usage, count in (("train", 40), ("test", 20)):
         images = random.integers(0, 256, (count, 28, 28), dtype=np.uint8)
@@ -252,7 +252,7 @@ def write_mnist(folder: Path, seed: int = 0, suffix: str = "") -> Path:
 
 
 def tree_sums(folder: Path) -> dict[str, str]:
-    """Return the SHA-256 of every file below ``folder``, but for temporary ones."""
+    """Return the SHA-256 of every file below ``folder``, except temporary ones."""
     return {name: hashlib.sha256(content).hexdigest() for name, content in tree(folder).items()}
 
 
@@ -262,12 +262,12 @@ def times(folder: Path) -> dict[Path, int]:
 
 
 def killed(place: Any, point: str, count: int, call: Callable[[], Any]) -> None:
-    """Run ``call`` in a child process, which is killed at the ``count``-th call of a function.
+    """Run ``call`` in a child process that is killed at the ``count``-th call of a function.
 
     Args:
         place: module or class of the function.
-        point: its name.
-        count: at which call the child is killed, before the function does anything.
+        point: name of the function.
+        count: number of the call at which the child is killed, before the function does anything.
         call: what the child runs.
     """
     child = os.fork()

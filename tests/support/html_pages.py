@@ -38,7 +38,7 @@ class Reader(HTMLParser):
 
 
 def check(text) -> Reader:
-    """Assert what holds for every page that is written, and return what it holds."""
+    """Assert what must hold for every page that is written, and return its ``Reader``."""
     page = Reader(text)
     embedded = ("data:image/png;base64,", "data:image/svg+xml;base64,")
     assert all(uri.startswith(embedded) for uri in page.loads)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 
 def given_in(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Give (line, name) of every variable, attribute, parameter, function and class it defines."""
+    """Yield (line, name) of every variable, attribute, parameter, function and class it defines."""
     for node in ast.walk(tree):
         match node:
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():

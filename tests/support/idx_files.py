@@ -1,4 +1,4 @@
-"""IDX files, written from what the format says."""
+"""IDX files, written according to the format's description."""
 
 import gzip
 from pathlib import Path
@@ -7,7 +7,7 @@ import numpy as np
 
 
 def write_idx(path: Path, array: np.ndarray) -> Path:
-    """Write images (count, rows, columns) or labels (count,), uint8; gzipped where so called."""
+    """Write images (count, rows, columns) or labels (count,), uint8; gzipped if named .gz."""
     header = np.array([{3: 2051, 1: 2049}[array.ndim], *array.shape], ">u4").tobytes()
     content = header + array.tobytes()
     path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)

@@ -1,4 +1,4 @@
-"""Image files of every kind that a class folder may hold, whole and broken, drawn here."""
+"""Image files of every kind that a class folder may hold, intact and broken, drawn by code."""
 
 import io
 import struct
@@ -27,7 +27,7 @@ def encode(image: Image.Image, kind: str, **options) -> bytes:
 
 
 def png16(pixels: np.ndarray) -> bytes:
-    """Return a PNG of 16 bits a channel, which Pillow cannot write: (H, W, 1 or 3) uint16."""
+    """Return a PNG of (H, W, 1 or 3) uint16, 16 bits per channel, which Pillow cannot write."""
 
     def chunk(name: bytes, data: bytes) -> bytes:
         return (
@@ -54,7 +54,7 @@ def as_ycck(jpeg: bytes) -> bytes:
 
 
 def usable() -> dict[str, bytes]:
-    """Return a file of each kind that becomes three channels, by name."""
+    """Return, by name, a file of each kind that can be read as three channels."""
     colour = Image.fromarray(picture())
     alpha = colour.copy()
     alpha.putalpha(Image.fromarray(picture(seed=1)[..., 0]))
@@ -85,7 +85,7 @@ def usable() -> dict[str, bytes]:
 
 
 def unusable() -> dict[str, tuple[bytes, str]]:
-    """Return broken and foreign files by name, each with what is said of it."""
+    """Return broken and foreign files by name, each with a pattern of its error message."""
     colour = Image.fromarray(picture())
     jpeg, png = encode(colour, "JPEG"), encode(colour, "PNG")
     cmyk = without_adobe(encode(colour.convert("CMYK"), "JPEG"))
@@ -121,7 +121,7 @@ def store(folder: Path, files: dict[str, bytes]) -> Path:
 
 
 def write_pictures(root: Path, classes: Sequence[str], each: int) -> Path:
-    """Store so many JPEGs of each class, no two alike."""
+    """Store ``each`` JPEGs of each class, no two alike."""
     for label, name in enumerate(classes):
         images = [Image.fromarray(picture(seed=n + 20 * label)) for n in range(each)]
         store(root / name, {f"{n}.jpg": encode(image, "JPEG") for n, image in enumerate(images)})
@@ -129,7 +129,7 @@ def write_pictures(root: Path, classes: Sequence[str], each: int) -> Path:
 
 
 def numbered(root: Path, counts: dict[str, int]) -> Path:
-    """Store flat 16 x 16 PNGs whose grey level is their place in sorted order, from 0 on."""
+    """Store flat 16 x 16 PNGs whose grey level is their index in sorted order, from 0 on."""
     number = 0
     for name in sorted(counts):
         files = {}
@@ -137,6 +137,6 @@ def numbered(root: Path, counts: dict[str, int]) -> Path:
             flat = Image.fromarray(np.full((16, 16, 3), number, np.uint8))
             files[f"{index:04d}.png"] = encode(flat, "PNG")
             number += 1
-        # Not in order, so that none comes from the file system.
+        # Stored out of order, so that the file system does not supply the sorted order.
         store(root / name, dict(sorted(files.items(), key=lambda item: item[0][::-1])))
     return root

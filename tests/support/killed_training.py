@@ -1,8 +1,8 @@
 """The trainings that are killed: ``python -m tests.support.killed_training KIND FOLDER [MOMENT]``.
 
-Trains, or goes on, in FOLDER/run, and leaves in FOLDER/ended-RANK the SHA-256 of all Parameters. At
-MOMENT it sends SIGKILL to itself; without one that is left to others, or to nobody. ``Training`` is
-what starts it.
+Starts or continues a training in FOLDER/run and writes the SHA-256 of all Parameters into
+FOLDER/ended-RANK. At MOMENT it sends SIGKILL to itself; without a MOMENT, another process may kill
+it. ``Training`` starts it.
 """
 
 import os
@@ -51,7 +51,7 @@ def loss_net(**options):
 
 
 def accumulation(**options):
-    """On two ranks BatchNorm's statistics, loss scale and partly gathered sums are of each rank."""
+    """A step whose BatchNorm statistics, loss scale and partial sums are each rank's own."""
     net = loss_net(**options)
     scale = DynamicLossScale(2.0**10, 2.0, 5)
     return AccumulatedStep(net, nn.Adam(net.trainable_params(), 0.02), 4, loss_scale=scale)
@@ -82,18 +82,18 @@ STEPS = {
     "Adasum": adasum,
     "subspace": subspace,
     "two ranks": lambda: accumulation(norm=True),
-    # Large enough that a write takes a while; at MOMENTS.
+    # Large enough that a write takes a while; killed at MOMENTS.
     "wide": lambda: make_step(width=8000),
 }
 
 
 def die(*_, **__):
-    """SIGKILL: no handler, no cleaning up, no flushing."""
+    """Send SIGKILL to this process: no handler, no cleanup, no flush."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def in_a_checkpoint():
-    """Half of its bytes are written."""
+    """Die when half of a checkpoint's bytes are written."""
     save = ms.save_checkpoint
 
     def half(cell, path, **options):
@@ -105,17 +105,17 @@ def in_a_checkpoint():
 
 
 def before_the_rename():
-    """A checkpoint is written and has not got its name."""
+    """Die when a checkpoint is written and does not have its name yet."""
     os.replace = die
 
 
 def after_the_rename():
-    """A checkpoint has its name and the one it supersedes is not yet deleted."""
+    """Die when a checkpoint has its name and the one it supersedes is not yet deleted."""
     Path.unlink = die
 
 
 def in_a_record():
-    """Half of a line is written: every third row's, so that other rows are whole."""
+    """Die when half of a line is written, in every third row, so that other rows are whole."""
     write = Records._write
 
     def half(self, path, row):
@@ -139,7 +139,7 @@ MOMENTS = {
 
 
 class Kill(Callback):
-    """Prepare the moment, and make the training slow enough to be hit from outside."""
+    """Prepares the moment, and makes the training slow enough to be killed from outside."""
 
     def __init__(self, moment):
         super().__init__()
@@ -160,7 +160,7 @@ class Failed(AssertionError):
 
 
 class Training:
-    """One training in a folder of its own, which may take many processes."""
+    """One training in its own folder, which may take many processes."""
 
     def __init__(self, kind, folder):
         self.kind, self.folder, self.run = kind, Path(folder), Path(folder) / "run"
@@ -168,7 +168,7 @@ class Training:
         self.folder.mkdir()
 
     def started(self, *moment):
-        """Start a process that goes on with the training; at a moment it kills itself."""
+        """Start a process that continues the training; at a given moment it kills itself."""
         command = ["-m", "tests.support.killed_training", self.kind, str(self.folder), *moment]
         if self.ranks > 1:
             command = ["-c", LAUNCH, str(self.ranks), *command[2:]]
@@ -179,13 +179,13 @@ class Training:
             )
 
     def exit_code(self, process):
-        """Return how a process has ended, once none of the training is left; it ends here."""
+        """Return a process's exit code once no process of the training is left; kill it if late."""
         try:
             process.wait(SECONDS)
         finally:
             process.kill()
             process.wait()
-        wait_until(lambda: not marked(self.folder), SECONDS)  # labkit ends those of ranks
+        wait_until(lambda: not marked(self.folder), SECONDS)  # labkit ends the ranks
         return process.returncode
 
     def ended(self):
@@ -200,7 +200,7 @@ class Training:
         return digests, comparable(read_records(self.run / "records.csv").rows)
 
     def to_its_end(self):
-        """Let it train in peace; return its result."""
+        """Train to the end without a kill; return the result."""
         code = self.exit_code(self.started())
         if code or not self.ended():
             raise Failed(f"exit code {code}:\n{self.last_lines()}")

@@ -1,4 +1,4 @@
-"""Cells of a small lab, and its notebook; cells with an output, as nbformat's objects."""
+"""Cells of a small lab, and its notebook; cells with an output, as nbformat objects."""
 
 import json
 
@@ -27,7 +27,7 @@ def printed(said, *tags, source="print(1)"):
 
 
 def shown(kind, content, about=None):
-    """An executed cell with one output of a kind."""
+    """An executed cell with one output of the MIME type ``kind``."""
     made = new_code_cell("show()", execution_count=3)
     made.outputs = [new_output("display_data", data={kind: content}, metadata=about or {})]
     return made

@@ -1,4 +1,4 @@
-"""What a person does in JupyterLab, and what is then to be seen."""
+"""What a person does in JupyterLab, and what the page then shows."""
 
 import time
 from pathlib import Path
@@ -62,7 +62,7 @@ class LabPage:
         self.page.locator(".lm-Menu-itemLabel").get_by_text(entry, exact=True).click()
 
     def wait(self, fine, seconds: float, what: str) -> dict:
-        """Return the page's state when ``fine`` says so; no dialog may come up."""
+        """Return the page's state once ``fine`` accepts it; fail if a dialog comes up."""
         until = time.monotonic() + seconds
         while True:
             state = self.page.evaluate(_STATE)
@@ -85,11 +85,11 @@ class LabPage:
         return self.page.evaluate(_OUTPUTS, "stderr")
 
     def images(self) -> list[dict]:
-        """Return alternative text, width in pixels, and right edge with its limit, of each."""
+        """Return each picture's alternative text, width in pixels, right edge and its limit."""
         return self.page.evaluate(_PICTURES)
 
     def cut(self) -> list[str]:
-        """Return the outputs and texts that are wider than their place."""
+        """Return the outputs and texts that are wider than their box."""
         return self.page.evaluate(_CUT)
 
     def cell(self, text: str):
@@ -109,14 +109,14 @@ class LabPage:
         self.wait(lambda s: s["running"] == 0 and s["status"] == "idle", 60, "the cell has run")
 
     def picture(self, name: str) -> None:
-        """Keep a picture of the window."""
+        """Save a picture of the window."""
         self.page.screenshot(path=self.pictures / f"{name}.png")
 
     def whole(self, name: str, height: int = 2400) -> None:
-        """Keep pictures of the whole notebook, one below the other."""
+        """Save pictures of the whole notebook, from top to bottom."""
         size = self.page.viewport_size
         self.page.set_viewport_size({"width": size["width"], "height": height})
-        self.page.wait_for_timeout(1000)  # the notebook takes the new height
+        self.page.wait_for_timeout(1000)  # until the notebook has taken the new height
         place = ".jp-NotebookPanel:not(.lm-mod-hidden) .jp-WindowedPanel-outer"
         total, room = self.page.evaluate(
             f"() => {{const box = document.querySelector('{place}'); "

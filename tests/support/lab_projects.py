@@ -21,7 +21,7 @@ print("line\\n    bar 1%\\r    bar 2%\\nthe end", end="")"""
 
 
 def write_labs(project, labs, **options):
-    """Write a project of labs, name -> sources of its cells; options as in ``write_lab``."""
+    """Write a project of labs (name -> sources of its cells); options as in ``write_lab``."""
     (project / "notebooks").mkdir(parents=True)
     (project / "pyproject.toml").write_text('[project]\nname = "labkit"\n')
     for name, sources in labs.items():
@@ -29,7 +29,7 @@ def write_labs(project, labs, **options):
 
 
 def write_lab(project, name, *sources, parameters=(PARAMETERS,), card=""):
-    """Write one lab: its card, the cells tagged ``parameters``, and those of ``sources``."""
+    """Write one lab: its card, the cells tagged ``parameters``, and the cells of ``sources``."""
     card = card or f"# {name[:2]} · {name[3:]}\n\n[The project](../pyproject.toml), [here](#here)"
     tagged = [new_code_cell(source) for source in parameters]
     for cell in tagged:
@@ -40,7 +40,7 @@ def write_lab(project, name, *sources, parameters=(PARAMETERS,), card=""):
 
 
 def execute_nothing(source, output, parameters, environment, say, limits, stop=None):
-    """Stand in for ``execution.execute``: leave the notebook, and an x in the file "executed"."""
+    """Stand in for ``execution.execute``: copy the notebook, append an x to the file "executed"."""
     output.write_text(source.read_text())
     with output.with_name("executed").open("a") as file:
         file.write("x")

@@ -1,4 +1,4 @@
-"""A JupyterLab started as `make lab` starts it, among a user's settings that would spoil it."""
+"""A JupyterLab started as `make lab` starts it, despite user settings that would break it."""
 
 import json
 import os
@@ -18,9 +18,9 @@ _ADDRESS = re.compile(r"(http://127\.0\.0\.1:(\d+))/lab\S*\?token=(\w+)")
 
 
 class Server:
-    """Runs `labkit lab` over the copies in ``folder``; a context manager.
+    """Context manager that runs `labkit lab` on the copies in ``folder``.
 
-    The port that it is to try first is taken. ``user`` is a folder for the user's Jupyter settings:
+    The first port that it tries is taken. ``user`` is a folder for the user's Jupyter settings:
     JUPYTER_PATH has another "python3" kernel, which does not start, and the token is empty.
     """
 
@@ -65,7 +65,7 @@ class Server:
         assert not left, f"kernels outlived their server: {left}"
 
     def ask(self, path: str, method: str = "GET", token: str | None = None):
-        """Return what the server's REST interface answers, as Python."""
+        """Return the answer of the server's REST interface as a Python object."""
         request = urllib.request.Request(f"{self.address}/api/{path}", method=method)
         request.add_header("Authorization", f"token {self.token if token is None else token}")
         with urllib.request.urlopen(request, timeout=30) as answer:
@@ -73,7 +73,7 @@ class Server:
         return json.loads(text) if text else None
 
     def kernel_process(self) -> psutil.Process:
-        """Return the process of the only kernel that runs."""
+        """Return the process of the only running kernel."""
         (kernel,) = self.ask("kernels")
         children = psutil.Process(self.process.pid).children(recursive=True)
         return next(child for child in children if kernel["id"] in " ".join(child.cmdline()))
@@ -94,9 +94,9 @@ class Server:
             "IPYTHONDIR": "ipython",
         }
         own = {name: str(self.user / folder) for name, folder in names.items()}
-        # What a shell may hold after work with `labkit run`, or a user's own matplotlib setting.
+        # Variables that a shell may hold after `labkit run`, and a user's own matplotlib setting.
         own |= {"LABKIT_RUN": "/nowhere", "LABKIT_HEADLESS": "1", "MPLBACKEND": "Agg"}
-        # In the user's folders alone it would lose against the kernel of their own environment.
+        # In the user's folders alone, the kernel would lose to that of the Python environment.
         own |= {"JUPYTER_PATH": own["JUPYTER_DATA_DIR"]}
         own |= {"PYTHONPATH": str(ROOT), "LABKIT_PRESET": "smoke"}
         return {**os.environ, **own}
@@ -106,7 +106,7 @@ class Server:
         while time.monotonic() < until:
             text = self.log.read_text(encoding="utf-8", errors="replace")
             match = _ADDRESS.search(text)
-            # It is printed up to 0.3 s before the server listens.
+            # The address is printed up to 0.3 s before the server listens.
             if match and _listens(int(match[2])):
                 return match.groups()
             if self.process.poll() is not None:
@@ -128,7 +128,7 @@ def _spoil(user: Path) -> None:
     (user / "config").mkdir()
     config = "c.IdentityProvider.token = ''\nc.ServerApp.ip = '0.0.0.0'\n"
     (user / "config" / "jupyter_server_config.py").write_text(config)
-    # JupyterLab takes cells that are out of view out of the page, and their outputs with them.
+    # Otherwise JupyterLab removes cells that are out of view from the page, with their outputs.
     settings = user / "settings" / "@jupyterlab" / "notebook-extension"
     settings.mkdir(parents=True)
     (settings / "tracker.jupyterlab-settings").write_text('{"windowingMode": "none"}')

@@ -1,8 +1,8 @@
-"""Which links of notebooks and pages lead nowhere, found without a network.
+"""Finds the links of notebooks and pages that lead nowhere, without a network.
 
-A link to a place in a notebook names an anchor ``<a id="...">``: JupyterLab does not find a heading
+A link into a notebook names an anchor ``<a id="...">``, because JupyterLab does not find a heading
 with characters beyond ASCII, and looks in every open notebook (scripts.notebooks.navigation).
-Places on a page are spelled as GitHub spells its headings.
+Anchors on a page are spelled as GitHub spells those of headings.
 """
 
 import re
@@ -16,7 +16,7 @@ from scripts.notebooks import navigation
 from scripts.notebooks.rules import github_anchor
 from tests.support.texts import markdown, without_code, without_fences
 
-# Public, and of the thing itself: papers, documentation, code, licences, publishers of data.
+# Public primary sources: papers, documentation, code, licences, publishers of data.
 HOSTS = frozenset(
     "arxiv.org creativecommons.org developers.google.com distill.pub docs.pytorch.org doi.org "
     "en.wikipedia.org gitee.com github.com horovod.readthedocs.io image-net.org jmlr.org "
@@ -41,9 +41,9 @@ _ABSOLUTE = re.compile(r"file:|/|~|[A-Za-z]:[\\/]")
 def faults(place: PurePosixPath, root: Path, committed: Collection[str]) -> list[str]:
     """Return the links of a notebook or page that lead nowhere, or out of the project.
 
-    place      of the file in the project, such as notebooks/01_name.ipynb
+    place      path of the file in the project, such as notebooks/01_name.ipynb
     root       folder of the project
-    committed  paths of what is committed, as `git ls-files` prints them
+    committed  paths of the committed files, as `git ls-files` prints them
     """
     dead = []
     for number, text in enumerate(_texts(root / place)):
@@ -54,7 +54,7 @@ def faults(place: PurePosixPath, root: Path, committed: Collection[str]) -> list
 
 
 def _texts(path: Path) -> list[str]:
-    """Return the markdown of a notebook's cells (code: nothing), or a page as one text."""
+    """Return the markdown of a notebook's cells ("" for code), or a page as one text."""
     if path.suffix != ".ipynb":
         return [path.read_text(encoding="utf-8")]
     return markdown(notebook_files.read(path)["cells"])
@@ -91,9 +91,9 @@ def _address_fault(link: str) -> str:
 
 
 def _anchors(path: Path) -> set[str]:
-    """Return the places of a page or notebook; of this one those that `make notebooks` makes.
+    """Return the anchors of a page or notebook, including those that `make notebooks` adds.
 
-    (That it has made them is asked in tests/notebooks.)
+    (tests/notebooks checks that it has added them.)
     """
     texts = _texts(path)
     if path.suffix == ".ipynb":

@@ -1,4 +1,4 @@
-"""Which processes live, which of them a test has started, and how one takes Ctrl-C."""
+"""Finds living processes and those that a test has started; interrupts a command by Ctrl-C."""
 
 import os
 import signal
@@ -11,11 +11,11 @@ from pathlib import Path
 
 import psutil
 
-MARK = "MARKED_BY"  # a variable that a test gives to what it starts, and that children inherit
+MARK = "MARKED_BY"  # variable that a test sets for what it starts; children inherit it
 
 
 def is_alive(pid):
-    """Whether process ``pid`` runs; one that nobody has collected yet does not."""
+    """Return whether process ``pid`` runs; a zombie does not."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -23,19 +23,19 @@ def is_alive(pid):
 
 
 def marked(by):
-    """Pids of the living processes that were started with ``MARK=by`` in their environment."""
+    """Return the PIDs of the living processes started with ``MARK=by`` in their environment."""
     return [pid for pid in psutil.pids() if _carries(pid, f"{MARK}={by}".encode())]
 
 
 def _carries(pid, text):
     try:
         return text in Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:  # gone meanwhile, or another user's
+    except OSError:  # it has ended meanwhile, or is another user's
         return False
 
 
 def kill_marked(by):
-    """End whatever ``marked(by)`` still names: a test that fails leaves nothing behind."""
+    """End all processes that ``marked(by)`` names: a test that fails leaves nothing behind."""
     while pids := marked(by):  # again: one of them may just have started another
         for pid in pids:
             with suppress(ProcessLookupError):
@@ -43,7 +43,7 @@ def kill_marked(by):
 
 
 def ranks_of(pid):
-    """Return {rank: its psutil.Process} of the living ranks that process ``pid`` has started."""
+    """Return {rank: psutil.Process} of the living ranks that process ``pid`` has started."""
     ranks = {}
     with suppress(psutil.Error):
         for child in psutil.Process(pid).children(recursive=True):  # a rank before its own children
@@ -55,7 +55,7 @@ def ranks_of(pid):
 
 
 def wait_until(condition, seconds=60):
-    """Return once ``condition()`` is true; fail where it is not within so many seconds."""
+    """Return once ``condition()`` is true; fail if that takes longer than ``seconds``."""
     until = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < until, f"not within {seconds} s"
@@ -65,9 +65,9 @@ def wait_until(condition, seconds=60):
 def interrupted(
     arguments: list[str], mark: Path, is_time: Callable[[], bool], by: int = signal.SIGINT
 ) -> tuple:
-    """Start `labkit` with ``arguments``, end it by Ctrl-C once ``is_time``, if it still runs.
+    """Start `labkit` with ``arguments``; end it by Ctrl-C once ``is_time()``, if it still runs.
 
-    Returns (exit code, stdout, stderr). Nothing that it has started lives on.
+    Return (exit code, stdout, stderr). Assert that no process it started is still alive.
     """
     with subprocess.Popen(
         [sys.executable, "-P", "-m", "labkit.tools.cli", *arguments],

@@ -1,4 +1,4 @@
-"""`make`, as a person calls it: without what a make around the tests has put there."""
+"""`make`, as a person calls it: without the variables of a make that runs the tests."""
 
 import os
 import shutil
@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-# Flags and variables that a make hands on, and what nproc obeys, from which it counts its jobs.
+# Flags and variables that a make passes on, and those that nproc obeys, which sets its jobs.
 OUTER = (
     "MAKEFLAGS MFLAGS MAKELEVEL ARGS VENV PYTHON PRESET LABS JOBS ALL "
     "OMP_NUM_THREADS OMP_THREAD_LIMIT"
@@ -16,7 +16,7 @@ needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="make is no
 
 
 def run_make(folder, *arguments, **environment) -> subprocess.CompletedProcess:
-    """Run make in ``folder``, with variables set beside those of this process."""
+    """Run make in ``folder``, with variables set in addition to those of this process."""
     kept = {name: value for name, value in os.environ.items() if name not in OUTER}
     return subprocess.run(
         ["make", *arguments],

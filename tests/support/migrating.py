@@ -1,4 +1,4 @@
-"""What the tests of the migration share: loss and optimizer as PyTorch's, a small network."""
+"""Shared by the tests of the migration: PyTorch's loss and optimizer, a small network."""
 
 import numpy as np
 from mindspore import nn, ops
@@ -20,14 +20,14 @@ def momentum(network, rates, *, decay=1e-4, momentum=0.9):
 
 
 def by_rule(network, renames=None):
-    """Put the rule's weights into ``network`` and return them by PyTorch name."""
+    """Load the rule's weights into ``network`` and return them by PyTorch name."""
     state = rule.state({pair.torch: pair.torch_shape for pair in pairs(network, renames)})
     load(network, state, renames)
     return state
 
 
 class Small(nn.Cell):
-    """(B, 3, 8, 8) -> (B, 6): each kind of parameter of a ResNet, and a square dense weight."""
+    """(B, 3, 8, 8) -> (B, 4): each kind of parameter of a ResNet, and a square dense weight."""
 
     def __init__(self, bn=None, **conv):
         super().__init__()
@@ -46,7 +46,7 @@ class Small(nn.Cell):
 
 
 def torch_small(torch, dtype=None):
-    """Return ``Small`` in PyTorch with the rule's weights, float64 unless told."""
+    """Return ``Small`` in PyTorch with the rule's weights, float64 unless ``dtype`` is given."""
     functional = torch.nn.functional
 
     class TorchSmall(torch.nn.Module):

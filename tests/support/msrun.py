@@ -11,7 +11,7 @@ SECONDS = 600
 
 
 def msrun(out, *program, root, ranks=2):
-    """Run a program on two or more ranks, in folder ``out``; fails where one fails or hangs."""
+    """Run a program on two or more ranks, in folder ``out``; fail if a rank fails or hangs."""
     env = {"PYTHONPATH": str(root)}
     options = {"cwd": out, "log_dir": out / "log", "cluster_timeout": 120, "env": env}
     launch(*program, workers=ranks, timeout=SECONDS, **options)
@@ -26,7 +26,7 @@ def rank_results(out, *program, root, ranks=2):
 class Launches:
     """A program that writes rank<n>.npz, launched on each of several numbers of ranks.
 
-    Two launches at once, from when this is made: half of a launch is waiting for each other.
+    Two launches run at a time, from construction on: half of a launch is ranks waiting for others.
     """
 
     def __init__(self, program, sizes: Sequence[int], root, folder):
@@ -36,7 +36,7 @@ class Launches:
         pool.shutdown(wait=False)
 
     def __call__(self, size):
-        """Return what each rank has written; fails where one fails, hangs or stays behind."""
+        """Return the arrays of each rank; fail if a rank fails, hangs or stays behind."""
         return self._launched[size].result()
 
     def _launch(self, size):

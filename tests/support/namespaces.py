@@ -1,6 +1,6 @@
 """Two network namespaces joined by a virtual cable: two machines inside this one.
 
-They see each other and nothing else; addresses and cable exist in them alone.
+They can reach each other and nothing else; addresses and cable exist only inside them.
 """
 
 import os
@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 import psutil
 import pytest
 
-ADDRESSES = ("198.51.100.1", "198.51.100.2")  # of a range that is for documentation
+ADDRESSES = ("198.51.100.1", "198.51.100.2")  # of a range reserved for documentation
 _PREFIX, _CABLE = "labkit-test", "cable"
 
 
@@ -28,17 +28,17 @@ class Machines:
         return subprocess.Popen(["ip", "netns", "exec", self.names[machine], *command], **options)
 
     def cut(self, machine):
-        """Take the cable out of a machine."""
+        """Unplug the cable from a machine."""
         _ip("-n", self.names[machine], "link", "set", _CABLE, "down")
 
     def processes(self):
-        """Pids of all processes on both machines."""
+        """Return the PIDs of all processes on both machines."""
         return [int(pid) for name in self.names for pid in _ip("netns", "pids", name).split()]
 
 
 @contextmanager
 def machines():
-    """Give two ``Machines``, and remove them with all that runs on them; else skip and say why."""
+    """Yield two ``Machines`` and remove them with all their processes; if impossible, skip."""
     if shutil.which("ip") is None:
         pytest.skip("no network namespaces: ip, of the package iproute2, is not installed")
     if os.geteuid():
@@ -69,7 +69,7 @@ def _join(names):
 
 
 def _remove(name):
-    """End what runs in a namespace, and remove it, where it is there."""
+    """End the processes in a namespace and remove it, if it exists."""
     until = time.monotonic() + 30
     with suppress(subprocess.CalledProcessError):
         while (pids := _ip("netns", "pids", name).split()) and time.monotonic() < until:

@@ -1,7 +1,7 @@
-"""What a lab's notebook must hold: header card, sections, proofs; and what its text must not.
+"""What a lab's notebook must hold (header card, sections, proofs), and what its text must not.
 
-``scripts.notebooks.rules`` looks at its outputs, before they are written back;
-``tests.support.links`` at its links.
+``scripts.notebooks.rules`` checks its outputs, before they are written back;
+``tests.support.links`` checks its links.
 """
 
 import ast
@@ -26,8 +26,8 @@ SECTIONS = (
     "What we learned",
     "Exercises",
 )
-# The introduction teaches no technique to build or to compare: MindSpore's own parts, between
-# "Parameters" and "This machine", and how the labs are used.
+# The introduction teaches no technique to build or to compare, but MindSpore's own parts, between
+# "Parameters" and "This machine", and how to use the labs.
 INTRODUCTION = (
     "Question",
     "The labs",
@@ -38,9 +38,9 @@ INTRODUCTION = (
     "Exercises",
     "Words",
 )
-# The second notebook of a lab, "# 03 · THOR in depth", teaches what it likes between these.
+# The second notebook of a lab, "# 03 · THOR in depth", may have any sections between these.
 IN_DEPTH = ("Question", "Parameters", "What we learned")
-# Where a lab calls a section by its subject: (number, section): the heading it has.
+# Sections that a lab names after their subject: (number of the lab, section): their heading.
 BY_SUBJECT = {
     ("01", "Compare"): "Train, and compare",
     ("02", "With labkit"): "The network, block by block, beside its original",
@@ -62,7 +62,7 @@ class _Section:
 
 
 def source_faults(notebook: Mapping) -> list[str]:
-    """Return what is wrong with the part of a notebook that a person writes; empty if nothing."""
+    """Return the faults in the part of a notebook that a person writes; empty if it has none."""
     faults = []
     for number, cell in enumerate(notebook["cells"]):
         if match := PATH.search(cell["source"]):
@@ -73,7 +73,7 @@ def source_faults(notebook: Mapping) -> list[str]:
 
 
 def form_faults(notebook: Mapping) -> list[str]:
-    """Return what is wrong with a notebook's header card, sections and proofs; empty if nothing."""
+    """Return the faults in a notebook's header card, sections and proofs; empty if it has none."""
     cells = notebook["cells"]
     card = cells[0]["source"] if cells else ""
     faults = [
@@ -129,13 +129,13 @@ def _order_faults(lab: str, wanted: Sequence[str], names: list[str]) -> Iterator
 
 
 def _fits(lab: str, section: str, name: str) -> bool:
-    """Whether a heading is that of ``section``: its name, alone or with a subject after a colon."""
+    """Return whether heading ``name`` is that of ``section``, alone or with ": " and a subject."""
     expected = BY_SUBJECT.get((lab, section), section)
     return name == expected or name.startswith(f"{expected}: ")
 
 
 def _asserts(cell: Mapping) -> list[ast.Assert | ast.Call]:
-    """Return the assertions and the tables of claims, ``lab.check(...)``, of a cell."""
+    """Return the assertions and the tables of claims, ``lab.check(...)``, in a cell."""
     if cell["cell_type"] != "code":
         return []
     return [node for node in ast.walk(tree_of(cell)) if _is_assertion(node)]
@@ -147,7 +147,7 @@ def _is_assertion(node: ast.AST) -> bool:
 
 
 def _proof_faults(cell: Mapping, cells: Sequence[Mapping]) -> Iterator[str]:
-    """What makes an assertion worthless: not executed, always true, in a function nobody calls."""
+    """Yield what makes an assertion worthless: not executed, always true, in an unused function."""
     assertions = _asserts(cell)
     if assertions and cell.get("execution_count") is None:
         yield "it asserts something and was not executed"
@@ -176,12 +176,12 @@ def _called(name: str, cells: Sequence[Mapping]) -> bool:
 
 
 def _passed_on(cell: Mapping) -> bool:
-    """Whether what is printed is an answer of ``check``, which an exercise may leave wrong."""
+    """Return whether the cell prints an answer of ``check``, which may be False in an exercise."""
     return "check(" in cell["source"]
 
 
 def _unproven_numbers(section: Sequence[Mapping], cells: Sequence[Mapping]) -> Iterator[str]:
-    """Numbers of the closing text that no assertion and no compared line knows."""
+    """Yield a fault for each number of the closing text in no assertion and no compared line."""
     proven: set[float] = set()
     for cell in cells:
         if _asserts(cell):

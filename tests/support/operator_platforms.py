@@ -1,12 +1,12 @@
-"""On which platforms MindSpore documents the operators of a compiled graph.
+"""The platforms for which MindSpore documents the operators of a compiled graph.
 
-A primitive counts for the platforms under "Supported Platforms" in its own docstring, or in that of
-the function it refers to. What has no docstring of its own is in one of three tables; whatever is
-in none of them and documented nowhere is an error.
+The platforms of a primitive are those under "Supported Platforms" in its own docstring, or in that
+of the function it refers to. A primitive without a docstring of its own is in one of three tables;
+one that is neither in a table nor documented is an error.
 
-The docstrings speak of an operator, not of every type it takes, and a graph compiled on CPU shows
-the CPU's side of what MindSpore itself writes differently for another device (``amp.all_finite``,
-which is documented for all three).
+The docstrings describe an operator, not every type it takes. And a graph compiled on CPU shows only
+the CPU's version of what MindSpore itself writes differently for another device
+(``amp.all_finite``, which is documented for all three).
 """
 
 import re
@@ -20,13 +20,13 @@ from tests.support.compiled import CALL
 
 PLATFORMS = frozenset({"Ascend", "GPU", "CPU"})
 
-# What orders a graph, and launches nothing.
+# Nodes that order a graph and launch no kernel.
 NO_KERNEL = frozenset(
     {CALL, "Depend", "Load", "MakeTuple", "Partial", "Return", "Switch", "TupleGetItem"}
     | {"UpdateState", "make_list"}
 )
 
-# Operators of the backward pass, undocumented, and the forward one whose gradient they are.
+# Undocumented operators of the backward pass, and the forward operator whose gradient they are.
 GRADIENT_OF = {
     "AdaptiveMaxPool2DGrad": "AdaptiveMaxPool2D",
     "AvgPoolGrad": "AvgPool",
@@ -49,10 +49,10 @@ GRADIENT_OF = {
     "TanhGrad": "Tanh",
 }
 
-# What the compiler writes for a documented function: with a number for one of the tensors (Muls),
-# or with the arguments of the function (SumExt). Each device has a kernel for it or puts it
-# together from others: on CPU, SumExt becomes ReduceSum. TensorMove copies a Parameter that is
-# read before and after the assignment of another.
+# What the compiler writes for a documented function: with a number in place of a tensor (Muls), or
+# with the arguments of the function (SumExt). Each device has a kernel for it or composes it from
+# others: on CPU, SumExt becomes ReduceSum. TensorMove copies a Parameter that is read before and
+# after the assignment of another.
 WRITTEN_FOR = {
     "Divs": "mindspore.ops.div",
     "EqScalar": "mindspore.ops.eq",
@@ -78,7 +78,7 @@ ASCEND_PASS = "SparseSoftmaxCrossEntropyWithLogitsUnifyMindIR"
 
 
 class Undocumented(LookupError):
-    """An operator that MindSpore documents nowhere and no table here knows."""
+    """An operator that MindSpore does not document and that is in no table of this module."""
 
 
 def platforms(name: str) -> frozenset[str]:
@@ -104,9 +104,9 @@ def platforms(name: str) -> frozenset[str]:
 
 
 def missing(operators: Iterable[str]) -> dict[str, frozenset[str]]:
-    """Return which of these names is not documented for all platforms, and what each lacks.
+    """Return the names that are not documented for all platforms, and the platforms each lacks.
 
-    What ``EXCEPTIONS`` names is left out, for the platforms it names. Raises ``Undocumented``.
+    The platforms in ``EXCEPTIONS`` do not count as lacking. Raises ``Undocumented``.
     """
     lacking = {
         name: PLATFORMS - platforms(name) - EXCEPTIONS.get(name, frozenset()) for name in operators
@@ -115,9 +115,9 @@ def missing(operators: Iterable[str]) -> dict[str, frozenset[str]]:
 
 
 def _documented(object_: object) -> frozenset[str] | None:
-    """Return the platforms that a docstring names, or None where it has no such section.
+    """Return the platforms that a docstring names, or None if it has no such section.
 
-    Overloads have a section each: what counts is in all of them. "Deprecated" is no platform.
+    Each overload has a section: a platform must be in all of them. "Deprecated" is not a platform.
     """
     sections = re.findall(r"Supported Platforms:\s*\n(.*)", getattr(object_, "__doc__", "") or "")
     if not sections:

@@ -11,7 +11,7 @@ SECONDS = 120  # after which ``run_code`` ends its process
 def run_code(code, *arguments, env=None, **options) -> subprocess.CompletedProcess:
     """Run code that imports this labkit, and no module of the working folder.
 
-    env    variables that are set beside this process's own; None unsets one
+    env    variables to set in addition to this process's own; None unsets one
     """
     variables = child_environment() | (env or {})
     return subprocess.run(

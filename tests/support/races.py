@@ -1,4 +1,4 @@
-"""What the tests of the programs that make stored races have in common."""
+"""Shared by the tests of the programs that make stored races."""
 
 import os
 import shutil
@@ -7,7 +7,7 @@ import sys
 
 from labkit.labs import results
 
-# The second run has the times of the first one: they would be measured anew.
+# The second run reuses the times of the first one, which it would otherwise measure again.
 _WITH_ITS_TIMES = """
 import sys, pathlib, {race} as program
 from labkit.labs import results
@@ -20,10 +20,10 @@ program.main()
 def quick_twice(race, programs, root, data, folder, *, timed=False):
     """Run benchmarks/RACE.py --quick twice in ``folder``; return (its output, the stored race).
 
-    Every training that is planned has its row, and the second run trains nothing again; of a race
-    with times (``timed``) it measures none.
+    Assert that every planned training has its row and that the second run trains nothing again; for
+    a race with times (``timed``) the second run measures none.
     """
-    program = folder / "benchmarks"  # what it writes goes beside it
+    program = folder / "benchmarks"  # its output goes beside it
     shutil.copytree(programs, program)
     out = folder / "runs" / "bench" / f"{race}_quick"
     options = ["--quick", "--data", str(data)]

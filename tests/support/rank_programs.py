@@ -1,4 +1,4 @@
-"""What programs that run on each rank share. No MindSpore import: ``start`` comes first."""
+"""Shared by programs that run on each rank. Imports no MindSpore: ``start`` must come first."""
 
 import contextlib
 import os
@@ -7,14 +7,14 @@ import numpy as np
 
 
 def in_mode(compiled):
-    """What is inside runs as graphs, or operator by operator, which compiles nothing."""
+    """Run the block as graphs, or operator by operator, which compiles nothing."""
     from labkit.runtime import pynative
 
     return contextlib.nullcontext() if compiled else pynative()
 
 
 def save(out, rank, values):
-    """Write OUT/rank<n>.npz, whole or not at all."""
+    """Write OUT/rank<n>.npz atomically."""
     part = out / f"rank{rank}.part.npz"
     np.savez(part, **values)
     os.replace(part, out / f"rank{rank}.npz")
@@ -32,7 +32,7 @@ def refused(function):
 
 
 def operator_names(call, *arguments):
-    """Names of the operators that a call compiles."""
+    """Return the names of the operators that a call compiles."""
     from tests.support.compiled import compiled_operators
 
     operators = compiled_operators(call, *arguments)

@@ -77,12 +77,12 @@ LAYERS = ([1, 1, 1, 1], [4, 4, 8, 8], [4, 8, 8, 16])
 
 
 def recipe(name):
-    """The module of a recipe."""
+    """Return the module of a recipe."""
     return importlib.import_module(f"labkit.recipes.{name}")
 
 
 def values(name, out, **changed):
-    """The changed settings of a recipe that writes into ``out/name``."""
+    """Return the non-default settings of a recipe that writes into ``out/name``."""
     folders = {"save_checkpoint_path": str(out / name)}
     if name == "subspace_stage_2":
         folders["stage_1"] = str(out / "subspace_stage_1")
@@ -90,18 +90,18 @@ def values(name, out, **changed):
 
 
 def settings(name, out, **changed):
-    """The same as the recipe's dataclass."""
+    """Return ``values`` as the recipe's dataclass."""
     defaults = next(iter(recipe(name).RECIPE.named.values()))
     return type(defaults)(**values(name, out, **changed))
 
 
 def newest(folder):
-    """The newest checkpoint in a run folder."""
+    """Return the newest checkpoint in a run folder."""
     return max((folder / "checkpoint").iterdir())
 
 
 def arrays(path):
-    """The arrays in a checkpoint by name; its texts say where the training stood."""
+    """Return the arrays in a checkpoint by name; its texts hold the training's position."""
     from mindspore import Tensor
 
     from labkit.training import checkpoint
@@ -111,15 +111,15 @@ def arrays(path):
 
 
 def rates_of(step):
-    """The array of a step's learning rates."""
+    """Return the array of a step's learning rates."""
     return {p.name: p for p in step.get_parameters()}["learning_rate"].asnumpy()
 
 
 def shrink(norm=None):
     """Make ResNet-18 a network of four small stages, with another normalisation if given.
 
-    A stage is one convolution: every training of a recipe compiles its graphs anew, and with the
-    two or three of a residual block, and THOR, that took a minute.
+    A stage is one convolution: every training of a recipe compiles its graphs again, which took a
+    minute with THOR and the two or three convolutions of a residual block.
     """
     from labkit.nets import resnet
 
@@ -147,14 +147,14 @@ def _one_convolution(resnet):
 
 
 def group_norm(channels):
-    """A normalisation that does not look at the other images of a batch."""
+    """Return a normalisation that does not depend on the other images of a batch."""
     from mindspore import nn
 
     return nn.GroupNorm(2, channels)
 
 
 class Kept:
-    """The networks that ``train`` builds, in order, until ``undo``; ``spoil`` may change each."""
+    """Keeps, in order and until ``undo``, the networks of ``train``; ``spoil`` may change each."""
 
     def __init__(self, spoil=None):
         from labkit.recipes import resnet50_parts

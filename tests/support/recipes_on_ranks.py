@@ -1,6 +1,6 @@
 """What each rank runs in test_on_ranks.py: ``msrun ... recipes_on_ranks.py DATA OUT``.
 
-Writes OUT/rank<n>.json and OUT/rank<n>.npz: what each training said and its Parameters.
+Writes OUT/rank<n>.json and OUT/rank<n>.npz: what each training reported, and its Parameters.
 """
 
 import json
@@ -14,7 +14,7 @@ from tests.support.recipes import Kept, group_norm, newest, recipe, settings, sh
 
 
 class Trainings:
-    """Trains, and notes what each training came to."""
+    """Runs trainings and keeps their results."""
 
     def __init__(self, data):
         self.data, self.kept, self.arrays, self.said = data, Kept(), {}, {}
@@ -32,12 +32,12 @@ class Trainings:
         return result
 
     def refused(self, label, call, *arguments, **options):
-        """Note the message of the InputError that a call raises."""
+        """Keep the message of the InputError that a call raises."""
         self.said[label] = refused(lambda: call(*arguments, **options))
 
 
 def with_batch_norm(run, out):
-    """ResNet-50's recipe: whole, resumed, and what two ranks refuse."""
+    """Run ResNet-50's recipe, whole and resumed, and keep what two ranks refuse."""
     from mindspore import Tensor, ops
 
     from labkit.ranks import cluster
@@ -64,7 +64,7 @@ def with_batch_norm(run, out):
 
 
 def with_group_norm(run, out):
-    """All recipes, with a normalisation that does not look at the other images of a batch."""
+    """Run recipes with a normalisation that does not depend on the other images of a batch."""
     run.train("micro", settings("resnet50", out / "micro", batch_size=5, micro_steps=2))
     run.train("thor", settings("thor", out), "thor")
     adasum = settings("adasum", out, workers=1, layout="run")
@@ -73,7 +73,7 @@ def with_group_norm(run, out):
     run.train("adasum resumed", adasum, "adasum", resume=True)
     servers = settings("adasum", out / "none", workers=1, node_size=8, layout="run")
     run.refused("servers", run.train, "servers", servers, "adasum")
-    # A step an epoch: five epochs for five snapshots.
+    # One step per epoch: five epochs for five snapshots.
     epochs = {"epoch_size": 5, "total_epochs": 6, "snapshots_per_epoch": 1}
     for name, changed in (("subspace_stage_1", epochs), ("subspace_stage_2", {})):
         run.train(name, settings(name, out, **changed, layout="run"), name)

@@ -1,4 +1,4 @@
-"""A training with a checkpoint after every micro-batch, to be resumed from any of them."""
+"""A training with a checkpoint after every micro-batch, which tests resume from any of them."""
 
 import json
 import shutil
@@ -18,7 +18,7 @@ EPOCHS = 3
 
 
 def thor(**options):
-    """Everything that has a state: rule, running average, schedules, batch norm."""
+    """A step with every kind of state: trace rule, running average, schedules, BatchNorm."""
     net = network(norm=True)
     rates = nn.ExponentialDecayLR(0.05, 0.9, 1)
     momentum = nn.Momentum(net.trainable_params(), rates, 0.9, 1e-3)
@@ -33,7 +33,7 @@ def thor(**options):
 
 
 def subspace(seed=0, **options):
-    """Everything that has a state: B, residual, Adam's moments, BatchNorm."""
+    """A step with every kind of state: B, residual, Adam's moments, BatchNorm."""
     net = network(norm=True)
     parameters = net.trainable_params()
     adam = nn.Adam(parameters, nn.ExponentialDecayLR(0.02, 0.9, 1))
@@ -46,7 +46,7 @@ def quiet_fit(step, data, epochs=EPOCHS, **options):
 
 
 def position_of(path):
-    """What a checkpoint says of its position."""
+    """Return the position that a checkpoint holds."""
     return json.loads(str(checkpoint.read(path)["labkit_position"]))
 
 
@@ -63,12 +63,12 @@ class Training:
         self.paths = checkpoint.checkpoints(folder / "checkpoint")
 
     def interrupted(self, path, folder):
-        """Put into ``folder`` what a kill right after the checkpoint ``path`` leaves."""
+        """Write into ``folder`` what a kill right after the checkpoint ``path`` leaves behind."""
         (folder / "checkpoint").mkdir(parents=True)
         shutil.copy(path, folder / "checkpoint")
         lines = (self.folder / "records.csv").read_text().splitlines(keepends=True)
         count = position_of(path)["records"]
-        # Two rows of later updates, the last one cut short: written, and then no checkpoint was.
+        # Two rows of later updates, the last one cut short: no checkpoint was written after them.
         kept, later = lines[: count + 1], lines[count + 1 : count + 3] or ["3,99,1"]
         (folder / "records.csv").write_text("".join(kept + later)[:-5])
         return folder

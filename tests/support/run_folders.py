@@ -1,4 +1,4 @@
-"""Run folders made by code: what `labkit run` leaves, as far as a report reads it."""
+"""Run folders made by code: the part of what `labkit run` writes that a report reads."""
 
 import csv
 import json
@@ -14,7 +14,7 @@ METRICS = {"test accuracy": 0.98, "updates": 4, "training seconds": 2.5}
 
 
 def results(**changes) -> dict:
-    """A results.json that has passed; a key set to None is left out."""
+    """The results.json of a lab that has passed; a key set to None is left out."""
     record = {
         "lab": LAB,
         "preset": "smoke",
@@ -41,7 +41,7 @@ def png() -> bytes:
 
 
 def notebook(*cells: dict, **metadata) -> dict:
-    """A notebook of format 4 with these cells; what they do not have is filled in."""
+    """A notebook of format 4 with these cells, whose missing keys are filled in."""
     for number, cell in enumerate(cells):
         cell.setdefault("id", f"cell-{number}")
         cell.setdefault("metadata", {})
@@ -70,7 +70,7 @@ def write_notebook(folder: Path, *cells: dict, name: str = "n") -> Path:
 
 
 def display(kind: str, data: str, metadata: dict | None = None) -> dict:
-    """An output of a cell in one form."""
+    """An output of a cell with the MIME type ``kind``."""
     return {"output_type": "display_data", "data": {kind: data}, "metadata": metadata or {}}
 
 
@@ -120,7 +120,7 @@ def write_sweep(folder: Path, seeds=(1, 2)) -> Path:
 
 
 def stored(folder: Path, **changes) -> Path:
-    """Write a labs.json that knows the lab at preset smoke; return its folder."""
+    """Write a labs.json that holds the lab at preset smoke; return its folder."""
     entry = {
         "parameters": dict(PARAMETERS),
         "any_seed": True,

@@ -1,4 +1,4 @@
-"""What the tests of the scripts in scripts/ have in common."""
+"""Shared by the tests of the scripts in scripts/."""
 
 import os
 import re
@@ -7,14 +7,14 @@ import subprocess
 
 from tests.support.living import MARK, kill_marked, marked, wait_until
 
-# Stands in for python, and writes down how it was called.
+# Stands in for python, and records how it was called.
 FAKE = """#!/bin/sh
 echo "$(basename "$0") $*" >>"$CALLS"
 exit ${CODE:-0}
 """
 
 # Stands in for python and msrun: starts processes in this session and in others, with and without
-# a parent, says so, and goes on, or ends with CODE and leaves them behind.
+# a parent, and reports it; then waits for them, or exits with CODE and leaves them behind.
 PARENT = """#!/bin/sh
 sleep 777 &
 setsid sleep 777 &
@@ -27,9 +27,9 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def assert_nothing_stays(script, arguments, folder, by=None, code=0, **environment):
-    """Start a script on stand-ins that leave processes; end it, and see that they are gone.
+    """Start a script on stand-ins that leave processes; end it; assert that they are gone.
 
-    by    the signal that ends it; None: its program ends, with ``code``
+    by    signal that ends the script; None: its program exits with ``code``
     """
     programs = folder / "programs"
     programs.mkdir(exist_ok=True)
@@ -49,13 +49,13 @@ def assert_nothing_stays(script, arguments, folder, by=None, code=0, **environme
         env=own | environment,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        # Where the tests run in the background SIGINT is ignored, which a shell cannot undo.
+        # If the tests run in the background, SIGINT is ignored, which a shell cannot undo.
         preexec_fn=lambda: [signal.signal(number, signal.SIG_DFL) for number in SIGNALS],
     )
     try:
         wait_until((folder / "started").exists)
         if by:
-            # The program that has just been started may not have exec'ed all of its own yet.
+            # The program has just started and may not have exec'ed all its processes yet.
             wait_until(lambda: len(marked(folder)) > 4)
             process.send_signal(by)
         assert process.wait(60) == (-by if by else code)
@@ -65,7 +65,7 @@ def assert_nothing_stays(script, arguments, folder, by=None, code=0, **environme
 
 
 def assert_executable_and_posix(path):
-    """A script of a recipe can be called, and any sh can run it."""
+    """Assert that a recipe's script is executable, and that any sh can run it."""
     assert os.access(path, os.X_OK)
     text = path.read_text() + (path.parents[1] / "common.sh").read_text()
     assert text.startswith("#!/bin/sh\n")

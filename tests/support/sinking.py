@@ -1,11 +1,11 @@
-"""MindSpore's dataset sink mode on CPU: all of it but the queue's kernel, which only devices have.
+"""MindSpore's dataset sink mode on CPU, except for the queue's kernel, which only devices have.
 
-``Model`` is told that the device is a GPU, and so takes its way for devices: its own Cell with
-``GetNext`` around the network, its own callbacks, and its loop in C++ that runs the compiled graph
-``sink_size`` times a call. An operator that calls Python stands for ``GetNext``, and an iterator
-over the data set, with the epochs and the first batch that MindSpore asks for, for the queue.
+``Model`` sees a GPU as its device and so takes its path for devices: its own Cell with ``GetNext``
+around the network, its own callbacks, and its loop in C++ that runs the compiled graph
+``sink_size`` times per call. An operator that calls Python replaces ``GetNext``. An iterator over
+the data set, with the epochs and the first batch that MindSpore asks for, replaces the queue.
 
-Not for sinks of one batch, for which MindSpore waits on a second queue, of the batches' shapes.
+Sinks of one batch do not work: for them MindSpore waits on a second queue, of the batches' shapes.
 """
 
 import numpy as np
@@ -16,7 +16,7 @@ from labkit.training import sinking
 
 
 class _Context:
-    """MindSpore's context with another device."""
+    """MindSpore's context with a GPU as its device."""
 
     def __getattr__(self, name):
         return getattr(context, name)
@@ -26,10 +26,10 @@ class _Context:
 
 
 class Queues:
-    """What stands for the queues of a device.
+    """Replaces the queues of a device.
 
     Attributes:
-        taken: rows of each batch that a graph has taken, in order.
+        taken: number of rows of each batch that a graph has taken, in order.
     """
 
     def __init__(self, monkeypatch):
@@ -41,20 +41,20 @@ class Queues:
             monkeypatch.setattr(module, "context", _Context())
         executor = type(dataset_helper._cell_graph_executor)
         init = executor.init_dataset
-        # Without the kernel that makes the queue; how often a graph runs is set all the same.
+        # Without the kernel that makes the queue; the number of runs of a graph is still set.
         monkeypatch.setattr(
             executor, "init_dataset", lambda *given, **o: init(*given, **o, need_run=False)
         )
 
     def send(self, dataset, epochs):
-        """Begin to send as many epochs of a data set, from its first step on."""
+        """Begin to send ``epochs`` epochs of a data set, from its first step on."""
         self._send(dataset, epochs)
         batches = dataset.create_tuple_iterator(num_epochs=epochs, output_numpy=True)
         name = dataset.__transfer_dataset__.queue_name
         self._batches[name] = (batch for _ in range(epochs) for batch in batches)
 
     def GetNext(self, types, shapes, count, name):  # noqa: N802, MindSpore's name
-        """Return what takes the place of the operator ``GetNext``."""
+        """Return an operator that replaces ``GetNext``."""
 
         def following():
             batch = next(self._batches[name])

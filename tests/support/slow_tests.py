@@ -1,9 +1,9 @@
-"""Tests that are slow because of their time alone: tests/slow.txt, beside those marked as slow.
+"""Tests that are slow by their measured time: tests/slow.txt, in addition to the marked ones.
 
     make test ALL=1 ARGS='--durations=0 -vv' | tee log
     python -m tests.support.slow_tests log
 
-writes it anew. One test in thirteen took six tenths of the time, mostly compiling graphs.
+rewrites the file. One test in thirteen took six tenths of the time, mostly compiling graphs.
 """
 
 import re
@@ -13,14 +13,14 @@ from pathlib import Path
 
 LIST = Path(__file__).resolve().parents[1] / "slow.txt"
 LEAST = 2.0  # seconds, on two cores
-FIXTURE = 5.0  # seconds of a fixture that makes a class or file slow: its tests share it
+FIXTURE = 5.0  # seconds of a fixture; a class or file whose tests share it is slow
 _WRONG = (
     "tests/labs/exercises/test_exercises.py"
     "::test_a_wrong_solution_gets_its_hint_which_gives_nothing_away"
 )
-# What `make test` shows whatever it takes: batteries of all steps, resuming, types, runs, sweeps,
-# ranks that end well and one that fails, answers in MindSpore, memory; and what takes no time in a
-# file that is slow by a fixture which it does not use.
+# What `make test` runs however long it takes: batteries of all steps, resuming, types, runs,
+# sweeps, ranks that end well and one that fails, answers in MindSpore, memory; and fast tests in a
+# file that is slow because of a fixture that they do not use.
 KEPT = {
     "tests/benchmarks/test_accumulation_race.py::test_the_published_order_of_rescales_is_a_shift",
     "tests/labs/exercises/test_exercises.py::test_a_right_solution_passes",
@@ -47,24 +47,24 @@ _LINE = re.compile(r"^([\d.]+)s (setup|call) +(tests/\S.*?)\s*$", re.MULTILINE)
 
 
 def listed():
-    """Return the ids in the list: of tests, or of functions for all their parameters."""
+    """Return the ids in the list: of tests, or of functions with all their parameters."""
     return set(LIST.read_text().splitlines())
 
 
 def is_slow(name, names):
-    """Whether the test of id ``name`` is among the list's ``names`` and not kept all the same."""
+    """Return whether the test id ``name`` is among the list's ``names`` and not in ``KEPT``."""
     return is_among(name, names) and not is_among(name, KEPT)
 
 
 def is_among(name, names):
-    """Whether the test of id ``name``, its function, class or file is among ``names``."""
+    """Return whether the test id ``name``, its function, class or file is among ``names``."""
     parts = name.split("::")
     above = {"::".join(parts[:count]) for count in range(1, len(parts) + 1)}
     return bool(names & (above | {name.partition("[")[0]}))
 
 
 def slow_in(log):
-    """Return the ids of what took ``LEAST`` or longer; a function stands for tests that all did."""
+    """Return the ids of tests that took ``LEAST`` or longer, or of a function if all its did."""
     names, functions = set(), defaultdict(lambda: defaultdict(float))
     for took, when, name in _LINE.findall(log):
         if is_among(name, KEPT) or "on_ranks.py" in name:

@@ -1,4 +1,4 @@
-"""Folders of snapshots that the tests of snapshots and of the basis share."""
+"""Folders of snapshots, shared by the tests of snapshots and of the basis."""
 
 import numpy as np
 from safetensors.numpy import save_file
@@ -7,7 +7,7 @@ SHAPES = {"conv.weight": (3, 2, 2), "bias": (4,), "dense.weight": (5, 7), "scale
 
 
 def split(row, shapes=None):
-    """A row of M numbers as arrays by name, in the order of ``shapes``."""
+    """Split a row of M numbers into arrays by name, in the order of ``shapes``."""
     parts, start = {}, 0
     for name, shape in (shapes or SHAPES).items():
         count = int(np.prod(shape, dtype=int))
@@ -18,14 +18,14 @@ def split(row, shapes=None):
 
 
 def size(shapes=None):
-    """M: the numbers in a snapshot."""
+    """Return M, the number of entries in a snapshot."""
     return sum(int(np.prod(shape, dtype=int)) for shape in (shapes or SHAPES).values())
 
 
 def write(folder, rows, shapes=None, name="step-{:09d}.safetensors", order=None):
     """Write rows (N, M) as snapshots of parameters of ``shapes``; return pairs (name, shape).
 
-    order  indices of the rows in the order in which the files are made
+    order  indices of the rows in the order in which the files are written
     """
     folder.mkdir(parents=True, exist_ok=True)
     for index in order if order is not None else range(len(rows)):
@@ -36,7 +36,7 @@ def write(folder, rows, shapes=None, name="step-{:09d}.safetensors", order=None)
 
 
 def with_spectrum(count, numbers, values, seed=0, mean=0.0):
-    """Rows (count, numbers) float32 whose centred matrix has about these singular values."""
+    """Return rows (count, numbers) float32 whose centred matrix has about these singular values."""
     random = np.random.default_rng(seed)
     left = np.column_stack([np.ones(count), random.normal(size=(count, len(values)))])
     left = np.linalg.qr(left)[0][:, 1:]

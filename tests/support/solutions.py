@@ -1,4 +1,4 @@
-"""What the solution notebooks define, as functions of this process."""
+"""The functions that the solution notebooks define, in this process."""
 
 import ast
 import functools
@@ -19,14 +19,14 @@ def code(path):
 
 @functools.cache
 def solved(lab):
-    """Return a lab's right answers, by name, and what they use; nothing has been checked."""
+    """Return a module of a lab's correct answers and what they use, without calls of ``check``."""
     module = ModuleType(f"solutions_{lab}")
-    sys.modules[module.__name__] = module  # MindSpore looks there for a function that it compiles
+    sys.modules[module.__name__] = module  # MindSpore looks here for functions that it compiles
     for number, source in enumerate(code(FOLDER / f"{lab}.ipynb")):
         tree = ast.parse(source)
         tree.body = [each for each in tree.body if "check(" not in ast.unparse(each)]
         place = f"<cell {number} of {lab}>"
-        # And here for its source.
+        # And here for their source.
         linecache.cache[place] = len(source), None, source.splitlines(keepends=True), place
         exec(compile(tree, place, "exec"), module.__dict__)
     return module

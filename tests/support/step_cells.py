@@ -1,4 +1,4 @@
-"""Small networks and batches that the tests of the step cells share. Distinct rows, fixed seeds."""
+"""Small networks and batches for the tests of the step cells: distinct rows, fixed seeds."""
 
 from contextlib import contextmanager
 
@@ -38,7 +38,7 @@ def rows(count, seed=0):
 
 
 def tensors(*arrays):
-    """The arrays, or parts of them, as Tensors."""
+    """Return arrays, or parts of arrays, as Tensors."""
     return tuple(Tensor(np.ascontiguousarray(array)) for array in arrays)
 
 
@@ -73,18 +73,18 @@ def momentum(network, learning_rate=0.05, weight_decay=0.0):
 
 
 def snapshot(cell):
-    """Every Parameter of a cell by name, copied."""
+    """Return a copy of every Parameter of a cell, by name."""
     return {parameter.name: parameter.asnumpy().copy() for parameter in cell.get_parameters()}
 
 
 def restore(cell, values):
-    """Set every Parameter of a cell to what ``snapshot`` gave."""
+    """Set every Parameter of a cell to its value in a ``snapshot``."""
     for parameter in cell.get_parameters():
         set_state(parameter, values[parameter.name])
 
 
 def moved(step, *arrays):
-    """Call a step; return (its loss, the names of the Parameters that the call has changed)."""
+    """Call a step; return (its loss, the names of the Parameters that the call changed)."""
     before = snapshot(step)
     loss = float(step(*tensors(*arrays)))
     after = snapshot(step)
@@ -92,19 +92,19 @@ def moved(step, *arrays):
 
 
 class Once:
-    """Builds each step once and hands it over as new: compiling its graphs is what takes time.
+    """Builds each step once and returns it as new every time: compiling its graphs takes long.
 
-    All state of a step is in its Parameters (test_resume.py, test_checkpoint.py), so that with the
-    values that it was built with it is a new one.
+    All state of a step is in its Parameters (test_resume.py, test_checkpoint.py), so a step whose
+    Parameters have their initial values again is as good as new.
     """
 
     def __init__(self):
         self._made = {}
 
     def __call__(self, build, *args, **options):
-        """Return ``build(*args, **options)``, a tuple that ends with the step, of the first call.
+        """Return what the first ``build(*args, **options)`` made: a tuple that ends with the step.
 
-        One that is to be trained beside another one of the same build is built by the test itself.
+        A test that trains two steps of the same build side by side must build one of them itself.
         """
         key = build.__qualname__, repr((args, sorted(options.items())))
         if key not in self._made:
@@ -116,14 +116,14 @@ class Once:
 
 
 def assert_bit_equal(actual, expected):
-    """Two snapshots hold the same names and the same bits; an empty one fails."""
+    """Assert that two snapshots hold the same names and bits, and are not empty."""
     assert expected and actual.keys() == expected.keys(), (sorted(actual), sorted(expected))
     for name in expected:
         np.testing.assert_array_equal(actual[name], expected[name], err_msg=name)
 
 
 def assert_close(actual, expected, **tolerance):
-    """Two dicts of arrays hold the same names and close values; an empty one fails."""
+    """Assert that two dicts of arrays hold the same names and close values, and are not empty."""
     assert expected and actual.keys() == expected.keys(), (sorted(actual), sorted(expected))
     for name in expected:
         np.testing.assert_allclose(actual[name], expected[name], err_msg=name, **tolerance)
@@ -131,14 +131,14 @@ def assert_close(actual, expected, **tolerance):
 
 @contextmanager
 def unchanged(cell):
-    """A block that leaves every Parameter of a cell as it was, to the bit."""
+    """Assert that the block leaves every Parameter of a cell unchanged, to the bit."""
     before = snapshot(cell)
     yield
     assert_bit_equal(snapshot(cell), before)
 
 
 class Product(nn.Cell):
-    """Loss whose gradient by the outputs is the targets over their number, at all weights."""
+    """Loss whose gradient by the outputs is targets / targets.size, whatever the weights."""
 
     def construct(self, outputs, targets):
         return ops.mean(outputs * targets)
@@ -176,7 +176,7 @@ def accumulated(loss_net, optimizer, **options):
     return AccumulatedStep(loss_net, optimizer, micro_steps=2, **options)
 
 
-# The second update is one between refreshes; a NaN is left to ``nonfinite``, as everywhere here.
+# The second update lies between refreshes; a NaN is left to ``nonfinite``, as in all steps here.
 THOR = {"frequency": 2, "nan": "drop"}
 
 
@@ -194,7 +194,7 @@ def adasum(loss_net, optimizer, **options):
 
 
 def subspace(loss_net, optimizer, **options):
-    """Three components; outside of them the optimizer works as in the other steps."""
+    """A step with three components; outside them the optimizer works as in the other steps."""
     basis = basis_of(getattr(optimizer, "parameters", ()), 3)
     return SubspaceStep(loss_net, optimizer, basis, alpha=1.0, gamma=0.0, **options)
 
@@ -204,14 +204,14 @@ def accumulated_subspace(loss_net, optimizer, **options):
 
 
 def projected_sgd(loss_net, optimizer, **options):
-    """All components: P^T P g is g."""
+    """A step with all components: P^T P g is g."""
     parameters = getattr(optimizer, "parameters", ())
     basis = basis_of(parameters, sum(parameter.size for parameter in parameters))
     return SubspaceStep(loss_net, optimizer, basis, method="sgd", **options)
 
 
 def freezing(loss_net, optimizer, **options):
-    """The first of the parameters stays as it is in every second update."""
+    """A step that leaves the first parameter unchanged in every second update."""
     names = [parameter.name for parameter in getattr(optimizer, "parameters", ())]
     groups = {name: place for place, name in enumerate(names)}
     schedule = FreezeSchedule(groups, np.array([0, 1], np.int32), {"freeze": "every second"})
@@ -232,13 +232,13 @@ STEPS = {
     "projected sgd": projected_sgd,
 }
 
-# What a micro-batch that is not finite may move: counts, and a worker's turn that goes by. Each of
-# Adasum's workers has moments of its own, and finds them in the optimizer when it has its turn.
+# What a micro-batch that is not finite may change: counts, and which worker's turn it is. Each of
+# Adasum's workers has its own moments, and finds them in the optimizer during its turn.
 COUNTS = {"step.dropped", "step.micro_step", "step.spoiled", "step.adasum_worker"}
 
 
 def traces(step, moved):
-    """Return the names in ``moved`` that no dropped micro-batch may move."""
+    """Return the names in ``moved`` that no dropped micro-batch may change."""
     turns = ()
     if isinstance(step, AdasumStep):
         turns = ("adasum.", *(parameter.name for parameter in step.update.states))
@@ -246,11 +246,11 @@ def traces(step, moved):
 
 
 class CountingTap(nn.Cell):
-    """A tap in the smallest form: identity of y; its Parameters' "gradients" are sums of its own.
+    """A minimal tap: the identity of y, with its own sums as "gradients" of its Parameters.
 
-    rows   sum over the rows of 1, what does not depend on the loss
-    size   sum of the squares of dL/dy, what grows with its square
-    scale  what the loss was multiplied by
+    rows   sum of 1 over the rows, which does not depend on the loss
+    size   sum of the squares of dL/dy, which grows with the square of the loss
+    scale  factor by which the loss was multiplied
     """
 
     def construct(self, y, rows, size, scale):
@@ -264,7 +264,7 @@ class CountingTap(nn.Cell):
 
 
 class Counted(nn.Cell):
-    """A linear network with a ``CountingTap`` behind it."""
+    """A linear network followed by a ``CountingTap``."""
 
     def __init__(self):
         super().__init__()
@@ -274,7 +274,7 @@ class Counted(nn.Cell):
         self.scale = Tensor(1.0, ms.float32)
 
     def unscale(self, scale):
-        """Let the tap divide by a step's loss scale, a Parameter that is not this Cell's."""
+        """Make the tap divide by a step's loss scale, a Parameter of another Cell."""
         object.__setattr__(self, "scale", scale)
 
     def construct(self, inputs):

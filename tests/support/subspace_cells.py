@@ -1,4 +1,4 @@
-"""What the tests of the subspace step share: bases by QR, and networks with a float64 twin."""
+"""Shared by the tests of the subspace step: bases by QR, and networks with a float64 twin."""
 
 import hashlib
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from labkit.reference.losses import cross_entropy
 
 @dataclass(frozen=True)
 class QR:
-    """A basis with what a step reads of one: the rows of a random orthogonal matrix."""
+    """A basis with what a step reads from it; its rows are those of a random orthogonal matrix."""
 
     matrix: np.ndarray
     names: tuple
@@ -22,7 +22,7 @@ class QR:
 
 
 def basis_of(parameters, components, seed=0):
-    """A random basis of the parameters, as ``Basis.of`` would make one of snapshots."""
+    """Return a random basis of the parameters, in the form that ``Basis.of`` makes of snapshots."""
     parameters = list(parameters)
     numbers = sum(parameter.size for parameter in parameters)
     columns = np.random.default_rng(seed).normal(size=(numbers, components))
@@ -31,7 +31,7 @@ def basis_of(parameters, components, seed=0):
 
 
 def small_network():
-    """Rows (B, 6) -> logits (B, 4), through six tanh: 70 weights, names of their own."""
+    """Return a network (B, 6) -> logits (B, 4) through six tanh: 70 weights, distinct names."""
     from mindspore import nn
 
     return nn.SequentialCell(nn.Dense(6, 6), nn.Tanh(), nn.Dense(6, 4))
@@ -41,14 +41,14 @@ SHAPES = ((6, 6), (6,), (4, 6), (4,))
 
 
 def small_weights(seed=0):
-    """Weights of ``small_network`` in one vector (70,), float64 values that float32 holds."""
+    """Weights of ``small_network`` in one vector (70,), float64 values that float32 represents."""
     random = np.random.default_rng(seed)
     parts = [random.normal(size=shape) / np.sqrt(shape[-1]) for shape in SHAPES]
     return np.concatenate([part.ravel() for part in parts]).astype(np.float32).astype(np.float64)
 
 
 def small_rows(count, seed):
-    """Inputs (count, 6) and labels (count,) that one map gives, with noise."""
+    """Inputs (count, 6) and labels (count,) that one linear map gives, with noise."""
     random = np.random.default_rng(500 + seed)
     inputs = random.normal(size=(count, 6)).astype(np.float32)
     map_ = np.random.default_rng(4).normal(size=(6, 4))
@@ -75,7 +75,7 @@ def parts_of(flat):
 
 
 def small(flat=None):
-    """(network, loss_net) with the weights of a vector."""
+    """Return (network, loss_net) with the weights of a vector."""
     from mindspore import nn
 
     from labkit.steps.losses import LossNet
@@ -95,5 +95,5 @@ def put(network, flat):
 
 
 def flat(network):
-    """All weights of a network in one vector, as the optimizer has them."""
+    """Return all weights of a network in one vector, in the optimizer's order."""
     return np.concatenate([p.asnumpy().ravel() for p in network.trainable_params()])

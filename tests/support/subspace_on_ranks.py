@@ -1,7 +1,7 @@
 """What each rank runs in algorithms/subspace/test_on_ranks.py: ``msrun ... THIS_FILE OUT``.
 
-Writes OUT/rank<n>.npz: by case, the weights after every update, searches and reports; and what was
-refused, as text.
+Writes OUT/rank<n>.npz: by case, the weights, reports and searches after every micro-batch; and the
+messages of what was refused.
 """
 
 import sys
@@ -14,26 +14,26 @@ from tests.support.rank_programs import operator_names, refused, save
 RANKS = (2, 3)
 ROWS = 24  # of an update's micro-batch, over all ranks
 UPDATES = 6
-# name -> (components, options, micro-batches that are NaN on the last rank, by number). The last
-# one, whose collectives the others have as well, runs on two ranks alone.
+# name -> (components, options, numbers of micro-batches that are NaN on the last rank). The last
+# case, whose collectives the others use as well, runs on two ranks only.
 CASES = {
-    # 4 components: one of three ranks has none.
+    # With 4 components, one of three ranks has none.
     "search": (4, {"alpha": 0.1}, ()),
-    # The second update is left to the other ranks; 3 components, no multiple of two ranks.
+    # The last rank has no part in the second update; 3 components are not a multiple of two ranks.
     "micro-batches": (3, {"micro_steps": 2, "sigma": 0.95, "trials": 2, "alpha": 0.1}, (2, 3, 5)),
     "projected sgd": (5, {"method": "sgd", "clip_norm": 0.7}, ()),
 }
 
 
 def cases(ranks):
-    """Names of the cases that so many ranks run."""
+    """Return the names of the cases that this number of ranks runs."""
     return list(CASES) if ranks == 2 else list(CASES)[:2]
 
 
 def micro_batches(case, number, ranks):
-    """The rows of each rank, of other sizes, in micro-batch ``number``; None for one of NaN.
+    """Return each rank's rows, of different sizes, in micro-batch ``number``; None if they are NaN.
 
-    In one process they are one micro-batch: all rows that are finite.
+    In one process all finite rows are one micro-batch.
     """
     from tests.support.subspace_cells import small_rows
 
@@ -47,7 +47,7 @@ def micro_batches(case, number, ranks):
 
 
 def run(case, ranks, rank=None):
-    """Train one case on this rank, or all of its rows in one process; return what is compared."""
+    """Train one case on this rank, or on all rows in one process; return the arrays to compare."""
     from mindspore import nn
 
     from labkit.algorithms.subspace import SubspaceStep
@@ -81,7 +81,7 @@ def run(case, ranks, rank=None):
 
 
 def refusals(rank):
-    """Ranks with another basis, and ranks with other weights."""
+    """Return the errors of ranks whose bases differ, and of ranks whose weights differ."""
     from mindspore import nn
 
     from labkit.algorithms.subspace import SubspaceStep
@@ -102,7 +102,7 @@ def refusals(rank):
 
 
 def of_snapshots(out, rank):
-    """What each call of ``basis_of`` gave this rank, and what was said of it."""
+    """Return the checksums and messages of the calls of ``basis_of`` on this rank."""
     from labkit.algorithms.subspace import Basis, basis_of
     from tests.support.snapshots import size, with_spectrum, write
 

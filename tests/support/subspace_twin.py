@@ -10,10 +10,10 @@ from tests.support.subspace_cells import small_loss, small_weights
 
 @dataclass
 class Twin:
-    """``reference.ProjectedBFGS`` behind ``reference.Accumulation``, with any momentum optimizer.
+    """``reference.ProjectedBFGS`` after ``reference.Accumulation``, with any momentum optimizer.
 
     basis      (K, M);  method  ``bfgs`` or ``sgd``;  constants  of the search
-    rate, momentum, decay  of the optimizer; the decay may be one by weight (M,)
+    rate, momentum, decay  of the optimizer; the decay may differ by weight (M,)
     """
 
     basis: np.ndarray
@@ -51,7 +51,7 @@ class Twin:
         return weights
 
     def micro_batch(self, inputs, labels):
-        """Take a micro-batch; one with NaN among its inputs is not finite."""
+        """Process a micro-batch; it is not finite if an input is not."""
         finite = bool(np.isfinite(inputs).all())
         loss, gradient = small_loss(self.weights, inputs, labels)
         weight = reference.weight(len(labels), reduction=self.reduction)
@@ -77,7 +77,7 @@ class Twin:
             self.rows = []
 
     def _loss(self, weights):
-        """The objective whose gradient the update has, on the update's own rows."""
+        """Return the objective whose gradient the update has, on the update's own rows."""
         losses = [weight * small_loss(weights, *rows)[0] for weight, *rows in self.rows]
         divisor = sum(weight for weight, *_ in self.rows) if self.reduction == "mean" else 1
         return sum(losses) / divisor

@@ -1,7 +1,7 @@
-"""Reads a picture of docs/figures: its boxes, lines and texts, and how much room a text takes.
+"""Reads a picture of docs/figures: its boxes, lines and texts, and the size of each text.
 
-A reader's fonts are not known: widths are those of DejaVu, which matplotlib brings along, and which
-is wider than the fonts that the pictures ask for.
+A reader's fonts are unknown: widths are those of DejaVu, which comes with matplotlib and is wider
+than the fonts that the pictures request.
 """
 
 import re
@@ -50,7 +50,7 @@ class Rect:
 
 
 class Picture:
-    """What is in a file, place by place; all rectangles in units of the viewBox."""
+    """The contents of a file and their positions; all rectangles are in units of the viewBox."""
 
     def __init__(self, text: str):
         self.text = text
@@ -85,7 +85,7 @@ class Picture:
         return min(around, key=lambda box: box.area)
 
     def colours(self, dark: bool) -> dict[tuple[str, ...], dict[str, str]]:
-        """Return selector's classes -> {property: #rrggbb} of one theme; ("text",) is all text."""
+        """Return a theme's {classes of a selector: {property: #rrggbb}}; ("text",) is all text."""
         light, _, rest = self.style.partition("@media (prefers-color-scheme:dark)")
         colours: dict[tuple[str, ...], dict[str, str]] = {}
         for part in (light, rest) if dark else (light,):
@@ -104,7 +104,7 @@ def _rect(element: ElementTree.Element) -> Rect:
 
 
 def _segments(data: str) -> list[tuple[float, float, float, float]]:
-    """Return the straight pieces of a path; of a curve, its chord."""
+    """Return the straight segments of a path; a curve is replaced by its chord."""
     x = y = start_x = start_y = 0.0
     pieces = []
     for step, numbers in _STEP.findall(data):
@@ -127,14 +127,14 @@ def _segments(data: str) -> list[tuple[float, float, float, float]]:
 
 @cache
 def _extent(text: str, serif: bool, italic: bool, bold: bool, size: float) -> tuple:
-    """Return (width, height above the baseline, depth below it) of one run."""
+    """Return (width, height above the baseline, depth below it) of one run of text."""
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import TextPath, text_to_path
 
     family, style = ("DejaVu Serif" if serif else "DejaVu Sans"), ("italic" if italic else "normal")
     weight = "bold" if bold else "normal"
     font = FontProperties(family=family, style=style, weight=weight, size=size)
-    # The advance: a space at the end has a width, and no ink.
+    # The advance: a trailing space has a width but no ink.
     width = text_to_path.get_text_width_height_descent(text, font, ismath=False)[0]
     ink = TextPath((0, 0), text.strip() or "x", prop=font, usetex=False).vertices
     heights = ink[:, 1]
@@ -166,7 +166,7 @@ def _measured(element: ElementTree.Element) -> Rect:
 
 
 def crosses(segment: tuple[float, float, float, float], rect: Rect) -> bool:
-    """Whether a straight line meets the inside of a rectangle."""
+    """Return whether a line segment meets the interior of a rectangle."""
     x, y, to_x, to_y = segment
     low, high = 0.0, 1.0
     for start, delta, least, most in (

@@ -1,4 +1,4 @@
-"""Which files the project has, and what its pages and notebooks say."""
+"""The files of the project, and the text of its pages and notebooks."""
 
 import ast
 import io
@@ -17,7 +17,7 @@ _CODE = re.compile(r"`[^`\n]*`")
 
 
 def committed_files(root: Path) -> list[Path]:
-    """Return the files that git knows or would add; outside a checkout, those not in .venv."""
+    """Return the files that git tracks or would add; outside a checkout, those not in .venv."""
     command = ["git", "-C", str(root), "ls-files", "-z", "-co", "--exclude-standard"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode == 0:
@@ -28,25 +28,25 @@ def committed_files(root: Path) -> list[Path]:
 
 
 def own_cells(path: Path) -> list[dict[str, Any]]:
-    """Return the cells of a notebook that a person writes: not the contents, a program's."""
+    """Return the cells of a notebook that a person writes: all but the generated navigation."""
     cells = notebook_files.read(path)["cells"]
     return [cell for cell in cells if NAVIGATION not in notebook_files.tags(cell)]
 
 
 def markdown(cells: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the markdown of each cell; of a cell of code nothing, so that places are kept."""
+    """Return the markdown of each cell; "" for a code cell, so that positions are kept."""
     return [cell["source"] if cell["cell_type"] == "markdown" else "" for cell in cells]
 
 
 def tree_of(cell: Mapping[str, Any]) -> ast.AST:
-    """Return the Python of a cell of code, parsed."""
+    """Return the syntax tree of a code cell."""
     lines = cell["source"].splitlines()
-    # IPython's own lines are no Python: %matplotlib, !ls.
+    # IPython's own lines are not Python: %matplotlib, !ls.
     return ast.parse("\n".join("pass" if re.match(r"\s*[%!]", line) else line for line in lines))
 
 
 def text_of(path: Path) -> str:
-    """Return a page, the markdown of a notebook's own cells, or a program's words as one text."""
+    """Return as one text a page, the markdown of a notebook's own cells, or a program's words."""
     if path.suffix == ".ipynb":
         return "\n\n".join(markdown(own_cells(path)))
     text = path.read_text(encoding="utf-8")
@@ -54,17 +54,17 @@ def text_of(path: Path) -> str:
 
 
 def words_of(code: str) -> list[str]:
-    """Return the comments and strings of Python: what it says to people, and its keys."""
+    """Return the comments and strings of Python code: its prose, and its keys."""
     kinds = {tokenize.COMMENT, tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", None)}
     tokens = tokenize.generate_tokens(io.StringIO(code).readline)
     return [token.string for token in tokens if token.type in kinds]
 
 
 def without_fences(text: str) -> str:
-    """Return markdown without its blocks of code."""
+    """Return markdown without its code blocks."""
     return _FENCE.sub("", text)
 
 
 def without_code(text: str) -> str:
-    """Return markdown without its blocks and words of code."""
+    """Return markdown without its code blocks and inline code."""
     return _CODE.sub("", without_fences(text))

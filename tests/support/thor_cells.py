@@ -14,12 +14,12 @@ from labkit.steps.state import set_state
 from tests.support.step_cells import INPUTS, OUTPUTS, momentum, rows, tensors
 
 HIDDEN, RATE, DECAY, DAMPING = 4, 0.05, 0.01, 0.1
-# The layers' names, as the step has them and as the twin has.
+# The layers' names, the same in the step and in the twin.
 FIRST, SECOND = "0", "2"
 
 
 def mlp(seed=0):
-    """Dense (B, 3) -> tanh -> dense (B, 2), weights of order 1: (network, loss_net)."""
+    """Return (network, loss_net): dense (B, 3) -> tanh -> dense (B, 2), weights of order 1."""
     random = np.random.default_rng(3000 + seed)
     network = nn.SequentialCell(nn.Dense(INPUTS, HIDDEN), nn.Tanh(), nn.Dense(HIDDEN, OUTPUTS))
     for parameter in network.get_parameters():
@@ -28,7 +28,7 @@ def mlp(seed=0):
 
 
 def values(network):
-    """Every Parameter of a network by name, float64."""
+    """Return every Parameter of a network by name, float64."""
     return {p.name: p.asnumpy().astype(np.float64) for p in network.get_parameters()}
 
 
@@ -65,14 +65,14 @@ def optimizer(network):
     return momentum(network, RATE, DECAY)
 
 
-# Options, beside the damping, that only the Python between the compiled graphs reads.
+# Options, besides the damping, that only the Python between the compiled graphs reads.
 BETWEEN_GRAPHS = ("frequency", "factor_frequency", "trace_rule", "nan")
 
 
 def thor_step(once, damping=DAMPING, **options):
-    """(network, ThorStep) on ``mlp``, as new; those whose graphs are the same are compiled once.
+    """Return (network, ThorStep) on ``mlp``, as new; steps with equal graphs are compiled once.
 
-    What is read between the graphs comes from an update stage that is made of the options.
+    What is read between the graphs comes from an update stage built with the options.
     """
     in_graphs = {n: v for n, v in options.items() if n not in BETWEEN_GRAPHS}
     network, step = once(_thor_step, **in_graphs)
@@ -96,7 +96,7 @@ def call(step, seed, count=8, scale=1.0):
 
 
 def factors(update):
-    """A and G of all layers, copied."""
+    """Return copies of A and G of all layers."""
     return {
         f"{layer.layer_name}.{name}": getattr(layer, name).asnumpy().copy()
         for layer in update.layers
@@ -105,7 +105,7 @@ def factors(update):
 
 
 def inverses(update):
-    """The inverses of all layers, copied."""
+    """Return copies of the inverses of all layers."""
     return {
         f"{layer.layer_name}.{name}": getattr(layer, name).asnumpy().copy()
         for layer in update.layers
@@ -114,15 +114,15 @@ def inverses(update):
 
 
 def same(values, others):
-    """Whether two of the above are equal to the bit."""
+    """Return whether two dicts of arrays are equal to the bit."""
     assert values and values.keys() == others.keys()
     return all(np.array_equal(values[name], others[name]) for name in values)
 
 
 def three_updates(step, network, twin, parameters, batches, gradients_of):
-    """Yield {name: (what moved here, what moved in float64)} of one refresh and two cached steps.
+    """Yield {name: (change by the step, change by the twin)} of one refresh and two cached steps.
 
-    The twin goes on from its own parameters.
+    The twin, in float64, continues from its own parameters.
     """
     for batch in batches:
         before = parameter_values(network)
@@ -138,7 +138,7 @@ def three_updates(step, network, twin, parameters, batches, gradients_of):
 
 
 def error(moved):
-    """Return the largest error of a tensor over its largest update, and the tensor's name."""
+    """Return the largest error of a tensor over its largest due change, and the tensor's name."""
     return max(
         (np.abs(move - due).max() / np.abs(due).max(), n) for n, (move, due) in moved.items()
     )

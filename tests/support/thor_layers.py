@@ -1,4 +1,4 @@
-"""What the tests of THOR's layers share: one layer, one batch, one update, and its float64 twin."""
+"""Shared by the tests of THOR's layers: one layer, one batch, one update and its float64 twin."""
 
 from dataclasses import dataclass
 
@@ -11,13 +11,13 @@ from labkit.runtime import pynative
 from labkit.steps.state import set_state
 
 # Largest difference over the largest entry, float32 against float64. Measured in test_taps.py:
-# factors and gradients at most 6e-7; directions at damping 0.1 1e-6, but for 2e-5 of one whole
-# factor of 127 inputs and rank 5, whose condition is 700.
+# factors and gradients at most 6e-7; directions at damping 0.1 at most 1e-6, except 2e-5 for one
+# whole factor of 127 inputs and rank 5, whose condition number is 700.
 FACTOR, DIRECTION = 2e-6, 1e-4
 
 
 class Weighted(nn.Cell):
-    """Loss net (x, c) -> the mean over rows of sum(y c): dL/dy is c over the number of rows."""
+    """Loss net (x, c) -> mean over rows of sum(y c): dL/dy is c divided by the number of rows."""
 
     def __init__(self, network):
         super().__init__(auto_prefix=False)
@@ -33,7 +33,7 @@ def normal(shape, seed=0):
 
 
 def fill(cell, seed=0):
-    """Give every trainable Parameter of a cell numbers of order 1 / sqrt(in); return the cell."""
+    """Set all trainable Parameters of a cell to numbers of order 1 / sqrt(in); return the cell."""
     for number, parameter in enumerate(cell.trainable_params()):
         size = np.prod(parameter.shape[1:]) if parameter.ndim > 1 else 4
         set_state(parameter, normal(parameter.shape, 100 * seed + number) / np.sqrt(size))
@@ -41,7 +41,7 @@ def fill(cell, seed=0):
 
 
 class Block(nn.Cell):
-    """A dense layer, a norm and, in a CellList, two more dense layers in a list of their own."""
+    """A dense layer, a norm, and two more dense layers in a CellList inside a CellList."""
 
     def __init__(self):
         super().__init__()
@@ -72,7 +72,7 @@ class Nested(nn.Cell):
 
 @dataclass
 class Updated:
-    """One update of a network by ``Weighted``: the step, and what moved."""
+    """One update of a network by ``Weighted``: the step, its gradients, the parameters' changes."""
 
     step: ThorStep
     gradients: dict
@@ -105,7 +105,7 @@ def updated(network, x, c, *, damping=0.1, compiled=False, **options):
 
 
 def whole(factor, dimension, groups=1):
-    """Return (groups, n, n) of a factor in blocks; what pads the last block is zero."""
+    """Return a factor stored in blocks as (groups, n, n); assert that its padding is zero."""
     blocks = factor.asnumpy().astype(np.float64)
     count, size = len(blocks) // groups, blocks.shape[-1]
     full = np.zeros((groups, count * size, count * size))
@@ -117,14 +117,14 @@ def whole(factor, dimension, groups=1):
 
 
 def off(actual, expected):
-    """Return the largest difference over the largest entry that was expected."""
+    """Return the largest difference over the largest expected entry."""
     actual, expected = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
     assert actual.shape == expected.shape and expected.size, (actual.shape, expected.shape)
     return np.abs(actual - expected).max() / np.abs(expected).max()
 
 
 def assert_factors(layer, a_factor, g_factor, positions, split):
-    """The layer's factors are the diagonal blocks of the given (groups, n, n)."""
+    """Assert that the layer's factors are the diagonal blocks of the given (groups, n, n)."""
     groups = len(a_factor)
     assert (layer.groups, layer.inputs) == (groups, a_factor.shape[-1])
     assert layer.outputs == g_factor.shape[-1]

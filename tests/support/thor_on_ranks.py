@@ -1,6 +1,6 @@
 """What each rank runs in test_on_ranks.py of THOR: ``msrun ... thor_on_ranks.py OUT``.
 
-Writes OUT/rank<n>.npz: what ``run`` found in every case.
+Writes OUT/rank<n>.npz: the results of every case and of the failures.
 """
 
 import sys
@@ -12,7 +12,7 @@ import numpy as np
 from tests.support.rank_programs import in_mode, save
 
 ROWS, UPDATES = 8, 4
-# name -> (network, micro-batches, options, NaN as (rank, call)); 8 rows a call, over all ranks.
+# name -> (network, micro-batches, options, NaN as (rank, call)); 8 rows per call over all ranks.
 CASES = {
     "lenet": ("lenet", 0, {"frequency": 2, "split": 32}, None),
     "rule and clip": (
@@ -26,23 +26,23 @@ CASES = {
     "nan on one rank": ("mlp", 0, {"frequency": 2, "nan": "drop"}, (1, 2)),
     "retried": ("degenerate", 0, {"frequency": 1, "split": None}, None),
 }
-# What runs operator by operator: the same collectives, without four graphs on each rank.
+# Cases that run operator by operator: the same collectives, without four graphs on each rank.
 EAGER = ("damping adapts", "accumulated")
-# name -> the call in which every rank is to stop, of one training: one between refreshes, and one
-# that refreshes.
+# name -> the call of one training at which every rank must stop: one call between refreshes, and
+# one that refreshes.
 FAILURES = {"nan stops": 1, "no inverse": 2}
 NAN_RANK = 1
-# The case whose step, as new, the failures are tried on.
+# The case whose step, reset to its initial state, is used for the failures.
 SHARED = "nan on one rank"
 
 
 def sizes(ranks):
-    """Rows of each rank in a call: not the same."""
+    """Return the number of rows of each rank in a call; they are not all equal."""
     return {1: (8,), 2: (5, 3), 4: (1, 3, 2, 2)}[ranks]
 
 
 def build(kind, micro_steps, options):
-    """Return (network, step) on weights that are the same on all ranks."""
+    """Return (network, step) with the same weights on all ranks."""
     from mindspore import nn
 
     from labkit.algorithms.thor import LevenbergMarquardt, ThorStep, ThorUpdate, TraceRule
@@ -101,7 +101,7 @@ def batch(kind, call, rank=0, ranks=1):
 
 
 def state(network, step):
-    """Parameters, inverses, decisions and counters."""
+    """Return Parameters, factors, inverses, decisions, counters and the last update, by name."""
     from tests.support.thor_cells import factors, inverses
 
     arrays = {f"network/{p.name}": p.asnumpy().copy() for p in network.get_parameters()}
@@ -115,13 +115,13 @@ def state(network, step):
 
 
 def run(case, rank=0, ranks=1):
-    """Return what ``train`` does, on a new network."""
+    """Return the result of ``train`` on a new network."""
     kind, micro_steps, options, _ = CASES[case]
     return train(case, *build(kind, micro_steps, options), rank, ranks)
 
 
 def train(case, network, step, rank, ranks):
-    """Run one case and return its state after every call, by name, and what this rank inverted."""
+    """Run one case; return its state after each call, by name, and the layers this rank inverts."""
     from tests.support.step_cells import tensors
 
     kind, _, _, nan = CASES[case]
@@ -132,13 +132,13 @@ def train(case, network, step, rank, ranks):
             inputs = inputs * np.float32(np.nan)
         step(*tensors(inputs, targets))
         arrays |= {f"{case}/{call}/{name}": value for name, value in state(network, step).items()}
-        arrays.setdefault(f"{case}/inverted", np.array(seen))  # by the first call
+        arrays.setdefault(f"{case}/inverted", np.array(seen))  # in the first call
     arrays[f"{case}/owned"] = np.array(step.update.inverses.owners)
     return arrays
 
 
 def inverted(inverses):
-    """Return a list to which every inversion adds the numbers of its layers."""
+    """Return a list to which every inversion appends the numbers of its layers."""
     seen, invert = [], inverses._invert
 
     def noted(group, damping):
@@ -150,7 +150,7 @@ def inverted(inverses):
 
 
 def fail(network, step, rank, ranks):
-    """Return, by case, what is said at its call, and whether the weights are as before it."""
+    """Return, by case, the error at its call, and whether the weights are unchanged."""
     from tests.support.step_cells import tensors
 
     arrays = {}
@@ -160,17 +160,17 @@ def fail(network, step, rank, ranks):
         if case is not None:
             arrays |= fail_at(case, network, step, batches, rank)
         if case != "no inverse":
-            step(*batches)  # and goes on
+            step(*batches)  # the training continues
     assert step.last_update.number == 2
     return arrays
 
 
 def fail_at(case, network, step, batches, rank):
-    """Break on one rank what the case is called after, and call the step."""
+    """Cause the failure of the case on one rank, and call the step."""
     from mindspore import Tensor
 
     if case == "no inverse":
-        if rank == step.update.inverses.owners[0]:  # alone
+        if rank == step.update.inverses.owners[0]:  # on this rank alone
             step.update.inverses._invert = lambda group, damping: np.full(len(group), np.inf)
     elif rank == NAN_RANK:
         batches = Tensor(batches[0].asnumpy() * np.float32(np.nan)), batches[1]
@@ -202,7 +202,7 @@ def main(out):
         network, step = build(kind, micro_steps, options)
         new = snapshot(step)
         arrays |= train(SHARED, network, step, rank, ranks)
-        # The same graphs; what a NaN does is decided between them.
+        # The graphs stay the same: the reaction to a NaN is decided between them.
         restore(step, new)
         step.update.options = replace(step.update.options, nan="stop")
         arrays |= fail(network, step, rank, ranks)

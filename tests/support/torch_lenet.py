@@ -4,10 +4,10 @@ from collections import OrderedDict
 
 
 def torch_lenet(torch, values):
-    """Return the network (N, 1, 32, 32) -> (N, 10) with given weights, arrays by name, in theirs.
+    """Return the network (N, 1, 32, 32) -> (N, 10) with the weights ``values``, arrays by name.
 
-    Its convolutions have a bias where ``values`` has one. ``torch`` is the module, which the tests
-    ask for by ``importorskip``.
+    Its dtype is that of the weights, and its convolutions have a bias if ``values`` has one.
+    ``torch`` is the module, which the tests import by ``importorskip``.
     """
     n, bias = torch.nn, "conv1.bias" in values
     network = n.Sequential(

@@ -1,8 +1,8 @@
 """What a rank runs in tests/training/test_on_ranks.py: ``training_on_ranks.py OUT KILLED REFUSED``.
 
-Trains with README's own call in OUT/run; rank KILLED (-1 for none) kills itself in the middle of a
-group. Writes OUT/rank<n>.json: the SHA-256 of all Parameters, what this rank alone holds, records;
-and, where REFUSED is 1, what each of the refused calls has said.
+Trains with the README's own call in OUT/run; rank KILLED (-1 for none) kills itself in the middle
+of a group. Writes OUT/rank<n>.json: the SHA-256 of all Parameters, the values that this rank alone
+holds, the records; and, if REFUSED is 1, the messages of the refused calls.
 """
 
 import json
@@ -19,7 +19,7 @@ EPOCHS = 3
 
 
 def data(rank, ranks, batch=4):
-    """Shuffled batches of this rank's part of 44 rows a rank; one row of all is not finite."""
+    """Shuffled batches of this rank's part of 44 rows per rank; one row in all is not finite."""
     from tests.support.trainings import dataset
 
     shard = {"num_shards": ranks, "shard_id": rank}
@@ -38,7 +38,7 @@ class Killed(Callback):
 
 
 def refusals(step, rank, ranks, out):
-    """Return the errors of this rank where a rank, or all, cannot train."""
+    """Return this rank's errors in cases where one rank, or every rank, cannot train."""
     from labkit import fit
     from tests.support.rank_programs import refused
 
@@ -61,7 +61,7 @@ def refusals(step, rank, ranks, out):
 
 
 def evaluation(step, rank):
-    """Return what ``evaluate`` says over the ranks, where rank 1 holds a label of no class."""
+    """Return the error of ``evaluate`` over the ranks if rank 1 holds a label of no class."""
     from labkit import evaluate
     from tests.support.rank_programs import refused
     from tests.support.trainings import CLASSES, images_and_labels, loss_fn
@@ -94,7 +94,7 @@ def main(out, killed, refused):
 
     labkit.start("CPU", seed=1, distribute=True)
     rank, ranks = cluster.rank_and_size()
-    # BatchNorm, a dynamic loss scale and groups: each rank holds what no other one does.
+    # With BatchNorm, a dynamic loss scale and groups, each rank holds values of its own.
     step = accumulation(norm=True)
     callbacks = [Killed(15)] if rank == killed else []
     records = fit(

@@ -1,6 +1,7 @@
 """Small trainings that the tests of ``fit``, checkpoints and kills share.
 
-Distinct rows, shuffled anew in each epoch: a test of resume on repeated rows cannot see the order.
+Rows are distinct and reshuffled in each epoch: a test of resuming on repeated rows could not detect
+a wrong order.
 """
 
 from pathlib import Path
@@ -15,7 +16,7 @@ from labkit.steps.losses import LossNet
 
 ROOT = Path(__file__).resolve().parents[2]
 CLASSES = 3
-# What a resumed training cannot share with an uninterrupted one.
+# Columns in which a resumed training differs from an uninterrupted one.
 OF_THE_PROCESS = ("seconds", "peak_memory_mb")
 
 
@@ -31,7 +32,7 @@ def dataset(
 ):
     """Shuffled batches of images (B, 1, 4, 4) and labels; ``augment`` crops and flips at random.
 
-    shard    num_shards and shard_id, of a rank's part
+    shard    num_shards and shard_id of a rank's part
     """
     ms.dataset.config.set_seed(seed)
     images, labels = images_and_labels(rows, np.uint8 if augment else np.float32)
@@ -46,7 +47,7 @@ def dataset(
 
 
 def network(width=7, norm=False):
-    """Images (B, 1, 4, 4) -> logits (B, 3), the same weights at each call."""
+    """Network of images (B, 1, 4, 4) -> logits (B, 3), with the same weights at each call."""
     ms.set_seed(1)
     middle = [nn.BatchNorm1d(width)] if norm else []
     return nn.SequentialCell(
@@ -59,19 +60,19 @@ def loss_fn():
 
 
 def cross_entropy(logits, labels):
-    """The mean over the rows, in NumPy."""
+    """Mean cross entropy over the rows, in NumPy."""
     shifted = logits - logits.max(1, keepdims=True)
     log_probability = shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
     return -log_probability[np.arange(len(labels)), labels].mean()
 
 
 def make_step(micro_steps=4, width=7, rate=0.02, **options):
-    """AccumulatedStep on ``network`` with Adam: moments, powers of beta and a rate to remember."""
+    """AccumulatedStep on ``network`` with Adam, whose state is moments, powers of beta, a rate."""
     net = network(width)
     optimizer = nn.Adam(net.trainable_params(), rate)
     return AccumulatedStep(LossNet(net, loss_fn()), optimizer, micro_steps, **options)
 
 
 def comparable(rows):
-    """Rows of records without what belongs to the process."""
+    """Rows of records without the columns ``OF_THE_PROCESS``."""
     return [{k: v for k, v in row.items() if k not in OF_THE_PROCESS} for row in rows]

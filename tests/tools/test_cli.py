@@ -83,7 +83,7 @@ def test_help_and_list_answer_at_once_and_import_no_mindspore(project):
         "print(time.process_time() - began, *heavy)"
     )
     done = run_code(code, check=True)
-    # 0.15 s here; the imports that are left out take 1.4 s each.
+    # 0.15 s measured; the imports that are left out take 1.4 s each.
     seconds, *heavy = done.stdout.splitlines()[-1].split()
     assert heavy == []
     assert float(seconds) < 1
@@ -101,7 +101,7 @@ def test_list_shows_the_labs_as_plain_columns(project):
 
 
 def commands(group=None, words=()):
-    """Every command, with the words that call it."""
+    """Yield the words that call each command."""
     group = group or typer.main.get_command(cli.app)
     for name, command in group.commands.items():
         if hasattr(command, "commands"):
@@ -129,7 +129,7 @@ def test_the_help_of_every_command_shows_an_example(words, monkeypatch):
         ("run 02 -p e", "error_rate="),
         ("run --preset s", "smoke"),
         ("sweep 01 --device C", "CPU"),
-        ("run -p de", ""),  # has an option of its own
+        ("run -p de", ""),  # device has its own option
         ("doctor ker", "kernel"),
     ],
 )
@@ -185,7 +185,7 @@ def test_bad_input_found_by_the_notebook_is_exit_2(project):
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_stops_the_kernel_too(project, number, code):
-    # A worker that has left the session, as msrun's ranks have.
+    # A worker that has left the session, as msrun's ranks do.
     source = (
         "import os, subprocess, sys, time\n"
         "sleep = [sys.executable, '-c', 'import time; time.sleep(100)']\n"
@@ -210,7 +210,7 @@ def test_a_signal_stops_the_kernel_too(project, number, code):
 
 @pytest.fixture
 def asked(project, monkeypatch):
-    """What `labkit run` asks of the runner, which does nothing."""
+    """The requests of `labkit run` to a runner that does nothing."""
     calls = []
 
     def pretend(lab, request, folder, say, limits, stop=None):

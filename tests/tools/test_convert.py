@@ -1,4 +1,4 @@
-"""`labkit convert`: which network, which way, and what is refused before anything is written."""
+"""`labkit convert`: which network, which direction, and what is refused before any writing."""
 
 import subprocess
 import sys
@@ -28,7 +28,7 @@ def weights(drawn, tmp_path):
 
 
 def convert(source, target, *more, code=0):
-    """Call the command; return what it has printed."""
+    """Call the command; return what it prints."""
     done = labkit("convert", source, target, *more)
     assert done.exit_code == code, done.output
     return done.stderr if code else done.stdout.rstrip("\n")
@@ -95,7 +95,7 @@ def test_what_does_not_fit_is_refused_and_nothing_written(
 
 
 PLANTED = ("torch", "mindspore", "safetensors", "numpy", "signal", "labkit", "typer", "google")
-# -P, as the console script: `python -m` alone would put the working folder first itself.
+# -P, like the console script: `python -m` alone would search the working folder first.
 CONVERT = [sys.executable, "-P", "-m", "labkit.tools.cli", "convert"]
 WITHOUT_TORCH = """
 import sys
@@ -114,7 +114,7 @@ app(prog_name="labkit")
 
 
 class TestTheWorkingFolder:
-    """Nothing in it is executed but the module that was named: it may be a downloaded folder."""
+    """Only the named module in it is executed, because the folder may have been downloaded."""
 
     @pytest.fixture
     def folder(self, tmp_path, weights):

@@ -1,4 +1,4 @@
-"""Nothing out of a run's folder commands the terminal that shows it."""
+"""Nothing from a run's folder controls the terminal that shows it."""
 
 import json
 import sys
@@ -13,7 +13,7 @@ from tests.support.escape_sequences import BAD, EVIL
 
 @pytest.fixture
 def run(tmp_path):
-    """A run whose every text holds escape sequences."""
+    """A run in which every text holds escape sequences."""
     lab = folders.write_lab(
         tmp_path / f"run{EVIL.replace('/', '')}",
         lab=f"lab{EVIL}",

@@ -25,7 +25,7 @@ def project(tmp_path, monkeypatch):
 
 @pytest.fixture
 def started(monkeypatch):
-    """What `labkit lab` would have become: (options, other arguments, environment)."""
+    """What `labkit lab` would execute, as (options, other arguments, environment)."""
     calls = []
 
     def become(path, command, environment):
@@ -70,7 +70,7 @@ def test_a_lab_or_a_notebook_is_opened(project, started, arguments, url):
 def test_a_notebook_outside_the_project_is_shown_in_its_own_folder(
     project, started, tmp_path_factory
 ):
-    """Also one whose name has letters that mean something in an address."""
+    """Its name may hold characters that have a meaning in an address."""
     path = tmp_path_factory.mktemp("out") / "50 % #1? à.ipynb"
     path.write_bytes((project / "notebooks" / "01_sums.ipynb").read_bytes())
     assert labkit("lab", str(path)).exit_code == 0
@@ -140,7 +140,7 @@ def test_a_token_may_be_chosen_and_not_be_turned_off(given):
 
 @pytest.fixture
 def other_kernel(tmp_path):
-    """A folder with another "python3", which does not start."""
+    """A folder with another kernel "python3", which does not start."""
     place = tmp_path / "other" / "kernels" / "python3"
     place.mkdir(parents=True)
     spec = {"argv": ["/bin/false"], "display_name": "Another", "language": "python"}
@@ -171,7 +171,7 @@ def test_another_kernel_of_the_user_wins_in_jupyter_and_not_here(other_kernel, v
 
 
 def test_what_a_notebook_needs_is_found_from_any_folder(tmp_path, root):
-    """A run's own folder, given by `--out`, may lie outside the project: a re-run works there."""
+    """A run's own folder, given by `--out`, may lie outside the project; a re-run works in it."""
     program = (
         "import labkit\n"
         "from labkit.base.project import find_project\n"

@@ -1,4 +1,4 @@
-"""Labs are found, named and read; a notebook that cannot be one is refused with the reason."""
+"""Labs are found, named and read; a notebook that cannot be a lab is refused with the reason."""
 
 import pytest
 
@@ -22,7 +22,7 @@ def test_labs_come_in_reading_order_with_their_header_card(project):
     assert (first.number, first.name, first.title) == ("01", "01_accumulation", "Sums")
     assert (first.minutes, second.minutes) == ("3", "")
     assert second.presets == ("smoke", "lab", "paper")
-    # Which data a lab needs, its code says.
+    # The code of a lab shows which data it needs.
     assert labs.mentions(first, "mnist") and not labs.mentions(second, "mnist")
 
 

@@ -31,7 +31,7 @@ except SystemExit as end:
 
 
 def outside_of_base(root):
-    """The top-level modules of all distributions that the base dependencies do not bring."""
+    """Return the top-level modules of all distributions outside the base dependencies."""
     project = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))["project"]
     base = installed._closure(project["dependencies"]) | {"mindspore-labs"}
     owners = metadata.packages_distributions()

@@ -1,4 +1,4 @@
-"""Checkpoint files: complete or not there, verified when read, refused where they do not fit."""
+"""Checkpoint files: complete or absent, verified when read, refused if they do not fit."""
 
 import json
 import random
@@ -53,7 +53,7 @@ def saved(tmp_path):
 
 @pytest.fixture
 def net():
-    """Another network; whatever is refused leaves it as it is."""
+    """A different network, which every refusal leaves unchanged."""
     net = Net(seed=1)
     before = snapshot(net)
     net.assert_untouched = lambda: assert_bit_equal(snapshot(net), before)
@@ -72,7 +72,7 @@ def test_what_was_saved_is_loaded_to_the_last_bit(saved, net):
     before = float(net().asnumpy())
     assert checkpoint.load(net, saved) == POSITION
     assert_bit_equal(snapshot(net), snapshot(Net()))
-    # It has run: its graph takes the loaded values.
+    # It has run before the load: its graph takes the loaded values.
     expected = Net().weight.asnumpy().sum() + 3
     assert float(net().asnumpy()) == pytest.approx(expected, rel=1e-6) != before
 
@@ -116,7 +116,7 @@ def test_an_interrupted_write_leaves_the_file_as_it_was(saved, monkeypatch):
 def test_a_flipped_bit_and_a_cut_are_noticed(saved, net):
     data = saved.read_bytes()
     draw = random.Random(1)
-    # Anywhere, and in each of the last bytes: they hold the check itself.
+    # Anywhere, and in each of the last bytes, which hold the check itself.
     places = draw.sample(range(len(data)), 80) + list(range(len(data) - 20, len(data)))
     damaged = []
     for place in places:
@@ -153,7 +153,7 @@ class TestLatest:
             checkpoint.load_latest(net, saved.parent)
 
     def test_a_refused_one_is_not_passed_over(self, saved, net):
-        """The one before it may fit, and would silently lose what was trained since."""
+        """The checkpoint before it may fit, and would silently lose the training since then."""
         checkpoint.save(Net(width=6), at(8), saved.parent)
         with pytest.raises(InputError, match="another network"):
             checkpoint.load_latest(net, saved.parent)
@@ -200,7 +200,7 @@ class WithBfloat16(nn.Cell):
 
 
 def test_bfloat16_is_saved_and_on_cpu_not_loaded(tmp_path, runtime):
-    """MindSpore's CPU has no Assign for it; nothing is set before that is known."""
+    """MindSpore's CPU has no Assign for bfloat16; the error comes before anything is set."""
     if runtime.device != "CPU":
         pytest.skip("other devices assign bfloat16")
     path = checkpoint.save(WithBfloat16(1.0), POSITION, tmp_path / "checkpoint")
@@ -246,7 +246,7 @@ NO_POSITIONS = [
     {field: value}
     for field in asdict(POSITION)
     for value in ([None], "x", -2, 1.5, HUGE, float("nan"), {"a": [1]}, [["x"]], None)
-    # 1.5 seconds are seconds, and so may any number be; an older labkit noted no optimizer.
+    # Any number is valid for seconds; an older labkit wrote neither optimizer nor ranks.
     if (field, value) not in [("seconds", 1.5), ("seconds", HUGE)]
     and (value is not None or field not in ("optimizer", "ranks"))
 ] + [

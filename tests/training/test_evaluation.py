@@ -1,4 +1,4 @@
-"""``evaluate``: every row counts alike, top-k is a sort, ranks are added up, nothing changes."""
+"""``evaluate``: all rows count equally, top-k is a sort, ranks are summed, nothing changes."""
 
 import mindspore as ms
 import numpy as np
@@ -38,7 +38,7 @@ def mean_of_own(logits, labels):
 
 
 def share(logits, labels, k):
-    """The slow twin: sort each row, the smaller class first among equals."""
+    """The slow twin of top-k: sort each row, the smaller class first among equal logits."""
     right = 0
     for row, label in zip(logits, labels, strict=True):
         order = sorted(range(len(row)), key=lambda c: (-row[c], c))
@@ -92,7 +92,7 @@ def test_all_rows_count_alike():
     assert set(values) == {"accuracy", "loss"}
     assert values["accuracy"] == (logits.argmax(1) == labels).mean()
     assert values["loss"] == pytest.approx(cross_entropy(logits, labels), rel=1e-5)
-    # MindSpore's own metric is another number, as the last batch holds 6 rows of 8.
+    # MindSpore's own metric differs, as the last batch holds 6 rows instead of 8.
     stock = Model(net, loss_fn(), metrics={"loss": nn.Loss()}).eval(data, dataset_sink_mode=False)
     assert abs(stock["loss"] - values["loss"]) > 1e-4 * values["loss"]
     assert evaluate(net, loss_fn(), dataset(rows=1, drop=False))["accuracy"] in (0, 1)
@@ -140,7 +140,7 @@ def test_evaluate_returns_what_was_asked_for():
 
 
 def test_counts_are_added_up_over_ranks_not_averaged(monkeypatch):
-    """46 rows here, and 2 on another rank of which none is right, with a loss of 4 each."""
+    """This rank has 46 rows; another rank has 2, both wrong, with a loss of 4 each."""
     monkeypatch.setattr(cluster, "gather", lambda own: np.array([own, [0, 2, 8.0, 2]]))
     alone = evaluate(network(), loss_fn(), dataset(drop=False))
     values = evaluate(network(), loss_fn(), dataset(drop=False), over_ranks=True)
@@ -155,7 +155,7 @@ def test_nothing_is_gathered_unless_asked_for(monkeypatch):
 
 @pytest.mark.parametrize("set_by_hand", [False, True])
 def test_every_cells_own_mode_is_as_it_was(set_by_hand):
-    """Also that of a Cell that nobody has set, which a step trains in training mode."""
+    """So is that of a Cell whose mode was never set, which a step trains in training mode."""
     net = network(norm=True)
     if set_by_hand:
         net.set_train()
@@ -163,7 +163,7 @@ def test_every_cells_own_mode_is_as_it_was(set_by_hand):
     before = [(dict(cell.get_flags()), cell.training) for _, cell in net.cells_and_names()]
     evaluate(net, loss_fn(), dataset())
     statistics = [p for p in net.get_parameters() if "moving" in p.name]
-    assert statistics and all(np.ptp(p.asnumpy()) == 0 for p in statistics)  # they were only used
+    assert statistics and all(np.ptp(p.asnumpy()) == 0 for p in statistics)  # only used
     assert [(dict(cell.get_flags()), cell.training) for _, cell in net.cells_and_names()] == before
     assert {flags.get("training") for flags, _ in before} == (
         {True, False} if set_by_hand else {None}
@@ -213,7 +213,7 @@ def batches(*columns, size=2):
     ],
 )
 def test_sequences(steps, loss, ignored, options):
-    """Accuracy and loss over the labels that count, of batches with other numbers of them."""
+    """Accuracy and loss are over the labels that count, of which batches hold unequal numbers."""
     network, (numbers, labels) = Table(4), sequences(steps, 4, ignored)
     values = evaluate(network, loss, batches(numbers, labels), top=(2,), **options)
     logits = network(ms.Tensor(numbers)).asnumpy()
@@ -296,5 +296,5 @@ def test_labels_of_any_type_of_integers(dtype):
         evaluate(nn.Identity(), nn.CrossEntropyLoss(), NumpySlicesDataset(columns).batch(6))
         for columns in ((logits, labels.astype(np.int32)), (logits, labels.astype(dtype)))
     ]
-    # To a bit of float32: MindSpore's own mean has another last one in 5 of 200 calls.
+    # To one bit of float32: the last bit of MindSpore's own mean differs in 5 of 200 calls.
     assert values[1] == pytest.approx(values[0], rel=2e-7)

@@ -1,4 +1,4 @@
-"""Texts that stand for values: the same for what computes the same, another or "unknown" else."""
+"""Fingerprints of values: equal if the values compute the same, else different or "unknown"."""
 
 import functools
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""``fit`` beside its resume: what it writes, refuses and records, and ``EndOfEpoch``."""
+"""``fit`` apart from the bits of a resume: what it writes, refuses, records; ``EndOfEpoch``."""
 
 import os
 import shutil
@@ -47,7 +47,7 @@ def done(runtime, tmp_path_factory):
 
 @pytest.fixture
 def step(done):
-    """The compiled step of ``done`` as it was built."""
+    """The compiled step of ``done``, restored to its initial state."""
     restore(done.step, done.fresh)
     return done.step
 
@@ -74,7 +74,7 @@ def assert_ends_as(done, records, step):
 
 
 def files_of(folder):
-    """Bytes and time of every file."""
+    """Return the bytes and the modification time of every file."""
     paths = (path for path in folder.rglob("*") if path.is_file())
     return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in paths}
 
@@ -153,10 +153,10 @@ def _byte(data, place, value):
 
 
 class TestPowerCut:
-    """The checkpoint is on the disk and the rows before it are not all there."""
+    """The checkpoint is on the disk, but not all rows before it are."""
 
     ALL = list(range(1, 10))
-    # name -> (what is left of the file, from its bytes and the lengths of its lines; missing rows)
+    # name -> (function of the file's bytes and line lengths: what is left of it; missing rows)
     DAMAGE = {
         "the last row missing": (lambda data, rows: data[: len(data) - rows[-1]], [9]),
         "the last rows zeros": (
@@ -209,7 +209,7 @@ class TestPowerCut:
     def test_new_rows_follow_those_that_are_left(self, done, step, tmp_path):
         folder = done.interrupted(done.paths[16], tmp_path / "run")
         quiet_fit(step, dataset(), 2, folder=folder, resume=True)
-        assert not (folder / "records.csv.damaged").exists()  # undamaged, it is not kept twice
+        assert not (folder / "records.csv.damaged").exists()  # an undamaged file is not kept twice
         (folder / "records.csv").write_bytes(b"")
         records = quiet_fit(step, dataset(), folder=folder, resume=True)
         assert comparable(records.rows) == done.rows[6:]
@@ -232,7 +232,7 @@ def test_what_is_no_dataset_is_refused(step, tmp_path):
 
 
 class TestLocked:
-    """A folder that another process writes is left alone; one that only reads may look."""
+    """A folder that another process writes is left alone; a training may still read it."""
 
     def test_a_second_training_is_refused_with_host_and_process(self, done, step, tmp_path):
         folder = done.interrupted(done.paths[16], tmp_path / "run")
@@ -296,7 +296,7 @@ class TestWhatIsWritten:
 
 
 class TestRefused:
-    """What would not continue as it began is refused; step and folder stay as they were."""
+    """A training that would not continue as it began is refused; step and folder are unchanged."""
 
     def refused(self, done, folder, words, step=None, data=None):
         step = step or done.step
@@ -308,7 +308,7 @@ class TestRefused:
         assert files_of(folder) == files
 
     def test_another_network(self, done, tmp_path):
-        """Known only when the rest has been accepted; what is said: test_checkpoint.py."""
+        """Detected only when all else has been accepted; its message: test_checkpoint.py."""
         words = r"another network: .* \(7,.*expected .* \(9,"
         self.refused(done, tmp_path / "wider", words, make_step(width=9))
 
@@ -418,7 +418,7 @@ class TestRefused:
 
 
 def test_numpys_numbers_and_a_callback_alone_are_taken(step, tmp_path):
-    """-keep of a NumPy uint8 is 254: every checkpoint was deleted."""
+    """-keep of the NumPy uint8 1 is 255: every checkpoint was deleted."""
     called = []
     options = {"keep": np.uint8(1), "checkpoint_every": np.int64(4), "folder": tmp_path}
     quiet_fit(step, dataset(), 1, callbacks=At(1, called.append), **options)
@@ -426,7 +426,7 @@ def test_numpys_numbers_and_a_callback_alone_are_taken(step, tmp_path):
 
 
 def test_workers_are_counted_for_each_map_and_source(monkeypatch):
-    """One by one: the same map with two workers draws other numbers than with one."""
+    """Each is counted, as a map with two workers draws other random numbers than with one."""
     monkeypatch.setattr(ms.dataset.config, "get_num_parallel_workers", lambda: 2)
     assert data_workers(dataset(workers=1)) == [1, 1, 1]
     assert data_workers(dataset(workers=2)) == [1, 2, 1]
@@ -451,7 +451,7 @@ class TestRecords:
         assert records.column("learning_rate") == [np.float32(0.02)] * 9
         seconds = records.column("seconds")
         assert seconds == sorted(seconds) and 0 < seconds[0] and seconds[-1] < 60
-        # MindSpore alone takes 200 MB; a unit mistaken by 1000 lies outside.
+        # MindSpore alone takes 200 MB; a unit that is wrong by 1000 lies outside.
         assert all(100 < peak < 20_000 for peak in records.column("peak_memory_mb"))
 
     def test_the_last_batch_counts_its_real_images(self, step):
@@ -548,9 +548,9 @@ class TestBesideMindSpore:
 
 
 class TestLengthOfSchedules:
-    """An array that ends before the training does is refused at the door, with the numbers."""
+    """An array that ends before the training does is refused at the start, with both numbers."""
 
-    # 11 micro-batches an epoch; updates of two epochs.
+    # name -> (micro_steps, options, updates in two epochs of 11 micro-batches)
     UPDATES = {
         "plain": (None, {}, 22),
         "flush": (4, {}, 6),
@@ -573,14 +573,14 @@ class TestLengthOfSchedules:
 
     @pytest.fixture(scope="class")
     def accumulated(self, runtime):
-        """(a step with rates enough for all cases, its values when it was built)"""
+        """(a step with enough rates for all cases, its initial state)."""
         step = self.build(4, [0.01] * 30, {})
         return step, snapshot(step)
 
     @pytest.mark.parametrize("case", UPDATES)
     def test_counts_the_updates_that_fit_makes(self, case, accumulated, tmp_path):
         micro_steps, options, expected = self.UPDATES[case]
-        # One too few is refused before anything is written.
+        # One rate too few is refused before anything is written.
         if expected > 2:
             step = self.build(micro_steps, [0.01] * (expected - 1), options)
             before = snapshot(step)
@@ -594,7 +594,7 @@ class TestLengthOfSchedules:
         else:
             step, fresh = accumulated
             restore(step, fresh)
-            # What the constructor does with these two.
+            # As the constructor sets these two.
             step.micro_steps, step.tail = micro_steps, options.get("tail", "flush")
             set_state(step.group_size, micro_steps(0) if callable(micro_steps) else micro_steps)
         assert step.updates_ahead([11, 11]) == expected
@@ -611,7 +611,7 @@ class TestLengthOfSchedules:
             quiet_fit(step, dataset(), 1)
 
     def test_of_a_resumed_training(self, tmp_path):
-        """From the middle of a group in the middle of an epoch; a refused one changes nothing."""
+        """It resumes in the middle of a group and an epoch; a refused one changes nothing."""
         step = self.build(4, [0.01] * 6, {})
         fresh = snapshot(step)
         quiet_fit(step, dataset(), 1, folder=tmp_path, checkpoint_every=6)
@@ -624,12 +624,12 @@ class TestLengthOfSchedules:
         assert files_of(tmp_path) == files
         quiet_fit(step, dataset(), 2, folder=tmp_path, resume=True)
         assert step.last_update.number == 6
-        # What was made before counts: the optimizer goes on in its array.
+        # Earlier updates count: the optimizer continues in its array.
         with pytest.raises(InputError, match="has 6 values for 9 updates"):
             quiet_fit(step, dataset(), 1)
 
     def test_a_place_in_no_group_is_refused(self, step, done, tmp_path):
-        """The updates ahead would be counted for ever."""
+        """Counting the updates ahead would never end."""
         for held, size in ((0, 0), (2**31 - 1, 4), (-1, 4), (0, -4)):
             set_state(step.group_size, size)
             set_state(step.micro_step, held)
@@ -646,7 +646,7 @@ class TestLengthOfSchedules:
             self.build(None, rate, {}).check_length(10**6)
 
     def test_of_dampings(self):
-        """The array that THOR is given as damping; a number and a function have no end."""
+        """An array given to THOR as damping has a length; a number and a function have no end."""
         dampings = [0.1] * 10
         for damping in (dampings, np.array(dampings), ms.Tensor(dampings), 0.1, lambda update: 0.1):
             net = network()

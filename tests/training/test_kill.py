@@ -1,6 +1,6 @@
-"""A training killed by SIGKILL at the worst moments ends as one that was left in peace.
+"""A training killed by SIGKILL at the worst moments ends like an undisturbed one.
 
-At random moments, and of every kind: ``python -m tests.campaigns.kills``.
+``python -m tests.campaigns.kills`` kills trainings of every kind at random moments.
 """
 
 import signal
@@ -13,13 +13,13 @@ from tests.support.killed_training import MOMENTS, Training
 
 @pytest.mark.long
 def test_at_the_worst_moments(tmp_path):
-    """One after another on the same folder; each process takes up what the killed one left."""
+    """All processes use one folder; each resumes what the killed one before it left."""
     peace = Training("wide", tmp_path / "peace").to_its_end()
     killed = Training("wide", tmp_path / "killed")
     for moment in MOMENTS:
         code = killed.exit_code(killed.started(moment))
         assert code == -signal.SIGKILL, f"{moment}:\n{killed.last_lines()}"
-    # Far enough that every moment met a training under way, and not at its end.
+    # Far enough that every kill hit a training under way, and not at its end.
     assert 8 <= int(checkpoints(killed.run / "checkpoint")[-1].stem[-9:]) < 60
     before = killed.log()
     assert killed.to_its_end() == peace

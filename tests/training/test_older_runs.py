@@ -1,7 +1,8 @@
-"""What labkit wrote at commit 05d87d6 is taken up, compared and reported today.
+"""What labkit wrote at commit 05d87d6 can be resumed, compared and reported today.
 
-``fixtures/run_05d87d6.tar.gz`` holds five trainings of one epoch, by the steps of then, their state
-after an uninterrupted second epoch (``NAME-2.npz``), and a run of lab 01 at preset smoke.
+``fixtures/run_05d87d6.tar.gz`` holds five trainings of one epoch, with the steps of that commit,
+their state after an uninterrupted second epoch (``NAME-2.npz``), and a run of lab 01 at preset
+smoke.
 """
 
 import shutil
@@ -27,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("runtime")
 
 @pytest.fixture(autouse=True)
 def seeded():
-    """The trainings' seed: another test of this process may have set its own."""
+    """Set the trainings' seed; another test in this process may have set its own."""
     ms.dataset.config.set_seed(1)
 
 

@@ -1,4 +1,4 @@
-"""``fit`` on real ranks, as README calls it: one writes, all resume, bit by bit; none hangs."""
+"""``fit`` on real ranks, as in README: one writes, all resume bit by bit, none hangs."""
 
 import json
 import re
@@ -17,7 +17,7 @@ RANKS = 3
 
 
 def trained(out, killed=-1, refused=0):
-    """Launch the program; return what each rank has left, and what all have written."""
+    """Launch the program; return each rank's report, and what each rank printed."""
     out.mkdir(exist_ok=True)
     program = ROOT / "tests" / "support" / "training_on_ranks.py"
     options = {"timeout": 500, "cluster_timeout": 200, "env": {"PYTHONPATH": str(ROOT)}}
@@ -28,7 +28,7 @@ def trained(out, killed=-1, refused=0):
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory):
-    """(undisturbed, killed and resumed), and what the resumed ones wrote."""
+    """(folder, reports of undisturbed ranks, of killed and resumed ones, output of the latter)."""
     folder = tmp_path_factory.mktemp("ranks")
     whole, _ = trained(folder / "whole")
     resumed = folder / "resumed"
@@ -41,14 +41,14 @@ def both(tmp_path_factory):
 
 
 def test_a_killed_training_ends_as_an_undisturbed_one(both):
-    """Also in what each rank alone holds."""
+    """This includes the state that each rank alone holds."""
     folder, whole, again, said = both
     for rank, (expected, report) in enumerate(zip(whole, again, strict=True)):
         assert report["digest"] == expected["digest"], rank
         assert report["records"] == expected["records"]
-        # Killed at 15, and 15 after the checkpoint at 12, or at 15 where the writer was ahead.
+        # Killed at 15, then 15 after the checkpoint at 12, or at 15 if the writer was ahead.
         assert re.search("labkit: resumed after micro-batch (27|30)$", said[rank], re.M), said[rank]
-    # And that is something: no two ranks hold the same.
+    # The comparison is not trivial: no two ranks hold the same state.
     assert len({report["digest"] for report in whole}) == len(whole)
     statistics = [report["own"].get("1.moving_mean", report["own"]) for report in whole]
     assert statistics[0] != statistics[1]

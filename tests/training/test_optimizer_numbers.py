@@ -1,4 +1,4 @@
-"""A resumed training goes on with the optimizer's numbers it began with, or with others by name."""
+"""A resumed training needs the optimizer's numbers it began with; those that differ are named."""
 
 import json
 import math
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("runtime")
 
 
 class Own(nn.Momentum):
-    """An optimizer of one's own, with a number and a Parameter of its own."""
+    """A user's own optimizer, with a number and a Parameter of its own."""
 
     def __init__(self, parameters, trust=0.5, floor=0.1):
         super().__init__(parameters, 0.1, 0.9)
@@ -44,7 +44,7 @@ class Falling(nn.learning_rate_schedule.LearningRateSchedule):
 
 
 class Holding(nn.learning_rate_schedule.LearningRateSchedule):
-    """A schedule that holds anything."""
+    """A schedule that holds any value."""
 
     def __init__(self, value):
         super().__init__()
@@ -52,7 +52,7 @@ class Holding(nn.learning_rate_schedule.LearningRateSchedule):
 
 
 class Thing:
-    """What nobody can compare."""
+    """An object that cannot be compared."""
 
 
 def high(step):
@@ -87,7 +87,7 @@ def two_groups(decay=0.01, rate=0.2):
 
 
 def by_kind(swapped=False, rates=(0.1, 0.01), decays=(0.0, 0.0), weights=2):
-    """Two groups, the first of ``weights`` weights; biases are the second, or the first."""
+    """Return a function that makes two groups: ``weights`` weights, and the rest, or swapped."""
 
     def groups(parameters):
         both = [[], []]
@@ -120,13 +120,13 @@ def stepping(make):
 
 
 def checkpointed(step):
-    """What a checkpoint of ``step`` holds: (its note, values by name)."""
+    """Return what a checkpoint of ``step`` holds: (the optimizer's note, values by name)."""
     values = {parameter.name: parameter for parameter in step.get_parameters()}
     return json.loads(json.dumps(optimizer_numbers.noted(step))), values
 
 
 def differences(before, now):
-    """What differs between two optimizers, the first as a checkpoint has it."""
+    """Return what differs between two optimizers, the first as a checkpoint has it."""
     return number_differences.differences(*checkpointed(stepping(before)), stepping(now))
 
 
@@ -225,7 +225,7 @@ SAME = {
 }
 
 
-# Each by its fingerprint: test_fingerprints.py.
+# Each is compared by its fingerprint, which test_fingerprints.py tests.
 VALUES = {
     "a large Tensor": (many(0.1), many(0.001)),
     "a large array": (many(0.1).asnumpy(), many(0.001).asnumpy()),
@@ -279,7 +279,7 @@ def test_what_is_the_same_is_no_difference(case):
 
 
 def test_a_note_of_an_older_labkit_has_no_names():
-    """Numbers of each Parameter were a list, and the groups' members were not noted."""
+    """It held the numbers of each Parameter as a list, and the groups' members not at all."""
     make = momentum(groups=by_kind(decays=(0.01, 0.0)))
     step = stepping(make)
     then, values = checkpointed(step)
@@ -298,7 +298,7 @@ def quiet_fit(step, folder, epochs=2, resume=True, **options):
 
 
 def rates(*values):
-    """A rate for each of 11 updates an epoch."""
+    """Return a rate for each of the 11 updates of each epoch."""
     return Tensor(np.repeat(np.array(values, np.float32), 11))
 
 
@@ -321,13 +321,13 @@ class TestResumed:
         assert_bit_equal(snapshot(step), before)
 
     def test_new_settings_are_those_of_the_step(self, begun, capsys):
-        """As if rate and decay had been changed by hand between two calls of ``fit``."""
+        """It is as if rate and decay had been changed by hand between two calls of ``fit``."""
         step = stepping(momentum(0.001, 0.5, weight_decay=0.5))
         records = quiet_fit(step, begun, resume="new settings")
         assert set(records.column("learning_rate")[11:]) == {np.float32(0.001)}
         assert "labkit: new settings: weight_decay is 0.5, was 0.0; " in capsys.readouterr().out
         assert float(step.optimizer.momentum.asnumpy()) == 0.5
-        # From there on they are the training's own.
+        # From then on they are the training's settings.
         again = stepping(momentum(0.001, 0.5, weight_decay=0.5))
         quiet_fit(again, begun)
         with pytest.raises(
@@ -372,7 +372,7 @@ class TestResumed:
                 set_state(step.optimizer.learning_rate, np.float32(0.025))
 
         step = stepping(momentum())
-        # After the first epoch's checkpoint, and before that of its second.
+        # Lowered after the first epoch's checkpoint, and before the second epoch's.
         quiet_fit(step, tmp_path, callbacks=[Lower()], checkpoint_every=5)
         records = quiet_fit(stepping(momentum()), tmp_path, 3)
         assert set(records.column("learning_rate")[11:]) == {np.float32(0.025)}
@@ -392,7 +392,7 @@ class TestResumed:
 
 
 def constant(value):
-    """A function of the number of updates."""
+    """Return a constant function of the number of updates."""
     return lambda updates: value
 
 
@@ -435,7 +435,7 @@ class TestFunctionsOfTheUpdates:
         for value, differ in ((2, []), (4, ["micro_steps"])):
             other = self.accumulating(Constant(value).at)
             assert list(number_differences.differences(note, values, other)) == differ
-        # An older labkit has noted the function alone.
+        # An older labkit noted only the function.
         note["functions"]["micro_steps"] = fingerprint(Constant.at)
         assert number_differences.differences(note, values, step) == {}
 

@@ -138,7 +138,7 @@ def test_the_file_is_removed_once_and_a_folder_in_its_place_is_refused(tmp_path)
 
 
 def test_a_line_without_end_takes_no_memory(tmp_path):
-    """A hole takes no room on the disk; with one line feed behind it, it is a damaged row."""
+    """A hole takes no space on the disk; followed by a line feed, it is a damaged row."""
     path = tmp_path / "records.csv"
     filled(path, ROWS[:2])
     for end, damaged in ((b"", False), (b"\n3,3,3\n", True)):
@@ -184,7 +184,7 @@ def test_the_size_and_the_number_of_cells_are_limited(tmp_path, monkeypatch, rea
 
 
 def test_a_search_of_before_is_read_under_its_new_name(tmp_path):
-    """A search had the column ``rate``; one of that name alone is somebody else's."""
+    """A search once wrote the column ``rate``; without the other columns it is not a search's."""
     path = tmp_path / "records.csv"
     path.write_text("update,trials,rate,failed_searches\n1,2,0.55,0\n")
     assert read_records(path).rows == [
@@ -196,7 +196,7 @@ def test_a_search_of_before_is_read_under_its_new_name(tmp_path):
 
 @pytest.mark.parametrize("names", ["loss,loss", "loss,\x1b[2J", "loss,\rx"])
 def test_names_of_columns_that_are_none_are_refused(tmp_path, names):
-    """Twice the same, one that would clear a terminal, and one that is no row to csv."""
+    """The same name twice, one that would clear a terminal, and one that csv refuses."""
     path = tmp_path / "records.csv"
     path.write_text(f"{names}\n1,2\n")
     with pytest.raises(InputError, match="as names of columns"):

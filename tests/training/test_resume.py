@@ -1,7 +1,7 @@
-"""A training resumed from any checkpoint ends as the uninterrupted one, to the last bit.
+"""A training resumed from any checkpoint ends like the uninterrupted one, to the last bit.
 
-One battery for every step: a new one adds a line to ``SCENARIOS``. What a killed process leaves is
-in ``test_kill.py``, several ranks are in ``test_on_ranks.py``.
+One battery tests every step: a new step adds a line to ``SCENARIOS``. ``test_kill.py`` tests what a
+killed process leaves, ``test_on_ranks.py`` several ranks.
 """
 
 import numpy as np
@@ -50,7 +50,7 @@ def adasum(**options):
 
 
 def freezing():
-    """With Adam, whose moments stay too. Under Adasum: tests/algorithms/test_grad_freeze.py."""
+    """With Adam, whose moments freeze too; for Adasum see tests/algorithms/test_grad_freeze.py."""
     net = network()
     adam = nn.Adam(net.trainable_params(), 0.02)
     groups = {parameter.name: place for place, parameter in enumerate(adam.parameters)}
@@ -59,8 +59,8 @@ def freezing():
 
 
 SCALE = DynamicLossScale(2.0**10, 2.0, 3)
-# name -> (function that makes the step, its options, options of the data). Of an epoch's 11
-# micro-batches in groups of 4 the last group holds 3. Row 5, where it is spoiled, is not finite.
+# name -> (function that makes the step, its options, options of the data). In an epoch of 11
+# micro-batches in groups of 4, the last group holds 3. A spoiled row 5 is not finite.
 SPOILED = {"spoiled_row": 5}
 SCENARIOS = {
     "plain": (plain, {}, {}),
@@ -71,7 +71,7 @@ SCENARIOS = {
     "smaller last batch": (make_step, {}, {"drop": False}),
     "augmentation by two workers": (make_step, {}, {"augment": True, "workers": 2}),
     "loss scale and nan": (make_step, {"loss_scale": SCALE, "nonfinite": "drop_group"}, SPOILED),
-    # 6 micro-batches an epoch: in groups of 4 the second one is a flushed tail.
+    # 6 micro-batches an epoch: in groups of 4 the second group is a flushed tail.
     "thor": (thor, {}, {"rows": 26}),
     "accumulated thor": (accumulated_thor, {}, {"rows": 26}),
     "adasum": (adasum, {"workers": 3, "micro_steps": 2}, SPOILED),
@@ -82,19 +82,19 @@ SCENARIOS = {
     "accumulated subspace": (subspace, {"micro_steps": 4}, SPOILED),
 }
 
-# Resumed once by a step that is built anew, too, which knows nothing but the checkpoint; the others
-# are in test_older_runs.py.
+# Also resumed once by a newly built step, which knows nothing but the checkpoint; for the others
+# test_older_runs.py does this.
 ANEW = ("thor", "adasum of gradients", "subspace")
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_from_any_checkpoint(name, tmp_path):
-    """In the middle of a group, of a team and between refreshes, and at the borders of epochs."""
+    """Within a group or a team, between refreshes, and at the ends of epochs."""
     make, options, data = SCENARIOS[name]
     whole = Training(tmp_path / "whole", lambda: make(**options), lambda: dataset(**data))
     size = whole.data().get_dataset_size()
     by_number = {position_of(path)["micro_batches"]: path for path in whole.paths}
-    if name == "accumulated subspace":  # saved at the end of a group alone
+    if name == "accumulated subspace":  # saved only at the end of a group
         assert list(by_number) == [4, 8, 11, 15, 19, 22, 26, 30, 33]
     else:
         assert list(by_number) == list(range(1, EPOCHS * size + 1))
@@ -102,7 +102,7 @@ def test_from_any_checkpoint(name, tmp_path):
     taken = {1, 4, 6, 8, size, size + 1, size + 5, 2 * size, EPOCHS * size - 1}
     taken = sorted(taken & by_number.keys())
     for number in taken:
-        # The compiled step goes on from another state.
+        # The compiled step continues from a state other than its own.
         step = None if number == taken[2] and name in ANEW else whole.step
         folder = tmp_path / str(number)
         rows, final = whole.resumed(by_number[number], folder, step)
@@ -112,7 +112,7 @@ def test_from_any_checkpoint(name, tmp_path):
 
 
 def assert_remembers(name, whole):
-    """The training did what is to be remembered: without it the test would prove nothing."""
+    """Assert that the training had something to remember, else the test would prove nothing."""
     final = whole.final
     if SCENARIOS[name][2] == SPOILED:
         assert final["step.dropped"] >= EPOCHS
@@ -132,8 +132,10 @@ def assert_remembers(name, whole):
 
 @pytest.fixture(scope="module")
 def whole(runtime, tmp_path_factory):
-    """A training in which every Parameter of the state moves: schedules of rate and group size,
-    dynamic loss scale, a row that is not finite."""
+    """A training in which every Parameter of the state changes.
+
+    It has schedules of rate and group size, a dynamic loss scale and a row that is not finite.
+    """
 
     def make():
         net = network()
@@ -150,8 +152,11 @@ def whole(runtime, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def in_a_group(whole):
-    """Two checkpoints in the middle of an epoch and of a group. In the first the group has a
-    non-finite micro-batch, and only that counts for it; in the second it has none."""
+    """Two checkpoints in the middle of an epoch and of a group.
+
+    In the first, the group has a non-finite micro-batch, and nothing else in it matters; in the
+    second it has none.
+    """
     by_spoiled = {}
     for path in whole.paths:
         values = {n: v for n, v in checkpoint.read(path).items() if n.startswith("step.")}
@@ -163,9 +168,9 @@ def in_a_group(whole):
 
 
 class TestNothingLeftOut:
-    """Whatever part of the state a resume leaves out, the training ends elsewhere."""
+    """If a resume leaves out any part of the state, the training ends differently."""
 
-    # No trace, and why: last_* describe an update and are overwritten by the next one.
+    # last_* leave no trace: they describe an update and are overwritten by the next one.
     WITHOUT_TRACE = {"step.last_loss", "step.last_norm", "step.last_images", "step.last_rates"}
 
     def left_out(self, whole, path, folder, monkeypatch, left_out):
@@ -197,7 +202,7 @@ class TestNothingLeftOut:
         data = whole.data()
         monkeypatch.setattr(data, "set_init_step", lambda step: None)
         monkeypatch.setattr(whole, "data", lambda: data)
-        # At an epoch's border: the first epoch's order again, what MindSpore does by itself.
+        # At the end of an epoch MindSpore by itself repeats the first epoch's order.
         for path in (in_a_group[1], whole.paths[10]):
             _, final = whole.resumed(path, tmp_path / path.stem, whole.step)
             assert not np.array_equal(final["1.weight"], whole.final["1.weight"])

@@ -11,7 +11,7 @@ from labkit.training.resume import differing
 from tests.support.step_cells import linear
 
 pytestmark = pytest.mark.usefixtures("runtime")
-# As labkit wrote them when a checkpoint held only what was given.
+# As labkit wrote settings when a checkpoint held only the options that were given.
 OLD = {
     "step": "AccumulatedStep",
     "nonfinite": "drop_micro",
@@ -52,7 +52,7 @@ def test_a_default_that_is_said_aloud_is_the_default():
     ],
 )
 def test_rows_that_were_asked_for_are_not_what_is_derived(loss_fn, over):
-    """A step by rows does not look at whether the loss's own weights are the same."""
+    """A step that weighs by rows does not check whether the loss's own weights are the same."""
     own, aloud = settings(loss_fn), settings(loss_fn, normalise="samples")
     expected = {"normalise": repr(over)}, {"normalise": "'samples'"}
     assert differing(own, aloud) == expected
@@ -76,7 +76,7 @@ def test_an_older_checkpoint():
 
 
 def test_a_number_is_the_same_of_whatever_type_it_is():
-    """Also in a ``DynamicLossScale``, which a checkpoint holds as it is printed."""
+    """This also holds in a ``DynamicLossScale``, of which a checkpoint holds the repr."""
     whole, real = DynamicLossScale(2**16, 2, 9), DynamicLossScale(np.float32(2**16), 2.0, 9)
     assert differing(settings(loss_scale=whole), settings(loss_scale=real)) == ({}, {})
     single = settings(loss_scale=np.float32(1024), clip_norm=np.float64(0.5))
@@ -103,7 +103,7 @@ def test_what_differs(options, own, saved):
 
 
 def test_weights_that_are_not_the_rows():
-    """Once labels were ignored, weights by rows are others."""
+    """Once labels have been ignored, weights by rows differ from the loss's own."""
     derived = settings(CrossEntropySmooth(num_classes=2))
     ignored = derived | {"normalise": "'labels'"}
     assert differing(derived, ignored) == ({}, {})

@@ -1,4 +1,4 @@
-"""Dataset sink mode: MindSpore's own, on CPU but for its queue (``tests/support/sinking.py``)."""
+"""MindSpore's dataset sink mode, on CPU with its queue replaced (``tests/support/sinking.py``)."""
 
 from functools import cache
 from pathlib import Path
@@ -52,7 +52,7 @@ def technique():
 
 
 def parts(norm=False, loss=None):
-    """(loss net, optimizer), with a rate for each update."""
+    """Return (loss net, optimizer), with a rate for each update."""
     net = network(norm=norm)
     rates = np.linspace(0.05, 0.01, 44).astype(np.float32)
     return LossNet(net, loss or loss_fn()), nn.Momentum(net.trainable_params(), rates, 0.9)
@@ -77,7 +77,7 @@ def lookahead():
     return AccumulatedStep(loss_net, optimizer, 2, update=technique()(optimizer))
 
 
-# With BatchNorm alone, and accumulated with a flushed tail, others below are.
+# Tests below cover a plain step with BatchNorm, and accumulation with a flushed tail.
 QUALIFY = {
     "plain": plain,
     "float16": lambda: plain(norm=True, precision="O2", loss_scale=DynamicLossScale(2**20)),
@@ -91,7 +91,7 @@ QUALIFY = {
 
 
 def fed(step, data, epochs=EPOCHS):
-    """(records, Parameters) of a training batch by batch; the step is then as it was before."""
+    """Return (records, Parameters) of a training batch by batch; restore the step afterwards."""
     fresh = snapshot(step)
     records, final = quiet_fit(step, data, epochs), snapshot(step)
     restore(step, fresh)
@@ -103,7 +103,7 @@ def last_of_each_epoch(rows):
 
 
 class Steps(Callback):
-    """Notes the count of steps at each end of one."""
+    """Records the number of steps at the end of each step."""
 
     def __init__(self):
         super().__init__()
@@ -116,7 +116,7 @@ class Steps(Callback):
 class TestSameNumbers:
     @pytest.mark.parametrize("name", QUALIFY)
     def test_a_sunk_training_has_the_bits_of_one_that_is_fed(self, name, monkeypatch):
-        """In one call an epoch, with one record: that of the epoch's last update."""
+        """It has one call and one record per epoch: the record of the epoch's last update."""
         step = QUALIFY[name]()
         fresh, data, steps = snapshot(step), dataset(), Steps()
         records, final = fed(step, data)
@@ -166,7 +166,7 @@ class TestSameNumbers:
             assert comparable(records.rows) == before + after
 
     def test_weights_over_elements_keep_their_unit(self, tmp_path, monkeypatch):
-        """It is the first batch's, of which a resumed training asks its checkpoint."""
+        """The unit is the first batch's, which a resumed training reads from its checkpoint."""
 
         def step():
             net = nn.Dense(3, 2, weight_init="ones", bias_init="zeros")
@@ -188,7 +188,7 @@ class TestSameNumbers:
 
 
 class TestModes:
-    """``Model`` puts all Cells into training mode before each sink, past ``step.set_train``."""
+    """``Model`` sets all Cells to training mode before each sink, bypassing ``step.set_train``."""
 
     def test_what_is_held_in_evaluation_mode_stays_in_it(self, monkeypatch):
         step = plain(norm=True)
@@ -239,7 +239,7 @@ class TestModes:
 
 
 def labelled(place, label, batch=4):
-    """An epoch of batches whose row ``place`` has the given label; and with a NaN in that row."""
+    """Return two data sets: row ``place`` has the given label in one, and a NaN in the other."""
     images, labels = images_and_labels(5 * batch)
     images = images.reshape(-1, 1, 4, 4) / 60 - 2
     spoiled, wrong = images.copy(), labels.copy()
@@ -251,7 +251,7 @@ def labelled(place, label, batch=4):
     ]
 
 
-# MindSpore's losses, of which none says that a label is of no class, and such labels.
+# Losses of MindSpore, none of which reports a label of no class, and such labels.
 LOSSES = {
     "SoftmaxCrossEntropyWithLogits": (loss_fn, CLASSES),
     "CrossEntropyLoss": (nn.CrossEntropyLoss, -1),
@@ -338,7 +338,7 @@ def refused_step(name):
 
 
 class TestRefused:
-    """On any device: a training that was tried on CPU is not refused on another one."""
+    """Refused on any device: a training that was tried on CPU is not refused on another device."""
 
     @pytest.mark.parametrize("name", REFUSED)
     def test_a_step_that_is_not_one_graph(self, name, tmp_path, capsys):
@@ -351,7 +351,7 @@ class TestRefused:
 
     @pytest.mark.parametrize("name", REFUSED)
     def test_in_a_training_by_model(self, name, queues):
-        """With ``EndOfEpoch`` when it begins, without it where the graph is compiled."""
+        """With ``EndOfEpoch`` it is refused at the start, else when the graph is compiled."""
         step, words = refused_step(name), REFUSED[name]
         fresh = snapshot(step)
         for callbacks in ([EndOfEpoch(step)], []):
@@ -402,7 +402,7 @@ class TestRefused:
             quiet_fit(plain(), dataset(), 1, dataset_sink_mode=True)
 
     def test_a_call_in_another_graph(self):
-        """What would be left out on the host is not left out silently."""
+        """The call would leave out what the step does on the host, and does not do so silently."""
 
         class Twice(nn.Cell):
             def __init__(self, step):
@@ -444,7 +444,7 @@ class TestByModel:
         [(plain, 5, 4, 20), (plain, 24, 1, 24), (accumulated, 5, 4, 6)],
     )
     def test_sinks_of_other_sizes(self, queues, make, size, sinks, updates):
-        """MindSpore calls each sink an epoch. At a real one's end, after 10, a group is closed."""
+        """MindSpore calls each sink an epoch; after a real epoch, of 10, a group is closed."""
         step, data, steps = make(), dataset(rows=40), Steps()
         callbacks = [EndOfEpoch(step), steps]
         options = {"dataset_sink_mode": True, "sink_size": size}
@@ -466,7 +466,7 @@ class TestByModel:
             )
 
     def test_a_start_within_a_sink(self, queues):
-        """MindSpore warns, and trains what was trained before."""
+        """MindSpore only warns, and trains on batches that were trained on before."""
         step, data = plain(), dataset()
         data.set_init_step(5)
         options = {"callbacks": [EndOfEpoch(step)], "dataset_sink_mode": True}
@@ -480,7 +480,7 @@ class TestByModel:
 
 
 def test_on_cpu_the_batches_are_fed_and_a_line_says_so(tmp_path, capsys):
-    """MindSpore itself tells nobody."""
+    """MindSpore itself does not report it."""
     step = accumulated()
     whole, final = fed(step, dataset())
     assert "dataset_sink_mode" not in capsys.readouterr().out

@@ -1,8 +1,8 @@
 """The tutorial's names: against the tutorial's own code, and against ``AccumulatedStep``.
 
 ``Tutorial*`` below is the code of the MindSpore tutorial "Applying a Gradient Accumulation
-Algorithm" (r1.0, Apache-2.0), cells 4 to 8, typed anew as an independent reference. It still runs
-as it stands; only the prints are collected.
+Algorithm" (r1.0, Apache-2.0), cells 4 to 8, retyped as an independent reference. It still runs
+unchanged; only the prints are collected.
 """
 
 import re
@@ -127,7 +127,7 @@ def momentum(net, rate=0.02):
 
 
 def data(**options):
-    """44 rows in micro-batches of 4: 11, which 4 does not divide."""
+    """Return 44 rows in 11 micro-batches of 4; 4 does not divide 11."""
     return dataset(rows=44, **options)
 
 
@@ -148,7 +148,7 @@ CALLS = {
 
 @pytest.mark.parametrize("case", CALLS)
 def test_sum_and_carry_are_the_tutorial(case, tmp_path, capsys):
-    """Parameters, lines, and a checkpoint with the sum of what is left over; without a notice."""
+    """Parameters, lines and a checkpoint with the leftover sum agree, without a warning."""
     calls, batch = CALLS[case]
     ends, lines, saved = [], [], []
     for name, make in (("theirs", TutorialGradientAccumulation), ("ours", exact)):
@@ -178,7 +178,7 @@ def test_sum_and_carry_are_the_tutorial(case, tmp_path, capsys):
 
 class TestRightByDefault:
     def test_it_is_the_accumulated_step(self, tmp_path, capsys):
-        """Its Parameters; and a line of the tutorial's form for each update, with its mean loss."""
+        """Its Parameters are the same; each update prints a tutorial line with its mean loss."""
         net, other = network(), network()
         with pytest.warns(UserWarning, match="unlike the tutorial's"):
             model = GradientAccumulation(net, loss_fn(), momentum(net))
@@ -189,7 +189,7 @@ class TestRightByDefault:
         assert_bit_equal(snapshot(net), snapshot(other))
         form = r"epoch: (\d) step: (\d) loss is  (\d\.\d{4,9})"
         fields = [re.fullmatch(form, line).groups() for line in lines]
-        # The third of each epoch is the flushed tail.
+        # The third update of each epoch is the flushed tail.
         expected = [(str(epoch), str(step)) for epoch in (1, 2) for step in (1, 2, 3)]
         assert [each[:2] for each in fields] == expected
         assert [float(each[2]) for each in fields] == pytest.approx(losses, rel=1e-6)
@@ -234,7 +234,7 @@ class TestRefused:
             TrainOptim(momentum(net), net.trainable_params(), reduction="man")
 
     def test_sums_that_do_not_fit(self):
-        """Cells on one sum that mean different things, and a sum of nothing."""
+        """Cells that share a sum but differ in reduction are refused, and so is an empty sum."""
         net = network()
         optimizer = momentum(net)
         grad_sum = optimizer.parameters.clone(prefix="grad_sum", init="zeros")
@@ -250,7 +250,7 @@ THEIRS = (TutorialForwardBackward, TutorialOptim, TutorialClear)
 
 
 class TestTheThreeCells:
-    """Composed by hand, as the tutorial does."""
+    """The three cells, composed by hand as in the tutorial."""
 
     def trained(self, cells, epochs=2, k=4, sens=1.0, rate=0.02, **named):
         forward_backward, optim, clear = cells
@@ -284,7 +284,7 @@ class TestTheThreeCells:
             np.testing.assert_allclose(own, expected, rtol=1e-5, atol=1e-6 * sens)
 
     def test_mean_is_the_accumulated_step(self):
-        """``sens`` is taken out again, exactly: it is a power of two."""
+        """``sens`` is divided out again, exactly, since it is a power of two."""
         ours = self.trained(OURS, epochs=1, k=11, sens=1024.0)
         net = network()
         step = AccumulatedStep(LossNet(net, loss_fn()), momentum(net), 11)
@@ -294,8 +294,10 @@ class TestTheThreeCells:
             np.testing.assert_array_equal(left, 0)
 
     def test_mean_divides_what_was_gathered(self):
-        """Nothing is a gradient of 0, as the tutorial's; and of three micro-batches carried and
-        four more the mean is over 28 samples, not 16."""
+        """An empty sum is a gradient of 0, as in the tutorial; a carried one keeps its samples.
+
+        After three micro-batches carried and four more the mean is over 28 samples, not 16.
+        """
         net, other = network(), network()
         optimizer = momentum(net)
         grad_sum = optimizer.parameters.clone(prefix="grad_sum", init="zeros")

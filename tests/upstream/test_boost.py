@@ -48,7 +48,7 @@ def parts():
 
 
 def assert_same_step(step, other):
-    """They differ in no class, setting, constant, group or Parameter: they train the same."""
+    """Check that the steps have equal classes, settings, constants, groups and Parameters."""
     assert type(step) is type(other) and step.settings == other.settings
     assert step.micro_batches == other.micro_batches
     assert_bit_equal(snapshot(step), snapshot(other))
@@ -104,7 +104,7 @@ FREEZING = {"param_groups": 2, "freeze_type": 0, "freeze_p": 0.5, "total_steps":
 
 
 def three_layers():
-    """Dense layers 3, 4, 4, 2: (network, loss_net, optimizer)."""
+    """Return (network, loss_net, optimizer), with dense layers of sizes 3, 4, 4, 2."""
     ms.set_seed(5)
     network = nn.SequentialCell(nn.Dense(3, 4), nn.Tanh(), nn.Dense(4, 4), nn.Dense(4, 2))
     return network, LossNet(network, nn.MSELoss()), momentum(network)
@@ -112,7 +112,7 @@ def three_layers():
 
 @pytest.mark.filterwarnings("ignore:boost_step")
 class TestTheLevels:
-    """O1 and O2, beside the steps that are built by hand."""
+    """O1 and O2 build the same steps as one builds by hand."""
 
     @pytest.mark.parametrize(
         ("level", "sections", "options", "kind", "given"),
@@ -164,7 +164,7 @@ class TestTheLevels:
         assert step.optimizer is optimizer
 
     def test_a_refused_call_can_be_made_again(self):
-        """The network is changed by then; what trains is the same."""
+        """The first call has changed the network; the step that results is the same."""
         _, loss_net, optimizer = three_layers()
         words = {"grad_freeze": FREEZING}
         with pytest.raises(InputError, match="nothing to combine: 1 worker"):
@@ -174,7 +174,7 @@ class TestTheLevels:
 
 
 def basis():
-    """Three random components of the eight weights."""
+    """Return three random components of the eight weights."""
     return basis_of(regression()[0].trainable_params(), 3)
 
 
@@ -184,7 +184,7 @@ CHANGED = {"rho": 0.3, "sigma": 0.2, "gamma": 0.5, "alpha": 0.02}
 @pytest.mark.filterwarnings("ignore:boost_step")
 class TestDimReduce:
     def test_it_is_the_subspace_step_with_the_users_optimizer(self):
-        """With accumulation, a loss scale and a number of trials: all reach the step."""
+        """Accumulation, a loss scale and a number of trials all reach the step."""
         sections = {"dim_reduce": CHANGED, "common": {"grad_accumulation_step": 2}}
         words = manual("dim_reduce", "grad_accumulation", **sections)
         options = dict(trials=5, loss_scale=16.0)
@@ -245,7 +245,7 @@ class TestTheBasisOfTheDictionary:
         kept = Basis.load(folder / "pca_mat.npy", parameters)
         assert kept.matrix.shape == (3, 8) and kept.checksum == step.settings["basis"]
         assert "n_components 3" in capsys.readouterr().out
-        # Other snapshots make another.
+        # Other snapshots make another basis.
         (folder / "step-000000000.safetensors").unlink()
         assert self.step(weight_load_dir=folder).settings["basis"] != step.settings["basis"]
 
@@ -260,7 +260,7 @@ class TestTheBasisOfTheDictionary:
         assert again.settings["basis"] == step.settings["basis"]
         again = self.step(pca_mat_path=moved / "pca_mat.npy", weight_load_dir=moved)
         assert "holds other snapshots" not in capsys.readouterr().out
-        # What the dictionary names is never written over, whatever lies in the other folder.
+        # A file that the dictionary names is never overwritten, whatever the other folder holds.
         before = (moved / "pca_mat.npy").read_bytes()
         (moved / "step-000000000.safetensors").unlink()
         again = self.step(pca_mat_path=moved / "pca_mat.npy", weight_load_dir=moved)
@@ -278,7 +278,7 @@ class TestTheBasisOfTheDictionary:
         assert not (folder / "pca_mat.npy").exists()
 
     def test_all_ranks_do_what_the_first_one_sees(self, folder, monkeypatch):
-        """A slow one may find the file that the first has just made, and must join it still."""
+        """A slow rank may find the file that the first has just made, and must still join it."""
         self.step(weight_load_dir=folder)
         path = folder / "pca_mat.npy"
         parameters, calls = regression()[0].trainable_params(), []
@@ -368,7 +368,7 @@ class TestRefused:
             boost_step(None, None, trails=3)
 
     def test_every_option_of_the_steps_is_an_argument(self):
-        """Of those that a caller may choose beside the dictionary."""
+        """This holds for the options that a caller may choose beside the dictionary."""
         names = set(inspect.signature(boost_step).parameters)
         constants = {each.name for each in fields(Constants)} - {"rho", "sigma", "gamma", "alpha"}
         assert constants <= names
@@ -404,7 +404,7 @@ class TestRefused:
     ],
 )
 def test_a_server_has_8_devices_where_mindspore_has_adasum(monkeypatch, ranks, words, expected):
-    """The tutorial's dictionary does not say device_number; MindSpore takes 8 from 16 ranks on."""
+    """The tutorial's dictionary lacks device_number; MindSpore takes 8 from 16 ranks on."""
     monkeypatch.setattr(boost.cluster, "rank_and_size", lambda: (0, ranks))
     assert boost._node_size(boost.read_boost("O2", ADASUM | {"common": words})) == expected
 
@@ -447,18 +447,18 @@ print(json.dumps(result))
 
 
 def test_mindspore_ignores_the_tutorials_keys_and_every_dictionary_but_the_first():
-    """D-01, D-02, D-03 of MindSpore 2.10.0, in a process of its own; and ours beside it."""
+    """D-01, D-02, D-03 of MindSpore 2.10.0, in a separate process; and labkit beside it."""
     words = copy.deepcopy(DIM_REDUCE)
     words["common"]["device_num"], words["dim_reduce"]["n_component"] = 4, 5
     words["dim_reduce"]["rho"] = 0.3
     done = run_code(UPSTREAM, json.dumps([words, ACCUMULATION]))
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout.splitlines()[-1])
-    # The keys that the tutorial writes have no effect; the one whose name still stands has.
+    # The tutorial's keys have no effect, except the one whose name is still valid.
     assert (result["n_components"], result["device_number"], result["rho"]) == (32, 8, 0.3)
-    # The module's own table has been written into.
+    # MindSpore has written into the module's own table.
     assert result["table"]["dim_reduce"] is True
-    # The second dictionary, another level, is not read at all.
+    # The second dictionary, for another level, is not read at all.
     is_first, level, config, steps = result["again"]
     assert is_first and level == "O1" and steps == 1
     assert config["dim_reduce"] and not config["grad_accumulation"]

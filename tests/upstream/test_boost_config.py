@@ -18,7 +18,7 @@ from labkit.upstream.boost_config import (
 )
 from tests.support.boost_words import ACCUMULATION, ADASUM, DIM_REDUCE, WHOLE, manual
 
-# The tutorial's dictionary, as values of today's names.
+# The tutorial's dictionary, as values under today's names.
 VALUES = {
     "rho": 0.55,
     "gamma": 0.9,
@@ -169,7 +169,7 @@ def test_no_call_changes_another():
     assert LEVELS["O1"] == ("less_bn", "grad_freeze")
 
 
-# Section, setting, the nearest value that is wrong, the nearest that is right, what is expected.
+# Section, setting, the nearest wrong value, the nearest right value, what is expected.
 ENDS = [
     ("dim_reduce", "rho", 1, 0.999, "a finite number > 0 and < 1"),
     ("dim_reduce", "sigma", 0, 1e-9, "a finite number > 0 and < 1"),
@@ -284,8 +284,8 @@ OF_SECTIONS = st.fixed_dictionaries(
 
 @given(st.sampled_from([*LEVELS, "O3", None, []]), st.data())
 def test_whatever_comes_is_read_or_refused(level, data):
-    """No other error than InputError, and nothing is turned on without a word for it."""
-    # As one strategy, the nine kinds of ANYTHING would crowd out the others.
+    """InputError is the only error, and nothing is turned on that the input does not ask for."""
+    # In a single strategy, the nine kinds of ANYTHING would crowd out the others.
     dictionary = data.draw(data.draw(st.sampled_from([ANYTHING, DICTIONARIES, OF_SECTIONS])))
     try:
         boost = read_boost(level, dictionary)

@@ -1,4 +1,4 @@
-"""``ConvertModelUtils``: a Model that trains with THOR and evaluates, or a refusal before it."""
+"""``ConvertModelUtils``: a Model that trains with THOR and evaluates, or an early refusal."""
 
 import dataclasses
 import inspect
@@ -38,7 +38,7 @@ STEPS = ROWS // BATCH
 
 
 def converted(net=None, loss=None, metrics=None, level="O0", manager=None, **options):
-    """(model, network) as the tutorial makes them; ``options`` are those of ``thor``."""
+    """Return (model, network) as the tutorial makes them; ``options`` are those of ``thor``."""
     net, loss = net or network(), loss or loss_fn()
     given = dict(learning_rate=0.05, damping=0.3, momentum=0.9, frequency=4) | options
     optimizer = thor(net, **given)
@@ -57,7 +57,7 @@ def converted(net=None, loss=None, metrics=None, level="O0", manager=None, **opt
 
 @pytest.fixture(scope="module")
 def reused(once):
-    """``reused(**options)``: what ``converted`` gives, as new, compiled once in this module."""
+    """``reused(**options)`` is ``converted`` in its initial state, compiled once in this module."""
     return lambda **options: once(_with_step, **options)[:2]
 
 
@@ -76,7 +76,7 @@ def test_the_arguments_are_mindspores():
 
 @pytest.fixture(scope="module")
 def tutorial(tmp_path_factory):
-    """The tutorial's sequence of calls, on LeNet: (model, network, checkpoint folder, output)."""
+    """The tutorial's calls, on LeNet: (model, network, checkpoint folder, steps seen)."""
     folder = tmp_path_factory.mktemp("tutorial")
     net, loss = LeNet5(), CrossEntropySmooth(True, "mean", 0.1, 10)
     images = Tensor(digits(6)[0])
@@ -112,13 +112,13 @@ def tutorial(tmp_path_factory):
 
 
 def batches(rows=128, batch=32):
-    """Images (B, 1, 32, 32) and labels, in order, incomplete last batch included."""
+    """Return images (B, 1, 32, 32) and labels, in order, with the incomplete last batch."""
     source = ms.dataset.NumpySlicesDataset(digits(rows), ["image", "label"], shuffle=False)
     return source.batch(batch)
 
 
 class Seen(Callback):
-    """Notes (epoch, step, loss) of every step that it is told of."""
+    """Records (epoch, step, loss) of every step that it is called for."""
 
     def __init__(self):
         super().__init__()
@@ -132,7 +132,7 @@ class Seen(Callback):
 
 class TestTutorial:
     def test_callbacks_see_every_step(self, tutorial):
-        """Upstream's see 2 of every ``frequency`` on a GPU."""
+        """In MindSpore they see 2 of every ``frequency`` steps on a GPU."""
         assert [row[:2] for row in tutorial[3].rows] == [(1 + i // 4, 1 + i) for i in range(8)]
         assert tutorial[0].step.last_update.loss == pytest.approx(tutorial[3].rows[-1][2])
 
@@ -158,10 +158,10 @@ class TestTutorial:
         assert model.eval(batches(50, 20)) == {"acc": pytest.approx(accuracy)}
         phase = net.phase
         np.testing.assert_array_equal(model.predict(Tensor(images)).asnumpy(), logits)
-        assert net.phase == phase  # or a later call would take the prediction's graph
+        assert net.phase == phase  # otherwise a later call would take the prediction's graph
 
     def test_a_longer_training_is_refused_with_numbers(self, tutorial):
-        """8 updates are made of 8 rates: the next would stop in Gather."""
+        """8 updates have used the 8 rates: in MindSpore the next would stop in Gather."""
         before = snapshot(tutorial[1])
         message = "learning_rate has 8 values for 12 updates; expected at least as many"
         with pytest.raises(InputError, match=message):
@@ -170,7 +170,7 @@ class TestTutorial:
 
 
 def test_it_trains_as_the_step_with_momentum_does():
-    """In two calls, with as many rates as updates."""
+    """It does so in two calls, with as many rates as updates."""
     rates = [0.1 / (2 + update) for update in range(EPOCHS * STEPS)]
     model, net = converted(weight_decay=0.05, learning_rate=rates)
     model.train(1, dataset())
@@ -187,7 +187,7 @@ def test_it_trains_as_the_step_with_momentum_does():
 
 
 class During(Callback):
-    """Keeps what ``call`` returns after every so many steps, and what ``fit`` evaluates."""
+    """Keeps what ``call`` returns every ``every`` steps or, without it, what ``fit`` evaluates."""
 
     def __init__(self, call=None, every=1):
         super().__init__()
@@ -213,7 +213,7 @@ def without(reused):
 
 
 class TestEvaluationDuringTraining:
-    """Upstream: "Thor optimizer not support evaluation while training"."""
+    """Upstream refuses: "Thor optimizer not support evaluation while training"."""
 
     def test_between_epochs(self, without, reused):
         model, net = reused(norm=True, metrics={"acc", "loss"})
@@ -232,10 +232,10 @@ class TestEvaluationDuringTraining:
 
 
 def test_prediction_between_steps_changes_nothing(without):
-    """BatchNorm: in evaluation mode for each prediction, in training mode for the next step.
+    """BatchNorm is in evaluation mode for each prediction, in training mode for the next step.
 
-    The model is a new one: the graph between refreshes is compiled after the first prediction, in
-    the mode that this has left.
+    The model is new: the graph between refreshes is compiled after the first prediction, in the
+    mode that the prediction has left.
     """
     model, net = converted(net=network(norm=True), metrics={"acc", "loss"})
     images = Tensor(np.ones((3, 1, 4, 4), np.float32))
@@ -245,7 +245,7 @@ def test_prediction_between_steps_changes_nothing(without):
 
 @pytest.mark.parametrize("kind", ["function", "schedule"])
 def test_rates_and_dampings_follow_the_update(kind):
-    """Arrays of rates do so above. A second call goes on where the first stopped."""
+    """A second call continues where the first stopped; arrays of rates are tested above."""
     rates = [0.1 / (1 + update) for update in range(2 * STEPS)]
     dampings = [0.3 / (1 + update) for update in range(2 * STEPS)]
     given = {
@@ -272,7 +272,7 @@ def test_rates_and_dampings_follow_the_update(kind):
     ],
 )
 def test_schedules_that_are_too_short_are_refused_before_training(given, message):
-    """Upstream stops in Gather, or goes on with what is beyond the array's end."""
+    """Upstream stops in Gather, or continues with what is beyond the array's end."""
     model, net = converted(metrics={"acc"}, **given)
     before = snapshot(net)
     for train in (model.train, model.fit):
@@ -299,7 +299,7 @@ def test_sink_mode_and_no_epochs_are_refused():
 class TestBatchSize:
     @pytest.mark.filterwarnings("default:batch_size is")
     def test_another_one_than_was_said_warns(self, reused):
-        """Right by default: the rows are counted in the batch."""
+        """The result is right by default: the rows are counted in the batch."""
         model, net = reused()  # whose batch_size is 32
         with pytest.warns(UserWarning, match="batch_size is 32 in thor, .* in batches of 4") as w:
             model.train(1, dataset())
@@ -321,7 +321,7 @@ class TestBatchSize:
 
 
 def test_options_of_thor_are_those_of_the_step():
-    """What upstream's formulas compute: tests/algorithms/thor/test_taps.py."""
+    """For what upstream's formulas compute, see tests/algorithms/thor/test_taps.py."""
     model, _ = converted(formulas="upstream_gpu", batch_size=BATCH, split=16, factor_decay=0.5)
     given = Options(formulas="upstream_gpu", frequency=4, split=16, factor_decay=0.5)
     assert model.step.update.options == given
@@ -369,13 +369,13 @@ class TestLossScale:
 
 class TestHalfPrecision:
     def converted(self, model, keep):
-        """(model, BatchNorm) at O2; ``model`` has made another precision of the network before."""
+        """Return (model, BatchNorm) at O2; ``model`` has set another precision before."""
         net, loss = NormNet(), loss_fn()
         scale = FIXED(128, drop_overflow_update=False)
         optimizer = thor(net, 0.05, 0.3, 0.9, loss_scale=128, frequency=2)
         options = dict(loss_scale_manager=scale, amp_level="O2", keep_batchnorm_fp32=keep)
         before = options | {"keep_batchnorm_fp32": not keep}
-        norm = net.norm  # which is wrapped where it stays in float32
+        norm = net.norm  # it is wrapped if it stays in float32
         model = model and model(net, loss, optimizer, {"acc"}, **before)
         model = ConvertModelUtils.convert_to_thor_model(
             model, net, loss, optimizer, metrics={"acc"}, **options
@@ -448,7 +448,7 @@ class TestRefusals:
             convert(network=net, optimizer=optimizer)
 
     def test_a_refusal_leaves_the_network_to_be_converted(self):
-        """O0 after O2 is refused by the step, when the network has its taps already."""
+        """The step refuses O0 after O2 at a time when the network already has its taps."""
         net = network()
         optimizer = thor(net, 0.1, 0.3, 0.9)
         cells = [type(cell) for _, cell in net.cells_and_names()]

@@ -52,7 +52,7 @@ def test_the_arguments_are_mindspores():
 
 
 def gradients(net, seed):
-    """One gradient per Parameter: the first weight's is large, the bias' small."""
+    """Return one gradient per Parameter: the weight's is large, the bias' small."""
     random = np.random.default_rng(seed)
     scales = (3.0, 0.1)
     return [
@@ -62,7 +62,7 @@ def gradients(net, seed):
 
 
 def expected(net, updates, rates, decays, nesterov=False, clip=False, factor=0.9):
-    """The weights after updates from ``gradients``, in float64, by loops."""
+    """Return the weights after updates from ``gradients``, in float64, by loops."""
     weights = [parameter.asnumpy().astype(np.float64) for parameter in net.trainable_params()]
     moments = [np.zeros_like(weight) for weight in weights]
     for update in range(updates):
@@ -110,7 +110,7 @@ def test_updates_against_float64(given, by_hand):
 
 
 def ways():
-    """Trainings that know nothing of THOR: each takes (network, optimizer) and makes an update."""
+    """Return trainings without THOR: each takes (network, optimizer) and makes an update."""
     batch = tensors(*rows(4))
 
     def one_step(net, optimizer):
@@ -250,7 +250,7 @@ def test_the_ends_of_ranges_are_right():
 
 
 def test_split_indices_are_those_of_resnet_50():
-    """53 convolutions and a dense layer: the tutorial's [26, 53] ends with the last."""
+    """ResNet-50 has 53 convolutions and a dense layer; the tutorial's [26, 53] ends with it."""
     net = resnet50(10)
     assert make(net, split_indices=[26, 53]).thor.split_indices == (26, 53)
     with pytest.raises(InputError, match="expected integers below 54, the number of layers with"):

@@ -17,19 +17,19 @@ from labkit.steps.state import bounds
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
-# A requirement: relative to each layer's length.
+# Required: the error relative to each layer's length.
 BOUND = 1e-5
 LAYERS = (150, 7)
 NUMBERS = sum(LAYERS)
-# Pairs alone, three alone, two levels, counts that differ in a pair and in three, three on two
-# levels, the largest. Above all Gram: where it falls back, the tree is in the same graph.
+# Pairs alone, three alone, two levels, unequal counts in a pair and in three, three on two levels,
+# and the largest. Mostly Gram: its graph also holds the tree, on which it falls back.
 CASES = [(count, "gram") for count in (2, 3, 4, 5, 7, 11, 64)] + [(7, "tree"), (64, "tree")]
 COMPILED = (4, 7)
 
 
 @functools.cache
 def made(count, by, reduction="adasum"):
-    """A combination, compiled once for all tests."""
+    """Return a combination, compiled once for all tests."""
     return combination(reduction, LAYERS, count, by=by)
 
 
@@ -48,11 +48,11 @@ def by_layer(row):
 
 
 def error(vector, rows):
-    """The largest distance of a layer from the float64 tree, relative to that one's length."""
+    """Return the largest distance of a layer from the float64 tree, relative to its length."""
     distances = []
     for layer, part in zip(by_layer(vector), by_layer(rows.astype(np.float64)), strict=True):
         expected = reference.adasum_tree(part)
-        # Float32 holds no length below its smallest number of full precision.
+        # Float32 has no full precision for lengths below its smallest normal number.
         length = max(np.linalg.norm(expected), 1e-37)
         distances.append(np.linalg.norm(layer - expected) / length)
     return max(distances)
@@ -71,13 +71,13 @@ def anticorrelated(count):
 
 
 def mixed_magnitudes(count):
-    """Lengths from 1e-30 to 1e30 side by side, other ones in each layer."""
+    """Return vectors with lengths from 1e-30 to 1e30 side by side, different ones in each layer."""
     exponents = np.random.default_rng(2).integers(-29, 30, size=(count, len(LAYERS)))
     return normal(count) * np.repeat(10.0**exponents, LAYERS, axis=1)
 
 
 def some_zero(count):
-    """Layers that are zero for some workers, one for all of them."""
+    """Return layers that are zero for some workers, and one that is zero for all of them."""
     rows = normal(count) * (np.arange(count) % 3 == 0)[:, None]
     rows[:, 150:] = 0
     return rows
@@ -107,7 +107,7 @@ class TestAgainstFloat64:
         assert max(worst.values()) <= BOUND, worst
 
     def test_the_kinds_are_what_they_are_called(self):
-        """Else the test above would compare less than it says."""
+        """Otherwise the test above would compare less than it claims."""
         cosine = reference.cosine(*anticorrelated(2))
         assert cosine < -0.5 < 0.5 < reference.cosine(*correlated(2))
         assert abs(reference.cosine(*normal(2))) < 0.1
@@ -119,14 +119,14 @@ class TestAgainstFloat64:
     @pytest.mark.parametrize("by", ["gram", "tree"])
     @pytest.mark.parametrize("value", [65504.0, 6e-8])
     def test_float16_at_its_limits(self, value, by):
-        """Its largest number and its smallest, in vectors of both signs: as float64 has them."""
+        """Vectors of float16's largest and smallest numbers, of both signs, agree with float64."""
         signs = np.sign(normal(4)).astype(np.float16)
         rows = (signs * np.float16(value)).astype(np.float32)
         assert np.abs(rows).min() == np.abs(rows).max() == np.float32(np.float16(value)) > 0
         assert error(combined(rows, by), rows) <= BOUND
 
     def test_by_hand(self, eager):
-        """Of one number each: 3 and 5 give their mean; 3 and -5 give 5.5 - 6.5."""
+        """Vectors of one number: 3 and 5 give their mean; 3 and -5 give 5.5 - 6.5."""
         rows = np.zeros((2, NUMBERS), np.float32)
         rows[:, 0], rows[:, 150] = (3.0, 5.0), (3.0, -5.0)
         vector = combined(rows)
@@ -134,7 +134,7 @@ class TestAgainstFloat64:
         assert np.count_nonzero(vector) == 2
 
     def test_of_a_last_pair_whose_long_sums_round(self, eager):
-        """ResNet-50's largest layers have 2 million numbers; 2.1e-5 off by products alone."""
+        """ResNet-50's largest layers have 2 million numbers; products alone would be 2.1e-5 off."""
         random = np.random.default_rng(7)
         first = random.standard_normal(2_000_000)
         pair = [first, 0.05 * random.standard_normal(first.size) - first]
@@ -146,7 +146,7 @@ class TestAgainstFloat64:
 
 @pytest.fixture(scope="module")
 def alone():
-    """The Gram path with nothing to fall back on."""
+    """The Gram path without its fallback."""
     names, of_sound = ByGram.construct.__globals__, Coefficients.construct.__globals__
     with pytest.MonkeyPatch.context() as patch:
         for name in ("SOUND", "SOUND_AT_THE_END"):
@@ -160,7 +160,7 @@ def alone():
 
 
 def nearly_cancelling(rest):
-    """Four workers, the first two opposite but for ``rest``: their Adasum is as short."""
+    """Return four vectors, the first two opposite up to ``rest``; their Adasum is as short."""
     rows = normal(4)
     rows[1] = rest * rows[1] - rows[0]
     rows[2] += rows[0]
@@ -168,7 +168,7 @@ def nearly_cancelling(rest):
 
 
 class TestWhichPath:
-    """Which way it went shows in the last bits: the two paths round differently."""
+    """The last bits show which path was taken, since the two round differently."""
 
     def test_sound_products_are_used(self, alone):
         rows = normal(4).astype(np.float32)
@@ -196,7 +196,7 @@ class TestWhichPath:
 
     @pytest.mark.parametrize("scale", [1e-9, 1e14])
     def test_squares_in_range_do_not(self, alone, scale):
-        """One layer as long as every other, whatever its size: the shortest decides."""
+        """All layers have the same length, whatever their size, since the shortest one decides."""
         rows = normal(4)
         for layer in by_layer(rows):
             layer *= scale / np.linalg.norm(layer, axis=1, keepdims=True)
@@ -207,14 +207,14 @@ class TestWhichPath:
 
     @pytest.mark.parametrize("zero", [(0,), (1, 2), (0, 1, 2, 3)])
     def test_vectors_of_zeros_need_no_tree(self, alone, zero):
-        """A layer that has no gradient, or a worker: no slower than others."""
+        """A layer or a worker that has no gradient does not slow down the others."""
         rows = normal(4).astype(np.float32)
         rows[list(zero), :150] = 0
         np.testing.assert_array_equal(combined(rows), alone(rows))
         assert error(combined(rows), rows) <= BOUND
 
     def test_vectors_whose_squares_are_zero_do(self):
-        """1e-25 squared is no float32, but beside zeros and beside ones it is no zero either."""
+        """1e-25 squared underflows in float32, but beside zeros and ones it must not count as 0."""
         rows = normal(4).astype(np.float32)
         rows[1, :150], rows[2, :150] = 1e-25, 0
         vector = combined(rows)
@@ -227,7 +227,7 @@ class TestNotFinite:
     @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
     @pytest.mark.parametrize("row", [0, 3])
     def test_stays_in_its_layer_and_is_seen_there(self, by, value, row):
-        """No layer hides it, and the others are what they are without it."""
+        """The layer itself shows the value, and the other layers are what they are without it."""
         rows = normal(4).astype(np.float32)
         clean = by_layer(combined(rows, "tree"))
         rows[row, 20] = value
@@ -255,7 +255,7 @@ class TestMeanAndSum:
             np.testing.assert_allclose(vector, expected, rtol=1e-5, atol=1e-6)
 
     def test_adasum_passes_over_absent_rows(self):
-        """As zeros: the others' Adasum in the same places of the tree."""
+        """Absent rows act as zeros: the others keep their places in the tree."""
         rows = normal(4).astype(np.float32)
         rows[1:3] = 0
         present = Tensor(np.array([1, 0, 0, 1], np.float32))
@@ -280,7 +280,7 @@ def test_bad_arguments(arguments, message):
 
 
 def test_more_layers_than_a_graph_may_nest_steps():
-    """A ResNet-50 has 161, and MindSpore compiles no more than 1000 calls within one another."""
+    """A ResNet-50 has 161 layers, and MindSpore compiles at most 1000 nested calls."""
     rows = np.random.default_rng(0).normal(size=(2, 400)).astype(np.float32)
     layers = combination("adasum", [2] * 200, 2)(Tensor(rows)).asnumpy().reshape(200, 2)
     for layer, part in zip(layers, rows.reshape(2, 200, 2).swapaxes(0, 1), strict=True):

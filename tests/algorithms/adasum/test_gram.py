@@ -1,4 +1,4 @@
-"""Adasum's coefficients from scalar products alone, and how sound they are; the tree's levels."""
+"""Adasum's coefficients from scalar products alone, their soundness, and the tree's levels."""
 
 import mindspore as ms
 import numpy as np
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.usefixtures("eager")
 
 
 def of_products(vectors):
-    """Adasum of layers of vectors (L, N, d), made of Gram matrices; and whether it is sound."""
+    """Return the Adasum, by layer, of vectors (L, N, d) from Gram matrices, and its soundness."""
     grams = vectors @ np.swapaxes(vectors, -1, -2)
     lengths = np.linalg.norm(vectors, axis=-1)
     weights, sound = Coefficients(vectors.shape[1])(
@@ -24,19 +24,19 @@ def of_products(vectors):
 
 
 def opposite(rest):
-    """e1 and -e1 + ``rest`` e2: their Adasum is short, and its square a small difference."""
+    """Return e1 and -e1 + ``rest`` e2: their Adasum is short, and its square a small difference."""
     return np.array([[1.0, 0, 0, 0], [-1.0, rest, 0, 0]])
 
 
 def soundness(a, b):
-    """|c|^2 over the sum of its parts' squares, for c = Adasum(a, b) of one worker each."""
+    """Return |c|^2 over the sum of its terms' squares, for c = Adasum(a, b) of one worker each."""
     combined, product = reference.adasum_pair(a, b), a @ b
     parts = [(1 - product / (2 * x @ x)) ** 2 * (x @ x) for x in (a, b)]
     return combined @ combined / sum(parts)
 
 
-# What each level of the tree combines, as numbers of workers. One; pairs; three; three behind
-# pairs; counts that differ in a pair (11) and in three (14); three on two levels (23: 3 of 23, then
+# The numbers of workers that each level of the tree combines. Cases: one; pairs; three; three after
+# pairs; unequal counts in a pair (11) and in three (14); three on two levels (23: 3 of 23, then
 # 5 of 11 ... 2); a power of two.
 LEVELS = {
     1: [],
@@ -65,7 +65,7 @@ def test_equals_the_float64_tree(count):
 
 
 def test_the_tree_keeps_leading_axes():
-    """Layers of one size are combined at once; a row alone is itself."""
+    """Layers of one size are combined at once; a single row is returned as it is."""
     rows = np.random.default_rng(3).normal(size=(2, 7, 5)).astype(np.float32)
     combined = Tree(7)(Tensor(rows)).asnumpy()
     assert combined.shape == (2, 1, 5)
@@ -77,7 +77,10 @@ def test_the_tree_keeps_leading_axes():
 
 
 def test_lengths_may_differ_by_any_factor():
-    """Whose squares float32 still holds: coefficients up to 1e28, none of them squared."""
+    """Lengths may differ as long as float32 holds their squares.
+
+    The coefficients reach 1e28, and none of them is squared.
+    """
     vectors = np.random.default_rng(1).normal(size=(1, 4, 50))
     vectors *= np.array([1e-12, 1e17, 1.0, 1e-3])[:, None]
     combined, sound = of_products(vectors)
@@ -105,7 +108,7 @@ class TestSound:
 
     @pytest.mark.parametrize(("rest", "expected"), [(0.3, True), (0.21, True), (0.01, False)])
     def test_of_the_last_pair(self, rest, expected):
-        """Its square divides nothing: more may be lost before 1e-5 of its length are."""
+        """The last pair's square divides nothing: more may be lost before 1e-5 of the length is."""
         pair = opposite(rest)
         combined, sound = of_products(pair[None])
         assert sound == expected == (soundness(*pair) > SOUND_AT_THE_END)
@@ -115,7 +118,7 @@ class TestSound:
 
     @pytest.mark.parametrize("place", [0, 2, 4, 6])
     def test_any_pair_of_the_first_level_counts(self, place):
-        """Whatever is combined with it, and if all is sound again further up."""
+        """One unsound pair decides, whatever it is combined with and however sound the rest is."""
         vectors = np.eye(8)[None].copy()
         vectors[0, place : place + 2] = 0
         vectors[0, place : place + 2, :4] = opposite(0.1)
@@ -123,7 +126,7 @@ class TestSound:
         assert not of_products(vectors)[1]
 
     def test_of_a_pair_of_the_second_level(self):
-        """Two pairs of equal vectors, sound; their combinations nearly cancel."""
+        """Two pairs of equal vectors are sound, but their combinations nearly cancel."""
         vectors = np.zeros((8, 4))
         vectors[:4] = np.repeat(opposite(0.1), 2, axis=0)
         vectors[4:] = np.eye(4)
@@ -132,7 +135,7 @@ class TestSound:
 
     @pytest.mark.parametrize("count", [3, 5])
     def test_in_three(self, count):
-        """One of the three orders begins with the two that nearly cancel."""
+        """One of the three orders begins with the two vectors that nearly cancel."""
         vectors = np.eye(count, 8)
         vectors[-2:] = 0
         vectors[-2:, 4:] = opposite(0.1)

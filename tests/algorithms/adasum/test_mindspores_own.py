@@ -1,6 +1,6 @@
 """What MindSpore's two Adasums do themselves; lab 04, section 13, says which has which fault.
 
-Where one of these fails, a release has changed it: change the lab with it.
+If one of these tests fails, a MindSpore release has changed the behaviour: change the lab with it.
 """
 
 import inspect
@@ -19,7 +19,7 @@ def sent(x):
 
 
 class Forward(nn.Cell):
-    """One level of the tree on the rank that keeps the right halves; what it sends comes back."""
+    """One level of the tree on the rank that keeps the right halves; it receives what it sends."""
 
     def __init__(self, module):
         super().__init__()

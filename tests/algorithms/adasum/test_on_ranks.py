@@ -1,4 +1,4 @@
-"""Ranks are virtual workers that take turns: the same bits, whoever computes them."""
+"""Ranks give the same bits as virtual workers that take turns in one process."""
 
 import functools
 
@@ -21,7 +21,7 @@ def ranks(root, tmp_path_factory):
 
 @functools.cache
 def virtual_workers(case):
-    """What one process finds; read it only."""
+    """Return the results of one process; they must not be modified."""
     return adasum_on_ranks.run(case)
 
 
@@ -31,10 +31,10 @@ def of_case(written, case):
 
 @pytest.mark.parametrize("case", CASES)
 def test_ranks_are_virtual_workers(ranks, case):
-    """Every parameter after every update: the ranks' bits are those of one process.
+    """After every update all ranks have the parameters of one process, to the bit.
 
-    The requirement is 1e-6 after 20 updates; bits can be compared where a rank computes the same
-    micro-batch as a virtual worker does. A node's mean is added up by AllReduce: within 1e-6.
+    The requirement is 1e-6 after 20 updates; bits can be compared if a rank computes the same
+    micro-batch as a virtual worker does. A node's mean is summed by AllReduce: within 1e-6.
     """
     virtual = virtual_workers(case)  # while the ranks compute
     real = [of_case(written, case) for written in ranks(CASES[case][0])]
@@ -61,13 +61,13 @@ def test_every_rank_reports_the_whole_update(ranks, case):
             np.testing.assert_array_equal(written[name], real[0][name])
             if virtual is not None:
                 np.testing.assert_allclose(written[name], virtual[name], rtol=1e-5)
-    # The update in which no worker has a gradient is none.
+    # An update in which no worker has a gradient does not count.
     skipped = case in ("not finite",)
     assert real[0][name][0] == CASES[case][3] - skipped
 
 
 def test_a_rank_that_alone_is_unsure_waits_for_nobody(ranks):
-    """All take the tree with it: the same bits on both, those of the Gram form but for rounding."""
+    """Both then take the tree: their bits are equal, and those of the Gram form up to rounding."""
     first, second = ranks(2)
     common = of_case(first, "not finite")
     assert len(common) > 10
@@ -123,7 +123,7 @@ def test_a_resumed_training_is_the_uninterrupted_one(ranks):
 
 
 def test_a_rank_refuses_the_folder_of_another(ranks):
-    """Its optimizer has that rank's moments."""
+    """The optimizer in that folder has the other rank's moments."""
     for rank, written in enumerate(ranks(2)):
         expected = f"{{'rank': {1 - rank}}}, as in the checkpoint, got {{'rank': {rank}}}"
         assert str(written["exchanged"]) == f"cannot resume: settings: expected {expected}"

@@ -1,4 +1,4 @@
-"""AdasumStep against float64, call by call; what it keeps, what it refuses."""
+"""AdasumStep against float64, call by call; what it keeps, and what it refuses."""
 
 import warnings
 
@@ -45,8 +45,8 @@ def by_update(updates):
     return 1 + updates % 3
 
 
-# name -> (options of the step, options of the twin that are not the step's, calls, those that are
-# NaN, those after which the epoch ends). Most first epochs end in the middle of a team.
+# name -> (options of the step, options of the twin alone, number of calls, those that are NaN,
+# those after which the epoch ends). Most first epochs end in the middle of a team.
 CASES = {
     "schedule of micro_steps": ({"workers": 2, "micro_steps": by_update}, {}, 20, (1,), (10, 14)),
     "not finite": ({"workers": 3}, DECAYED, 15, (0, 4, 6, 7, 8, 11), (12,)),
@@ -58,7 +58,7 @@ CASES = {
         (7,),
     ),
     "gradients": ({"workers": 3, "on": "gradients"}, DECAYED, 8, (3,), (7,)),
-    # Tails of one worker: zeros for the two that had no turn, its vector is the update.
+    # Tails of one worker: the two that had no turn count as zeros, its vector is the update.
     "one of three": ({"workers": 3}, {}, 5, (), (0, 4)),
     "mean": ({"workers": 3, "reduction": "mean"}, {}, 10, (4,), (6,)),
     "sum of gradients": (
@@ -68,7 +68,7 @@ CASES = {
         (),
         (),
     ),
-    # The twin knows no nodes: micro-batches that a worker averages.
+    # The twin has no nodes; its workers average micro-batches instead.
     "nodes": ({"workers": 2, "node_size": 2, "micro_steps": 2}, {"micro_steps": 4}, 17, (), (13,)),
     # Call 8 is not finite and dropped with its epoch: it must not spoil the next group.
     "drop": (
@@ -79,7 +79,7 @@ CASES = {
         (8, 9, 22),
     ),
 }
-# Their graphs hold what the others' do; the battery of tests/steps compares the two modes.
+# These graphs cover those of the other cases; the battery of tests/steps compares the two modes.
 COMPILED = ("not finite", "gradients", "drop")
 
 
@@ -90,7 +90,7 @@ def twin_of(case):
 
 
 def build(options, others=None):
-    """(network, step) with Momentum as the twin has it."""
+    """Return (network, step) with the same Momentum as the twin."""
     others = others or {}
     net, loss_net = regression()
     rate = others.get("rate", lambda update: 0.05)
@@ -117,7 +117,7 @@ def assert_last(step, twin):
 
 
 def train_both(step, twin, calls):
-    """Give both the same micro-batches."""
+    """Train both on the same micro-batches."""
     for call in range(calls):
         inputs, targets = rows(4, seed=call)
         step(*tensors(inputs, targets))
@@ -131,7 +131,7 @@ def feed(step, seeds):
 
 @pytest.fixture
 def second_graphs(monkeypatch):
-    """A list that grows with every call of the graph that combines what the first was unsure of."""
+    """A list that grows with each call of the second graph, for what the first is unsure of."""
     seen, combine = [], update_module._Whole.__call__
     monkeypatch.setattr(
         update_module._Whole, "__call__", lambda graph: (seen.append(1), combine(graph))
@@ -170,7 +170,7 @@ class TestTwin:
                 np.testing.assert_allclose(actual, expected, **TOLERANCE["float32, many updates"])
 
     def test_the_comparison_tells_the_cases_apart(self):
-        """Workers, reduction and scope: each gives weights of its own on the same rows."""
+        """Each choice of workers, reduction and scope gives different weights on the same rows."""
         ends = []
         for options in (
             {"workers": 2},
@@ -210,19 +210,19 @@ class Dead(nn.Dense):
 
 
 def unsure(self, rows, present=None):
-    """``ByGram.attempt`` that leaves every bank to the second graph."""
+    """Replace ``ByGram.attempt``; leave every bank to the second graph."""
     return ops.reduce_sum(rows, 0), ops.cast(False, ms.bool_)
 
 
 def opposite_rows(inputs, targets, weights, rest=0.0, more=0.0):
-    """Targets whose residuals are those of the rows, with the other sign but for ``rest``."""
+    """Return targets whose residuals have the opposite sign, except for ``rest``."""
     residuals = targets - inputs @ weights[0].T - weights[1]
     return (targets + rest * more - (2 - rest) * residuals).astype(np.float32)
 
 
 class TestSecondGraph:
     def test_workers_that_nearly_cancel(self, once, second_graphs):
-        """Are combined by the tree, in a graph of its own, and counted once like others."""
+        """They are combined by the tree, in a separate graph, and counted once like others."""
         for rest, expected in ((1.0, 0), (0.02, 4)):
             net, step = once(build, {"workers": 4})
             second_graphs.clear()
@@ -243,7 +243,7 @@ class TestSecondGraph:
 
     @pytest.mark.parametrize("on", ["updates", "gradients"])
     def test_a_parameter_that_does_not_move_needs_none(self, on, second_graphs, eager, monkeypatch):
-        """It gives what the second graph makes of it, the tree, but for rounding."""
+        """The result equals that of the second graph, the tree, up to rounding."""
         moved = []
         for calls in (0, 4):
             net, loss_net = regression(Dead())
@@ -261,7 +261,7 @@ class TestSecondGraph:
         np.testing.assert_array_equal(moved[0]["unused"], DEAD["unused"])
 
     def test_an_update_interrupted_before_it_is_made_by_the_next_call(self, eager, monkeypatch):
-        """Of the vectors that were in the bank, before the next worker's overwrites one."""
+        """The next call makes it from the vectors in the bank, before a worker overwrites one."""
 
         def interrupt(graph):
             raise KeyboardInterrupt
@@ -284,7 +284,7 @@ class TestSecondGraph:
 
 
 def grouped(parameters):
-    """Two rates, one of them a schedule, and a decay; handed over in another order."""
+    """Return Momentum with two rates, one of them a schedule, a decay, and another order."""
     weight, bias = parameters
     groups = [
         {"params": [bias], "lr": RATES},
@@ -294,7 +294,7 @@ def grouped(parameters):
     return nn.Momentum(groups, 0.02, 0.9)
 
 
-# name -> (optimizer of Parameters, names of its own state)
+# name -> (function from Parameters to an optimizer, names of the optimizer's own state)
 OPTIMIZERS = {
     "Adam": (lambda p: nn.Adam(p, RATES), {"moment1", "moment2", "beta1_power", "beta2_power"}),
     "AdamWeightDecay": (lambda p: nn.AdamWeightDecay(p, 0.01, weight_decay=0.1), set()),
@@ -308,7 +308,7 @@ OPTIMIZERS = {
 
 
 class Alone:
-    """A worker's own optimizer: one plain step that takes on each worker's state in turn."""
+    """An optimizer for each worker: one plain step that takes each worker's state in turn."""
 
     def __init__(self, make, workers):
         self.network, loss_net = regression()
@@ -360,7 +360,7 @@ def test_each_worker_has_an_optimizer_of_its_own(name, eager):
 
 @pytest.fixture
 def three(once):
-    """A step over three workers with Momentum, as new."""
+    """``three(tail)`` returns (network, step) in the initial state: three workers, Momentum."""
 
     def anew(tail="flush"):
         net, step = once(build, {"workers": 3})
@@ -373,7 +373,7 @@ def three(once):
 class TestTail:
     @pytest.mark.parametrize(("size", "dropped"), [(1, [50]), (1, [50, 51]), (2, [50, 51, 52])])
     def test_drop_leaves_no_trace(self, three, size, dropped):
-        """Bit for bit, moments too, and what a worker has gathered of a group of two."""
+        """A dropped tail changes no bit: neither moments nor a worker's part of a group of two."""
         ends = []
         for seeds in ([], dropped):
             _, step = three("drop")
@@ -393,10 +393,10 @@ class TestTail:
 
 
 class TestBetweenWorkers:
-    """What happens to the optimizer while a team has not had all its turns."""
+    """The optimizer while some workers of a team have not had their turn."""
 
     def test_what_a_callback_sets_stays(self, three):
-        """Rate and momentum, changed between updates and workers; weights, as an average is."""
+        """Rate and momentum change between updates and workers; weights too, as in averaging."""
         net, step = three()
         now = {"rate": 0.05}
         twin = Twin(3, rate=lambda update: now["rate"])
@@ -443,7 +443,7 @@ class TestUpdatesAhead:
     )
     @settings(max_examples=40, deadline=None, derandomize=True)
     def test_equals_what_happens(self, once, workers, tail, size, before, epochs):
-        """From any point of a team, over epochs of any lengths."""
+        """The number is right from any point of a team, over epochs of any length."""
         _, step = once(build, {"workers": workers})
         step.tail, step.micro_steps = tail, size
         set_state(step.group_size, 1 if size is by_update else size)
@@ -491,7 +491,7 @@ class TestPrecision:
         assert_weights(net, twin)
 
     def test_float16_weights(self):
-        """Vectors are float32 whatever the weights are, and the weights stay float16."""
+        """Vectors are float32 whatever the weights' type, and float16 weights stay float16."""
         net, loss_net = regression()
         net.to_float(ms.float16)
         for parameter in net.trainable_params():
@@ -514,7 +514,7 @@ class TestWhoIsCombined:
         assert step.team.sizes.bytes_received(1000) == 0
 
     def test_another_team_is_not_resumed(self):
-        """Its settings differ, which ``fit`` compares."""
+        """Its settings differ, and ``fit`` compares them."""
         all_settings = []
         for more in (
             {},
@@ -570,7 +570,7 @@ class TestBatchNorm:
             self.build()
 
     def test_workers_statistics_follow_one_another(self, eager):
-        """Running statistics are those of all workers' micro-batches; the weights wait."""
+        """Running statistics take each worker's micro-batch at once; the weights wait."""
         net, step = self.build()
         before = snapshot(net)
         step(*tensors(*digits(4)))
@@ -585,7 +585,7 @@ class TestBatchNorm:
 @pytest.mark.parametrize("on", ["updates", "gradients"])
 @pytest.mark.parametrize(("optimizer", "states"), [(nn.Momentum, 1), (nn.SGD, 2), (nn.Adam, 2)])
 def test_memory_is_what_the_docstring_says(optimizer, states, on):
-    """Built, not compiled: the weights are large enough for the scalars to be lost in rounding."""
+    """The step is built, not compiled; the weights are so large that the scalars do not count."""
     options = {"momentum": 0.9} if optimizer is nn.Momentum else {}
     for workers in (2, 3, 5):
         net = nn.Dense(64, 64)

@@ -1,4 +1,4 @@
-"""Ranks that hold other bits, in one process: what they send each other is made here."""
+"""Ranks that hold different bits, in one process: the tests make what they send each other."""
 
 import re
 

@@ -134,7 +134,7 @@ class TestMaking:
 
 
 def reorder(path, names):
-    """Write a snapshot again with its tensors in another order within the file."""
+    """Write a snapshot again with its tensors in a different order within the file."""
     data = path.read_bytes()
     length = int.from_bytes(data[:8], "little")
     header, body = json.loads(data[8 : 8 + length]), data[8 + length :]
@@ -150,7 +150,7 @@ def reorder(path, names):
 
 
 def put_header(path, kind, shape):
-    """Write a .npy file of no numbers, whose header is this one."""
+    """Write a .npy file that has this header and no numbers."""
     header = f"{{'descr': {kind!r}, 'fortran_order': False, 'shape': {shape}, }}\n".encode()
     path.write_bytes(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
 
@@ -166,7 +166,7 @@ class TestFiles:
 
     @pytest.mark.parametrize("kind", [np.float64, np.float32])
     def test_a_matrix_of_another_layout_is_saved_as_one_that_can_be_loaded(self, tmp_path, kind):
-        """As numpy.linalg gives it: columns in a row, or float64."""
+        """A matrix may be column-major or float64, as numpy.linalg returns it."""
         matrix = np.linalg.qr(np.random.default_rng(0).standard_normal((6, 2)))[0].T.astype(kind)
         Basis(matrix, [("a", (6,))], [2, 1], 3).save(tmp_path / "a.npy")
         loaded = Basis.load(tmp_path / "a.npy", [("a", (6,))])
@@ -183,7 +183,7 @@ class TestFiles:
         [("|S0", (-1,)), ("|V0", (-1,)), ("<f4", (-1, size())), ("<f4", (2**63 - 1, 2))],
     )
     def test_a_header_is_refused_before_the_file_is_mapped(self, saved, kind, shape):
-        """Mapped, the first two end the process by SIGFPE."""
+        """If they were mapped, the first two would end the process with SIGFPE."""
         put_header(saved, kind, shape)
         with pytest.raises(InputError, match="says float32"):
             Basis.load(saved)
@@ -266,7 +266,7 @@ class TestFiles:
             Basis.load(saved, change(list(SHAPES.items())))
 
 
-# Each moment in a process of its own, with a pair of files of its own.
+# Each moment has its own process and its own pair of files.
 KILLED = """
 import os, signal, sys
 import numpy as np
@@ -335,7 +335,7 @@ def contents(folder):
 
 
 class Noted:
-    """What ``write_snapshot`` needs of a Parameter."""
+    """The part of a Parameter that ``write_snapshot`` needs."""
 
     def __init__(self, name, value):
         self.name, self.asnumpy = name, lambda: np.array(value)
@@ -344,7 +344,7 @@ class Noted:
 class TestBasisOf:
     @pytest.fixture
     def call(self, tmp_path, folder, capsys):
-        """``basis_of`` on the folder; returns the basis and what was said."""
+        """Call ``basis_of`` on the folder; return the basis and the message."""
 
         def call(components=K):
             basis = basis_of(tmp_path / "pca_mat.npy", folder, SHAPES.items(), components, print)
@@ -362,7 +362,7 @@ class TestBasisOf:
         assert said.endswith("pca_mat.npy, nothing computed\n")
         assert_same(second, first)
         basis_of(tmp_path / "pca_mat.npy", folder, SHAPES.items(), K)
-        assert capsys.readouterr() == ("", "")  # nobody was to be told
+        assert capsys.readouterr() == ("", "")  # no ``report`` was given
 
     @pytest.mark.parametrize(
         ("change", "words"),
@@ -388,7 +388,7 @@ class TestBasisOf:
 
     @pytest.mark.parametrize("there", [True, False])
     def test_a_damaged_snapshot_is_refused(self, call, tmp_path, folder, rows, there):
-        """Also where a basis of it is there: its weights are not the ones of its SHA-256."""
+        """It is refused even if its basis exists: its weights do not match its SHA-256."""
         shutil.rmtree(folder)
         folder.mkdir()
         for number, row in enumerate(rows):
@@ -441,7 +441,7 @@ class TestBasisOf:
 
 
 def test_snapshots_of_a_training_and_their_basis(runtime, tmp_path):
-    """From ``fit`` to the basis; the weights that it ends with are where the sign says."""
+    """From ``fit`` to the basis; the final weights are on the positive side of each component."""
     from labkit.algorithms.subspace.snapshots import Snapshots
     from labkit.steps.losses import LossNet
     from labkit.steps.plain import PlainStep
@@ -459,7 +459,7 @@ def test_snapshots_of_a_training_and_their_basis(runtime, tmp_path):
     last = np.concatenate([p.asnumpy().ravel() for p in net.trainable_params()])
     np.testing.assert_array_equal(rows[-1], last)
     assert (basis.matrix @ (last - rows.mean(axis=0)) > 0).all()
-    # What identifies them is computed of their weights, and is what was noted beside these.
+    # Their identities are computed from the weights, and equal those noted beside the weights.
     folder = SnapshotFolder(tmp_path / "snapshots")
     assert basis.snapshots == folder.identities()
     assert [snapshot["sha256"] for snapshot in basis.snapshots] == [
@@ -527,7 +527,7 @@ class TestBareMatrix:
 
 
 def test_one_row_of_many_numbers_is_orthonormal():
-    """Summed in float32 its square is 1.004: few numbers are large, and 16 million small."""
+    """Its square, summed in float32, is 1.004: few numbers are large, and 16 million small."""
     row = np.ones((1, 16_000_000), np.float32)
     row[0, :64] = np.sqrt(9 * row.size / 64)
     row = (row / np.linalg.norm(row.astype(np.float64))).astype(np.float32)

@@ -19,7 +19,7 @@ BASIS = TOLERANCE["basis against SVD"]
 
 
 class Rows:
-    """What ``principal_components`` needs of a ``SnapshotFolder``, over an array (N, M)."""
+    """An array (N, M) with what ``principal_components`` needs of a ``SnapshotFolder``."""
 
     folder = "memory"
 
@@ -40,7 +40,7 @@ class Rows:
 
 
 def check(rows, components, **options):
-    """Compare with the twin on the same float32 numbers; return what was found."""
+    """Compare with the twin on the same float32 numbers; return the components."""
     matrix, variance, total = principal_components(Rows(rows), components, **options)
     expected = twin(rows, components)
     assert matrix.dtype == np.float32 and matrix.shape == (components, rows.shape[1])
@@ -54,7 +54,7 @@ def check(rows, components, **options):
     return matrix
 
 
-# M beside the sizes of a read (16384) and of a cached block (2048), and smaller than N.
+# M near the sizes of a read (16384) and of a cached block (2048), and smaller than N.
 @pytest.mark.parametrize("numbers", [33, 39, 2047, 2048, 16385, 40000])
 def test_a_spectrum_that_falls_over_four_decades(numbers):
     values = 10 ** -np.linspace(0, 4, min(numbers, 39) - (numbers < 39))
@@ -68,13 +68,13 @@ def test_around_weights_that_are_larger_than_their_moves():
 
 
 def test_a_spectrum_beyond_what_the_gram_matrix_holds_stays_orthonormal():
-    """Over 6.5 decades G's errors tilt the last rows by 1e-3; they are straightened."""
+    """Over 6.5 decades the errors of G tilt the last rows by 1e-3, which is corrected."""
     rows = with_spectrum(20, 5000, 10 ** -np.linspace(0, 6.5, 19))
     matrix, _, _ = principal_components(Rows(rows), 19)
     wide = matrix.astype(np.float64)
     np.testing.assert_allclose(wide @ wide.T, np.eye(19), **ORTHONORMAL)
     left = rows - rows.mean(0) - ((rows - rows.mean(0)) @ wide.T) @ wide
-    # All 19 directions are taken: what is left is the rounding of the rows and of P.
+    # All 19 directions are used: what remains is the rounding of the rows and of P.
     assert np.abs(left).max() < 2e-7 * np.abs(rows).max()
 
 
@@ -92,7 +92,7 @@ def test_any_shape_in_blocks_of_any_size(count, numbers, block, data):
     rows = np.random.default_rng(seed).normal(size=(count, numbers)).astype(np.float32)
     expected = twin(rows, components)
     if expected.variance[-1] < 1e-6 * expected.variance[0]:
-        return  # two directions so near that float32 decides; the tests above have such
+        return  # nearly dependent rows, where float32 decides; the tests above cover them
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_BLOCK", block)
         patch.setattr(module, "_CHUNK", 3 * block)
@@ -136,7 +136,7 @@ def test_bits_do_not_depend_on_the_number_of_threads(monkeypatch):
 
 @pytest.mark.parametrize(("count", "others"), [(40, 40), (32, 40), (40, 32), (2, 1), (700, 700)])
 def test_a_product_stays_in_the_thread_that_asks(count, others):
-    """OpenBLAS shares one of more than 2^18 multiplications; a far smaller one only costs time."""
+    """OpenBLAS splits products of more than 2^18 multiplications; far smaller ones cost time."""
     rows = np.random.default_rng(0).normal(size=(count, 5001))
     items, rest = module._items(rows, others)
     columns = items.shape[2]
@@ -157,7 +157,7 @@ def test_the_order_of_the_snapshots_decides_nothing_but_signs():
 
 @pytest.mark.parametrize("directions", [0, 1, 5])
 def test_fewer_directions_than_components_are_counted(directions):
-    """The rounding of float32 weights of order 1 spans further ones, which do not count."""
+    """The rounding of float32 weights of order 1 adds directions, which do not count."""
     random = np.random.default_rng(0)
     moves = random.normal(size=(12, directions)) @ random.normal(size=(directions, 3000))
     rows = (random.normal(size=3000) + 0.01 * moves).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Components and rows shared out over ranks: the weights are those of one process."""
+"""Components and rows divided among ranks: the weights are those of one process."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ def launches(root, tmp_path_factory):
 
 @pytest.fixture(scope="module", params=RANKS)
 def ranks(request, launches):
-    """What each of 2 and 3 ranks writes."""
+    """Return what each of 2 and 3 ranks writes."""
     return launches(request.param)
 
 
@@ -28,7 +28,7 @@ def of_case(values, case, kind):
 
 
 def test_replicas_hold_the_same_bits(ranks):
-    """After every update, whoever had a finite micro-batch and whoever had none."""
+    """They agree after every update, whichever ranks had a finite micro-batch."""
     names = {name for name in ranks[0] if name.count("/") == 2}
     assert len(names) >= 6 * UPDATES
     for rank in ranks[1:]:
@@ -38,7 +38,7 @@ def test_replicas_hold_the_same_bits(ranks):
 
 @pytest.mark.parametrize(("count", "case"), [(n, case) for n in RANKS for case in cases(n)])
 def test_ranks_are_one_process_with_all_rows(count, case, launches):
-    """The weights to 1e-4, and every search with the same trials and the same step."""
+    """The weights agree to 1e-4, and every search has the same trials and the same step."""
     ranks, alone = launches(count), subspace_on_ranks.run(case, count)
     weights = of_case(alone, case, "weights")
     assert len(weights) == UPDATES * CASES[case][1].get("micro_steps", 1)
@@ -68,7 +68,7 @@ def test_its_operators_are_documented(launches):
 
 
 def test_the_first_rank_makes_a_basis_and_all_load_it(launches):
-    """And none waits for one that has refused."""
+    """No rank waits for one that has refused."""
     first, second = launches(2)
     for rank in (first, second):
         assert len(set(rank["basis/checksums"].tolist())) == 1

@@ -1,7 +1,7 @@
-"""What a search does not resume: the middle of a group.
+"""A search does not resume in the middle of a group.
 
-That a resumed one ends as the uninterrupted one is in tests/training/test_resume.py, that another
-basis and other constants are refused in ../test_other_options.py.
+tests/training/test_resume.py shows that a resumed search ends as the uninterrupted one does, and
+../test_other_options.py that another basis and other constants are refused.
 """
 
 import pytest
@@ -19,7 +19,7 @@ pytestmark = [
 
 
 def test_in_the_middle_of_a_group_it_refuses_to_go_on(tmp_path):
-    """A checkpoint of another hand's making lacks the group's rows: nothing is guessed."""
+    """A checkpoint from other code lacks the group's rows, and the step does not guess them."""
     step = subspace(micro_steps=2)
     images, labels = images_and_labels(4)
     batch = tensors(images.reshape(4, 1, 4, 4) / 60, labels)

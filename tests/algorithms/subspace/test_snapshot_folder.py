@@ -1,4 +1,4 @@
-"""Reading snapshots by parts, and refusing those that are not what they should be."""
+"""Reading snapshots by parts, and refusing those that are damaged or do not fit."""
 
 import json
 import os

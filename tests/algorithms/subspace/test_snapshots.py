@@ -1,4 +1,4 @@
-"""``Snapshots``: what is saved, when, and by whom; interrupted, killed, resumed; loading one."""
+"""``Snapshots``: what is saved, when, and by which rank; interrupted, killed, resumed; loading."""
 
 import hashlib
 import json
@@ -34,7 +34,7 @@ SIZE = 11  # micro-batches in an epoch of ``dataset()``
 
 
 def make():
-    """A network with BatchNorm, whose statistics are no weights, and a step with Adam."""
+    """Return a network with BatchNorm, whose statistics are not weights, and a step with Adam."""
     net = network(norm=True)
     optimizer = nn.Adam(net.trainable_params(), 0.02)
     return net, AccumulatedStep(LossNet(net, loss_fn()), optimizer, 4)
@@ -42,7 +42,7 @@ def make():
 
 @pytest.fixture(scope="module")
 def built(once, runtime):
-    """A function that gives ``make()`` as new, compiled once."""
+    """A function that returns ``make()`` in its initial state, compiled once."""
     return lambda: once(make)
 
 
@@ -55,14 +55,14 @@ def numbers(folder):
 
 
 def digests(folder):
-    """SHA-256 of every file by name; an empty folder fails."""
+    """Return the SHA-256 of every file by name; an empty folder fails."""
     digests = {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in folder.iterdir()}
     assert digests
     return digests
 
 
 class Look(Callback):
-    """Note the weights after each micro-batch; stop the training at one of them."""
+    """Record the weights after each micro-batch; stop the training at one of them."""
 
     def __init__(self, net, stop=None):
         super().__init__()
@@ -100,7 +100,7 @@ class TestSaving:
         assert not expected or not np.array_equal(saved["1.weight"], network(norm=True)[1].weight)
 
     def test_the_sources_advice_makes_60(self, tmp_path):
-        """50 epochs, from epoch 21 on, twice an epoch; without the training."""
+        """Two snapshots an epoch from epoch 21 to epoch 50, without the training."""
         net = nn.Dense(2, 2)
         callback = Snapshots(net, tmp_path, start_epoch=21, saves_per_epoch=2, keep=None)
         pretend(callback, epochs=50, size=4)
@@ -147,7 +147,7 @@ class TestSaving:
         assert numbers(tmp_path / "some") == [4, 8]
 
     def test_in_sink_mode_once_an_epoch(self, tmp_path):
-        """Model then tells a callback of an epoch's end alone; TestFirstStage trains so."""
+        """Model then calls back only at the end of an epoch; TestFirstStage trains this way."""
         pretend(Snapshots(nn.Dense(2, 2), tmp_path, start_epoch=2), epochs=3, sink=True)
         assert numbers(tmp_path) == [8, 12]
         pretend(Snapshots(nn.Dense(2, 2), tmp_path, resume=True), epochs=4, done=8, sink=True)
@@ -171,7 +171,7 @@ def pretend(callback, epochs=2, size=4, done=0, sink=False):
 
 @pytest.fixture(scope="module")
 def whole(built, tmp_path_factory):
-    """The snapshots of a training that nobody has interrupted."""
+    """Return the digests of the snapshots of an uninterrupted training."""
     folder = tmp_path_factory.mktemp("whole")
     TestInterrupted().train(built, folder)
     return digests(folder / "snapshots")
@@ -276,14 +276,14 @@ class TestRefusals:
 class TestLoading:
     @pytest.fixture
     def saved(self, tmp_path):
-        """Three snapshots of a network: its weights are 1, 2 and 3."""
+        """Three snapshots of a network, whose weights are all 1, all 2 and all 3."""
         net = network()
         parameters = net.trainable_params()
         for value in (1, 2, 3):
             for parameter in parameters:
                 set_state(parameter, np.full(parameter.shape, value, np.float32))
             module.write_snapshot(tmp_path / f"step-{value:09d}.safetensors", parameters)
-        left_over(tmp_path, DEAD)  # half of a snapshot, of a process that was killed
+        left_over(tmp_path, DEAD)  # half a snapshot, left by a process that was killed
         return tmp_path
 
     @pytest.mark.parametrize(("which", "value"), [("last", 3), ("first", 1), (1, 2), (-1, 3)])

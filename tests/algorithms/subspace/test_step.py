@@ -1,4 +1,4 @@
-"""SubspaceStep against float64, update by update; what a trial leaves, what is refused."""
+"""SubspaceStep against float64, update by update; traces of a trial, and what is refused."""
 
 from dataclasses import replace
 
@@ -23,13 +23,13 @@ from tests.support.tolerances import TOLERANCE
 pytestmark = pytest.mark.usefixtures("runtime")
 
 COMPONENTS = 5
-# Rows on which twenty updates are well conditioned. A search is not continuous: on other rows they
-# moved a change of 1e-7 in the first weights, in float64, by anything from 3e-7 to 0.2.
+# Rows on which twenty updates are well conditioned. A search is not continuous: on other rows, in
+# float64, a change of 1e-7 in the first weights became anything from 3e-7 to 0.2.
 ROWS, FIRST = 64, 1000
 
 
 def by_groups(parameters):
-    """The biases without decay; handed over in another order than the network has them."""
+    """Return Momentum without decay on the biases; its order is not that of the network."""
     biases = [p for p in parameters if p.name.endswith("bias")]
     weights = [p for p in parameters if p.name.endswith("weight")]
     groups = [{"params": biases, "weight_decay": 0.0}, {"params": weights, "weight_decay": 0.1}]
@@ -37,10 +37,10 @@ def by_groups(parameters):
 
 
 DECAYED = np.repeat([0.1, 0.0, 0.1, 0.0], [36, 6, 24, 4])
-# Asks for more than most steps give: searches fail.
+# Requires more decrease than most steps give: searches fail.
 HARD = {"sigma": 0.95, "trials": 2, "alpha": 0.3}
-# name -> (options of the step, options of the twin that are not the step's, calls that are NaN,
-# calls after which the epoch ends)
+# name -> (options of the step, options of the twin alone, calls that are NaN, calls after which the
+# epoch ends)
 CASES = {
     "defaults": ({}, {}, (), ()),
     "failed searches": (HARD | {"start": "scaled"}, {}, (7,), ()),
@@ -68,7 +68,7 @@ CASES = {
 
 
 def batch(case, call):
-    """The rows of a call: as many in each, or other numbers where there are micro-batches."""
+    """Return the rows of a call: the same number in each, or varying numbers with micro-batches."""
     options, _, nan, _ = CASES[case]
     uneven = call % 3 if "micro_steps" in options else 0
     inputs, labels = small_rows(ROWS + uneven, seed=FIRST + call)
@@ -84,7 +84,7 @@ def twin_of(case, basis):
 
 
 def build(options, make=None):
-    """(network, basis, step) of the small network, SGD of rate 1 alone unless ``make`` says."""
+    """Return (network, basis, step) of the small network, with SGD of rate 1 by default."""
     network, loss_net = small()
     parameters = network.trainable_params()
     basis = basis_of(parameters, COMPONENTS)
@@ -93,7 +93,7 @@ def build(options, make=None):
 
 
 def build_case(case, once):
-    """What ``build`` returns; cases that differ on the host alone share their compiled graphs."""
+    """Return what ``build`` returns; cases that differ only on the host share compiled graphs."""
     options, others, *_ = CASES[case]
     if others:
         make = by_groups if "momentum" in others else lambda p: nn.SGD(p, others["rate"])
@@ -106,7 +106,7 @@ def build_case(case, once):
 
 
 class TestTwin:
-    """The requirement: 1e-4 after twenty updates; and every search decides alike."""
+    """The requirement: 1e-4 after twenty updates, and the same decision in every search."""
 
     @pytest.mark.parametrize("case", CASES)
     def test_twenty_updates_equal_float64(self, case, once):
@@ -137,13 +137,13 @@ class TestTwin:
         assert int(step.optimizer.global_step.asnumpy()[0]) == 20
         if "sigma" in options:
             assert 2 < failed < 18
-        if step.update.searches and case != "groups of Momentum":  # which has another order
+        if step.update.searches and case != "groups of Momentum":  # whose order differs
             residual = step.update.residual.asnumpy()
             np.testing.assert_allclose(residual, twin.search.residual, rtol=1e-4, atol=1e-4)
 
     @pytest.mark.parametrize("case", CASES)
     def test_the_comparison_is_well_conditioned(self, case):
-        """In float64: what 1e-7 in the first weights makes of the last ones, a tenth of 1e-4."""
+        """In float64, 1e-7 in the first weights changes the last by at most a tenth of 1e-4."""
         basis, ends = basis_of(small()[0].trainable_params(), COMPONENTS), []
         for change in (0, 1e-7, -1e-7):
             twin, call = twin_of(case, basis), 0
@@ -157,7 +157,7 @@ class TestTwin:
         assert 1e-8 < np.abs(np.array(ends[1:]) - ends[0]).max() < 1e-5
 
     def test_the_comparison_tells_the_options_apart(self):
-        """Each option of the twin gives weights of its own on the same rows."""
+        """Each option of the twin gives different weights on the same rows."""
         network, _ = small()
         basis, ends = basis_of(network.trainable_params(), COMPONENTS), []
         for constants in (
@@ -191,17 +191,17 @@ class Quadratic(nn.Cell):
 
 
 def quadratic():
-    """(basis, step) over 64 weights of a ``Quadratic``, 32 components; the search alone moves."""
+    """Return (basis, step): a ``Quadratic`` of 64 weights, 32 components; only the search moves."""
     loss_net = Quadratic(64)
     basis = basis_of([loss_net.weights], 32)
     return basis, SubspaceStep(loss_net, nn.SGD([loss_net.weights], 1.0), basis, alpha=0.0)
 
 
 class TestQuadratics:
-    """The requirement: the gap to the subspace's optimum is 1e-6 of its start within 37 steps."""
+    """The requirement: within 37 steps the gap to the subspace's optimum is 1e-6 of its start."""
 
     def problem(self, condition, scale, seed):
-        """A with eigenvalues of A^T A around ``scale``, spread by ``condition``; w*, w."""
+        """Return (A, w*, w); A^T A has eigenvalues around ``scale``, spread by ``condition``."""
         random = np.random.default_rng(seed)
         rotation = np.linalg.qr(random.normal(size=(64, 64)))[0]
         spread = np.log10(condition) / 2
@@ -221,12 +221,12 @@ class TestQuadratics:
         assert self.updates_of(once, condition, scale, start, seed) is not None
 
     def test_where_identity_is_too_slow(self, once):
-        """Eigenvalues around 0.01, the other side of ``scaled``."""
+        """With eigenvalues around 0.01 ``identity`` does not close the gap, and ``scaled`` does."""
         assert self.updates_of(once, 100, 0.01, "identity", 0) is None
         assert 10 < self.updates_of(once, 100, 0.01, "scaled", 0) <= 25
 
     def updates_of(self, once, condition, scale, start, seed):
-        """How many updates close the gap; None where 37 do not."""
+        """Return the number of updates that close the gap; None if 37 do not."""
         root, optimum, weights = self.problem(condition, scale, seed)
         basis, step = once(quadratic)
         step.update.constants = replace(step.update.constants, start=start)  # read by the host
@@ -240,7 +240,7 @@ class TestQuadratics:
         for updates in range(1, 38):
             step(*tensors(root.astype(np.float32), optimum))
             weights_now = parameter.asnumpy().astype(np.float64)
-            # Never left the subspace, and the optimum there is not that of the whole space.
+            # The weights never leave the subspace, whose optimum is not that of the whole space.
             outside = weights_now - weights
             outside = outside - basis.T @ (basis @ outside)
             assert np.abs(outside).max() < 1e-5 and lowest > 1e4 * wanted
@@ -254,7 +254,7 @@ class TestQuadratics:
 
 class TestLossScale:
     def test_it_is_in_nothing(self, once):
-        """Scales 1, 128 and 1024 give the same parameters to 1e-5: no power is left anywhere."""
+        """Scales 1, 128, 1024 and 4096 give the same parameters to 1e-5: no power of it is left."""
         ends = []
         for scale in (1.0, 128.0, 1024.0, 4096.0):
             dynamic = {"loss_scale": DynamicLossScale(2.0**12, 2.0, 2)}
@@ -268,7 +268,7 @@ class TestLossScale:
             np.testing.assert_allclose(end, ends[0], rtol=1e-5, atol=1e-5)
 
     def test_leaking_it_into_the_residual_would_be_seen(self):
-        """As in MindSpore: g scaled in the residual alone. At 1024 that is alpha = 1.024."""
+        """In MindSpore g is scaled in the residual alone; at 1024 that acts as alpha = 1.024."""
         network, _ = small()
         basis, ends = basis_of(network.trainable_params(), COMPONENTS).matrix, []
         for alpha in (0.001, 0.001 * 128, 0.001 * 1024):
@@ -291,12 +291,12 @@ class Steep(nn.Cell):
         return 1e4 * self.loss(logits, labels)
 
 
-# 20 trials between 1 and 0.83 of such a step: none of them is low enough.
+# 20 trials between 1 and 0.83 of such a step: no loss is low enough.
 ALL_FAIL = {"rho": 0.99, "trials": 20}
 
 
 def failing(loss_net, optimizer, **options):
-    """A step all of whose trials fail on a ``Steep`` loss."""
+    """Return a step whose trials all fail on a ``Steep`` loss."""
     return SubspaceStep(
         loss_net, optimizer, basis_of(optimizer.parameters, 4), **ALL_FAIL, **options
     )
@@ -304,7 +304,7 @@ def failing(loss_net, optimizer, **options):
 
 class TestTrialsLeaveNoTrace:
     def statistics_after(self, make):
-        """Return (step, running statistics before it and after one call) of a small BatchNorm."""
+        """Return (step, running statistics before and after one call) of a BatchNorm network."""
         ms.set_seed(2)
         network = NormNet("batch")
         adam = nn.Adam(network.trainable_params(), nn.ExponentialDecayLR(0.01, 0.9, 1))
@@ -315,7 +315,7 @@ class TestTrialsLeaveNoTrace:
         return step, before, {p.name: p.asnumpy().copy() for p in statistics}
 
     def test_batch_norm_after_twenty_trials(self):
-        """Running statistics, bit for bit, are those after one ordinary forward pass."""
+        """Running statistics are those after one ordinary forward pass, bit for bit."""
         _, _, expected = self.statistics_after(PlainStep)
         step, _, after = self.statistics_after(failing)
         assert_bit_equal(after, expected)
@@ -324,7 +324,7 @@ class TestTrialsLeaveNoTrace:
         assert step.last_update.learning_rate == pytest.approx((0.01,))
 
     def test_they_would_show(self, eager):
-        """The same without putting the statistics back: they are those of 21 forward passes."""
+        """If the statistics are not restored, they are those of 21 forward passes."""
 
         def careless(loss_net, adam):
             step = failing(loss_net, adam, nonfinite="propagate")
@@ -352,13 +352,13 @@ class TestTrialsLeaveNoTrace:
         np.testing.assert_allclose(
             flat(network), before - 5e-5 * outside, **TOLERANCE["float32, one update"]
         )
-        # Nothing of the move lies in the subspace.
+        # The move has no part in the subspace.
         assert np.abs(basis.matrix @ (flat(network) - before)).max() < 1e-6
 
 
 class TestInterrupted:
     def test_an_interrupted_search_was_not_made(self, once, monkeypatch):
-        """Before any graph: no weight has moved, and the next call is as if it had not been."""
+        """Interrupted before any of its graphs, a call moves no weight and leaves no trace."""
         ends = []
         for graph in (None, "project", "prepare", "trial", "finish"):
             _, _, step = once(build, {"alpha": 0.1})
@@ -366,7 +366,7 @@ class TestInterrupted:
                 if call == 2:
                     if graph is not None:
                         self.interrupt(step, graph, monkeypatch)
-                    # One that is not finite makes no update either, nor the interrupted one.
+                    # A batch that is not finite makes no update, not even the interrupted one.
                     inputs, labels = small_rows(ROWS, seed=78)
                     step(*tensors(inputs * np.float32(np.nan), labels))
                     assert step.last_update.number == 2
@@ -392,7 +392,7 @@ class TestInterrupted:
 
 class TestComposes:
     def test_tokens(self):
-        """Halves with other numbers of tokens are the whole, in the gradient and in the trials."""
+        """Parts with unequal numbers of tokens equal the whole, in gradient and trials."""
         tokens = np.arange(24, dtype=np.int32).reshape(4, 6) % 12
         labels = (tokens + 1) % 12
         labels[1:3, 2:] = -100
@@ -442,7 +442,7 @@ class TestComposes:
 
 class TestBasis:
     def test_in_another_order_it_is_the_same(self):
-        """By name: columns go to the parameters they are of."""
+        """Columns are assigned to parameters by name."""
         network, loss_net = small()
         parameters = network.trainable_params()
         basis = basis_of(parameters, COMPONENTS)

@@ -1,6 +1,6 @@
 """The same weights as MindSpore's own dimension reduction, where that works as written.
 
-It does with two trials, on one rank, without a loss scale, and where ``Model`` is given metrics.
+It works with two trials, on one rank, without a loss scale, and if ``Model`` is given metrics.
 """
 
 import json
@@ -18,7 +18,7 @@ from tests.support.subspace_cells import basis_of, parts_of, small, small_rows, 
 pytestmark = [pytest.mark.usefixtures("runtime"), pytest.mark.slow]
 
 COMPONENTS, STEPS = 5, 5
-# The second one asks for more decrease than most steps give; its residual moves the weights too.
+# The second case requires more decrease than most steps give; its residual moves the weights too.
 CASES = {
     "as the source": CONSTANTS,
     "asking for more": {"rho": 0.55, "gamma": 0.7, "alpha": 0.3, "sigma": 0.95},
@@ -27,7 +27,7 @@ CASES = {
 
 @pytest.fixture(scope="module", params=CASES)
 def theirs(request, runtime, tmp_path_factory):
-    """(constants, weights of each step by name) from MindSpore's Model and its boost."""
+    """Return (constants, weights of each step by name) from MindSpore's Model and its boost."""
     folder, constants = tmp_path_factory.mktemp("boost"), CASES[request.param]
     network, _ = small()
     names = [p.name for p in network.trainable_params()]
@@ -51,7 +51,7 @@ def theirs(request, runtime, tmp_path_factory):
 
 
 def trained(options):
-    """Weights of each step by name, and the searches, of labkit's step."""
+    """Return the weights of each step by name, and the searches, of labkit's step."""
     network, loss_net = small()
     sgd = nn.SGD(network.trainable_params(), 1.0)
     basis = basis_of(network.trainable_params(), COMPONENTS)
@@ -72,13 +72,13 @@ def test_five_steps_are_those_of_mindspore_boost(theirs):
     for name, values in expected.items():
         assert len(values) == STEPS and np.abs(np.diff(values, axis=0)).max() > 1e-3
         np.testing.assert_allclose(actual[name], values, rtol=1e-5, atol=1e-5, err_msg=name)
-    # Searches of one trial and of two, and one that failed and was followed by another.
+    # There are searches of one and of two trials, and a failed one that others followed.
     assert {search.trials for search in searches} == {1, 2}
     assert 0 < searches[-2].failures < STEPS - 1
 
 
 def test_other_constants_are_other_weights(theirs):
-    """The comparison sees each constant: one that is changed moves the weights by more."""
+    """The comparison detects each constant: changing one moves the weights by more."""
     constants, expected = theirs
     changes = ({"gamma": 0.5}, {"alpha": 2 * constants["alpha"]}, {"curvature": 0.9999})
     for change in (*changes, {"failure": "reset"}):

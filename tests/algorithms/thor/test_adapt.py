@@ -1,4 +1,4 @@
-"""What adapts: the trace rule by layer, and Levenberg-Marquardt damping."""
+"""Adaptive rules: the trace rule by layer, and Levenberg-Marquardt damping."""
 
 import mindspore as ms
 import numpy as np
@@ -48,8 +48,8 @@ class Counted(nn.Cell):
 class TestTraceRule:
     pytestmark = pytest.mark.usefixtures("eager")
 
-    # By how much the inputs of each update are scaled, with weights that do not move. The first
-    # layer's A goes with the square, the second one's is bounded by tanh.
+    # Scales of the inputs of the updates, with weights that do not move. The first layer's A grows
+    # with the square of the scale, the second layer's is bounded by tanh.
     SCALES = (1.0, 0.52, 1.64, 1.78, 1.78, 1.79, 2.0)
 
     def run(self, once, rule, updates=SCALES, **options):
@@ -71,7 +71,7 @@ class TestTraceRule:
             yield step.update, twin.thor, before
 
     def test_planted_changes(self, once):
-        """Each layer's decision is the twin's; only what is refreshed gets other inverses."""
+        """Each layer's decision is the twin's; only refreshed layers get new inverses."""
         kinds, apart = set(), 0
         for update, twin, before in self.run(once, (0.3, 0.05), factor_decay=0.5):
             assert update.decisions == twin.decisions
@@ -87,7 +87,7 @@ class TestTraceRule:
         assert kinds == {"refresh", "skip", "freeze"} and apart
 
     def test_frozen_layers_stay_frozen_and_gather_no_more_factors(self, monkeypatch, once):
-        """However much the factors would change later on."""
+        """They stay frozen, however much the factors would change later."""
         calls = []
         gather = labkit.steps.graph.WithExtras.__call__
         noted = lambda graph, *batch: calls.append(True) or gather(graph, *batch)  # noqa: E731
@@ -111,17 +111,17 @@ def _line(**options):
 class Line:
     """Linear regression with one output whose errors are all +-c.
 
-    G is then (2 c)^2, whatever the row, and F = G (x) A has no approximation in it; the Hessian is
+    G is then (2 c)^2 for every row, and F = G (x) A is not an approximation; the Hessian is
     2 E[p p^T]. With c^2 = 1/2 they are equal: the quadratic model is the loss itself.
 
-    size  by how much the inputs are larger than numbers of order 1
+    size  scale of the inputs, relative to numbers of order 1
     """
 
     def __init__(self, once, c, damping, *, rate=0.1, rule=RULE, size=1.0, **options):
         self.network, self.step = once(_line, **options)
         self.thor = self.step.update
         set_state(self.step.optimizer.learning_rate, rate)
-        # Both are read between the graphs.
+        # Both are read between graphs.
         self.thor.schedule, self.thor.adaptation.rule = Damping(damping), rule
         random = np.random.default_rng(5)
         set_state(self.network.weight, random.normal(size=(1, 3)).astype(np.float32))
@@ -149,17 +149,17 @@ class Line:
 class TestLevenbergMarquardt:
     @pytest.mark.parametrize("damping", [1e-4, 100.0])
     def test_rho_where_the_model_is_exact(self, damping, once):
-        """rho = dL / (dL + damping |s|^2 / 2): the damping's part is all that is too much."""
+        """rho = dL / (dL + damping |s|^2 / 2): only the damping's term is in excess."""
         line = Line(once, np.sqrt(0.5), damping)
         change, move, _ = line.update()
         predicted = change + 0.5 * damping * np.sum(move**2)
-        # Of losses of 0.5 in float32 that differ by change: 1e-7 / change.
+        # The difference of float32 losses of 0.5 has a relative error of 1e-7 / change.
         assert line.thor.adaptation.rho == pytest.approx(
             change / predicted, rel=1e-4, abs=3e-7 / abs(change)
         )
 
     def test_rho_against_the_twin(self, once):
-        """Where F is not the Hessian, with the factors in float64."""
+        """F is not the Hessian, and the twin's factors are in float64."""
         c = 2.0
         line = Line(once, c, 0.05)
         arrays = line.inputs.astype(np.float64), np.full((16, 1), 2 * c / 16)
@@ -187,9 +187,9 @@ class TestLevenbergMarquardt:
 
     @pytest.mark.parametrize("clip_norm, size, times", [(8, 80, 10), (8, 1, 0.1)])
     def test_rho_of_a_clipped_gradient(self, clip_norm, size, times, once, eager):
-        """The move is shorter, the loss' slope is not: with a clipped one rho was |g| / clip_norm.
+        """Clipping shortens the move, not the slope; with a clipped slope rho was |g| / clip_norm.
 
-        Measured where it is clipped to a tenth: 1.0010 and 1.0000; not clipped 1.0000.
+        Measured: 1.0010 and 1.0000 if it is clipped to a tenth, 1.0000 if it is not clipped.
         """
         line = Line(once, np.sqrt(0.5), 1e-4, size=size, clip_norm=float(clip_norm))
         change, move, slope = line.update()
@@ -211,7 +211,7 @@ class TestLevenbergMarquardt:
             dampings.append(float(step.update.damping.asnumpy()))
             assert update % 2 == 0 or dampings[-1] == dampings[-2]
         assert len(set(dampings)) > 2
-        # The array of dampings that it went through gives the same training.
+        # An array of the dampings that it has used gives the same training.
         twin = Twin(start, damping=dampings[:-1], **options)
         for update in range(6):
             twin(*(part.astype(np.float64) for part in rows(8, update)))
@@ -228,7 +228,7 @@ class TestLevenbergMarquardt:
         assert int(network.calls.asnumpy()) == 2
 
     def test_running_statistics_see_each_batch_once(self, eager):
-        """The loss after the update is another forward pass, which leaves no trace."""
+        """The loss after the update takes another forward pass, which leaves no trace."""
         statistics = []
         for rule in (None, LevenbergMarquardt()):
             random = np.random.default_rng(1)
@@ -243,18 +243,21 @@ class TestLevenbergMarquardt:
             call(step, 1)
             statistics.append([p.asnumpy().copy() for p in running_statistics(network)])
             if rule is not None:
-                # Also where the step asked for the loss on its own.
+                # A separate request for the loss leaves no trace either.
                 inputs, targets = tensors(*rows(8, 7))
                 step.update.adaptation._loss(step, (inputs, targets))
                 for kept, now in zip(statistics[1], running_statistics(network), strict=True):
                     np.testing.assert_array_equal(now.asnumpy(), kept)
-        # The first update's damping is the same, and the second batch's statistics follow it.
+        # The first update has the same damping in both, so the second batch's statistics agree.
         for first, second in zip(*statistics, strict=True):
             np.testing.assert_allclose(first, second, rtol=1e-5, atol=1e-7)
             assert np.abs(first).max() > 0
 
     def test_on_ranks_the_loss_is_averaged_by_the_labels_that_count(self, eager):
-        """As ``step.last_loss`` is; by rows, 4 and 4, it was 1.0 above instead of 1.6."""
+        """The loss is averaged as ``step.last_loss`` is.
+
+        Averaged by rows, 4 and 4, it was 1.0 above this rank's loss instead of 1.6.
+        """
         network = nn.Dense(3, 4)
         sgd = nn.SGD(network.trainable_params(), 0.1)
         loss_net = LossNet(network, nn.CrossEntropyLoss())

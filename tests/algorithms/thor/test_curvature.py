@@ -32,7 +32,7 @@ def factors_of(layer, rows=40, seed=0):
 
 
 def in_blocks(factor, blocks):
-    """Return (groups k, b, b) of (groups, n, n), the last block padded with zeros."""
+    """Return the blocks (groups k, b, b) of (groups, n, n), the last one padded with zeros."""
     groups, n = len(factor), factor.shape[-1]
     padded = np.zeros((groups, blocks.count * blocks.size, blocks.count * blocks.size))
     padded[:, :n, :n] = factor
@@ -41,7 +41,7 @@ def in_blocks(factor, blocks):
 
 
 def curvature(cell, *, bias=True, split=128):
-    """Return the layer's curvature, holding what ``factors_of`` makes."""
+    """Return the layer's curvature with the factors of ``factors_of``."""
     layer = LayerCurvature("it", geometry_of(cell, homogeneous=bias, split=split))
     a_factor, g_factor, positions = factors_of(layer)
     set_state(layer.a_factor, in_blocks(a_factor, layer.a_blocks))
@@ -128,7 +128,7 @@ def test_curvature_of_a_move_is_the_references(name, split):
 
 
 class TestObserve:
-    """Sums into running averages."""
+    """Sums become running averages."""
 
     @staticmethod
     def sums(layer, seed=0):
@@ -170,7 +170,7 @@ class TestObserve:
     @pytest.mark.parametrize("place, fault", [(0, np.nan), (2, np.inf)])
     @pytest.mark.parametrize("where", [(0, 0, 0), (0, 1, 1)])
     def test_what_is_not_finite_is_reported_and_left_out(self, place, fault, where):
-        """An entry beside the diagonal needs a row that is not finite, whose square is on it."""
+        """A row that is not finite has its square on the diagonal, so faults there are enough."""
         layer = LayerCurvature("it", geometry_of(nn.Dense(5, 4), homogeneous=True, split=None))
         self.observe(layer, self.sums(layer), 0.0)
         before = layer.a_factor.asnumpy().copy(), layer.g_factor.asnumpy().copy()
@@ -188,14 +188,14 @@ class TestObserve:
 
 
 def inverted(matrix, damping):
-    """Return (inverse, residual) of one float32 matrix as the layers are inverted."""
+    """Return (inverse, residual) of one float32 matrix, inverted as the layers are."""
     with pynative():
         made = _damped_inverse(Tensor(matrix[None].astype(np.float32)), Tensor(damping, ms.float32))
     return made[0].asnumpy()[0].astype(np.float64), float(made[1].asnumpy())
 
 
 def of_condition(condition, size, seed=0):
-    """A symmetric matrix with eigenvalues from 1 down to 1 / condition, evenly in the logarithm."""
+    """Return a symmetric matrix with log-spaced eigenvalues from 1 down to 1 / condition."""
     vectors = np.linalg.qr(np.random.default_rng(seed).normal(size=(size, size)))[0]
     return vectors * np.geomspace(1, 1 / condition, size) @ vectors.T
 
@@ -209,7 +209,7 @@ SIZES, SEEDS = (16, 128), range(4)
 
 
 class TestResidual:
-    """What RESIDUAL's comment says, measured again."""
+    """The figures in RESIDUAL's comment, measured again."""
 
     @staticmethod
     def measured(condition, size):
@@ -230,7 +230,7 @@ class TestResidual:
 
     @pytest.mark.parametrize("size", SIZES)
     def test_of_inverses_that_are_nearly_lost(self, size):
-        """1e5 always counts; of 1e6 what counts is right to 1 %."""
+        """Condition 1e5 is always accepted; accepted inverses of condition 1e6 are right to 1 %."""
         residual, _ = self.measured(1e5, size)
         assert residual.max() <= 2e-3
         residual, error = self.measured(1e6, size)
@@ -261,7 +261,7 @@ class TestResidual:
     [("a_factor", "nan", False), ("g_factor", "nan", True), ("g_factor", "singular", False)],
 )
 def test_what_has_no_inverse_leaves_the_old_ones(place, fault, compiled):
-    """The residual shows NaN and singular matrices; that factor's inverse is not touched."""
+    """The residual detects NaN and singular matrices, and that factor's inverse does not change."""
     layer = curvature(nn.Dense(5, 4))
     assert refresh(layer, 0.1) <= RESIDUAL
     before = layer.a_inverse.asnumpy().copy(), layer.g_inverse.asnumpy().copy()
@@ -270,7 +270,7 @@ def test_what_has_no_inverse_leaves_the_old_ones(place, fault, compiled):
         bad[0, 1, 1] = np.nan
         damping = 0.1
     else:
-        # All ones: the damping is lost beside them.
+        # All ones: beside them the damping is lost in rounding.
         bad[:] = 1.0
         damping = 1e-20
     set_state(getattr(layer, place), bad)
@@ -281,7 +281,7 @@ def test_what_has_no_inverse_leaves_the_old_ones(place, fault, compiled):
 
 
 def test_calling_twice_gives_the_same():
-    """The damping is added to nothing that stays: twice, or from an attempt that failed before."""
+    """The damping is added to no stored state: not twice, nor by an attempt that failed before."""
     layer = curvature(nn.Dense(10, 7), split=4)
     factors = layer.a_factor.asnumpy().copy(), layer.g_factor.asnumpy().copy()
     refresh(layer, 0.1)
@@ -297,7 +297,7 @@ def test_calling_twice_gives_the_same():
 
 @pytest.mark.parametrize("zero", ["a_factor", "g_factor"])
 def test_a_factor_of_zeros_does_not_take_the_damping_away(zero):
-    """pi stays between 1e-3 and 1e3: as the reference has it."""
+    """pi stays between 1e-3 and 1e3, as in the reference."""
     layer = curvature(nn.Dense(5, 4))
     a_factor, g_factor, positions = factors_of(layer)
     set_state(getattr(layer, zero), np.zeros(getattr(layer, zero).shape))
@@ -340,9 +340,10 @@ BOUND = 1e-5
 
 
 def fisher_errors(network, x, c):
-    """Return {layer: error of T A (x) G over the exact empirical Fisher block}, Frobenius norms.
+    """Return {layer: relative error, in Frobenius norms, of T A (x) G}.
 
-    The exact one is the mean over rows of g g^T, g the gradient of one row's loss, alone.
+    It is relative to the exact empirical Fisher block: the mean over rows of g g^T, where g is the
+    gradient of one row's loss alone.
     """
     network = fill(network)
     parameters = ParameterTuple(network.trainable_params())
@@ -367,13 +368,13 @@ def fisher_errors(network, x, c):
 
 
 def every_pair(inputs, slopes):
-    """Every input with every derivative: over these rows the two are independent."""
+    """Return every input with every derivative: over these rows the two are independent."""
     pairs = list(itertools.product(inputs, slopes))
     return np.stack([x for x, _ in pairs]), np.stack([c for _, c in pairs])
 
 
 class TestFisherOfALinearNetwork:
-    """Three dense layers with bias, nothing in between; tests/reference/test_kronecker.py has more.
+    """Three dense layers with bias and nothing between; tests/reference/test_kronecker.py has more.
 
     With a derivative at the output that does not depend on the input, E[dd^T (x) pp^T] is
     E[dd^T] (x) E[pp^T] in every layer: p is affine in the input, d linear in the output's.
@@ -384,12 +385,12 @@ class TestFisherOfALinearNetwork:
         return nn.SequentialCell(nn.Dense(3, 4), nn.Dense(4, 4), nn.Dense(4, 2))
 
     def test_with_every_input_under_every_derivative_the_blocks_are_exact(self):
-        """Measured: 1e-7."""
+        """The largest error measured is 1e-7."""
         error = fisher_errors(self.network(), *every_pair(normal((5, 3)), normal((4, 2), 1)))
         assert set(error) == {"0", "1", "2"} and max(error.values()) <= BOUND
 
     def test_with_derivatives_that_know_the_input_they_are_not(self):
-        """Measured: 0.41 to 0.62."""
+        """The errors measured are 0.41 to 0.62."""
         x = normal((20, 3))
         error = fisher_errors(
             self.network(), x, (x[:, :2] + 0.1 * normal((20, 2), 1)).astype(np.float32)

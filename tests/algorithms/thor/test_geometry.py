@@ -78,7 +78,7 @@ class TestPadding:
         ids=str,
     )
     def test_same_is_what_the_convolution_itself_does(self, eager, size, kernel, stride, dilation):
-        """Its outputs, not only their number: an odd zero on the other side would change them."""
+        """The outputs themselves agree: an odd zero on the other side would change them."""
         layer = nn.Conv2d(2, 3, kernel, stride, "same", dilation=dilation)
         x = np.random.default_rng(0).normal(size=(2, 2, *size)).astype(np.float32)
         geometry = geometry_of(layer, homogeneous=False, split=None)
@@ -205,7 +205,7 @@ class TestFound:
 
 
 class Tied(nn.Cell):
-    """Two layers with one weight."""
+    """Two layers that share one weight."""
 
     def __init__(self):
         super().__init__()
@@ -247,7 +247,7 @@ class TiedToTable(nn.Cell):
 
 
 class Owner(nn.Cell):
-    """Has a Parameter of another Cell as its own, as an attribute, in a tuple or in a list."""
+    """A Cell that also owns a Parameter of another: as an attribute, in a tuple or in a list."""
 
     def __init__(self, parameter, kind):
         super().__init__(auto_prefix=False)
@@ -260,7 +260,7 @@ class Owner(nn.Cell):
 
 
 class OwnedTwice(nn.Cell):
-    """A dense layer, and a Cell of another type that has its weight or its bias as well."""
+    """Two dense layers, and a Cell of another type that also owns the first's weight or bias."""
 
     def __init__(self, kind, which="weight"):
         super().__init__()
@@ -299,7 +299,7 @@ class TestRefused:
         ],
     )
     def test_one_weight_in_two_places(self, make, first, second):
-        """Whichever is skipped, the other one would have half of the factors."""
+        """If either layer is skipped, the other would have half of the factors."""
         said = f"layer '{first}' shares its weight .* with '{second}'; layer '{second}' shares its"
         network = make()
         with pytest.raises(InputError, match=f"{said} .*skip=\\('{first}', '{second}'\\)"):
@@ -316,7 +316,7 @@ class TestRefused:
         with pytest.raises(InputError, match=f"{said}; .*skip=\\('head',\\)"):
             convert(network)
         assert names(convert(network, skip=("head",))) == ["hidden"]
-        # A shared weight that is not updated is nobody's concern.
+        # A shared weight that is not updated does no harm.
         network = TiedToTable()
         assert names(convert(network, network.hidden.trainable_params())) == ["hidden"]
 
@@ -359,7 +359,7 @@ class TestRefused:
             (LeNet5, ("conv1", "relu"), "skip names a layer 'relu' that has no factors"),
             (LeNet5, (3,), "skip holds a int that is not a Cell of the network"),
             (LeNet5, (nn.Dense(3, 3),), "skip holds a Dense that is not a Cell of the network"),
-            # Its layers would be preconditioned all the same.
+            # The layers inside it would be preconditioned all the same.
             (
                 lambda: nn.SequentialCell(BLOCK),
                 (BLOCK,),

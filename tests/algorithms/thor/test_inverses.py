@@ -1,4 +1,4 @@
-"""Retries with more damping, and the sharing out of layers."""
+"""Retries with more damping, and the distribution of layers among ranks."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ class TestShareOut:
         loads, cheapest = [0.0] * ranks, [0.0] * ranks
         for owner, cost in sorted(zip(owners, costs, strict=True), key=lambda pair: -pair[1]):
             loads[owner], cheapest[owner] = loads[owner] + cost, cost
-        # Without the last that it got, the cheapest, each rank had the least to do of all.
+        # Before it got its last layer, the cheapest, each rank had the smallest load.
         for load, last in zip(loads, cheapest, strict=True):
             assert load - last <= min(loads) * (1 + 1e-9)
 
@@ -35,13 +35,13 @@ class TestShareOut:
         assert share_out([], 3) == []
 
 
-# Rows of ones: one eigenvalue 5 and four of 0, which only the damping lifts.
+# A matrix of ones has one eigenvalue 5 and four of 0, which only the damping lifts.
 ONES = np.ones((1, 5, 5))
 EYE = np.eye(4)[None]
 
 
 def layers(*factors):
-    """Layers 5 -> 4, of one position, with the given A."""
+    """Return layers 5 -> 4, of one position, with the given A."""
     made = []
     for number, a_factor in enumerate(factors):
         geometry = geometry_of(nn.Dense(5, 4), homogeneous=False, split=None)
@@ -54,7 +54,7 @@ def layers(*factors):
 
 
 def made_with(layer):
-    """Return 1 over the largest eigenvalue of the layer's A_inverse: for ``ONES`` the damping."""
+    """Return 1 over the largest eigenvalue of the layer's A_inverse: for ``ONES`` A's damping."""
     values = np.linalg.eigvalsh(layer.a_inverse.asnumpy()[0].astype(np.float64))
     return 1 / values.max()
 
@@ -70,13 +70,13 @@ class TestMake:
         np.testing.assert_allclose(several[0].g_inverse.asnumpy(), EYE / 1.2, rtol=1e-6)
 
     def test_others_are_tried_with_ten_times_the_damping(self):
-        """Condition 5e6 at first, and the root of ten times less each time."""
+        """The condition is 5e6 at first and falls by the root of ten at each try."""
         several = layers(np.eye(5)[None], ONES, np.eye(5)[None])
         with pynative():
             tries = Inverses(several, "equal").make([0, 1, 2], 1e-12)
         assert tries[0] == tries[2] == 0 and 1 <= tries[1] <= 4
         assert made_with(several[1]) == pytest.approx(1e-6 * 10 ** (tries[1] / 2), rel=0.02)
-        # The others keep what they got with the damping that was asked for.
+        # The others keep the inverses made with the requested damping.
         assert made_with(several[0]) == made_with(several[2]) == pytest.approx(1.0, rel=1e-6)
 
     def test_alone_or_together_they_are_the_same(self):
@@ -104,7 +104,7 @@ class TestMake:
         np.testing.assert_array_equal(several[1].a_inverse.asnumpy()[0], np.eye(5))
 
     def test_the_damping_that_the_refusal_names_is_tried(self, monkeypatch):
-        """It is the seventh: a million times what was asked for."""
+        """It is the seventh try: a million times the requested damping."""
         inverses = Inverses(layers(ONES), "equal")
         residual = {True: 0.0, False: np.inf}
         invert = lambda group, damping: [residual[damping > 0.99e5]] * len(group)  # noqa: E731
@@ -115,7 +115,7 @@ class TestMake:
         assert Inverses(layers(ONES), "equal").make([], 0.1) == {}
 
     def test_a_rank_makes_its_own_only(self):
-        """The others' inverses come over the wire, which a test on ranks shows."""
+        """The other ranks send their inverses, which a test on ranks shows."""
         several = layers(np.eye(5)[None], np.eye(5)[None])
         with pynative():
             inverses = Inverses(several, "equal")

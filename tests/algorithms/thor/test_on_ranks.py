@@ -13,14 +13,14 @@ pytestmark = [pytest.mark.usefixtures("runtime"), pytest.mark.slow]
 
 @pytest.fixture(scope="module")
 def launches(root, tmp_path_factory):
-    """``launches(ranks)``: what each rank writes."""
+    """``launches(ranks)`` returns what each rank writes."""
     return Launches(thor_on_ranks.__file__, [2, 4], root, tmp_path_factory.mktemp("launches"))
 
 
 # Four ranks run one case.
 @pytest.mark.parametrize("count, case", [*((2, case) for case in CASES), (4, "lenet")])
 def test_ranks_are_one_process(count, case, launches):
-    """Parameters, factors, inverses, decisions and records, after every update."""
+    """Parameters, factors, inverses, decisions and records agree after every update."""
     expected = run(case)
     assert expected[f"{case}/{UPDATES - 1}/last"][0] > 1
     for name, value in expected.items():
@@ -31,7 +31,7 @@ def test_ranks_are_one_process(count, case, launches):
             if part.startswith("count/") and part != "count/damping":
                 np.testing.assert_array_equal(rank[name], value, err_msg=name)
             elif case == "retried":
-                # Of a matrix of condition 1e6: the ranks are equal, see below, to one another.
+                # A matrix of condition 1e6: the ranks only equal one another, see below.
                 assert np.isfinite(rank[name]).all()
             elif part == "last":
                 np.testing.assert_allclose(rank[name], value, rtol=1e-4, err_msg=name)
@@ -62,7 +62,7 @@ def test_each_layer_is_inverted_by_one_rank(count, launches):
 
 @pytest.mark.parametrize("case", FAILURES)
 def test_all_ranks_stop(case, launches):
-    """None waits for the others, and no weight has moved on any."""
+    """No rank waits for the others, and no weight has moved on any."""
     for number, rank in enumerate(launches(2)):
         said = str(rank[f"{case}/said"])
         if case == "no inverse":

@@ -68,7 +68,7 @@ def test_what_is_right_is_taken():
 
 
 def test_settings_name_every_option():
-    """What a resumed training must share: by name, functions as what they are."""
+    """They name what a resumed training must share; a function is only "a schedule"."""
     network, loss_net = regression()
     update = ThorUpdate(loss_net, momentum(network), [0.1, 0.2], frequency=lambda update: 3)
     assert set(update.settings) == {"damping", *NAMES}
@@ -111,14 +111,14 @@ class TestLosses:
             with pytest.raises(InputError, match=said):
                 check_loss(LossNet(linear(), kind(**(TAKEN[kind] | {"reduction": reduction}))))
 
-    # Without mint.nn.MSELoss, whose operator, MSELossExt, is not there on CPU.
+    # Without mint.nn.MSELoss, whose operator, MSELossExt, does not exist on CPU.
     @pytest.mark.parametrize(
         "kind",
         [kind for kind in TAKEN if kind is not mint.nn.MSELoss],
         ids=lambda kind: f"{kind.__module__}.{kind.__name__}",
     )
     def test_each_is_the_mean_over_rows_of_one_loss_a_row(self, kind):
-        """The loss of six rows is the mean of the losses of each alone."""
+        """The loss of six rows is the mean of the losses of the single rows."""
         loss, outputs = kind(**TAKEN[kind]), numbers(6, 2)
         targets = np.array([0, 1, 1, 0, 1, 0], np.int32)
         if kind in OF_ELEMENTS:
@@ -131,7 +131,7 @@ class TestLosses:
 
     @pytest.mark.parametrize("kind", [nn.CrossEntropyLoss, nn.NLLLoss, mint.nn.CrossEntropyLoss])
     def test_class_weights_are_refused(self, kind):
-        """Their mean divides by the rows' weights: not the mean over rows."""
+        """Their mean divides by the rows' weights, so it is not the mean over rows."""
         loss_net = LossNet(linear(), kind(weight=Tensor([0.25, 0.75])))
         with pytest.raises(InputError, match=f"{kind.__name__} has weights.*expected none"):
             check_loss(loss_net)

@@ -31,7 +31,10 @@ class TestTraceRule:
          (0.49, "refresh"), (1.24, "freeze")],
     )  # fmt: skip
     def test_thresholds_belong_to_skip(self, trace, decision):
-        """Numbers that floats hold exactly; the change is relative to the last trace."""
+        """A change that equals a threshold skips.
+
+        Floats hold these numbers exactly, and the change is relative to the last trace.
+        """
         assert TraceRule(refresh=0.5, freeze=0.25).decide(trace, 1.0) == decision
         assert TraceRule(refresh=0.5, freeze=0.25).decide(4 * trace, 4.0) == decision
 
@@ -52,7 +55,7 @@ class TestLevenbergMarquardt:
         st.integers(1, 6),
     )  # fmt: skip
     def test_adjusts_as_the_reference(self, damping, omega, slope, rho, interval):
-        """Its omega^interval is our decay."""
+        """The reference's omega^interval is labkit's decay."""
         expected_rho, expected = reference.levenberg_marquardt(
             damping, 1.0, 1.0 - rho * slope, -slope, 0.0, omega=omega, interval=interval
         )
@@ -116,7 +119,7 @@ class TestFrequency:
             assert (update in due) == (update - before >= every[update])
 
     def test_an_update_that_was_left_out_is_made_up_for(self):
-        """The one that was due was dropped: the next is due, not the next multiple."""
+        """If the update that was due is dropped, the next one is due, not the next multiple."""
         frequency = Frequency("frequency", 10)
         assert frequency.is_due(11, 0) and not frequency.is_due(20, 11)
         assert frequency.is_due(21, 11) and frequency.is_due(0, -1)

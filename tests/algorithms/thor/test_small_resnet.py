@@ -1,7 +1,7 @@
 """A small ResNet with BatchNorm: whole updates of THOR against float64 gradients of PyTorch.
 
-An update is w_after - w_before; its error is the largest difference in a tensor over the largest
-update of that tensor. Bound: 5e-4.
+An update is w_after - w_before; its error is the largest difference in a tensor relative to the
+largest update of that tensor. Bound: 5e-4.
 """
 
 import numpy as np
@@ -25,13 +25,13 @@ CHANNELS = [8, 8, 12, 16]
 
 
 def small_resnet():
-    """A ResNet of four blocks for 64 x 64 images: (network, the rule's weights by PyTorch name)."""
+    """Return (network, the rule's weights by PyTorch name): four blocks, for 64 x 64 images."""
     network = ResNet(ResidualBlockBase, [1] * 4, [8, *CHANNELS[:3]], CHANNELS, [1, 2, 2, 2], 5)
     return network, by_rule(network)
 
 
 def torch_resnet(torch, state):
-    """The same network in PyTorch, float64, in training mode."""
+    """Return the same network in PyTorch, float64, in training mode."""
     from labkit.nets.torch_resnet import BasicBlock
 
     class Small(torch.nn.Module):
@@ -57,7 +57,7 @@ def torch_resnet(torch, state):
 
 
 def torch_gradients(torch, module, names, images, labels):
-    """Return (gradients by MindSpore name, layers) of ``module`` as it is."""
+    """Return (gradients by MindSpore name, layers) of ``module`` in its present state."""
     seen, slopes, hooks = {}, {}, []
     kinds = (torch.nn.Conv2d, torch.nn.Linear)
     layers = {name: cell for name, cell in module.named_modules() if isinstance(cell, kinds)}
@@ -86,7 +86,7 @@ def torch_gradients(torch, module, names, images, labels):
 
 
 def resnet_batch(seed, size=16):
-    """Images of blocks of colour under noise, as ``labkit.migration.rule.batch`` has them."""
+    """Return noisy images of coloured blocks, as in ``labkit.migration.rule.batch``, and labels."""
     random = np.random.default_rng(seed)
     blocks = random.uniform(-1.5, 1.5, size=(size, 3, 4, 4)).repeat(16, 2).repeat(16, 3)
     images = blocks + random.uniform(-0.5, 0.5, size=blocks.shape)
@@ -95,7 +95,7 @@ def resnet_batch(seed, size=16):
 
 @pytest.mark.long
 def test_a_small_resnet_with_batch_norm():
-    """Convolutions, downsampling ones and the dense layer by THOR; BatchNorm's by the gradient.
+    """THOR updates all convolutions and the dense layer; BatchNorm's parameters take the gradient.
 
     The rule's weights keep most inputs of ReLUs away from zero. Measured: 2.7e-4 at most, in a
     convolution. With a tenth of the learning rate BatchNorm's beta alone would be 7e-4 off: weights
@@ -110,7 +110,7 @@ def test_a_small_resnet_with_batch_norm():
     assert len(step.update.layers) == 13
     parameters = {n: v.astype(np.float64) for n, v in parameter_values(network).items()}
     plain = {n for n in parameters if n.endswith((".gamma", ".beta"))}
-    # MindSpore's optimizers spare what is called so.
+    # MindSpore's optimizers do not decay Parameters with these names.
     decays = {name: 0.0 if name in plain else 5e-4 for name in parameters}
     twin = reference.Thor(0.2, 0.1, weight_decay=decays, frequency=3)
 

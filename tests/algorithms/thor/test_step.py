@@ -1,4 +1,4 @@
-"""A THOR step in a training: loops, NaN, interruptions, float16; what its graphs hold."""
+"""A THOR step in a training: loops, NaN, interruptions, float16; the content of its graphs."""
 
 import mindspore as ms
 import numpy as np
@@ -42,20 +42,20 @@ pytestmark = pytest.mark.usefixtures("runtime")
 
 
 def _classes():
-    """Rows with labels."""
+    """Return a dataset of rows with labels."""
     inputs, targets = rows(8, 99)
     labels = (targets[:, 0] > 0).astype(np.int32)
     return ms.dataset.NumpySlicesDataset((inputs, labels), ["x", "y"], shuffle=False).batch(4)
 
 
 class TestWithTheLoops:
-    """What a training loop does beside the step leaves no trace in its state."""
+    """What a training loop does besides the step leaves no trace in its state."""
 
     def test_evaluation_between_the_updates(self, once):
-        """A training with evaluations ends as the one without, to the bit."""
+        """A training with evaluations ends as one without them, to the bit."""
         ends = []
         for evaluated in (False, True):
-            # A new one: its graph between refreshes is compiled after the first evaluation.
+            # A new step: its graph between refreshes is compiled after the first evaluation.
             network, step = thor_step(Once() if evaluated else once, frequency=3)
             for update in range(5):
                 call(step, update)
@@ -88,7 +88,7 @@ NAN = np.float32(np.nan)
 
 @pytest.fixture
 def build(once):
-    """``build(damping, **options)``: (network, step), as new."""
+    """``build(damping, **options)`` returns (network, step) in the initial state."""
 
     def make(damping=DAMPING, **options):
         return thor_step(once, damping, **options)
@@ -98,7 +98,7 @@ def build(once):
 
 class TestNanLoss:
     def poison(self, kind, network, inputs, targets):
-        """Make the loss NaN or infinite; return (inputs, targets, what is to be said)."""
+        """Make the loss NaN or infinite; return (inputs, targets, expected message)."""
         if kind == "weight":
             broken = network[2].weight.asnumpy()
             broken[0, 1] = NAN
@@ -107,7 +107,7 @@ class TestNanLoss:
         if kind == "input":
             return inputs * NAN, targets, "the batch's tensor 0 is not finite"
         if kind == "layer":
-            # tanh is 1 everywhere, and four times 3e38 is more than float32 holds.
+            # tanh is 1 everywhere, and four times 3e38 overflows float32.
             set_state(network[0].bias, np.full(4, 50.0, np.float32))
             set_state(network[2].weight, np.full((2, 4), 3e38, np.float32))
             return inputs, targets, "layer '2' is the first whose output is not finite"
@@ -130,7 +130,7 @@ class TestNanLoss:
             assert_bit_equal(after, {n: v for n, v in before.items() if n != "step.dropped"})
 
     def test_training_goes_on_with_drop(self, build):
-        """As if the batch had never been there."""
+        """The training continues as if the batch had never existed."""
         network, step = build(frequency=2, nan="drop")
         twin = Twin(values(network), frequency=2)
         for number in range(5):
@@ -143,7 +143,7 @@ class TestNanLoss:
 
 class TestNanFactor:
     def test_stops_and_leaves_averages_and_weights(self, build, eager):
-        """Where nobody checks the gradients, the factors are checked before the update."""
+        """If the gradients are not checked, the factors are checked before the update."""
         network, step = build(frequency=1, factor_decay=0.5, nonfinite="propagate")
         twin = Twin(values(network), frequency=1, factor_decay=0.5)
         call(step, 0)
@@ -158,7 +158,7 @@ class TestNanFactor:
             {n: v for n, v in kept.items() if n not in positions},
         )
         assert step.last_update.number == 1
-        # And goes on from there.
+        # The training continues from there.
         call(step, 1)
         for number in range(2):
             twin(*(part.astype(np.float64) for part in rows(8, number)))
@@ -169,7 +169,7 @@ class TestInversion:
     pytestmark = pytest.mark.usefixtures("eager")
 
     def degenerate(self, build, damping, scale):
-        """Inputs of rank 1 and that size, on weights that make up for it."""
+        """Return (network, step, batch); inputs have rank 1 and size ``scale``, weights undo it."""
         network, step = build(damping, frequency=1, split=None)
         set_state(network[0].weight, network[0].weight.asnumpy() / np.float32(scale))
         inputs, targets = rows(8)
@@ -177,7 +177,7 @@ class TestInversion:
         return network, step, tensors(inputs, targets)
 
     def test_retries_are_counted_over_the_whole_training(self, build):
-        """float32 has no inverse of a rank-1 matrix of trace 1e4 plus 1e-3 on its diagonal."""
+        """A rank-1 matrix of trace 1e4 plus 1e-3 on its diagonal has no inverse in float32."""
         network, step, batch = self.degenerate(build, 1e-6, 100.0)
         before = values(network)
         step(*batch)
@@ -185,7 +185,7 @@ class TestInversion:
         assert 0 < first[0] < 7 and all((before[n] != v).any() for n, v in values(network).items())
         step(*batch)
         assert step.update.retries.asnumpy()[0] > first[0]
-        assert float(step.update.damping.asnumpy()) == np.float32(1e-6)  # as asked for
+        assert float(step.update.damping.asnumpy()) == np.float32(1e-6)  # as requested
 
     def test_no_damping_helps(self, build):
         network, step, batch = self.degenerate(build, 1e-20, 1e6)
@@ -211,10 +211,10 @@ def _interrupted(*_):
 
 
 class TestInterrupted:
-    """Stopped between the graph that gathers and the one that updates: the update was not made."""
+    """A call that stops between the gathering and the updating graph makes no update."""
 
     def interrupt(self, step, number, monkeypatch):
-        """Call the step and interrupt it; no weight, moment or counter has changed."""
+        """Interrupt a call of the step; check that no weight, moment or counter has changed."""
         before = snapshot(step)
         with monkeypatch.context() as patch:
             patch.setattr(Inverses, "make", _interrupted)
@@ -228,7 +228,7 @@ class TestInterrupted:
         assert {"0.weight", "moments.0.weight", "step.updates", "step.thor.refreshes"} <= names
         assert_bit_equal({n: after[n] for n in names}, {n: before[n] for n in names})
 
-    # Before which of four calls, and with which batches: the last of them is interrupted.
+    # Before which of four calls, and with which batches, of which the last is interrupted.
     @pytest.mark.parametrize(
         ("at", "batches"),
         [
@@ -241,7 +241,7 @@ class TestInterrupted:
     def test_what_was_held_is_not_applied_later(
         self, at, batches, monkeypatch, build, once, request
     ):
-        """The next batch or group starts anew."""
+        """The next batch or group starts from nothing."""
         if len(batches) > 1:
             request.getfixturevalue("eager")
         states = []
@@ -263,7 +263,7 @@ PRODUCTS = {"MatMul", "MatMulExt", "BatchMatMul"}
 
 
 class Maps(nn.Cell):
-    """(B, 2, 8, 8) -> (B, 7): no product but a factor's has a factor's shape."""
+    """(B, 2, 8, 8) -> (B, 7): only products of factors have a factor's shape."""
 
     def __init__(self):
         super().__init__()
@@ -300,7 +300,7 @@ def factor_shapes(update):
     for layer in update.layers:
         for factor in (layer.a_factor, layer.g_factor):
             shapes |= {factor.shape, factor.shape[1:]}
-            # A batch's products before they are added up over its six images, or in one.
+            # Products of a batch before the sum over its six images, or as one product.
             shapes |= {(6, *factor.shape), (1, *factor.shape)}
     return shapes
 
@@ -312,12 +312,12 @@ def factor_products(operators, shapes):
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["thor", "accumulated"])
 def test_only_the_refreshing_graphs_hold_curvature(kind):
-    """A step between refreshes pays for no curvature but the products with the inverses."""
+    """Between refreshes a step computes no curvature except the products with the inverses."""
     step = built(kind)
     refreshing, cached = (compiled_operators(step, *maps()) for _ in range(2))
     shapes = factor_shapes(step.update)
     assert {"Im2Col", "MatrixInverse"} <= {o.name for o in refreshing}
-    # A and G of three layers, and for each the residual of its inverse.
+    # A and G of three layers, and the residual of the inverse of each.
     assert len(factor_products(refreshing, shapes)) >= 12
     assert not CURVATURE & {o.name for o in cached}
     assert factor_products(cached, shapes) == []
@@ -327,15 +327,15 @@ def test_only_the_refreshing_graphs_hold_curvature(kind):
         assert counts[0] == counts[1] + 2 * len(step.update.layers)
 
 
-# Inputs whose squares float16 does not hold (its largest is 65504), and derivatives whose squares
-# it does not hold either (its smallest is 6e-8), scaled or not.
+# Inputs whose squares float16 cannot hold (its largest is 65504), and derivatives whose squares it
+# cannot hold either (its smallest is 6e-8), scaled or not.
 INPUTS_SCALE, TARGETS_SCALE = 300.0, 1e-3
 
 
 def trained(updates=1, *, scale=None, **options):
     """Train ``mlp`` on large inputs and small errors; return (step, network, the losses).
 
-    scale  what a dynamic loss scale has come to
+    scale  the value that a dynamic loss scale has reached
     """
     network, step = thor_step(Once(), frequency=2, nan="drop", **options)
     if scale is not None:
@@ -367,13 +367,13 @@ SCALES = {
 
 @pytest.mark.parametrize("scale", SCALES)
 def test_factors_are_those_of_float32(float32, scale, eager):
-    """Largest entry of A: above 300^2; of G: 1e-5, and at least 0.1 where it is not unscaled."""
+    """A's largest entry is above 300^2; G's is 1e-5, and at least 0.1 if it is not unscaled."""
     step, _, _ = trained(precision="O2", loss_scale=SCALES[scale])
     assert not int(step.dropped.asnumpy())
     for name, value in factors(step.update).items():
         expected = float32[name]
         largest = np.abs(expected).max()
-        # Products of two numbers of 11 bits: 1e-3 of the largest.
+        # Products of two 11-bit numbers: 1e-3 of the largest.
         np.testing.assert_allclose(value, expected, rtol=0, atol=2e-3 * largest, err_msg=name)
     assert np.abs(float32["0.a_factor"]).max() > 65504
     assert np.abs(float32["2.g_factor"]).max() < 1e-3
@@ -381,7 +381,7 @@ def test_factors_are_those_of_float32(float32, scale, eager):
 
 @pytest.mark.parametrize("exponent", [16, 66, 120])
 def test_scaled_float32_is_float32(float32, exponent, eager):
-    """Up to the largest that a dynamic scale grows to; with its square G left float32 at 2**66."""
+    """It holds up to the largest dynamic scale; with the scale's square G overflowed at 2**66."""
     dynamic = DynamicLossScale(2.0**16)
     step, _, _ = trained(scale=2.0**exponent, loss_scale=dynamic)
     assert step.last_update.number == 1
@@ -390,7 +390,7 @@ def test_scaled_float32_is_float32(float32, exponent, eager):
 
 
 def test_a_training_is_that_of_float32(eager):
-    """Three updates, the second one between refreshes."""
+    """Three updates agree, of which the second is between refreshes."""
     _, plain, losses = trained(3)
     for scale in SCALES.values():
         step, half, half_losses = trained(3, precision="O2", loss_scale=scale)
@@ -402,7 +402,7 @@ def test_a_training_is_that_of_float32(eager):
 
 
 def test_an_overflow_drops_the_batch_and_shrinks_the_scale(eager):
-    """2**24 overflows float16: halved until it does not; no factor and no weight is touched."""
+    """2**30 overflows float16: divided by 2**6 until it does not; no factor or weight changes."""
     dynamic = DynamicLossScale(2.0**30, 2.0**6, 1000)
     step, _, _ = trained(1, precision="O2", loss_scale=dynamic)
     state = snapshot(step)

@@ -1,4 +1,4 @@
-"""Taps: factors of every kind of layer against float64 and PyTorch; nothing else is changed."""
+"""Taps: factors of every kind of layer against float64; nothing else is changed."""
 
 import mindspore as ms
 import numpy as np
@@ -50,7 +50,7 @@ def conv(*arguments, size=(6, 7), **options):
     return lambda: nn.Conv2d(*arguments, **options), size
 
 
-# name -> (layer, height and width of its input); ``test_any_convolution`` has the others' factors.
+# name -> (layer, height and width of its input); ``test_any_convolution`` tests further factors.
 CONVOLUTIONS = {
     "same, stride": conv(3, 4, (3, 4), (2, 3), pad_mode="same", has_bias=True),
     "everything": conv(
@@ -61,7 +61,7 @@ CONVOLUTIONS = {
         group=2,
         has_bias=True,
     ),
-    # Of its padding the columns' two sides differ, the rows' do not.
+    # Its padding differs between the two sides of the columns, not of the rows.
     "depthwise": conv(4, 4, (3, 4), pad_mode="same", group=4, has_bias=True),
     "one position": conv(3, 4, (6, 7), pad_mode="valid", has_bias=True),
     "subclass": (lambda: OwnConv(3, 4, 3, pad_mode="valid", has_bias=True), (6, 7)),
@@ -69,7 +69,7 @@ CONVOLUTIONS = {
     "padded, by one product": (lambda: PaddedConv2d(3, 4, 3, 2), (4, 4)),
 }
 
-# name -> (layer, shape of its input); ``test_any_dense_layer_and_every_remainder`` likewise.
+# name -> (layer, shape of its input); ``test_any_dense_layer_and_every_remainder`` tests more.
 DENSE = {
     "sequence": (lambda: nn.Dense(5, 4), (6, 3, 5)),
     "four axes": (lambda: nn.Dense(5, 4, has_bias=False), (6, 3, 2, 5)),
@@ -91,7 +91,7 @@ def window(layer, size):
 
 
 def twin(layer, x, derivatives, homogeneous):
-    """Return (A, G, T) in float64, and the groups."""
+    """Return (A, G, T) in float64, and the number of groups."""
     if isinstance(layer, nn.Conv2d):
         frame = window(layer, x.shape[2:])
         factors = reference.kronecker_factors(
@@ -105,7 +105,7 @@ def twin(layer, x, derivatives, homogeneous):
 
 
 def check(network, layer, x, *, split=128, bias="homogeneous", **options):
-    """Compare an update of ``network``, whose one layer is ``layer``; return (it, dL/dy)."""
+    """Check an update of ``network``, whose one layer is ``layer``; return (the update, dL/dy)."""
     fill(network)
     with pynative():
         shape = network(Tensor(x)).shape
@@ -129,16 +129,16 @@ def _check_moved(result, layer, factors, groups, homogeneous, split):
     if homogeneous:
         assert off(result.moved[own.name], -bias) <= DIRECTION
     elif own is not None and own.name in gradients:
-        # Plain: learning rate 1 times the gradient itself.
+        # A plain update: learning rate 1 times the gradient itself.
         assert off(result.moved[own.name], -gradients[own.name]) <= DIRECTION
 
 
 @pytest.mark.parametrize("split, bias", [(128, "plain"), (5, "homogeneous")])
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_convolution(name, split, bias):
-    """Factors are the reference's, and the update is what it makes of the same gradient.
+    """Factors are the reference's, and so is the update, given the same gradient.
 
-    And the tap's own patches make that gradient: the sum over rows and positions of d p^T.
+    The tap's own patches give that gradient: the sum over rows and positions of d p^T.
     """
     make, size = CONVOLUTIONS[name]
     layer = make()
@@ -182,7 +182,7 @@ def sums(tap, x, dout):
 
 @st.composite
 def convolutions(draw):
-    """(layer, x, dL/dy, split) of any convolution with at least one position."""
+    """Draw (layer, x, dL/dy, split) for any convolution with at least one position."""
     pair = st.tuples(st.integers(1, 3), st.integers(1, 3))
     kernel, stride, dilation = draw(pair), draw(pair), draw(pair)
     groups, rows = draw(st.integers(1, 3)), draw(st.integers(1, 4))
@@ -257,7 +257,7 @@ def test_any_dense_layer_and_every_remainder(rows, middle, inputs, outputs, bias
 
 
 def test_blocks_larger_than_the_map_are_the_same():
-    """27 inputs on 2x2 positions: one product over all images; on 9x9, above, one an image."""
+    """27 inputs on 2x2 positions: one product over all images; on larger maps, one per image."""
     layer = nn.Conv2d(3, 30, 3, pad_mode="same")
     x, dout = normal((6, 3, 2, 2)), normal((6, 30, 2, 2), 1)
     tap = Tap(geometry_of(layer, homogeneous=False, split=None))
@@ -275,7 +275,7 @@ HALF = {
 
 @pytest.mark.parametrize("name", HALF)
 def test_half_precision_is_multiplied_in_float32(name):
-    """Float16 inputs and derivatives: their factors are those of the same numbers in float64."""
+    """Factors of float16 inputs and derivatives are those of the same numbers in float64."""
     make, shape, slopes = HALF[name]
     layer = make()
     x, dout = 100 * normal(shape), 1e-4 * normal(slopes, 1)
@@ -290,7 +290,7 @@ def test_half_precision_is_multiplied_in_float32(name):
 
 @pytest.mark.parametrize("name", HALF)
 def test_the_loss_scale_is_in_no_factor(name):
-    """Taken out before anything is squared: powers of two, to the bit."""
+    """It is divided out before anything is squared; powers of two leave no trace, to the bit."""
     make, shape, slopes = HALF[name]
     x, dout = normal(shape), normal(slopes, 1)
     tap = Tap(geometry_of(make(), homogeneous=False, split=None))
@@ -337,7 +337,7 @@ class Twice(nn.Cell):
 
 
 class TwiceOnMaps(nn.Cell):
-    """(N, 2, 5, 5) -> (N, 2 (25 + 9)): one convolution on a map and on a part of it."""
+    """(N, 2, 5, 5) -> (N, 2 (25 + 9)): one convolution, applied to a map and to a part of it."""
 
     def __init__(self):
         super().__init__()
@@ -350,7 +350,7 @@ class TwiceOnMaps(nn.Cell):
 
 
 class TestUsedTwice:
-    """A layer used twice in one forward pass has the positions of both."""
+    """A layer used twice in one forward pass has the positions of both uses."""
 
     @pytest.mark.parametrize("compiled", [False, True])
     def test_dense(self, compiled):
@@ -384,7 +384,7 @@ class TestUsedTwice:
         _check_moved(result, layer, factors, 1, True, 128)
 
 
-# What MindSpore's THOR computes on GPU: upstream_gpu.py.
+# The factors of MindSpore's THOR on GPU, see upstream_gpu.py.
 UPSTREAM = {
     "dense": (lambda: nn.Dense(5, 4), (6, 5)),
     "no bias": (lambda: nn.Dense(5, 4, has_bias=False), (6, 5)),
@@ -423,7 +423,10 @@ def test_upstreams_formulas_are_the_references(name, split):
 
 
 def test_upstreams_formulas_are_not_thors():
-    """A convolution's A has rank of its positions at most; a dense A is N / in times as large."""
+    """Upstream's factors differ in rank and in size.
+
+    A convolution's A has at most the rank of its positions; a dense A is N / in times labkit's.
+    """
     network = nn.SequentialCell(nn.Conv2d(3, 4, 3, pad_mode="valid"))
     x, c = normal((6, 3, 4, 4)), normal((6, 4, 2, 2), 1)
     upstream = updated(fill(network), x, c, formulas="upstream_gpu")
@@ -472,12 +475,12 @@ class TestConversion:
     @pytest.mark.parametrize("precision", ["O0", "O2"])
     @pytest.mark.parametrize("name", [*NETWORKS, "one layer"])
     def test_release_gives_the_layers_back(self, name, precision):
-        """Also of a network that O2 has wrapped, and of one that is nothing but a layer."""
+        """It does so too in a network that O2 has wrapped, and in one that is a single layer."""
         network = NETWORKS[name][0]() if name in NETWORKS else nn.Dense(5, 4, activation="relu")
         loss_net = LossNet(network, nn.MSELoss())
 
         def cells():
-            # A wrapper of O2 is passed over: what it holds comes after it.
+            # A wrapper of O2 is skipped: the Cell that it holds comes after it.
             every = loss_net.cells_and_names()
             return {path.replace("._backbone", ""): cell for path, cell in every}
 
@@ -501,7 +504,7 @@ class TestConversion:
                 assert all(a is b for a, b in zip(after[path].cell_list, cells_of, strict=True))
 
     def test_a_checkpoint_of_the_step_loads_into_the_bare_network(self, tmp_path):
-        """Its Parameters are called as they were; the taps' are the step's own."""
+        """The network's Parameters keep their names; those of the taps belong to the step."""
         network = NormNet()
         loss_net = LossNet(network, nn.CrossEntropyLoss())
         with pynative():
@@ -513,7 +516,7 @@ class TestConversion:
         assert_bit_equal(snapshot(bare), snapshot(network))
         own = {f"thor.{n}.{f}" for n in ("conv", "dense") for f in ("a_factor", "g_inverse")}
         assert own <= set(loaded)
-        # And one of the bare network loads into the converted one.
+        # A checkpoint of the bare network loads into the converted one.
         ms.save_checkpoint(fill(bare, 1), str(tmp_path / "bare.ckpt"))
         loaded = ms.load_checkpoint(str(tmp_path / "bare.ckpt"))
         assert ms.load_param_into_net(network, loaded) == ([], [])

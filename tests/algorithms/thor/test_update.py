@@ -1,6 +1,6 @@
 """Whole updates against float64: every variant on a small network, and LeNet.
 
-And when an update refreshes: by its number, and on accumulated gradients.
+The module also tests when an update refreshes: by its number, and on accumulated gradients.
 """
 
 import numpy as np
@@ -48,7 +48,7 @@ SCHEDULE = [0.1, 0.2, 0.4, 0.8, 0.4, 0.2, 0.1]
 
 
 class TestAgainstTheTwin:
-    """Every parameter after every update, seven updates with momentum and weight decay."""
+    """Every parameter agrees after each of seven updates with momentum and weight decay."""
 
     CASES = {
         "every update": {"frequency": 1},
@@ -75,7 +75,7 @@ class TestAgainstTheTwin:
         assert not step.update.retries.asnumpy().any()
 
     def test_the_cases_are_not_one_and_the_same(self):
-        """Guards against an option that neither the step nor the twin looks at."""
+        """An option that both the step and the twin ignore would show here."""
         ends = []
         for options in self.CASES.values():
             network, _ = mlp()
@@ -84,10 +84,10 @@ class TestAgainstTheTwin:
                 twin(*_rows64(update))
             ends.append(np.concatenate([value.ravel() for value in twin.parameters.values()]))
         gaps = [np.abs(a - b).max() for i, a in enumerate(ends) for b in ends[:i]]
-        assert sorted(gaps)[0] == 0 and sorted(gaps)[1] > 1e-3  # the array and the function
+        assert sorted(gaps)[0] == 0 and sorted(gaps)[1] > 1e-3  # damping by array and by function
 
     def test_clipping_by_the_rates_of_groups(self, eager):
-        """sum over the layers of each one's own rate^2 <U, grad>."""
+        """The clipped sum is over the layers, each with its own rate^2 <U, grad>."""
         network, loss_net = mlp()
         first, second = network[0].trainable_params(), network[2].trainable_params()
         groups = [{"params": second, "lr": 0.5}, {"params": first}]
@@ -134,7 +134,7 @@ class TestWhenItRefreshes:
         "1": ({"frequency": 1}, [*range(7)], [*range(7)]),
         "3": ({"frequency": 3}, [0, 3, 6], [0, 3, 6]),
         "4, factors every 2": ({"frequency": 4, "factor_frequency": 2}, [0, 2, 4, 6], [0, 4]),
-        # A refresh takes that update's factors, and the next are counted from it.
+        # A refresh gathers factors too, and the next gathering is counted from it.
         "4, factors every 3": ({"frequency": 4, "factor_frequency": 3}, [0, 3, 4], [0, 4]),
         "2, factors every 5": ({"frequency": 2, "factor_frequency": 5}, [0, 2, 4, 6], [0, 2, 4, 6]),
         "1, and 3 from update 3 on": (
@@ -151,13 +151,13 @@ class TestWhenItRefreshes:
 
     @pytest.mark.parametrize("case", ["3", "4, factors every 3", "1, and 3 from update 3 on"])
     def test_in_the_state(self, case, once):
-        """Between refreshes factors and inverses stay, to the bit."""
+        """Factors and inverses stay the same between refreshes, to the bit."""
         options, gathered, made = self.CASES[case]
         assert self.history(once, 7, **options) == (gathered, made)
 
     @pytest.mark.parametrize("case", CASES)
     def test_by_the_rule(self, case):
-        """The same, without training: every update asks, as the step does, and the taps with it."""
+        """The same without training: the rule is asked at every update, and the taps follow it."""
         options, gathered, made = self.CASES[case]
         network, loss_net = mlp()
         update = ThorUpdate(loss_net, optimizer(network), DAMPING, **options)
@@ -191,12 +191,12 @@ class TestWhenItRefreshes:
                 call(step, 1)
 
 
-# Of the largest error in a tensor, over the largest update of that tensor.
+# Bound on the largest error in a tensor, relative to the largest update of that tensor.
 BOUND = 5e-4
 
 
 def lenet(seed):
-    """LeNet with the reference's parameters: (network, parameters in float64)."""
+    """Return (network, parameters in float64): LeNet with the reference's parameters."""
     network = LeNet5(conv_bias=True)
     parameters = reference.lenet_parameters(seed, conv_bias=True)
     for parameter in network.trainable_params():
@@ -205,7 +205,7 @@ def lenet(seed):
 
 
 def nearest_kink(parameters, layers):
-    """Return the smallest distance of a LeNet's input of a ReLU from zero."""
+    """Return the smallest distance from zero of any ReLU's input in a LeNet."""
     least = []
     for layer in layers[:-1]:
         weight, bias = (parameters.get(f"{layer.name}.{kind}") for kind in ("weight", "bias"))
@@ -223,7 +223,9 @@ def nearest_kink(parameters, layers):
     ids=["as it stands", "plain bias, pi, whole"],
 )
 def test_lenet(options, eager):
-    """Measured: 2.6e-4 at most, always in fc1's bias; 1.5e-4 in four other networks, damping 0.1
+    """Whole updates of LeNet are those of the twin.
+
+    Measured: 2.6e-4 at most, always in fc1's bias; 1.5e-4 in four other networks, damping 0.1
     and 0.03. The nearest of a batch's 80 000 inputs of ReLUs is 5e-6 from zero, and float32 is off
     by 1e-6 there.
     """
@@ -246,7 +248,7 @@ def test_lenet(options, eager):
 
 # Accumulated: k micro-batches are one THOR update of the whole batch.
 
-# Updates between refreshes; a function, so that steps that differ in it are compiled once.
+# Updates between refreshes, read by a function: steps that differ in it are compiled once.
 EVERY = {"value": 2}
 
 
@@ -255,7 +257,7 @@ def due(update):
 
 
 def build(kind, **options):
-    """(network, step) with the frequency ``EVERY``: "whole" batches, or "accumulated" ones."""
+    """Return (network, step) with the frequency ``EVERY``, for "whole" or "accumulated" batches."""
     network, loss_net = mlp()
     momentum = optimizer(network)
     if kind == "whole":
@@ -266,7 +268,7 @@ def build(kind, **options):
 
 @pytest.fixture
 def accumulated(once, eager):
-    """``accumulated(micro_steps, frequency, ...)``: (network, step) as new."""
+    """``accumulated(micro_steps, frequency, ...)`` returns (network, step) in the initial state."""
 
     def make(micro_steps, frequency=2, tail="flush", **options):
         EVERY["value"] = frequency
@@ -280,7 +282,7 @@ def accumulated(once, eager):
 
 @pytest.fixture
 def whole(once, eager):
-    """``whole(batches, frequency)``: THOR on whole batches of arrays; (network, step)."""
+    """``whole(batches, frequency)`` trains on whole batches of arrays; returns (network, step)."""
 
     def train(batches, frequency=2):
         EVERY["value"] = frequency
@@ -293,12 +295,12 @@ def whole(once, eager):
 
 
 def joined(*batches):
-    """Several batches' rows as one."""
+    """Return the rows of several batches as one batch."""
     return tuple(np.concatenate(parts) for parts in zip(*batches, strict=True))
 
 
 def assert_same_training(trained, expected):
-    """(network, step) twice: parameters and factors, and the last update's record."""
+    """Compare two (network, step): parameters, factors and the last update's record."""
     tolerance = TOLERANCE["float32, a few updates"]
     assert_close(parameter_values(trained[0]), parameter_values(expected[0]), **tolerance)
     assert_close(factors(trained[1].update), factors(expected[1].update), **tolerance)
@@ -309,7 +311,7 @@ def assert_same_training(trained, expected):
 
 
 def test_micro_batches_are_the_batch(accumulated, whole):
-    """Refreshed, cached, refreshed; micro-batches weigh as many as they have rows."""
+    """Three updates, of which the second is cached; each micro-batch is weighted by its rows."""
     sizes = (4, 3, 1)
     batches = [rows(8, seed) for seed in range(3)]
     network, step = accumulated(len(sizes))
@@ -346,7 +348,7 @@ def test_a_group_refreshes_once_and_at_its_end(accumulated):
 
 @pytest.mark.parametrize("tail", ["flush", "drop", "carry"])
 def test_the_tail_of_an_epoch(tail, accumulated, whole):
-    """Two of three micro-batches of a refreshing group, and the epoch is over."""
+    """The epoch ends after two of the three micro-batches of a refreshing group."""
     parts = [rows(4, seed) for seed in range(8)]
     network, step = accumulated(3, frequency=1, tail=tail)
     for arrays in parts[:2]:
@@ -366,11 +368,11 @@ def test_the_tail_of_an_epoch(tail, accumulated, whole):
 
 
 def test_dropped_micro_batches(accumulated, whole):
-    """One that is not finite leaves no trace in the factors: neither of its own nor as a weight."""
+    """A micro-batch that is not finite adds nothing to the factors and nothing to their weights."""
     parts = [rows(4, seed) for seed in range(4)]
     broken = (parts[0][0] * np.float32(np.nan), parts[0][1])
     network, step = accumulated(3, frequency=1)
-    # First, in the middle, last; and a group of nothing else, which is no update.
+    # First and in the middle of a group; and a group of nothing else, which is no update.
     order = [broken, parts[0], parts[1], parts[2], broken, parts[3]] + [broken] * 3
     for arrays in order:
         step(*split(arrays, [4])[0])
@@ -380,7 +382,7 @@ def test_dropped_micro_batches(accumulated, whole):
 
 
 def test_dropped_groups(accumulated, whole):
-    """drop_group forgets the sums of the factors as well; the next group starts anew."""
+    """drop_group discards the sums of the factors as well; the next group starts from nothing."""
     parts = [rows(4, seed) for seed in range(4)]
     broken = (parts[0][0] * np.float32(np.nan), parts[0][1])
     network, step = accumulated(2, frequency=1, nonfinite="drop_group")

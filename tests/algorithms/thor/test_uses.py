@@ -1,6 +1,6 @@
-"""Layers whose calls are all that their weight does, on rows wherever they are, and all others.
+"""Layers whose weight is used by their own calls alone, on rows along any axis, and all others.
 
-Seen on the first batch, before it is compiled.
+The check looks at the first batch, before it is compiled.
 """
 
 import os
@@ -55,7 +55,7 @@ def batch(rows=5):
 
 @pytest.fixture
 def compiled(monkeypatch):
-    """The calls that reached a graph which gathers factors; it is not run."""
+    """The calls that reach a graph that gathers factors; the graph does not run."""
     calls = []
     noted = lambda graph, *batch: calls.append(batch) or Tensor(0.0)  # noqa: E731
     monkeypatch.setattr(labkit.steps.graph.WithExtras, "__call__", noted)
@@ -108,7 +108,7 @@ class TestElsewhere:
             step(*batch())
 
     def test_a_layer_that_a_later_batch_leaves_out(self):
-        """What the graph has gathered is looked at as well: nothing was seen of these layers."""
+        """The gathered factors are checked as well: the graph has seen nothing of these layers."""
         update = step_of(nn.SequentialCell(nn.Dense(4, 4), nn.Dense(4, 4))).update
         seen = np.array([[0.0, 1.0, 1.0], [0.0, 1.0, 1.0]])
         with pytest.raises(InputError, match=r"'0' was not called, though .*skip=\('0', '1'\)"):
@@ -116,7 +116,7 @@ class TestElsewhere:
 
 
 class Gated(nn.Cell):
-    """x -> W2 tanh(W1 x) + gate * W1' tanh(W1 x), the gate closed at first."""
+    """x -> W2 tanh(W1 x) + gate * W1' tanh(W1 x), with the gate closed at first."""
 
     def __init__(self, *, relu, head=None):
         super().__init__()
@@ -143,7 +143,7 @@ class TestBehindZeros:
         assert network.gate.asnumpy() == 0
 
     def test_zeros_alone_are_no_use(self, compiled):
-        """ReZero: a gate that begins with 0, behind a layer that its own calls alone use."""
+        """ReZero has a gate that starts at 0, after a layer that only its own calls use."""
 
         class ReZero(nn.Cell):
             def __init__(self):
@@ -217,12 +217,12 @@ class TestMindSporesAttention:
         out, attention = observed(step.gradient, step.update.places, (inputs, targets))
         assert (attention.inputs, attention.elsewhere) == ([], True)
         assert (out.inputs, out.elsewhere) == ([(3, 2, 4)], False)
-        # What its Python notes in passing would be in the graph that is compiled next.
+        # Otherwise what its Python code sets during the check would be in the next compiled graph.
         assert network.attention.k_is_v is False
 
 
 class Normed(nn.Dense):
-    """Divides its input by its length first."""
+    """A dense layer that first divides its input by the input's length."""
 
     def construct(self, x):
         return ops.matmul(x / ops.norm(x, dim=1, keepdim=True), self.weight.T) + self.bias
@@ -234,7 +234,7 @@ class Doubled(nn.Conv2d):
 
 
 class Same(nn.Dense):
-    """The same by other operators; it has an activation function, which is behind the tap."""
+    """The same by other operators; its activation function comes after the tap."""
 
     def construct(self, x):
         y = ops.matmul(x, self.weight.T) + self.bias
@@ -346,12 +346,12 @@ class Sequence(nn.Cell):
 
 
 def sequences():
-    """Inputs (B, T, 5) and labels (B,)."""
+    """Return inputs (B, T, 5) and labels (B,)."""
     return normal((ROWS, TIMES, WIDTH)), np.array([0, 2, 1, 0], np.int32)
 
 
 def first_update(network, x, labels, **options):
-    """Update once at learning rate 1; return A, G and T of each layer, and what moved, by name."""
+    """Update once at learning rate 1; return A, G and T of each layer, and the moves, by name."""
     step = build(network, frequency=1, **options)
     before = {p.name: p.asnumpy().astype(np.float64) for p in network.trainable_params()}
     step(*tensors(x, labels))
@@ -363,7 +363,7 @@ def first_update(network, x, labels, **options):
 
 @pytest.mark.parametrize("time_first, flat", [(True, False), (False, True), (True, True)])
 def test_the_update_is_that_of_rows_first(time_first, flat, eager):
-    """Of the same function on the same rows, as test_taps.py compares it with float64."""
+    """Function and rows are the same; test_taps.py compares the rows-first update with float64."""
     x, labels = sequences()
     factors, moved = first_update(fill(Sequence(False, False)), x, labels)
     assert factors["thor.up.positions"][0] == TIMES
@@ -409,7 +409,7 @@ def test_mindspores_own_layers_in_both_orders(eager):
 
 
 class Token(nn.Cell):
-    """One more position for the whole batch, and a layer that sees the batch's mean."""
+    """An extra position for the whole batch, and a layer that sees the batch's mean."""
 
     def __init__(self):
         super().__init__()
@@ -449,7 +449,7 @@ class TestRowsRefused:
         ],
     )
     def test_two_axes_that_may_count_rows(self, inputs, labels, kind, compiled):
-        """A layer at every time, on vectors, numbers or tokens: with labels of any type."""
+        """The layer sees every time, as vectors, numbers or tokens, with labels of any type."""
         batch = tensors(np.zeros(inputs, np.float32), np.ones(labels, kind))
         step = self.at_every_time(inputs)
         with pytest.raises(InputError, match="either of two axes.*batch_axis=1 for time-major"):
@@ -486,13 +486,13 @@ class TestRowsRefused:
     @pytest.mark.parametrize(
         "layer, inputs, labels",
         [
-            # Features, classes, channels and pixels are no time, and need no word.
+            # Features, classes, channels and pixels are not times, and need no argument.
             (nn.Dense(4, 4), (6, 4), (6, 4)),
             (nn.Dense(4, 3), (6, 4), (6,)),
             (nn.SequentialCell(nn.Flatten(), nn.Dense(75, 3)), (6, 3, 5, 5), (6, 3)),
             (nn.Conv2d(3, 3, 3), (6, 3, 5, 5), (6, 3, 5, 5)),
             (nn.Conv2d(3, 3, 3), (6, 3, 3, 3), (6, 3, 3)),
-            # As many rows either way.
+            # The number of rows is the same either way.
             (nn.Dense(5, 3), (4, 4, 5), (4, 4)),
         ],
     )
@@ -508,7 +508,7 @@ class TestRowsRefused:
 
 
 class Table(nn.Cell):
-    """A layer on a table of ``times`` vectors, whatever the batch; or on a copy for each row."""
+    """A layer on a table of ``times`` vectors, for any batch; or on a copy for each row."""
 
     def __init__(self, times, *, copies, rows=None):
         super().__init__()
@@ -538,7 +538,7 @@ class TestALayerThatSeesNoRows:
         assert not compiled
 
     def test_a_copy_for_each_row_is_a_row(self, compiled):
-        """Queries that are learned, as many for each row: they do not depend on the batch."""
+        """Learned queries, the same number for each row, do not depend on the batch."""
         for rows in (4, 3):
             batch = tensors(normal((rows, 6, WIDTH)), sequences()[1][:rows])
             step = build(Table(6, copies=True))
@@ -555,9 +555,9 @@ class TestALayerThatSeesNoRows:
 
 
 def test_rows_whose_label_is_ignored_are_none(eager):
-    """The same rows once more, ignored: gradient, factors and update stay what they are.
+    """Repeating the rows with ignored labels changes neither gradient, factors nor update.
 
-    So they do where the labels are probabilities: the mean is over all rows.
+    Nor do labels that are probabilities, where the mean is over all rows.
     """
     random = np.random.default_rng(4)
     inputs, labels = random.normal(size=(4, 3)).astype(np.float32), np.int32([0, 1, 2, 1])

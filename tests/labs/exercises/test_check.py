@@ -1,4 +1,4 @@
-"""Whatever a learner's function does, the check says in one line what is wrong, and goes on."""
+"""Whatever a learner's function does, the check says in one line what is wrong, and continues."""
 
 import re
 import signal
@@ -79,7 +79,7 @@ def _yielding(rows, scale):
 
 
 class _Foreign:
-    """Like a tensor of another package: it has numbers, and is no NumPy array."""
+    """Like a tensor of another package: it holds numbers but is not a NumPy array."""
 
     def asnumpy(self):
         return ROWS
@@ -161,7 +161,7 @@ def _both(n):
     ],
 )  # fmt: skip
 def test_of_other_exercises_it_says_it_too(spec, cases, attempt, message, capsys):
-    """Zeros, lists for arguments, answers in parts, of different sizes."""
+    """Exercises with zeros, lists as arguments, or answers in parts of different sizes."""
     tried = [Exercise(spec, cases)]
     assert checks.check(tried, spec.__name__, spec)
     assert not checks.check(tried, spec.__name__, attempt)
@@ -169,7 +169,7 @@ def test_of_other_exercises_it_says_it_too(spec, cases, attempt, message, capsys
 
 
 def test_a_hint_is_of_the_mistake_that_agrees_with_most_answers(capsys):
-    """In the second case, where the scale is 1, a forgotten scale is right."""
+    """In the second case the scale is 1, so an answer that forgets the scale is right."""
     assert "the square is forgotten" in said(lambda rows, scale: scale * rows, capsys)
     assert "1 of 3" in said(lambda rows, scale: rows**2, capsys)
 

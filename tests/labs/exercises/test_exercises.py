@@ -1,4 +1,4 @@
-"""The exercises of every lab: right answers, the wrong ones of learners, the hints these get."""
+"""The exercises of every lab: right answers, wrong answers of learners, and the hints for them."""
 
 import ast
 import inspect
@@ -24,7 +24,7 @@ each_exercise = pytest.mark.parametrize(
 
 @each_exercise
 def test_a_right_solution_passes(lab, exercise, capsys):
-    """That of the solution notebook, which makes this call."""
+    """The solution is that of the solution notebook, which makes the same call."""
     calls = "\n".join(code(FOLDER / f"{lab}.ipynb"))
     assert f'\n\n\npassed = check("{exercise.name}", {exercise.name})\n' in calls + "\n"
     assert LABS[lab][0].check(exercise.name, getattr(solved(lab), exercise.name))
@@ -34,7 +34,7 @@ def test_a_right_solution_passes(lab, exercise, capsys):
 
 @each_exercise
 def test_a_wrong_solution_gets_its_hint_which_gives_nothing_away(lab, exercise, capsys):
-    """The mistakes that labkit knows, four or more, and answers written without looking at them."""
+    """Wrong are labkit's known mistakes, four or more, and answers written independently."""
     exercises, answers = LABS[lab]
     hints = exercises.HINTS[exercise.name]
     assert len({hint for _, hint in hints}) == len(hints) >= 4
@@ -56,7 +56,7 @@ def test_a_wrong_solution_gets_its_hint_which_gives_nothing_away(lab, exercise, 
 
 
 def again(answers):
-    """An attempt that returns these answers, case by case: those in MindSpore take a second."""
+    """Return an attempt that repeats these answers: MindSpore takes a second to compute them."""
     left = iter(answers)
     return lambda *case: next(left)
 
@@ -66,14 +66,14 @@ def flat(answer):
     return np.concatenate([np.ravel(part) for part in parts])
 
 
-# A name or number, an operator, and another: "1 - gamma", "n / k", "a @ b", "y = s".
+# A name or number, an operator and a name or number: "1 - gamma", "n / k", "a @ b", "y = s".
 FORMULA = re.compile(
     r"[\w)\]]\s*(?:\*\*?|//?|[-+]|@|=|<|>)\s+[\w(]|[\w)\]](?:\*\*?|//?|\+|@|=)[\w(]"
 )
 
 
 def expressions_of(spec):
-    """Source of every calculation, call, comparison and index in ``spec`` and what it calls."""
+    """Return the source of calculations, calls, comparisons and indices in ``spec`` and callees."""
     sources, functions = set(), [spec]
     for function in functions:
         (definition,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body

@@ -1,4 +1,4 @@
-"""What the exercises on LeNet are given: copies that do not see each other."""
+"""Exercises on LeNet get independent copies of the network."""
 
 import copy
 
@@ -33,7 +33,7 @@ def test_copies_begin_alike_and_are_trained_by_nobody_else():
     once = trained(lenet, 1)
     assert not same(begin, once) and not same(once, twice)
     assert same(weights(other), begin) and other == lenet != OnLeNet(2)
-    # It goes on where it was, its momentum too, after others have had their turns.
+    # It continues from its own state, momentum included, after other copies were trained.
     assert same(trained(lenet, 1), twice)
     assert not same(weights(OnLeNet(2)), begin)
 

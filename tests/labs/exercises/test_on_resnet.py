@@ -1,4 +1,4 @@
-"""What the exercises on a ResNet are given: networks that differ in one stage, and copies."""
+"""Exercises on a ResNet get networks that differ in one stage, and independent copies."""
 
 import copy
 
@@ -20,7 +20,7 @@ def same(values, others):
 
 
 def modes(network):
-    """How each cell that pads does so."""
+    """Return the padding mode of each cell that pads."""
     cells = network.cells_and_names()
     return {name: cell.pad_mode.lower() for name, cell in cells if hasattr(cell, "pad_mode")}
 

@@ -1,4 +1,4 @@
-"""The picture of the tail: its groups are those of the real step."""
+"""The groups in the figure of the tail are those of the real step."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from tests.support.figures import drawn
 @pytest.mark.parametrize("tail", accumulation.TAILS)
 @pytest.mark.parametrize(("micro_steps", "in_epoch"), [(4, 7), (3, 6), (5, 3)])
 def test_the_groups_are_those_of_the_step(eager, tail, micro_steps, in_epoch):
-    """Micro-batch i is the row e_i: the weights that an update moves say which ones it had."""
+    """Micro-batch i is the row e_i, so the weights that an update moves show its micro-batches."""
     count = 2 * in_epoch
     network = nn.Dense(count, 1, weight_init="zeros", has_bias=False)
     optimizer = nn.SGD(network.trainable_params(), 0.1)

@@ -49,7 +49,7 @@ def test_over_rates_shows_each_seed_their_mean_and_what_failed():
     np.testing.assert_allclose(lines(axis)["Adasum"].get_ydata(), [3, 55])
     np.testing.assert_allclose(sum(dots(axis, "."), []), [2, 4, 10, 100, 10])
     assert lines(axis)["mean tuned"].get_linestyle() == "--"
-    assert axis.get_lines()[-1].get_xdata() == [0.03, 0.03]  # the single worker's
+    assert axis.get_lines()[-1].get_xdata() == [0.03, 0.03]  # the rate of the single worker
     assert x_labels(axis) == ["0.03", "0.06"] and axis.get_xlabel() == "learning rate"
 
 
@@ -76,7 +76,7 @@ def test_the_critical_batch_size_is_marked_where_the_updates_are_twice_the_fewes
     assert {drawn[name].get_color() for name in ("Adasum", "Adasum tuned")} == {plots.BLUE}
     assert sum(dots(axis, "."), [])[:6] == [1000, 1100, 600, 500, 200, 200]
     critical = {name: line for name, line in drawn.items() if "crit" in name}
-    # That of perfect scaling is infinite, and not drawn.
+    # Adasum scales perfectly here: its critical batch size is infinite and not drawn.
     assert [name.split(" of ")[1] for name in critical] == ["mean: 130", "Adasum tuned: 300"]
     points = [(*line.get_xdata(), *line.get_ydata()) for line in critical.values()]
     np.testing.assert_allclose(points, [(130, 400), (300, 200)])

@@ -1,4 +1,4 @@
-"""The pictures of lab 04 that are moved: their points are the reference's, their tree labkit's."""
+"""Interactive figures of lab 04: their points are the reference's, their tree is labkit's."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""A figure with sliders: plain where nobody can move them, redrawn where somebody does."""
+"""A figure with sliders is static without a front end and redrawn when a slider is moved."""
 
 import base64
 import io
@@ -61,7 +61,7 @@ def test_without_a_front_end_the_stills_stand_side_by_side(shown, draw_on, drawn
     ((data, options),) = shown
     assert drawn == [(0.5, 2), (1, 2), (2, 1)] and len(saved) == 1
     picture = Image.open(io.BytesIO(base64.b64decode(data["image/png"])))
-    assert picture.size == (6 * plots.SHARP, 4 * plots.SHARP)  # two in a row, a place left empty
+    assert picture.size == (6 * plots.SHARP, 4 * plots.SHARP)  # two in a row, one place empty
     assert options["metadata"]["image/png"] == {"alt": "bars", "width": 6 * plots.PAGE}
 
 
@@ -73,7 +73,7 @@ def test_with_one_it_is_moved_from_the_first_still(monkeypatch, shown, draw_on, 
     height, width, picture = box.children
     assert (height.description, height.min, height.max, height.step) == ("height (m)", 0, 2, 0.5)
     assert (height.value, width.value) == (0.5, 2) and drawn[-1] == (0.5, 2)
-    assert 'alt="a &quot;bar&quot; &lt;b&gt;"' in picture.value  # a text, and no markup
+    assert 'alt="a &quot;bar&quot; &lt;b&gt;"' in picture.value  # text, not markup
     assert "max-width: 100%" in picture.value  # else JupyterLab cuts its right side off
     before = pixels(picture)
     height.value = 2

@@ -1,4 +1,4 @@
-"""Lab 02's pictures: windows are MindSpore's, and a fault is red where the comparison says so."""
+"""Figures of lab 02: windows are MindSpore's, and a fault is red where the comparison finds it."""
 
 import mindspore as ms
 import numpy as np
@@ -16,7 +16,7 @@ CASES = [(8, 3, 1), (8, 3, 2), (9, 3, 2), (8, 7, 2), (12, 5, 3), (4, 7, 4), (7, 
 
 @pytest.mark.parametrize(("size", "kernel", "stride"), CASES)
 def test_the_windows_are_those_of_mindspore(eager, size, kernel, stride):
-    """Row i holds 2^i: the sum of a window says which rows are in it."""
+    """Row i holds 2^i, so the sum of a window shows which rows are in it."""
     column = Tensor(2.0 ** np.arange(size).reshape(1, 1, size, 1), ms.float32)
     half = (kernel - 1) // 2
     modes = [dict(pad_mode="pad", padding=(half, half, 0, 0)), dict(pad_mode="same")]

@@ -1,4 +1,4 @@
-"""Figures of lab 05 to be moved: what they draw is what the search does."""
+"""Interactive figures of lab 05: what they draw is what the search does."""
 
 import numpy as np
 import pytest
@@ -62,7 +62,7 @@ def test_a_search_is_drawn_with_its_trials():
 
 
 def test_the_walk_scatters_by_the_root_of_the_batch():
-    """In the stationary state of a linear recursion the deviation is that of its noise."""
+    """The stationary deviation of a linear recursion is proportional to that of its noise."""
     wide, narrow = (moves.noisy_walk(0.1, batch, 4000)[500:].std(axis=0) for batch in (1, 16))
     np.testing.assert_allclose(wide / narrow, 4, rtol=0.05)
     slow = moves.noisy_walk(0.01, 1, 4000)[500:].std(axis=0)

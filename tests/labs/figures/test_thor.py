@@ -1,4 +1,4 @@
-"""Lab 03's pictures: what a position of the sliders shows is what the numbers are."""
+"""Figures of lab 03: each position of the sliders shows the right numbers."""
 
 import numpy as np
 import pytest
@@ -62,7 +62,7 @@ def test_a_step_is_drawn_by_layer_in_direction_and_length():
 
 
 class TestRule:
-    # Of two layers; the changes since the last refresh are 0.5 %, 2 %, 0.05 % and 50 %.
+    # Two layers; the first changes by 0.5 %, 2 %, 0.05 % and 47 % since its last refresh.
     TRACES = np.array([[100.0, 100], [100.5, 100], [102, 150], [102.05, 900], [150, 900]])
 
     def test_the_words_are_the_rules(self):
@@ -88,7 +88,7 @@ class TestRule:
         axis = drawn(thor.decisions, history, ["conv1", "fc1"], 5, "rule")
         (image,) = axis.get_images()
         np.testing.assert_array_equal(image.get_array(), [[0, 1, 0], [0, 2, 2]])
-        assert image.get_extent()[:2] == [-2.5, 12.5]  # updates 0, 5, 10 are the columns' middles
+        assert image.get_extent()[:2] == [-2.5, 12.5]  # updates 0, 5, 10 are the columns' centres
         assert legend(axis) == list(thor.WORDS)
         assert y_labels(axis) == ["conv1: 2", "fc1: 1"]
 

@@ -1,4 +1,4 @@
-"""The critical batch size: closed forms give it back, both limits, what is refused, the rows."""
+"""The critical batch size: recovery from closed forms, both limits, refusals and the rows."""
 
 import math
 
@@ -47,7 +47,7 @@ def test_updates_of_the_closed_form_give_it_back(b_crit, batches):
 
 
 def test_at_the_critical_batch_size_updates_and_images_are_twice_the_fewest():
-    """(S / S_min - 1) (E / E_min - 1) = 1 everywhere on the curve; at B_crit both are 1."""
+    """(S / S_min - 1) (E / E_min - 1) = 1 on the whole curve; at B_crit both factors are 1."""
     curve = Curve(200.0, 30_000.0, 0.0)
     for batch in BATCHES:
         updates = curve.updates(batch)
@@ -73,7 +73,7 @@ def test_updates_that_halve_with_every_doubling_scale_perfectly():
 
 
 def test_no_other_curve_is_nearer_in_the_logarithm():
-    """Of noisy updates: the error is the root mean square, and least among its neighbours'."""
+    """For noisy updates, the error is the root mean square and less than those of neighbours."""
     random = np.random.default_rng(0)
     noisy = {b: 200 * (1 + 150 / b) * np.exp(0.1 * random.normal(size=3)) for b in BATCHES}
     curve = fit({batch: list(updates) for batch, updates in noisy.items()})

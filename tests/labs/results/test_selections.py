@@ -1,4 +1,4 @@
-"""What the notebooks ask of the stored races: the numbers of the rows, and what is no row's."""
+"""The notebooks' queries of the stored races return the rows' numbers; others are refused."""
 
 import copy
 import math
@@ -17,7 +17,7 @@ THOR, ADASUM, SUBSPACE, MIGRATION, ACCUMULATION = (
 
 
 def column(stored, name, **fields):
-    """The values of a field in the rows with these fields, read by hand, by seed."""
+    """Return the values of a field in the rows with these fields, selected here, by seed."""
     rows = [row for row in stored.rows if all(row[n] == value for n, value in fields.items())]
     return [row[name] for row in sorted(rows, key=lambda row: row["seed"])]
 
@@ -56,7 +56,7 @@ def test_accuracies_of_adasum_are_by_setting_rate_and_workers():
         ADASUM, "last_accuracy", **which
     )
     alone = column(ADASUM, "last_accuracy", stage="race", workers=1)
-    for reduction in adasum_race.REDUCTIONS:  # the same for every one
+    for reduction in adasum_race.REDUCTIONS:  # the same for every reduction
         assert adasum_race.by_workers(ADASUM, reduction)[1] == alone
     assert {1, 2, 4, 8, 16, 32} == set(adasum_race.by_workers(ADASUM, "adasum"))
     assert adasum_race.setting_of(0.1, 1) == adasum_race.setting_of(0.1, 1, "sum", scope="network")

@@ -1,7 +1,7 @@
-"""Each exercise solved: rightly by its lab's solution notebook, wrongly in the ways learners do.
+"""Answers to each exercise: correct ones from the solution notebook, and wrong ones of learners.
 
-``WRONG`` of a lab: (exercise, wrong function, a part of the hint that it is to get). Written
-without looking at labkit's HINTS; answers that are these' own functions to the letter are left out.
+``WRONG`` of a lab lists (exercise, wrong function, part of the hint that it must get). They were
+written without looking at labkit's HINTS; exact copies of functions in HINTS are left out.
 """
 
 import importlib

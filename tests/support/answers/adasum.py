@@ -44,7 +44,7 @@ def _each_number(a, b, sizes):
 
 
 def _averaged(lenet, sizes):
-    (batch,) = lenet.micro_batches([sum(sizes)])  # workers of one size: the large batch
+    (batch,) = lenet.micro_batches([sum(sizes)])  # workers of equal size: the large batch
     return [gradient.asnumpy() for gradient in lenet.gradients(*batch)]
 
 

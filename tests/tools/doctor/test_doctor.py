@@ -1,4 +1,4 @@
-"""Every check of the doctor passes where things are right and fails where they are not."""
+"""Every check of the doctor passes when things are right and fails when they are not."""
 
 import errno
 import gzip
@@ -35,7 +35,7 @@ ANSWERS = {
 
 @pytest.fixture
 def answers(monkeypatch):
-    """What the processes that measure answer, without any; a test may change it."""
+    """The answers of the measuring processes, without any process; a test may change them."""
     changed = {call: {"answer": answer} for call, answer in ANSWERS.items()}
     monkeypatch.setattr(measured, "ask", lambda calls, _: {call: changed[call] for call in calls})
     monkeypatch.setattr(measured, "installed_version", lambda _: "1.26.4")
@@ -64,7 +64,7 @@ def test_only_what_is_asked_for_is_checked(tmp_path):
 
 
 def test_two_processes_answer_all_before_anybody_waits_for_them(monkeypatch, tmp_path):
-    asked = threading.Barrier(3)  # both measure at the same time, and nobody has called a check
+    asked = threading.Barrier(3)  # both measure at the same time, before any check is called
 
     def ask(calls, without):
         asked.wait(30)
@@ -117,7 +117,7 @@ def test_only_linux_is_supported(monkeypatch, system, processor, ok, remedy):
 
 
 def test_where_much_is_missing_the_doctor_still_says_so(root):
-    """Windows has no `resource` and no `fcntl`, macOS and Windows no sched_getaffinity."""
+    """Windows lacks `resource` and `fcntl`; macOS and Windows lack sched_getaffinity."""
     program = (
         "import os, platform, sys\n"
         "for name in ('resource', 'fcntl', 'numpy', 'psutil'):\n"
@@ -184,7 +184,7 @@ def test_a_temporary_folder_that_does_not_work_is_named(monkeypatch, tmp_path):
     for name in ("TMPDIR", "TEMP", "TMP"):
         monkeypatch.delenv(name, raising=False)
     assert look("temp-folder").ok
-    monkeypatch.setenv("TEMP", "/proc")  # where permissions alone would let root write
+    monkeypatch.setenv("TEMP", "/proc")  # by its permissions alone, root could write there
     assert look("temp-folder").found.startswith("TEMP=/proc: ")
     assert "unset TEMP" in look("temp-folder").remedy
     monkeypatch.setenv("TEMP", str(tmp_path))
@@ -229,10 +229,10 @@ def test_msrun_is_found_beside_python_or_on_the_path(tmp_path, monkeypatch):
 def test_packages_are_compared_through_all_that_they_need(tmp_path, root):
     check = look("packages", root)
     assert check.ok, check.found
-    assert int(check.found.split()[0]) > 80  # jupyterlab alone needs as many
+    assert int(check.found.split()[0]) > 80  # jupyterlab alone needs that many
     assert look("packages", tmp_path).ok  # nothing to compare with
     pins = (root / "constraints.txt").read_text()
-    # tornado is needed by ipykernel and jupyter-server, and named by nobody here.
+    # ipykernel and jupyter-server need tornado; pyproject.toml does not name it.
     assert "\ntornado==" in pins
     (tmp_path / "constraints.txt").write_text(pins.replace("\ntornado==", "\ntornado==0.0."))
     pyproject = (root / "pyproject.toml").read_text()
@@ -245,7 +245,7 @@ def test_packages_are_compared_through_all_that_they_need(tmp_path, root):
 
 def test_the_labkit_of_the_checkout_is_the_one_imported(root, tmp_path, monkeypatch):
     assert look("labkit", root).ok
-    assert look("labkit", tmp_path).ok  # no checkout: whichever is installed
+    assert look("labkit", tmp_path).ok  # no checkout: any installed labkit is right
     (tmp_path / "labkit").mkdir()
     (tmp_path / "labkit/__init__.py").touch()
     monkeypatch.delenv("PYTHONPATH", raising=False)
@@ -258,7 +258,7 @@ def test_the_labkit_of_the_checkout_is_the_one_imported(root, tmp_path, monkeypa
 
 
 def test_a_distribution_of_the_old_name_is_named(root, tmp_path, monkeypatch):
-    """Both own the command labkit: uninstalling one takes it from the other."""
+    """Both own the command labkit: uninstalling one removes the command of the other."""
     old = tmp_path / "labkit-0.0.3.dist-info"
     old.mkdir()
     (old / "METADATA").write_text("Metadata-Version: 2.1\nName: labkit\nVersion: 0.0.3\n")
@@ -359,7 +359,7 @@ def test_damaged_data_files_are_named(root, tmp_path, monkeypatch):
 def test_a_measurement_out_of_bounds_fails(answers, monkeypatch, call, changed, said, remedy):
     name = "numpy" if call == measured.ARITHMETIC else "convolution"
     assert look(name).ok
-    if changed.get("numpy") == "2.2.6":  # installed so: it fails even if the addition works
+    if changed.get("numpy") == "2.2.6":  # if installed, it fails even if the addition works
         monkeypatch.setattr(measured, "installed_version", lambda _: "2.2.6")
     answers[call] = {"answer": ANSWERS[call] | changed}
     check = look(name)
@@ -390,10 +390,10 @@ def test_a_crash_of_a_process_is_a_failed_check(answers, name):
 
 
 def test_a_process_that_dies_or_raises_says_which(monkeypatch):
-    """Each call is answered as soon as it ends: what comes before a crash is known."""
+    """Each call is answered as soon as it ends, so answers before a crash are kept."""
     for name in ("MS_SIMULATION_LEVEL", "LABKIT_A", "LABKIT_B"):
         monkeypatch.setenv(name, "1")
-    # The first is said by the check of the environment, and would break what is measured.
+    # The environment check reports the first variable, which would break the measurement.
     variables = [f"os.getenv({name!r})" for name in ("MS_SIMULATION_LEVEL", "LABKIT_A", "LABKIT_B")]
     raising = "os.listdir('/nowhere')"
     replies = measured.ask([*variables, raising, "os.abort()", "devices()"], ["LABKIT_B"])
@@ -406,7 +406,7 @@ def test_a_process_that_dies_or_raises_says_which(monkeypatch):
 
 
 def test_a_process_that_hangs_says_so():
-    """And what comes before it is known."""
+    """The answers before the hanging call are kept."""
     for seconds in (1, 2, 4, 8, 16):  # on a busy machine Python starts that slowly
         replies = measured.ask(["os.sep", "time.sleep(100)"], seconds=seconds)
         assert replies["time.sleep(100)"] == {"error": f"no answer within {seconds} s"}
@@ -417,14 +417,14 @@ def test_a_process_that_hangs_says_so():
 
 @pytest.mark.slow
 def test_this_machine_is_healthy(monkeypatch):
-    """Real measurements: the pinned packages add, and convolve at the speed of a product."""
+    """In real measurements the pinned packages add, and convolve as fast as a matrix product."""
     monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     for look_now in doctor.checks(names=["numpy", "devices", "convolution"]):
         check = look_now()
         assert check.ok, check
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    # Wall time depends on who else computes here: 10 s of two cores are 20 s of work (7 measured).
+    # Wall time depends on other load, so CPU time: 10 s of two cores are 20 s (7 measured).
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 20
     needs = needs_onednn_workaround(ANSWERS[measured.ARITHMETIC]["mindspore"])
     assert f"this machine {'needs' if needs else 'does not need'} the workaround" in check.found

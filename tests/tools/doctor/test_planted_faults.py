@@ -1,4 +1,4 @@
-"""Faults that are really there: the doctor names each, and its remedy makes it pass again."""
+"""Really planted faults: the doctor names each, and its remedy makes the check pass again."""
 
 import contextlib
 import json
@@ -18,7 +18,7 @@ import pytest
 
 from labkit.runtime import needs_onednn_workaround
 
-pytestmark = pytest.mark.long  # test_doctor.py plants most of them one by one, in no time
+pytestmark = pytest.mark.long  # test_doctor.py tests most of them one by one, quickly
 
 ROOT = Path(__file__).resolve().parents[3]
 SLOW_CPU = needs_onednn_workaround(version("mindspore"))
@@ -29,7 +29,7 @@ VARIABLES = {
     "MINDSPORE_DUMP_CONFIG": "/nowhere/dump.json",
     "MS_SIMULATION_LEVEL": "0",
 }
-# What the doctor has to say of each fault: the check, what it found, and its remedy.
+# What the doctor must report for each fault: the check, what it found, and its remedy.
 SAID = {
     "a package's version": ("Packages", r"nbclient is 0\.5\.0; expected ", "pip install -c"),
     "MindSpore's version": ("Packages", r"mindspore is 2\.9\.0; expected 2\.10\.0", "pip install"),
@@ -48,7 +48,7 @@ SAID = {
 
 
 def packages(prefix):
-    """The site-packages of an environment."""
+    """Return the site-packages folder of an environment."""
     own = Path(site.getsitepackages()[0])
     return own if prefix == Path(sys.prefix) else prefix / own.relative_to(sys.prefix)
 
@@ -63,14 +63,14 @@ def make_environment(folder):
 
 
 def take_away(prefix, *names):
-    """Uninstall packages from an environment of links: the package, and what pip knows of it."""
+    """Uninstall packages from an environment of links: each package and its metadata for pip."""
     for name in names:
         for entry in (name, f"{name}-{version(name)}.dist-info"):
             (packages(prefix) / entry).unlink()
 
 
 def put_back(prefix, *names):
-    """Install them again, as `pip install -c constraints.txt` does."""
+    """Install packages again, as `pip install -c constraints.txt` does."""
     for name in names:
         for other in packages(prefix).glob(f"{name}-*.dist-info"):
             other.unlink() if other.is_symlink() else shutil.rmtree(other)
@@ -82,7 +82,7 @@ def put_back(prefix, *names):
 
 
 def another_version(prefix, name, stated):
-    """Let an environment's metadata hold ``name`` in another version."""
+    """Change the version of ``name`` in an environment's metadata to ``stated``."""
     old = packages(prefix) / f"{name}-{version(name)}.dist-info"
     text = (old / "METADATA").read_text(encoding="utf-8")
     assert f"\nVersion: {version(name)}\n" in text
@@ -94,7 +94,7 @@ def another_version(prefix, name, stated):
 
 
 def numpy_2(prefix):
-    """numpy as it is, except that it says it is 2.2.6, in its metadata and when imported."""
+    """Make an otherwise unchanged numpy say 2.2.6, in its metadata and when imported."""
     another_version(prefix, "numpy", "2.2.6")
     place = packages(prefix) / "numpy"
     real = place.resolve()
@@ -123,7 +123,7 @@ def make_project(folder):
 
 @dataclass
 class Shell:
-    """A person's shell: where it is, whose Python it has, and its environment."""
+    """A user's shell: its working folder, its Python and its environment."""
 
     python: Path
     folder: Path
@@ -134,11 +134,11 @@ class Shell:
     def doctor(self, *names, wrapped=()):
         """Run `labkit doctor --json NAMES`, wrapped by a command such as unshare.
 
-        Returns its exit code and what it said, by name.
+        Return its exit code and its reports, by name of the check.
         """
         foreign = ("ONEDNN", "MS_", "PYTEST", "GLOG", "JUPYTER", "LABKIT")
         inherited = {n: value for n, value in os.environ.items() if not n.startswith(foreign)}
-        # -P: labkit comes from PYTHONPATH, as an installed one would, and not from this folder.
+        # -P: labkit comes from PYTHONPATH, like an installed one, and not from this folder.
         call = f"{self.before} && exec '{self.python}' -P -m labkit.tools.cli doctor --json"
         done = subprocess.run(
             [*wrapped, "bash", "-c", f"{call} {' '.join(names)}"],
@@ -165,7 +165,7 @@ def shell(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def looked(shell):
-    """All faults planted at once and looked for, then all remedies taken and looked again."""
+    """Results of the doctor with all faults planted at once, then after all remedies."""
     with taken(8118, *range(8888, 8893)) as sockets:
         plant(shell)
         ill = shell.doctor()
@@ -193,7 +193,7 @@ def plant(shell):
 
 
 def remedy(shell, ill):
-    """Do what the doctor says; where that is a command or a variable, read it from its words."""
+    """Apply the doctor's remedies; commands and variables are read from its messages."""
     prefix = shell.python.parents[1]
     put_back(prefix, "nbclient", "mindspore", "ipykernel")
     (prefix / "bin/msrun").symlink_to(Path(sys.executable).parent / "msrun")
@@ -214,13 +214,13 @@ def remedy(shell, ill):
 
 @contextlib.contextmanager
 def taken(*ports):
-    """Hold these ports; one that somebody else holds for long is just as taken."""
+    """Hold these ports; a port that another program keeps holding counts as taken too."""
     with contextlib.ExitStack() as stack:
         sockets = []
         for port in ports:
             place = stack.enter_context(socket.socket())
             place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            # Another test's doctor takes a port for a moment, to see whether it can be had.
+            # The doctor of another test takes a port for a moment, to see whether it is free.
             until = time.monotonic() + 10
             while time.monotonic() < until:
                 with contextlib.suppress(OSError):
@@ -248,7 +248,7 @@ def test_a_fault_is_named_with_a_remedy_that_works(looked, fault):
 
 
 def test_what_is_healthy_passes_beside_the_faults(looked):
-    """A fault is said by the check whose fault it is: MindSpore computes for the others."""
+    """Each fault is reported by its own check only: MindSpore still computes for the others."""
     (_, ill), (code, well) = looked
     for name, value in VARIABLES.items():
         assert f"{name}={value}: " in ill["Environment"]["found"]
@@ -288,7 +288,7 @@ def test_numpy_2_and_a_missing_mindspore_are_named(shell, tmp_path):
 
 
 def test_a_machine_without_loopback_and_a_full_disk_are_named(tmp_path):
-    """In namespaces of its own: a project on a file system of 64 MiB, then of 3 GiB."""
+    """A project in separate namespaces lies on a file system of 64 MiB, then of 3 GiB."""
     own = ("unshare", "-r", "-n", "-m")
     if not shutil.which("unshare") or subprocess.run([*own, "true"], check=False).returncode:
         pytest.skip("this machine lets nobody have a namespace of their own (unshare)")

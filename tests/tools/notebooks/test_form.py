@@ -19,7 +19,7 @@ CARD_TEXT = "\n".join(f"| **{row}** | something |" for row in CARD)
 
 
 def lab(number="03", sections=SECTIONS, title="THOR"):
-    """A notebook that keeps the rules: a proof in every section, 1 % asserted and claimed."""
+    """Return a notebook that keeps the rules: a proof per section, 1 % asserted and claimed."""
     cells = [new_markdown_cell(f"# {number} · {title}\n\n{CARD_TEXT}")]
     for i, section in enumerate(sections, 1):
         cells.append(new_markdown_cell(f"## {i} · {section}"))
@@ -37,7 +37,7 @@ def proof(source=PROOF, said="equal: True"):
 
 
 def at(notebook, section):
-    """The index of a section's heading."""
+    """Return the index of a section's heading."""
     sources = [cell.source for cell in notebook.cells]
     return next(i for i, text in enumerate(sources) if text.endswith(f" · {section}"))
 

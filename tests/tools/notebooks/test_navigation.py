@@ -1,4 +1,4 @@
-"""Links between and inside notebooks: made of headings and header cards, the same every time."""
+"""Links between and inside notebooks are made from headings and header cards, reproducibly."""
 
 from pathlib import Path
 
@@ -55,7 +55,7 @@ def test_a_notebook_leads_to_its_neighbours_the_map_its_sources_and_its_sections
     assert contents == ("**Contents** (5 minutes of reading): [Sums: `a`](#01-sums-a), [x](#01-x)")
     assert [*cells_of(project, "01_sums")][1] == "navigation"
     last, source = [*cells_of(project, "01_sums").items()][-1]
-    # At the end by number, and without the sources, which stand at the top.
+    # At the end notebooks are linked by number; the sources are linked only at the top.
     assert (last, source) == (
         "navigation-end",
         "← [Notebook 00](00_start.ipynb) | [Map of the labs](00_start.ipynb#map) | "

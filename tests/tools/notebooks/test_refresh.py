@@ -1,4 +1,4 @@
-"""`make notebooks`: what is executed, what is written, and what leaves the committed file alone."""
+"""`make notebooks`: what it executes and writes, and when it leaves the committed file alone."""
 
 import shutil
 from dataclasses import asdict
@@ -95,7 +95,7 @@ def no_execution(monkeypatch):
 
 @pytest.fixture
 def executed(monkeypatch):
-    """No kernel: the outputs are the notebook's own, but for cells of ``printing``."""
+    """Execution without a kernel: outputs are the notebook's own, except in ``printing``."""
 
     def execute(printing=(), failure=None, meanwhile=lambda: None):
         def run(request, out, say):
@@ -196,7 +196,7 @@ def test_only_the_stale_notebook_is_executed(project, executed):
     assert read(project).cells[4].outputs[0].text == "shape 7\n"
     assert (project / "notebooks" / "02_other.ipynb").read_bytes() == other
     assert "02_other: up to date" in said
-    # The stale one was not forced: what its compared cells print now is said, and written.
+    # The stale notebook was not forced: new compared outputs are reported and written.
     assert any("cell 4: compared output was" in line for line in said)
     assert why_stale(project, read(project)) == ""
 

@@ -1,4 +1,4 @@
-"""Each rule about outputs finds its fault, and lets alone what only looks like one."""
+"""Each rule about outputs finds its fault and ignores what only looks like one."""
 
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output

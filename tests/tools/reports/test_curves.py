@@ -1,4 +1,4 @@
-"""Curves as SVG and as text: scale, units, thinning, and values that are no numbers."""
+"""Curves as SVG and as text: scale, units, thinning, and values that are not numbers."""
 
 import math
 import re

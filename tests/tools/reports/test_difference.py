@@ -1,4 +1,4 @@
-"""Two runs against each other, and `labkit compare`."""
+"""The comparison of two runs, and `labkit compare`."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Notebooks made to harm who looks at their page: nothing runs, loads or redirects, none hangs."""
+"""Hostile notebooks: on their pages nothing runs, loads or redirects, and no conversion hangs."""
 
 import itertools
 import re
@@ -19,7 +19,7 @@ LIVE = (
     '<img src="http://evil.test/i" onerror="document.title=\'ran\';alert(1)">',
     '<iframe src="http://evil.test/i" srcdoc="<script>alert(1)</script>"></iframe>',
 )
-# What hides the live part from one parser and not from another; {} is its place.
+# Markup that hides the live part from one parser but not from another; {} is its place.
 WRAPS = (
     "{}",
     "<!-->{}-->",
@@ -87,7 +87,7 @@ CORPUS = [
 
 
 def cells_of(texts):
-    """Each text as markdown, as an output of HTML, and as one of markdown."""
+    """Return each text as a markdown cell, as an HTML output and as a markdown output."""
     kinds = ("text/html", "text/markdown")
     outputs = [display(kind, text) for text in texts for kind in kinds]
     return *map(markdown, texts), *(code("show()", output) for output in outputs)
@@ -95,7 +95,7 @@ def cells_of(texts):
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    """The pages of the corpus, 40 texts a notebook."""
+    """The pages of the corpus, 40 texts per notebook."""
     root = tmp_path_factory.mktemp("hostile")
     for number, start in enumerate(range(0, len(CORPUS), 40)):
         folder = root / "run" / f"lab-{number:02}"
@@ -108,7 +108,7 @@ def written(tmp_path_factory):
 
 
 def test_only_tags_of_the_list_are_on_the_pages(written):
-    """Whatever the parser: no tag but these, so that no "<" can begin anything else."""
+    """Every "<" begins one of these tags, so that no parser can read anything else."""
     allowed = notebook_page._TAGS | maths._TAGS | {"main"}
     for path in written[1:]:
         body = path.read_text().partition("<main")[2].partition("</main>")[0]
@@ -124,7 +124,7 @@ def test_only_tags_of_the_list_are_on_the_pages(written):
 
 @pytest.mark.slow
 def test_nothing_runs_loads_or_redirects_in_chromium(written):
-    """With the page's own policy taken away: what is cleaned does not rest on it."""
+    """The page's own policy is removed first, because cleaning must not depend on it."""
     bare = [file.with_name("bare-" + file.name) for file in written]
     for file, target in zip(written, bare, strict=True):
         text, count = re.subn(r"<meta http-equiv=[^>]*>", "", file.read_text(), count=1)
@@ -155,7 +155,7 @@ def test_nothing_runs_loads_or_redirects_in_chromium(written):
     ["<a" * 50_000, "<!--" * 30_000, "<?" * 50_000, "<a b='" * 20_000, "&#" * 40_000],
 )
 def test_what_a_parser_is_quadratic_in_is_read_at_once(text, tmp_path):
-    """40 s with html.parser alone."""
+    """html.parser alone took 40 s."""
     began = time.process_time()
     notebook_page._clean(f'<div class="text_cell_render">{text}</div>', tmp_path)
     assert time.process_time() - began < 10
@@ -189,7 +189,7 @@ def test_markdown_up_to_the_limits_is_formatted(tmp_path):
 
 
 def test_a_page_formats_no_more_markdown_and_formulas_than_its_budget(tmp_path, monkeypatch):
-    for _ in range(2):  # each page its own: the formatter is kept from one to the next
+    for _ in range(2):  # each page has its own budget, although pages share the formatter
         body = convert(tmp_path, *[markdown("*soft*" + "x" * 19_994)] * 10, markdown("*<b>*"))
         assert body.count("<em>soft</em>") == 10 and "<pre>*&lt;b&gt;*</pre>" in body
     monkeypatch.setattr(notebook_page, "_MOST_TEX", 60)

@@ -1,4 +1,4 @@
-"""A run that is going, looked at again and again: as text, and as a figure."""
+"""A run in progress, looked at repeatedly, as text and as a figure."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from tests.support import run_folders as folders
 
 
 def running(folder, rows=2):
-    """A lab that this very process runs."""
+    """Write a lab that this process is running; return its folder."""
     return folders.write_lab(folder, rows, status="running", pid=os.getpid(), metrics=None)
 
 
@@ -42,7 +42,7 @@ def test_a_run_is_followed_until_it_ends(tmp_path):
     def go_on(look):
         looks.append(look)
         folders.write_records(lab / "records.csv", 3 if len(looks) == 1 else 5)
-        if len(looks) == 1:  # the line that is being written is left out
+        if len(looks) == 1:  # a line that is still being written is left out
             with (lab / "records.csv").open("a") as file:
                 file.write("4,0.2")
         else:
@@ -91,7 +91,7 @@ def test_a_sweep_is_going_until_every_combination_is_there(tmp_path):
 @pytest.mark.parametrize(
     ("seeds", "grid", "now", "later"),
     [
-        ([1, 2, 3], [1, 2], "passed", "passed"),  # 3 failed, and is not asked for any more
+        ([1, 2, 3], [1, 2], "passed", "passed"),  # 3 failed, but is no longer in the grid
         ([1, 2], [4, 5], "running", "interrupted"),  # before the first new run
         ([1, 2, 3], [2, 3], "failed", "failed"),
     ],

@@ -70,7 +70,7 @@ def _kinds(cell):
 
 
 def test_every_formula_of_the_notebooks_is_converted(root, tmp_path):
-    """In the cells that can show one: the others took a second a notebook."""
+    """Only cells that can show a formula are converted: the others took a second per notebook."""
     count = 0
     for path in sorted((root / "notebooks").glob("*.ipynb")):
         cells = [cell for cell in notebook_files.read(path)["cells"] if KINDS & _kinds(cell)]

@@ -78,7 +78,7 @@ def test_what_only_a_program_could_show_is_left_out_without_a_warning(tmp_path, 
 
 def test_no_template_of_the_working_folder_is_used(tmp_path, monkeypatch):
     (tmp_path / "basic").mkdir()
-    # What a template holds is executed: from here it could reach every module.
+    # Code in a template is executed; this expression could reach every module.
     (tmp_path / "basic" / "index.html.j2").write_text("{{ cycler.__init__.__globals__.keys() }}")
     (tmp_path / "basic" / "conf.json").write_text("{")
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""The report: one page that loads nothing, with everything from files escaped."""
+"""The report is one page that loads nothing and escapes everything from files."""
 
 import pytest
 
@@ -12,7 +12,7 @@ EVIL = "<script>alert(1)</script>\"'&"
 
 @pytest.fixture
 def known(tmp_path, monkeypatch):
-    """A stored run of the lab that the folders are of."""
+    """A stored run of the lab to which the folders belong."""
     monkeypatch.setattr(reference, "FOLDER", folders.stored(tmp_path / "stored"))
 
 
@@ -108,7 +108,7 @@ def test_twelve_runs_have_a_row_each_and_curves_that_differ(tmp_path, known):
     ]
     html = render(*runs)
     check(html)
-    # The table of what differs grows down: its head has two names, not thirteen.
+    # The table of differences grows downwards: its head has two names, not thirteen.
     assert '<th scope="col">run</th><th scope="col">parameter seed</th></tr>' in html
     legend = html[html.index('class="legend"') : html.index('class="panels"')]
     looks = {line.split(" d=")[0] + line.split("M1 5H33")[1][:30]
@@ -149,7 +149,7 @@ def test_nothing_is_written_where_the_page_cannot_be(tmp_path, known):
 
 
 def test_several_runs_have_their_page_here_with_values_as_they_are(tmp_path, known, monkeypatch):
-    """What is no letter of UTF-8 is replaced; so is the page of an earlier report."""
+    """Characters that UTF-8 cannot encode are replaced; so is the page of an earlier report."""
     metrics = {"a": None, "b": True, "c": 1e-9, "d": "nan", "e": [1, 2], "test accuracy": 0.982}
     changes = {"metrics": metrics, "git": "\ud800\x00\x1b[31m"}
     runs = [folders.write_run(tmp_path / name, **changes) for name in "ab"]

@@ -1,4 +1,4 @@
-"""Run folders read back: each kind, and whatever is missing, damaged or planted in them."""
+"""Run folders of each kind are read back, also with missing, damaged or planted files."""
 
 import json
 import os
@@ -35,7 +35,7 @@ def test_a_sweep_has_its_table_and_a_lab_for_each_run_in_the_order_of_numbers(tm
     assert [row["test accuracy"] for row in sweep.table] == ["0.98"] * 3
     assert [lab.label for lab in sweep.labs] == ["seed=1", "seed=2", "seed=10"]
     assert [path.stem for path in sweep.figures] == ["test accuracy"]
-    # 59 kB, and without a limit 100 million cells.
+    # 59 kB, which without a limit would become 100 million cells.
     text = ",".join(f"c{number}" for number in range(10_000)) + "\n" + "1\n" * 10_000
     (sweep.folder / "sweep.csv").write_text(text)
     sweep = read.read(sweep.folder)
@@ -48,7 +48,7 @@ def test_a_figure_that_is_larger_than_a_page_is_left_out(tmp_path, write):
     write(tmp_path / "r")
     with open(tmp_path / "r" / "figures" / "huge.png", "wb") as file:
         file.write(folders.png())
-        file.truncate(1 << 40)  # a hole: some kB on the disk
+        file.truncate(1 << 40)  # a sparse file: a few kB on the disk
     (tmp_path / "r" / "figures" / "no.png").write_text("no picture")
     run = read.read(tmp_path / "r")
     html = page.render([run])
@@ -86,7 +86,7 @@ def test_a_folder_of_runs_is_no_run_and_its_latest_is_no_fault(tmp_path, beside)
 
 
 def test_only_names_of_folders_in_the_run_are_followed(tmp_path):
-    """A lab that was asked for and has no folder has not started."""
+    """A requested lab without a folder has not started."""
     (tmp_path / "other.ipynb").write_text("{}")
     place = folders.write_run(tmp_path / "run", notebook="../other.ipynb")
     names = ["x" * 300, "a/" + "y" * 300, "\0", "..", folders.LAB, "02_later"]
@@ -192,7 +192,7 @@ def plant(tmp_path, name, make):
 @pytest.mark.parametrize("kind", PLANTED)
 @pytest.mark.parametrize("name", ["results.json", ".lock", "deep/er/x", *IN_A_RUN])
 def test_every_door_refuses_links_and_special_files_by_name(tmp_path, name, kind):
-    """None is opened: a reader would wait, or read until its memory ends."""
+    """None is opened: a reader would wait, or read until it runs out of memory."""
     run, place = plant(tmp_path, name, PLANTED[kind])
     words = "is no ordinary file" if kind == "pipe" else "is a link; expected ordinary files"
     doors = [read.read, live.look, run_folders.read_run]

@@ -27,7 +27,7 @@ print("the end", labkit.attach(run.folder))
 
 @pytest.fixture(scope="module")
 def executed(tmp_path_factory):
-    """A project with one lab, executed; the folder of the run."""
+    """The run folder of a project with one lab that was executed."""
     project = tmp_path_factory.mktemp("project")
     write_labs(project, {"01_sums": [SOURCE]}, card="# 01 · Sums\n\n$\\sum_i x_i$")
     (project / "work").mkdir()

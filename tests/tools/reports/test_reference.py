@@ -1,4 +1,4 @@
-"""Headline metrics against the stored run: inside, outside, not compared; and labs.json itself."""
+"""Headline metrics against the stored run: inside, outside or not compared; labs.json itself."""
 
 import importlib
 import json
@@ -74,7 +74,7 @@ def test_what_is_not_stored_and_what_has_not_passed(rows, tmp_path):
 @pytest.mark.parametrize(
     "value, kind, amount, within",
     [
-        # The edge is inside: 10.3 - 10 is 0.3000000000000007.
+        # The bound is inclusive, although 10.3 - 10 is 0.3000000000000007.
         (10.3, "absolute", 0.3, True),
         (10.30001, "absolute", 0.3, False),
         (1e-9, "at most", 1e-6, True),
@@ -94,14 +94,14 @@ def test_kinds_of_tolerance_and_values_that_are_no_numbers(value, kind, amount, 
 
 
 def test_every_headline_metric_of_every_lab_is_stored_at_both_presets(root):
-    """Each inside its own tolerance."""
+    """Each measured value is within the tolerance of its metric."""
     stored = reference.load()
     names = {path.stem for path in (root / "notebooks").glob("[0-9][0-9]_*.ipynb")}
     assert {preset: set(labs) for preset, labs in stored.items()} == {"smoke": names, "lab": names}
     for preset, labs in stored.items():
         for lab, entry in labs.items():
             assert entry["metrics"] and isinstance(entry["any_seed"], bool)
-            # A preset that has changed since makes every comparison "not compared".
+            # If a preset has changed since, every comparison becomes "not compared".
             known = LABS.get(lab, {}).get(preset, {})
             assert entry["parameters"] == known, f"{lab}: run benchmarks/reference_runs.py again"
             for name, row in entry["metrics"].items():

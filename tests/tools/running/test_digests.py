@@ -38,7 +38,7 @@ def test_the_same_inputs_are_the_same(project):
         ("data_scripts/mnist.py", ["data"]),
         ("notebooks/data/train/0/a.png", ["parameters"]),
         ("notebooks/data/train/0/b.png", ["parameters"]),
-        # What starts labs and shows what they left is none of their digests.
+        # Code that starts labs or shows their results is in none of their digests.
         ("labkit/tools/running/runner.py", []),
         ("labkit/tools/cli.py", []),
         ("labkit/__pycache__/a.pyc", []),
@@ -116,7 +116,7 @@ class TestPlaces:
         digests._listing(str(tmp_path), tmp_path)
         taken = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-        assert taken < 300_000  # a list of them took 1100 bytes a file
+        assert taken < 300_000  # a list of the files took 1100 bytes per file
 
     def test_more_files_than_any_data_set_has_are_refused(self, tmp_path, monkeypatch):
         monkeypatch.setattr(digests, "_MOST_FILES", 2)

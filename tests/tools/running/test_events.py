@@ -1,4 +1,4 @@
-"""What a notebook prints, as it is passed on and as its executed copy holds it."""
+"""The output of a notebook, as it is passed on and as its executed copy holds it."""
 
 import threading
 
@@ -33,7 +33,7 @@ def test_progress_says_which_cell_is_running():
         happened.set()
 
     def next_progress():
-        """What is said next but one: the next may have been on its way before."""
+        """Return the next progress event but one: the next may have been sent before."""
         events.clear()
         while len(later := [event for event in events if event.kind == "progress"]) < 2:
             happened.clear()
@@ -53,14 +53,14 @@ def test_progress_says_which_cell_is_running():
             "event": "progress", "lab": "01_x", "cell": 1, "cells": 7, "section": "Loss",
             "last": "loss 2",
         }  # fmt: skip
-        # A cell that prints nothing is not doing what another one has printed.
+        # For a cell that prints nothing, the last line of an earlier cell is not shown.
         progress.cell_started({"cell_type": "markdown", "source": "### Next"}, 3)
         progress.cell_started({"cell_type": "code", "source": "2"}, 4)
         assert next_progress()[0] == "Next"
 
 
 def test_the_documented_kinds_are_those_that_the_code_says(root):
-    """Of every ``Event("kind", ...)`` in the package."""
+    """The code's kinds are those of every ``Event("kind", ...)`` in the package."""
     import re
 
     from labkit.tools.running.events import Event

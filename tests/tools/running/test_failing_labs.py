@@ -1,6 +1,7 @@
 """Labs that fail, hang, take too much memory, lose their kernel or harm their own folder.
 
-All in one `labkit run`: each is reported as just that, and the others go on.
+Two `labkit run` commands execute them: each failure is reported as what it is, and the other labs
+continue.
 """
 
 import json
@@ -16,14 +17,14 @@ from labkit.tools.running import execution
 from tests.support.lab_projects import OPEN, ROOT, write_labs
 from tests.support.living import MARK, is_alive, marked
 
-# Its child leaves the session, as msrun's ranks do, and outlives a killed kernel.
+# The child process leaves the session, as msrun's ranks do, and outlives a killed kernel.
 CHILD = """import subprocess, sys
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"],
                          start_new_session=True)
 open(f"child-{child.pid}", "w").close()
 """
 LABS = {
-    # What finish leaves is not the end: that the runner says.
+    # The runner, not ``finish``, decides the final status.
     "01_fails": [OPEN, "run.finish({'rate': 1})", "print('before')\n1 / 0"],
     "02_hangs": [CHILD, "import time\nwhile True:\n    time.sleep(0.1)"],
     "04_hungry": [
@@ -76,8 +77,9 @@ def by_lab(events):
 
 
 class Ran:
-    """What `labkit run` has left of LABS, side by side: those that hang and a good one after them,
-    and at the same time the others.
+    """Results of two `labkit run` commands at the same time.
+
+    One runs the labs that hang and a good one after them, the other all labs that do not hang.
     """
 
     def __init__(self, project):
@@ -130,7 +132,7 @@ def test_each_cause_is_named_with_its_cell(ran, lab):
     cause, cell, message, words = FAILURES[lab]
     error = ran.ended[lab]["error"]
     assert (error["cause"], error["cell"]) == (cause, cell)
-    if cause == "timeout" and "cell" in error["message"]:  # the limit of the cell was quicker
+    if cause == "timeout" and "cell" in error["message"]:  # the limit of the cell was reached first
         message = error["message"]
     assert error["message"].replace("0.8 GB;", "0.7 GB;") == message
     assert (ran.stored(lab)["status"], ran.stored(lab)["error"]) == ("failed", error)
@@ -150,7 +152,7 @@ def test_the_last_lines_of_the_log_are_kept(ran):
 
 
 def test_what_a_kernel_says_when_it_is_ended_is_not_why(tmp_path):
-    """It writes that, or not, before it is gone."""
+    """A kernel may or may not write this line before it ends."""
     log = tmp_path / "kernel.log"
     assert execution._log_lines(log) == []
     log.write_text("the cause\n\n[IPKernelApp] KeyboardInterrupt caught in kernel.\n")

@@ -1,4 +1,4 @@
-"""run.json and results.json as the runner writes and believes them."""
+"""run.json and results.json as the runner writes and trusts them."""
 
 import json
 import os
@@ -140,7 +140,7 @@ def test_any_other_run_json_is_refused_in_one_line_and_stays(passed, tmp_path, t
 
 
 def test_a_run_is_added_to_with_its_own_preset_and_device(passed, tmp_path):
-    """Else run.json, and what goes on from it, would have the last one's for all."""
+    """Otherwise run.json, and a run resumed from it, would have the last values for all labs."""
     asked, out = passed[0], tmp_path / "added"
     out.mkdir()
     folders.write_run(out, asked)

@@ -1,4 +1,4 @@
-"""Labs of one run side by side: cores of their own, failures of their own, one closing table."""
+"""Labs of one run side by side have their own cores and failures, and one closing table."""
 
 import os
 import threading
@@ -75,7 +75,7 @@ def test_results_come_as_they_end_and_nothing_comes_when_nothing_does():
 
 @pytest.fixture
 def called(tmp_path, monkeypatch):
-    """Calls `labkit run`, in the place of whose labs another function is called."""
+    """A function that calls `labkit run` with another function in place of its labs."""
     labs = ("01_first", "02_second", "03_third")
     write_labs(tmp_path / "project", dict.fromkeys(labs, ()))
     monkeypatch.chdir(tmp_path / "project")
@@ -94,7 +94,7 @@ def called(tmp_path, monkeypatch):
 
 @several_cores
 def test_labs_of_a_run_meet_each_on_its_own_cores(called):
-    """What a lab's thread is pinned to, its kernel inherits: see test_sweep.py."""
+    """A kernel inherits the cores to which its lab's thread is pinned: see test_sweep.py."""
     met, second_is_over, cores = threading.Barrier(2), threading.Event(), {}
 
     def lab(name):
@@ -103,7 +103,7 @@ def test_labs_of_a_run_meet_each_on_its_own_cores(called):
             return "third"
         met.wait(30)
         cores[name] = os.sched_getaffinity(0)
-        # It ends last, and stands first in the closing table.
+        # The first lab ends last and is first in the closing table.
         return "" if name == "02_second" or second_is_over.wait(30) else "alone"
 
     done = called(lab, "--jobs", "2")
@@ -116,7 +116,7 @@ def test_labs_of_a_run_meet_each_on_its_own_cores(called):
 
 @pytest.mark.parametrize("arguments", [("02", "--jobs", str(len(CORES))), ("--jobs", "1")])
 def test_labs_that_run_alone_have_all_cores(called, arguments):
-    """More jobs than labs take no core from them; one job is one lab at a time, in this thread."""
+    """More jobs than labs cost no cores; with one job, labs run one at a time in this thread."""
     seen = []
     done = called(lambda name: seen.append(os.sched_getaffinity(0)), *arguments)
     assert done.exit_code == 0, done.output
@@ -137,7 +137,7 @@ def test_ctrl_c_shows_what_has_ended(called):
     ("how", "jobs"), [("--out", 1), ("--resume", 1), ("--resume", min(2, len(CORES)))]
 )
 def test_a_lab_that_cannot_begin_has_failed_and_the_others_go_on(tmp_path, monkeypatch, how, jobs):
-    """Of its notebook, deleted or damaged while others run; all stand in the closing table."""
+    """Its notebook was deleted or damaged after the start; the closing table shows all labs."""
     write_labs(tmp_path / "project", dict.fromkeys(("01_first", "02_second", "03_third"), ()))
     monkeypatch.chdir(tmp_path / "project")
     monkeypatch.setattr(runner, "execute", execute_nothing)

@@ -71,7 +71,7 @@ def test_a_right_request_is_returned_whole_and_creates_nothing(project):
         ({"preset": "smok"}, "unknown preset 'smok'.*Did you mean 'smoke'"),
         ({"device": "cpu"}, "unknown device 'cpu'; expected one of: auto, Ascend, GPU, CPU"),
         ({"names": ["1"], "parameters": ["epoch=2"]}, "of lab 01_sums 'epoch'.*mean 'epochs'"),
-        # Known to the second lab only: it would be left out silently in the first.
+        # Only the second lab has this parameter; the first would ignore it silently.
         ({"parameters": ["damping=2"]}, "unknown parameter of lab 01_sums 'damping'"),
     ],
 )

@@ -1,4 +1,4 @@
-"""`labkit run --resume`: nothing is executed for nothing, and no training starts again."""
+"""`labkit run --resume` executes nothing needlessly and restarts no training from its beginning."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from tests.support.living import MARK, marked, wait_until
 COUNT = """import os
 with open(os.environ["LABKIT_RUN"] + "/executed", "a") as file:
     file.write("x")"""
-# The first time, the training is in its second epoch when the whole `labkit run` is killed.
+# In the first run, the whole `labkit run` is killed in the second epoch of the training.
 TRAIN = """import os, pathlib, signal, time
 import numpy as np
 import labkit
@@ -53,7 +53,7 @@ def executed(out, lab):
 
 @pytest.fixture(scope="module")
 def resumed(tmp_path_factory):
-    """(folder, results.json, what is printed) of a run that is killed in lab 02, and goes on."""
+    """(folder, results.json, resumed command) of a run that is killed in lab 02 and resumed."""
     project = tmp_path_factory.mktemp("project")
     write_labs(project, LABS)
     command = [sys.executable, "-m", "labkit.tools.cli", "run", "--preset", "smoke", "--out", "out"]
@@ -114,7 +114,7 @@ def test_only_what_changed_is_executed_again_and_the_old_run_is_kept(project):
     record = json.loads((out / "run.json").read_text())
     assert record["labs"] == ["01_first", "02_second"]
     assert record["parameters"] == {"01_first": {"rate": 0.25}, "02_second": {"rate": 0.5}}
-    # What one lab was given is its own: the others are not executed again for it.
+    # A parameter given to one lab does not cause the others to be executed again.
     last = resume("out")
     assert last.exit_code == 0 and last.stdout.count("passed before with the same inputs") == 2
 

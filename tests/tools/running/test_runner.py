@@ -29,8 +29,8 @@ print("status", json.load(open(os.environ["LABKIT_RUN"] + "/results.json"))["sta
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory):
-    """A lab that passes, run: (project, outcome, lines said)."""
-    # What papermill and Jupyter would fill in paths and variables must stay as it is.
+    """(project, outcome, reported lines) of a run of a lab that passes."""
+    # Placeholders that papermill and Jupyter would fill in must stay as they are.
     project = tmp_path_factory.mktemp("project") / "a {preset} $HOME"
     write_labs(project, {"01_good": [OPEN, DRAW, RESULTS]})
     shadow = project / "jupyter" / "kernels" / "python3"
@@ -60,9 +60,9 @@ def test_parameters_and_variables_reach_the_notebook(ran):
     assert metrics["headless"] == "1"
     assert metrics["folder"] == str(project / "notebooks")
     assert metrics["run"] == str(outcome.folder)
-    # Whatever kernels are installed.
+    # This holds whatever kernels are installed.
     assert metrics["python"] == sys.executable
-    # After each cell the notebook is replaced, and not written into: a full disk leaves the last.
+    # After each cell the notebook is replaced, not overwritten: a full disk leaves the last one.
     assert metrics["whole"]
 
 
@@ -93,7 +93,7 @@ def test_the_executed_notebook_opens_again_and_shows_its_figure(ran):
     outputs = [out for cell in notebook.cells for out in cell.get("outputs", [])]
     assert any("image/png" in out.get("data", {}) for out in outputs)
     assert not any(out.get("name") == "stderr" for out in outputs), "the kernel itself warned"
-    # Its links lead where they led.
+    # Its links still lead to the same places.
     card = notebook.cells[0].source
     link = card.split("(")[1].split(")")[0]
     assert (ran[1].folder / link).resolve() == ran[0] / "pyproject.toml"
@@ -101,7 +101,7 @@ def test_the_executed_notebook_opens_again_and_shows_its_figure(ran):
 
 
 def test_a_kernel_whose_port_was_taken_is_started_again(tmp_path, monkeypatch):
-    """Jupyter looks for free ports, and another program may be quicker than the kernel."""
+    """Jupyter looks for free ports, but another program may take one before the kernel does."""
     write_labs(tmp_path, {"01_lab": ["1"]})
     said, starts = [], []
 
@@ -120,7 +120,7 @@ def test_a_kernel_whose_port_was_taken_is_started_again(tmp_path, monkeypatch):
     assert [event.text for event in said] == [
         "01_lab: another program took the kernel's port; starting it again"
     ] * 2
-    # Three times in a row is no chance.
+    # Three times in a row is not a coincidence.
     starts[:] = []
     monkeypatch.setattr(execution, "_STARTS", 2)
     failure = execution.execute(*arguments).failure
@@ -129,7 +129,7 @@ def test_a_kernel_whose_port_was_taken_is_started_again(tmp_path, monkeypatch):
 
 def test_printed_lines_are_passed_on_whole(ran):
     log = ran[1].folder.joinpath("log.txt").read_text().splitlines()
-    # A lab of more than 5 s says how far it is.
+    # A lab of more than 5 s reports its progress.
     log, lines = (
         [line for line in lines if not line.startswith("01_good: cell ")] for lines in (log, ran[2])
     )
@@ -169,7 +169,7 @@ def project(tmp_path, monkeypatch):
 
 @pytest.fixture
 def own(tmp_path, monkeypatch):
-    """What stands for the checkout that labkit is imported from."""
+    """A stand-in for the checkout that labkit is imported from."""
     monkeypatch.setattr(runner, "own_checkout", lambda: tmp_path / "own")
     return tmp_path / "own"
 
@@ -186,7 +186,7 @@ def test_data_is_prepared_first_and_said_so(project, own):
     runner.run(request.check(start=project), say=lambda event: lines.append(event.text))
     assert lines[0] == "data: preparing mnist with data_scripts/mnist.py"
     assert (own / "prepared").exists()
-    # The scripts of a project whose labkit this is not may be anybody's.
+    # If labkit is not imported from a project, the scripts of that project are not trusted.
     assert not list(own.parent.rglob("executed"))
 
 
@@ -194,7 +194,7 @@ def test_data_is_prepared_first_and_said_so(project, own):
     ("source", "error", "said"),
     [
         ("import sys\nsys.exit(sys.stderr.write('cut short') and 2)", InputError, "cut short"),
-        # A broken script is no bad input.
+        # A broken script is not bad input.
         ("1 / 0", RuntimeError, "(?s)exited with 1.*ZeroDivisionError"),
     ],
 )

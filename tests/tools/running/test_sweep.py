@@ -1,4 +1,4 @@
-"""A sweep: every point once, failures their own, nothing twice, one tidy table."""
+"""A sweep runs every point once, isolates failures, repeats nothing and writes one tidy table."""
 
 import csv
 import json
@@ -40,7 +40,7 @@ def project(tmp_path_factory):
     write_labs(project, {"01_lab": [LAB]})
     path = project / "notebooks" / "01_lab.ipynb"
     path.write_text(path.read_text().replace("sizes = None", "seed = 1"))
-    # Whoever executes what lies in the working folder makes the file "ran".
+    # Any program that executes these modules of the working folder makes the file "ran".
     for name in ("signal", "torch", "psutil", "labkit"):
         (project / f"{name}.py").write_text(f"open({str(project / 'ran')!r}, 'w')\n")
     return project
@@ -135,14 +135,14 @@ def test_only_what_is_new_or_has_other_inputs_is_executed(tmp_path, monkeypatch)
     assert executed("rate=1,seed=1") == executed("rate=2,seed=2") == "x"
     assert len(rows_of(folder)) == 4
     assert events[-1]["files"][0] == str(folder / "sweep.csv")
-    # A further seed runs alone.
+    # Only the point with the new seed runs.
     done = call_again("-p", "rate=1", "-p", "seed=1,4", "-q")
     assert done.exit_code == 0
     assert [row["seed"] for row in rows_of(folder)] == ["1", "4"]
     assert executed("rate=1,seed=4") == "x"
     assert executed("rate=1,seed=1") == "x"
     assert done.stdout.splitlines()[1].split()[:3] == ["rate", "seed", "status"]
-    # What was made from other inputs is kept; the only run has one core, as each of several has.
+    # Results from other inputs are kept; a single run has one core, as each of several has.
     cores.clear()
     done = call_again("-p", "rate=1", "-p", "seed=1", "--device", "CPU")
     assert done.exit_code == 0 and "rate=1,seed=1: changed: parameters" in done.stdout
@@ -231,7 +231,7 @@ def test_bad_input_is_refused_before_anything_is_made(tmp_path, monkeypatch, arg
 
 
 def refused(folder, *command):
-    """What `labkit sweep`, or another command, says that does not use ``folder``."""
+    """Return the error of `labkit sweep`, or another command, that refuses to use ``folder``."""
     before = sorted(folder.rglob("*"))
     arguments = command or ("sweep", "01", "--preset", "smoke", "-p", "rate=1")
     done = labkit(*arguments, "--out", folder)

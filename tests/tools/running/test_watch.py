@@ -1,4 +1,4 @@
-"""What one lab may take, and what becomes of a kernel that takes more or dies.
+"""The limits of one lab, and what happens to a kernel that exceeds them or dies.
 
 The kernels are plain processes here; real ones are in test_failing_labs.py.
 """

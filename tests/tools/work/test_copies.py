@@ -73,7 +73,7 @@ def test_a_cell_changed_on_both_sides_stays_and_the_projects_is_beside(project, 
     )
     beside = project / "work" / "01_sums.project.ipynb"
     assert sources(beside)["e1"] == "def normalise(pixels):\n    pass"
-    assert make(project, update=True).state == "unchanged"  # said once
+    assert make(project, update=True).state == "unchanged"  # reported only once
 
 
 def test_two_updates_in_one_second_keep_two_backups(project, edit, change, monkeypatch):

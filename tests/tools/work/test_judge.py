@@ -1,4 +1,4 @@
-"""What the judge makes of one answer, without a process of its own."""
+"""The judge's verdict on one answer, without a separate process."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""`labkit progress`: what an answer is called, what of a notebook is executed, and what ends it."""
+"""`labkit progress`: the marks of answers, what is executed of a notebook, and what ends it."""
 
 import importlib
 import json
@@ -24,7 +24,7 @@ ASKS = "passed = check('normalise', normalise)"
 
 
 def look_at_each(project, notebooks, seconds=30.0):
-    """Return the mark of ``normalise`` of each learner's notebook that ends with these cells."""
+    """Return the mark of ``normalise`` for each learner's notebook that ends with these cells."""
     before = {}
     for number, cells in enumerate(notebooks, 1):
         name = f"{number:02}_sums.ipynb"
@@ -66,7 +66,7 @@ PASSED = [
     ([RIGHT + "print('normalise: passed')\n" + ASKS], None),
     ([RIGHT.replace("return", "print('x' * 10**6)\n    return"), ASKS], None),
 ]
-# A process that an answer has cut loose, with a file named by its own pid in the folder FOLDER.
+# An answer that detaches a process; the process makes a file named by its pid in the folder FOLDER.
 ESCAPE = """
 def normalise(pixels):
     import os, sys
@@ -98,7 +98,7 @@ NOT_PASSED = [
     (["def normalise(pixels):\n    return input()"], "wrong", "it raised EOFError"),
     (["def normalise(pixels):\n    raise SystemExit"], ("wrong", "error"), "it raised SystemExit"),
     ([cell["source"] for cell in lab_cells()[3:]], "not attempted", ""),
-    # 3 GB where 2 are allowed, none of it touched.
+    # 3 GB, although 2 are allowed, none of it touched.
     (["def normalise(x):\n    [np.empty(2**25) for _ in range(12)]"], "wrong", "MemoryError"),
     ([], "error", "no cell defines normalise or checks it"),
     ([CHECK + RIGHT.replace("lise", "lize") + ASKS], "error", "no cell defines normalise"),
@@ -116,7 +116,7 @@ NOT_PASSED = [
 
 @pytest.fixture(scope="module")
 def looked(tmp_path_factory):
-    """The marks of all of the above, by one call, and what they have written: disk, loose/."""
+    """The marks of all answers above, by one call, and the folder of their files: disk, loose/."""
     project, outside = tmp_path_factory.mktemp("each"), tmp_path_factory.mktemp("outside")
     (project / "pyproject.toml").write_text('[project]\nname = "labkit"\n')
     notebooks = [cells for cells, *_ in PASSED + NOT_PASSED]
@@ -231,7 +231,7 @@ def test_ctrl_c_leaves_no_process(project, monkeypatch):
 
 
 def test_no_module_of_the_folder_that_it_is_called_in_is_executed(project, tmp_path, monkeypatch):
-    """A student's folder with a signal.py: neither the judge nor its imports are from there."""
+    """In a student's folder with a signal.py, neither the judge nor its imports are from there."""
     here = tmp_path / "downloaded"
     here.mkdir()
     for name in ("signal", "select", "torch", "resource", "labkit"):

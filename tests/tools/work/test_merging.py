@@ -7,7 +7,7 @@ from labkit.tools.work.merging import CannotMerge, merge
 
 
 def cells(text):
-    """Cells of a text such as "a1 b1": id and source are the letter and the whole word."""
+    """Return cells for a text such as "a1 b1": the letters are the ids, the words the sources."""
     return [
         {"id": word[0], "cell_type": "code", "source": word, "metadata": {}}
         for word in text.split()
@@ -29,7 +29,7 @@ def words(result):
 @pytest.mark.parametrize(
     ("was", "mine", "theirs", "result", "conflicts"),
     [
-        # What only one side changed is taken.
+        # A change by only one side is taken.
         ("a1 b1 c1", "a1 b1 c1", "a1 b1 c1", "a1 b1 c1", []),
         ("a1 b1 c1", "a1 b2 c1", "a1 b1 c1", "a1 b2 c1", []),  # an answer
         ("a1 b1 c1", "a1 b1 c1", "a1 b9 c1", "a1 b9 c1", []),  # a change of the project
@@ -38,13 +38,13 @@ def words(result):
         ("a1 b1 c1", "x1 y1 a1 b1 c1 z1", "a1 b1 c1", "x1 y1 a1 b1 c1 z1", []),
         ("a1 b1 c1", "a1 b1 x1 c1", "a1 b1 n1 c1", "a1 b1 x1 n1 c1", []),  # each has a new cell
         ("a1 b1 c1", "a1 b1 c1", "n1 a1 b1 m1 c1 o1", "n1 a1 b1 m1 c1 o1", []),
-        ("a1 b1 c1", "a1 c1", "a1 b1 c9", "a1 c9", []),  # deleted by the learner: stays away
+        ("a1 b1 c1", "a1 c1", "a1 b1 c9", "a1 c9", []),  # deleted by the learner: stays deleted
         ("a1 b1 c1", "a1 b1 c1", "a1 c1", "a1 c1", []),  # removed by the project
         ("a1 b1 c1", "a1 b1 c2", "c1 a1 b1", "c2 a1 b1", []),  # moved by the project
         ("a1 b1 c1", "c2 a1 b1", "a1 b9 c1", "c2 a1 b9", []),  # moved by the learner
-        ("a1 b1 c1", "b1 a1 c1", "b1 a1 c9", "b1 a1 c9", []),  # moved alike
+        ("a1 b1 c1", "b1 a1 c1", "b1 a1 c9", "b1 a1 c9", []),  # moved alike by both
         ("a1 b1", "a1 b2", "a1 b2", "a1 b2", []),  # the same change on both sides
-        # What both changed stays the learner's, and is named.
+        # Where both changed a cell, the learner's version stays and the conflict is named.
         ("a1 b1 c1", "a1 b2 c1", "a1 b9 c1", "a1 b2 c1", ["b2"]),
         ("a1 b1 c1", "a1 b2 c1", "a1 c9", "a1 b2 c9", ["b2 (removed in the project)"]),
         ("a1 b1 c1", "a1 c1", "a1 b9 c1", "a1 c1", ["b9 (deleted in the copy)"]),
