@@ -76,9 +76,10 @@ def faults(text: str) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("room", [room for room in ROOMS if not room.startswith("tests")])
+@pytest.mark.parametrize("room", ROOMS)
 def test_the_language_is_plain(room):
-    faulty = [(path.name, fault) for path in ROOMS[room] for fault in faults(prose(path))]
+    others = [path for path in ROOMS[room] if path != Path(__file__)]
+    faulty = [(path.name, fault) for path in others for fault in faults(prose(path))]
     assert not faulty, "\n".join(map(": ".join, faulty))
 
 

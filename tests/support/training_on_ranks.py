@@ -48,7 +48,7 @@ def refusals(step, rank, ranks, out):
 
     return {
         "all insist": said(write=True),
-        "one insists on what is none": said(write="yes" if rank == 1 else None),
+        "one insists on a wrong value": said(write="yes" if rank == 1 else None),
         "other epochs": said(epochs=EPOCHS + rank),
         "an earlier training": said(resume=False),
         "one has no folder": said(folder=f"own-{rank}" if rank else "run"),

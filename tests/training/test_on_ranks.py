@@ -67,7 +67,7 @@ def test_all_ranks_refuse_what_one_cannot_do(both):
     _, _, again, _ = both
     expected = {
         "all insist": "ranks 0 and 1 both have write=True for one folder",
-        "one insists on what is none": "write: expected None, True or False, got 'yes'",
+        "one insists on a wrong value": "write: expected None, True or False, got 'yes'",
         "other epochs": "rank 1 differs from rank 0 in epochs",
         "an earlier training": "holds an earlier training; give resume=True",
         "one has no folder": "rank 1 differs from rank 0 in number of micro-batches done",

@@ -101,7 +101,7 @@ TAKEN = {
         ),
     ),
     "all off": (("O2", {"boost": {"mode": "disable_all"}}, "refuse"), ((), {}, ())),
-    "manual without a word": (("O2", manual(), "refuse"), ((), {}, ())),
+    "manual, silently": (("O2", manual(), "refuse"), ((), {}, ())),
     "False for what labkit has not": (
         ("O1", {"boost": {"mode": "manual", "less_bn": False}}, "refuse"),
         ((), {}, ()),

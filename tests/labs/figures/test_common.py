@@ -134,7 +134,7 @@ def test_matrices_share_one_scale_and_leave_small_entries_white():
 
 def test_the_verdict_grid_shows_how_many_failed():
     verdicts = {"before": {"loss": 1, "update": 3}, "after": {"loss": 0, "update": 0}}
-    (axis,) = plots.verdict_grid(verdicts, ["loss", "update"], "mends").axes
+    (axis,) = plots.verdict_grid(verdicts, ["loss", "update"], "recovers").axes
     assert [text.get_text() for text in axis.texts] == ["1", "3", "ok", "ok"]
     assert y_labels(axis) == ["before", "after"]
     assert axis.images[0].get_array().astype(int).tolist() == [[1, 1], [0, 0]]
