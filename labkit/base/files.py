@@ -128,9 +128,9 @@ def refuse_links(folder: str | os.PathLike) -> None:
             if entry.is_dir(follow_symlinks=False):
                 left.append(Path(entry.path))
             elif not entry.is_file(follow_symlinks=False) and os.path.lexists(entry.path):
-                kind = "a link" if entry.is_symlink() else "no ordinary file"
+                kind = "a link" if entry.is_symlink() else "not a regular file"
                 raise InputError(
-                    f"{entry.path} is {kind}; expected ordinary files and folders in a run's "
+                    f"{entry.path} is {kind}; expected regular files and folders in a run's "
                     "folder: remove it"
                 )
 

@@ -139,7 +139,7 @@ def _files(root: Path, names: tuple[str, ...], faults: list[str]) -> Iterator[Pa
                     break
                 faults.append(nested)
             elif not entry.is_file():
-                faults.append(f"{name}/{entry.name} is a link to nothing or no regular file")
+                faults.append(f"{name}/{entry.name} is a link to nothing or not a regular file")
             else:
                 yield path
 

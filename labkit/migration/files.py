@@ -59,7 +59,7 @@ def read_torch(path: str | os.PathLike, *, entry: str | None = None, prefix: str
         known = ", ".join(_TORCH + _SAFETENSORS)
         raise InputError(f"{path}: expected a file ending in {known}, got {path.suffix!r}")
     if not os.path.isfile(path):
-        why = "no regular file" if os.path.exists(path) else "not there"
+        why = "not a regular file" if os.path.exists(path) else "not there"
         raise InputError(f"expected a file of PyTorch weights, got {path}, which is {why}")
     if path.suffix in _SAFETENSORS and entry is not None:
         raise wrong("entry", entry, f"None for {path}, which has no entries, only tensors")

@@ -55,7 +55,7 @@ def check_resume(config: TrainingConfig, classes: Sequence[str], folder: Path) -
 
 
 def read_classes(path: Path | None) -> list[str] | None:
-    """Return the class names in a run folder's file, or None if there is not a file."""
+    """Return the class names in a run folder's file, or None if there is no file."""
     return _json(path, list, "a list of names")
 
 

@@ -81,7 +81,7 @@ def _cell_output_faults(cell: Mapping, literal: list[str]) -> Iterator[str]:
         if COMPARED in tags(cell) and (match := _UNSTABLE.search(text)):
             yield f"compared (tag {COMPARED}), but this differs between runs: {match[0]!r}"
     if COMPARED in tags(cell) and not compared_text(cell):
-        yield f"compared (tag {COMPARED}), but there is not text to compare"
+        yield f"compared (tag {COMPARED}), but there is no text to compare"
 
 
 def _texts(cell: Mapping) -> Iterator[tuple[str, str]]:

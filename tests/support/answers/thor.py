@@ -53,7 +53,7 @@ WRONG = [
     ("lenet_thor", lambda lenet, damping, updates: right.lenet_thor(
         lenet, damping**2, updates), "the whole damping"),
     ("patch_factor", lambda p: p.mean(0) @ p.mean(0).T / p.shape[2], "forgets the batch"),
-    ("patch_factor", lambda p: np.einsum("nit,njt->ij", p, p) / p.shape[1], "no number of samples"),
+    ("patch_factor", lambda p: np.einsum("nit,njt->ij", p, p) / p.shape[1], "a number of samples"),
     ("unscaled_factor", lambda d, s: len(d) * d.T @ d / s, "is quadratic"),
     ("unscaled_factor", lambda d, s: len(d) * d.T @ d, "still in it"),
     ("unscaled_factor", lambda d, s: d.T @ d / len(d) / s**2, "of the mean loss"),

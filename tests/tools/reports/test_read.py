@@ -94,7 +94,7 @@ def test_only_names_of_folders_in_the_run_are_followed(tmp_path):
     run = read.read(place)
     statuses = {lab.lab: lab.status for lab in run.labs}
     assert statuses == {folders.LAB: "passed", "02_later": "not started"}
-    assert sum("no name of a folder" in problem for problem in run.problems) == 4
+    assert sum("not a folder name" in problem for problem in run.problems) == 4
     own = place / folders.LAB / f"{folders.LAB}.ipynb"
     for name in ("../other.ipynb", "z" * 300 + ".ipynb"):
         run.labs[0].results["notebook"] = name
@@ -194,7 +194,7 @@ def plant(tmp_path, name, make):
 def test_every_door_refuses_links_and_special_files_by_name(tmp_path, name, kind):
     """None is opened: a reader would wait, or read until it runs out of memory."""
     run, place = plant(tmp_path, name, PLANTED[kind])
-    words = "is no ordinary file" if kind == "pipe" else "is a link; expected ordinary files"
+    words = "is not a regular file" if kind == "pipe" else "is a link; expected regular files"
     doors = [read.read, live.look, run_folders.read_run]
     doors += [lambda run: page.write([run], tmp_path / "page.html")]
     for door in doors:
