@@ -178,7 +178,7 @@ def test_a_planted_tuning_is_refused(measured, change):
         check(measured)
 
 
-@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("workers", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_the_mean_of_workers_is_one_worker_with_a_large_batch(workers):
     """Momentum and mean are linear in the moves, so three updates agree up to rounding."""
     random = np.random.default_rng(0)

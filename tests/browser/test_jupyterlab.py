@@ -42,9 +42,9 @@ MOVED = {
         "images in a batch": ["1.0", "2.0", "3.0"],
     },
 }
-# nbval runs the cells of all notebooks; JupyterLab takes 50 s more for each, so three labs and the
+# nbval runs the cells of all notebooks; JupyterLab takes 50 s more for each, so four labs and the
 # in-depth notebooks are left to ALL=long.
-LONG = ("02_resnet50_migration", "03_thor", "04_adasum")
+LONG = ("02_resnet50_migration", "03_thor", "04_adasum", "05_dimension_reduction")
 NOTEBOOKS = [
     pytest.param(
         path.stem,

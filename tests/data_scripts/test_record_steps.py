@@ -22,7 +22,7 @@ def script():
     return load("record_steps")
 
 
-@pytest.mark.parametrize("depth", [18, pytest.param(50, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("depth", [18, pytest.param(50, marks=pytest.mark.long)])
 def test_shipped_steps_are_what_the_script_records(script, tmp_path, monkeypatch, depth):
     """All but the ten losses, which take longest, are compared; the first is that of the step."""
     name = f"resnet{depth}"

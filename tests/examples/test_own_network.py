@@ -19,7 +19,7 @@ def program(root, monkeypatch):
     ("technique", "least"),
     [
         ("accumulation", 0.93),
-        ("thor", 0.93),
+        pytest.param("thor", 0.93, marks=pytest.mark.long),
         pytest.param("both", 0.93, marks=pytest.mark.long),
         pytest.param("adasum", 0.9, marks=pytest.mark.long),
     ],

@@ -95,7 +95,9 @@ def test_one_training_step_is_pytorchs(steps, reference):
     assert counts["forward"] > 2 * norms
 
 
-@pytest.mark.parametrize("depth", DEPTHS)
+@pytest.mark.parametrize(
+    "depth", [pytest.param(d, marks=pytest.mark.long) if d > 18 else d for d in DEPTHS]
+)
 def test_ten_steps_of_loss_in_graph_mode(depth):
     network, loss, optimizer, images, labels = prepared(depth, "learning_rates_of_losses")
     step = PlainStep(LossNet(network, loss), optimizer)

@@ -38,7 +38,7 @@ def tiny(block=ResidualBlock, differences=(), num_classes=5, **lists):
 
 
 @pytest.mark.parametrize(
-    "depth", [pytest.param(d, marks=pytest.mark.slow) if d > 50 else d for d in DEPTHS]
+    "depth", [pytest.param(d, marks=pytest.mark.long) if d > 50 else d for d in DEPTHS]
 )
 def test_logits_parameters_and_names_are_those_of_pytorch(depth, eager):
     torch = pytest.importorskip("torch")
