@@ -65,7 +65,8 @@ def _check_layout(places: Sequence[Place], uses: list[Use], batch: tuple) -> Non
     the batch's own maps. If they see the positions of both axes, the layout may be time-major, or
     batch-first token by token.
     """
-    inputs, labels = (tuple(getattr(part, "shape", ())) for part in (batch[0], batch[-1]))
+    shapes = [tuple(part.shape) for part in batch if getattr(part, "shape", ())]
+    inputs, labels = shapes[0], shapes[-1]
     first = inputs[:2]
     if len(first) < 2 or first != labels[:2] or first[0] == first[1]:
         return

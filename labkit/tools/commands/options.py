@@ -100,7 +100,7 @@ Timeout = Annotated[
     typer.Option(
         min=1,
         help="Seconds that one lab may take; 900 at preset smoke, 3600 at lab, no limit at paper "
-        "if not given; inf is not a number here.",
+        "if not given; inf: no limit.",
     ),
 ]
 Memory = Annotated[

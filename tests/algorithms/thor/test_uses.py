@@ -465,13 +465,21 @@ class TestRowsRefused:
             step.update.release()
         assert len(compiled) == 2
 
+    def test_a_scalar_before_the_inputs_hides_nothing(self, compiled):
+        inputs, labels = tensors(np.zeros((6, 4, WIDTH), np.float32), np.ones((6, 4), np.int32))
+        step = self.at_every_time(inputs.shape)
+        with pytest.raises(InputError, match="either of two axes.*batch_axis=1 for time-major"):
+            step(Tensor(2.0), inputs, labels)
+        assert not compiled
+
     def at_every_time(self, inputs, **options):
         class Everywhere(nn.Cell):
             def __init__(self):
                 super().__init__()
                 self.dense = nn.Dense(inputs[2] if len(inputs) > 2 else 1, CLASSES)
 
-            def construct(self, x):
+            def construct(self, *parts):
+                x = parts[-1]
                 return self.dense(x if x.ndim > 2 else x.expand_dims(-1))
 
         class OwnLoss(nn.Cell):
