@@ -9,11 +9,13 @@ import subprocess
 import sys
 import tomllib
 from fnmatch import fnmatch
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 import yaml
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
@@ -35,8 +37,12 @@ def lines_of(name):
     return [line for line in lines if line and not line.startswith("#")]
 
 
-def constraints():
-    return dict(PIN.fullmatch(line).groups() for line in lines_of("constraints.txt"))
+def constraints(**environment):
+    """Return name -> version of the pins that hold here, or in another environment."""
+    pins = [Requirement(line) for line in lines_of("constraints.txt")]
+    held = [pin for pin in pins if pin.marker is None or pin.marker.evaluate(environment or None)]
+    assert len({pin.name for pin in held}) == len(held)
+    return {pin.name: str(pin.specifier).removeprefix("==") for pin in held}
 
 
 def required(extra=None):
@@ -58,9 +64,31 @@ def conda():
 def test_constraints_are_exact_sorted_and_without_local_suffix():
     lines = lines_of("constraints.txt")
     assert len(lines) > 100
-    assert [line for line in lines if not PIN.fullmatch(line)] == []
-    names = [PIN.fullmatch(line)[1] for line in lines]
-    assert names == sorted(set(names))
+    pins = [line.partition(";")[0] for line in lines]
+    assert [pin for pin in pins if not PIN.fullmatch(pin)] == []
+    assert pins == sorted(pins, key=lambda pin: PIN.fullmatch(pin)[1])
+    assert set(constraints()) == {PIN.fullmatch(pin)[1] for pin in pins}
+
+
+def test_the_lowest_python_that_is_allowed_takes_every_pin():
+    """A pin for the lowest Python alone is judged by its marker: it is installed nowhere else."""
+    allowed = SpecifierSet(PROJECT["project"]["requires-python"])
+    lowest = min(bound.version for bound in allowed if bound.operator == ">=") + ".0"
+    here = constraints()
+    pins = constraints(python_full_version=lowest, python_version=lowest[:4])
+    assert set(pins) == set(here)
+    for name, version in pins.items():
+        if here[name] == version and (installed := distribution(name)):
+            needed = installed.metadata.get("Requires-Python") or ""
+            assert SpecifierSet(needed).contains(lowest), f"{name} {version} needs Python {needed}"
+
+
+def distribution(name):
+    """Return the installed distribution; None for one of another Python."""
+    try:
+        return metadata.distribution(name)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def test_every_requirement_is_pinned_to_a_version_it_allows():
