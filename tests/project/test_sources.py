@@ -97,39 +97,3 @@ def test_a_row_has_a_state_and_what_it_names_exists(row):
     assert list(filter(None, map(fault, row.items))) == []
     # The name of a module or function alone is not evidence.
     assert any(TEST.fullmatch(item) or CELL.fullmatch(item) for item in row.items)
-
-
-HERE = "tests/project/test_sources.py"
-LAB = "notebooks/01_gradient_accumulation.ipynb"
-WRONG = {
-    f"{HERE}::test_another": "has no test_another",
-    f"{HERE}::Row::test_another": "has no Row.test_another",
-    f"{HERE}::fault": "fault of tests/project/test_sources.py is no test",
-    "tests/project/test_nothing.py::test_it": "is not there",
-    f"{LAB}#Bug 5 · ": "0 cells",
-    f"{LAB}#labkit": " cells of ",
-    "notebooks/09_nothing.ipynb#Bug 1": "is not there",
-    "labkit/errors.py:OutputError": "has no OutputError",
-    "labkit/errors.py:InputError.nothing": "has no InputError.nothing",
-    "labkit/errors.py": "is no test, cell or name",
-    "scripts/common.sh": "is no test, cell or name",
-}
-
-
-@pytest.mark.parametrize("item", WRONG)
-def test_a_name_that_does_not_exist_is_found(item):
-    assert WRONG[item] in fault(item)
-
-
-@pytest.mark.parametrize(
-    "item", [f"{HERE}::test_a_name_that_does_not_exist_is_found", f"{LAB}#Bug 1 · "]
-)
-def test_one_that_exists_is_none(item):
-    assert fault(item) == ""
-
-
-@pytest.mark.parametrize(
-    "state", ["", "Met", "met: nearly", "differs", "differs: ", "partly", "missing: it"]
-)
-def test_a_state_that_is_none_is_found(state):
-    assert not STATE.fullmatch(state)

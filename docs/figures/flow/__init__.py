@@ -1,1 +1,0 @@
-"""The data's way through each lab, as pictures: a module for each lab."""
