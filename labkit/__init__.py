@@ -40,7 +40,6 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not run __getattr__
     from labkit.steps.plain import PlainUpdate as PlainUpdate
     from labkit.steps.precision import DynamicLossScale as DynamicLossScale
     from labkit.steps.update import UpdateStage as UpdateStage
-    from labkit.tools.reports.live import attach as attach
     from labkit.training.evaluation import evaluate as evaluate
     from labkit.training.fit import EndOfEpoch as EndOfEpoch
     from labkit.training.fit import fit as fit
@@ -84,44 +83,11 @@ _NAMES = {
     "labkit.steps.update": ("UpdateStage",),
     "labkit.labs.lab": ("open_lab",),
     "labkit.labs.presets": ("choose",),
-    "labkit.tools.reports.live": ("attach",),
     "labkit.labs.run": ("Run",),
     "labkit.runtime": ("start",),
     "labkit.training.fit": ("EndOfEpoch", "fit"),
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
-
-# Modules that were in this folder up to 0.1.0: ``from labkit import schedules`` still works.
-_ROOMS = {
-    "algorithms.subspace": "snapshot_folder snapshots",
-    "base": "cores input_files locks printable progress yaml_values",
-    "labs": "compare exercises memory presets profiling results run",
-    "labs.figures": "interactive",
-    "ranks": "cluster",
-    "steps": "accumulation gradients losses nonfinite parameter_groups precision schedules step",
-    "tools": "cli commands console doctor reports running work",
-    "training": "checkpoint evaluation records",
-    "upstream": "boost boost_config",
-}
-_MODULES = {
-    name: f"labkit.{room}.{name}" for room, names in _ROOMS.items() for name in names.split()
-}
-_MODULES |= {
-    "adasum_plots": "labkit.labs.figures.adasum",
-    "attempts": "labkit.labs.exercises.attempts",
-    "boost_settings": "labkit.upstream.boost_config",
-    "checks": "labkit.labs.exercises.check",
-    "compat": "labkit.upstream.accumulation",
-    "inputs": "labkit.tools.running.digests",
-    "lab_server": "labkit.tools.jupyter",
-    "launching": "labkit.ranks.launch",
-    "plots": "labkit.labs.figures.common",
-    "ranktable": "labkit.ranks.rank_table",
-    "subspace_plots": "labkit.labs.figures.subspace",
-    "sweep_plots": "labkit.tools.running.sweep_table",
-    "update_stage": "labkit.steps.update",
-    "whole_files": "labkit.base.files",
-}
 
 __all__ = sorted(name for name in _HOME if not name.startswith("_"))
 
@@ -129,8 +95,6 @@ __all__ = sorted(name for name in _HOME if not name.startswith("_"))
 def __getattr__(name: str) -> object:
     if name == "__version__":
         return importlib.import_module("labkit.base.project").version()
-    if name in _MODULES:
-        return importlib.import_module(_MODULES[name])
     if name not in _HOME:
         raise AttributeError(f"module 'labkit' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOME[name]), name)

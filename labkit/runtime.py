@@ -177,13 +177,22 @@ def _join(device: str) -> tuple[int, ...]:
     from mindspore.communication import init
 
     mode = mindspore.get_auto_parallel_context("parallel_mode")
-    if mode != "stand_alone":
+    if mode == "data_parallel":  # the source documents' own line
+        mindspore.reset_auto_parallel_context()
+        print(
+            "labkit: parallel mode data_parallel set back to stand_alone: the steps average "
+            "gradients over ranks themselves",
+            flush=True,
+        )
+    elif mode != "stand_alone":
         raise InputError(
-            f"the parallel mode is {mode}; expected stand_alone, MindSpore's default: the steps "
-            "average gradients over ranks themselves, and nothing may do it a second time"
+            f"the parallel mode is {mode}; expected stand_alone, MindSpore's default, or "
+            "data_parallel: the steps average gradients over ranks themselves"
         )
     if cluster.joined():
         return ()
+    if os.environ.get(cluster.RANKS_HERE):  # started by labkit.launch, through msrun
+        cluster.die_with_parent()
     init()
     return _keep_to_share() if device == "CPU" else ()
 

@@ -5,10 +5,9 @@
 labkit train thor --data_path FOLDER --config scripts/configs/thor_gpu.yaml
 """
 
-import importlib
 from pathlib import Path
 
-from labkit.recipes import RECIPES, settings
+from labkit.recipes import RECIPES, recipe, settings
 
 FOLDER = Path(__file__).parent / "configs"
 
@@ -16,11 +15,11 @@ FOLDER = Path(__file__).parent / "configs"
 def texts() -> dict[str, str]:
     """Return the text of each file by its name."""
     made = {}
-    for recipe, module in RECIPES.items():
-        named = importlib.import_module(f"labkit.recipes.{module}").RECIPE.named
-        for name, values in named.items():
-            head = f"# labkit train {recipe} --data_path FOLDER --config scripts/configs/"
-            file = f"{module}_{name}.yaml"
+    for line in RECIPES:
+        of = recipe(line)
+        for name, values in of.named.items():
+            head = f"# labkit train {line} --data_path FOLDER --config scripts/configs/"
+            file = f"{of.name}_{name}.yaml"
             made[file] = f"{head}{file}\n\n{settings.yaml_text(values)}"
     return made
 

@@ -6,20 +6,15 @@ import os
 import re
 import shutil
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from labkit.base import arguments, locks
-from labkit.errors import InputError
+from filelock import FileLock, Timeout
 
-_PART = ".part-"
-# Name while being written: PID, process start in 1/100 s, PID namespace, boot, host, random part.
-_OWNED = re.compile(r"\.part-(\d+)-(\d+)-(\w+)-(\w+)-(.+)-[^-]*", re.DOTALL)
-# If it is unknown whether the writing process is alive: the time since its last write.
-_STALE_SECONDS = 24 * 3600.0
+from labkit.base import arguments
+from labkit.errors import InputError
 
 
 @contextmanager
@@ -41,8 +36,8 @@ def whole_file(path: str | os.PathLike, what: str, parents: bool = True) -> Iter
         if parents:
             path.parent.mkdir(parents=True, exist_ok=True)
         os.stat(path.parent)  # raises an error that names the folder if it is gone
-        with scratch_folder(path.parent) as scratch:
-            temporary = scratch / f"part{path.suffix}"
+        with tempfile.TemporaryDirectory(prefix=".part-", dir=path.parent) as scratch:
+            temporary = Path(scratch) / f"part{path.suffix}"
             yield temporary
             with open(temporary, "rb") as file:
                 os.fsync(file.fileno())
@@ -91,61 +86,28 @@ def write_json(
 
 
 @contextmanager
-def scratch_folder(parent: Path) -> Iterator[Path]:
-    """Yield a temporary folder in ``parent``; remove those that ended processes left there.
+def locked(folder: str | os.PathLike, what: str) -> Iterator[None]:
+    """Create ``folder`` and hold its lock; the system releases it when the process ends.
 
-    It is on the file system of ``parent``, so ``os.replace`` from one to the other is atomic.
+    Args:
+        folder: the folder; the lock is its file .lock.
+        what: what writes there, for the message: "a training".
+
+    Raises:
+        InputError: if another process holds it, or the folder cannot be made.
     """
-    remove_unfinished(parent, only_ended=True)
-    with tempfile.TemporaryDirectory(prefix=_own_prefix(), dir=parent) as scratch:
-        yield Path(scratch)
-
-
-def no_link(path: str | os.PathLike, flags: int) -> int:
-    """Open a file for ``open(..., opener=no_link)``, refusing links and pipes.
-
-    A write through a planted link lands elsewhere, and opening a pipe may wait forever. Either
-    raises ``OSError`` (ELOOP, ENXIO).
-    """
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
-
-
-def refuse_links(folder: str | os.PathLike) -> None:
-    """Raise ``InputError`` for the first entry in ``folder`` that is not a plain file or folder.
-
-    Writes through a link land elsewhere, reads come from elsewhere, and opening a pipe may wait
-    forever. ``folder`` itself may be a link, and may be missing.
-    """
-    left = [Path(folder)]
-    while left:
-        place = left.pop()
-        try:
-            with os.scandir(place) as entries:
-                by_name = sorted(entries, key=lambda entry: entry.name)
-        except OSError:  # gone or not readable: reported by the code that needs it
-            continue
-        for entry in by_name:
-            if entry.is_dir(follow_symlinks=False):
-                left.append(Path(entry.path))
-            elif not entry.is_file(follow_symlinks=False) and os.path.lexists(entry.path):
-                kind = "a link" if entry.is_symlink() else "not a regular file"
-                raise InputError(
-                    f"{entry.path} is {kind}; expected regular files and folders in a run's "
-                    "folder: remove it"
-                )
-
-
-def remove_unfinished(folder: str | os.PathLike, only_ended: bool = False) -> None:
-    """Remove what processes that were killed while writing have left in ``folder``.
-
-    What a live process of this machine is writing stays. If the process is unknown (it is on
-    another host, or its labkit did not note it), only what is a day old is removed; with
-    ``only_ended``, for a folder that may be anybody's, nothing of unknown processes.
-    """
-    for unfinished in Path(folder).glob(f"{_PART}*"):
-        with contextlib.suppress(OSError):
-            if _is_left_over(unfinished, only_ended):
-                shutil.rmtree(unfinished)
+    folder = Path(folder)
+    make_folder(folder)
+    lock = FileLock(folder / ".lock", blocking=False)
+    try:
+        lock.acquire()
+    except Timeout as error:
+        message = f"{folder} is in use by another process: {what} writes there"
+        raise InputError(message) from error
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _sync_folder(folder: str | os.PathLike) -> None:
@@ -162,24 +124,10 @@ def _sync_folder(folder: str | os.PathLike) -> None:
         os.close(handle)
 
 
-def _own_prefix() -> str:
-    own = locks.owner()
-    created = round(100 * (own["created"] or 0))
-    return f"{_PART}{own['pid']}-{created}-{own['space']}-{own['boot']}-{own['host']}-"
-
-
-def _is_left_over(unfinished: Path, only_ended: bool) -> bool:
-    ended = None
-    if owned := _OWNED.fullmatch(unfinished.name):
-        pid, created, space, boot, host = owned.groups()
-        # "None" and a start at 0 come from a process that could not determine them.
-        named = {"host": host, "boot": None if boot == "None" else boot, "pid": int(pid)}
-        named |= {"space": int(space) if space.isdigit() else None}
-        ended = locks.has_ended(named | {"created": int(created) / 100 or None})
-    if ended is None and not only_ended:
-        newest = max(part.lstat().st_mtime for part in (unfinished, *unfinished.glob("*")))
-        return time.time() - newest > _STALE_SECONDS
-    return bool(ended)
+def remove_unfinished(folder: str | os.PathLike) -> None:
+    """Remove what a killed process has left half written; the caller holds the folder's lock."""
+    for unfinished in Path(folder).glob(".part-*"):
+        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def make_folder(folder: Path) -> None:

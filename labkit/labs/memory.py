@@ -55,10 +55,10 @@ def _peaks(network: str, batches: Sequence[int], micro_batch: int | None) -> lis
     """
     _check(network, batches, micro_batch)
     # Not at the top: the child, whose memory is measured, does not need this import.
-    from labkit.ranks.processes import child_environment, module_command
+    from labkit.ranks.launch import child_environment
 
     sizes = (str(number) for number in (micro_batch or 0, *batches))
-    command = module_command("labkit.labs.memory", network, *sizes)
+    command = [sys.executable, "-P", "-m", "labkit.labs.memory", network, *sizes]
     done = subprocess.run(
         command, env=child_environment(), capture_output=True, text=True, check=False
     )

@@ -10,18 +10,15 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from labkit.base.arguments import names_checked
-from labkit.base.files import whole_file
+from labkit.base.files import whole_file, write_json
 from labkit.base.project import project_root, version
 from labkit.errors import InputError, refuse_unknown
-from labkit.labs.run_files import FIGURES, RECORDS, RESULTS, plain, read_json, write_results
+from labkit.labs.run_files import FIGURES, RECORDS, RESULTS, plain
 from labkit.training.records import Records
 
 _FIGURE_DPI = 110
-_OPENED: set[Path] = set()
 
 
-@names_checked
 @dataclass(frozen=True)
 class Run:
     """One execution of one lab and the folder it writes to; made by ``Run.open``.
@@ -43,7 +40,6 @@ class Run:
     started: float
 
     @classmethod
-    @names_checked
     def open(
         cls, lab: str, *, preset: str, parameters: Mapping[str, Any], runtime: Any = None
     ) -> "Run":
@@ -69,10 +65,8 @@ class Run:
                 raise InputError(f"cannot use LABKIT_RUN={asked} as run folder: {error}") from error
         else:
             folder = new_folder((project_root() or Path.cwd()) / "runs", f"{lab}-{preset}-")
-        _OPENED.add(folder.resolve())
         return cls(lab, preset, dict(parameters), runtime, folder, time.monotonic())
 
-    @names_checked
     def path(self, name: str) -> Path:
         """Return the path of a file in the run folder; make its parent folder.
 
@@ -89,7 +83,6 @@ class Run:
         place.parent.mkdir(parents=True, exist_ok=True)
         return place
 
-    @names_checked
     def figure(self, figure: Any, name: str) -> Path:
         """Save a figure as ``figures/<name>.png`` and return its path.
 
@@ -102,12 +95,10 @@ class Run:
             figure.savefig(temporary, format="png", dpi=_FIGURE_DPI, bbox_inches="tight")
         return place
 
-    @names_checked
     def records(self, name: str) -> Records:
         """Return new records for a custom loop, written row by row to ``<name>/records.csv``.
 
-        Records of an earlier execution are replaced. ``labkit attach`` and ``labkit report`` find
-        the new records as they find those of ``fit``.
+        Records of an earlier execution are replaced.
 
         Args:
             name: name of the folder.
@@ -116,7 +107,6 @@ class Run:
         records.remove_file()
         return records
 
-    @names_checked
     def finish(self, metrics: Mapping[str, Any], headline: Sequence[str] = ()) -> Path:
         """Write results.json with status "passed".
 
@@ -145,12 +135,12 @@ class Run:
         record["metrics"] = plain(dict(metrics), "metrics")
         record["headline"] = list(headline)
         record["status"] = "passed"
-        return write_results(self.folder, record | _of_the_runner(self.folder))
-
-
-def opened_here(folder: Path) -> bool:
-    """Return whether ``folder`` is the run folder of a ``Run`` that this process has opened."""
-    return folder.resolve() in _OPENED
+        place = self.folder / RESULTS
+        # A later cell may still fail: under `labkit run` the runner writes the final status.
+        if os.environ.get("LABKIT_HEADLESS") and os.environ.get("LABKIT_RUN"):
+            record["status"] = "running"
+        write_json(place, record, "results.json", indent=2, allow_nan=False, parents=False)
+        return place
 
 
 def describe(
@@ -171,15 +161,6 @@ def describe(
         },
         "git": git_revision(Path(__file__).parent),
     }
-
-
-def _of_the_runner(folder: Path) -> dict[str, Any]:
-    """Return what the runner of this run has written to results.json; empty without a runner."""
-    results, _ = read_json(folder / RESULTS)
-    if results.get("status") != "running":
-        return {}
-    names = ("status", "host", "pid", "pid_created", "inputs", "started")
-    return {name: results[name] for name in names if name in results}
 
 
 def new_folder(parent: Path, prefix: str = "") -> Path:

@@ -5,25 +5,41 @@ with "please check logs", and waits for its scheduler after a rank was lost: a r
 which one raises took 45 s with msrun alone, and 15 s with ``launch``.
 """
 
+import contextlib
 import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from labkit.base.arguments import names_checked, wrong
-from labkit.errors import InputError
-from labkit.ranks import msrun
-from labkit.ranks import plan as plans
-from labkit.ranks.failures import Failures
-from labkit.ranks.master import watched
+import psutil
 
-_POLL = 0.02  # seconds; an exit code can be read for up to a second, until msrun collects it
+from labkit.base.arguments import integer, number, wrong
+from labkit.errors import InputError, WorkerFailed, WorkersTimedOut
+from labkit.ranks import cluster
+
+_POLL = 0.05  # seconds; an exit code can be read for up to a second, until msrun collects it
 _SETTLE = 1.0  # seconds for ranks that fail together to end, before one of them is named
-_PARTING = 30.0  # seconds for ranks to end after the scheduler; MindSpore ends them within 25
 _WHERE = 3.0  # seconds for hanging ranks to write their stack traces
+_LINES = 20  # of the log of a rank that failed
+_FAILED = re.compile(r"Worker process (\d+) exit with exception\. Error code: (-?\d+)")
+# What a rank or the scheduler writes only because another rank is gone.
+_ECHO = re.compile(
+    r"time[d-]? ?out|heartbeat|reconnect|broken pipe|peer|Launch kernel failed", re.I
+)
+# What MindSpore writes for its own developers, and what Python's fault handler adds.
+_NOISE = re.compile(
+    r"\s*$|\[(DEBUG|INFO|WARNING)\]|-{10,}$|- C\+\+ Call Stack|mindspore/ccsrc/\S+:\d+ "
+    r"|Extension modules: |Thread 0x\w+ \(most recent call first\):$|  <no Python frame>"
+)
 
 
 @dataclass(frozen=True)
@@ -41,7 +57,15 @@ class Launched:
     seconds: float
 
 
-@names_checked
+@dataclass(frozen=True)
+class Plan:
+    """What ``launch`` starts: msrun's command, its variables, and the ranks of this machine."""
+
+    command: list[str]
+    variables: dict[str, str]
+    ranks: range
+
+
 def launch(
     script: str | os.PathLike,
     *args: str | os.PathLike | float,
@@ -58,11 +82,11 @@ def launch(
     """Run a program on ``workers`` ranks of this machine; return when all have succeeded.
 
         launch("train.py", "--epochs", 3, workers=2, timeout=600)
-        launch("-m", "labkit.recipes.thor", "train", "--run_distribute", "True", workers=8,
+        launch("-m", "labkit.recipes", "train", "thor", "--run_distribute", "True", workers=8,
                timeout=None, log_dir="runs/logs")
 
-    However the call ends, even by Ctrl-C or with this process, it leaves no process running, not
-    even one that a rank has started.
+    However the call ends, even by Ctrl-C, it leaves no process running; if this process is killed,
+    so are msrun and, where ``labkit.start`` has joined them, the ranks.
 
     Args:
         script: a Python file, or ``-m`` with a module's name as the first of ``args``. msrun runs
@@ -89,92 +113,353 @@ def launch(
 
     Raises:
         InputError: if the program cannot be started.
-        WorkerFailed: as soon as a rank ends with a nonzero exit code or by a signal; and within
-            about a minute after another node has failed or can no longer be reached.
+        WorkerFailed: as soon as a rank ends with a nonzero exit code or by a signal.
         WorkersTimedOut: when the time is up.
     """
     began = time.monotonic()
-    work = plans.folder("cwd", "." if cwd is None else cwd, exists=True)
+    if timeout is not None:
+        timeout = number("timeout", timeout, above=0)
+    work = Path("." if cwd is None else cwd).resolve()
+    if not work.is_dir():
+        raise wrong("cwd", str(cwd), "a folder")
     with ExitStack() as stack:
-        plan = plans.plan(
-            script,
-            args,
+        logs = _log_folder(log_dir, stack)
+        made = plan(
+            (script, *args),
+            logs,
             workers=workers,
-            timeout=timeout,
             cluster_timeout=cluster_timeout,
             nodes=nodes,
             node_rank=node_rank,
             master=master,
-            cwd=work,
-            port=stack.enter_context(plans.held_port()),
+            env=env,
         )
-        variables = os.environ | msrun.own_variables(plan, _checked(env))
-        node_0 = stack.enter_context(watched(plan, variables))
-        logs = _logs(log_dir, plan, stack)
-        job = stack.enter_context(msrun.started(plan, logs, work, variables, node_0))
-        _watch(job, plan, began + plan.timeout, kept=log_dir is not None)
-        output = {rank: job.log(rank) for rank in plan.ranks}
-        kept = {rank: job.path(rank) for rank in plan.ranks if log_dir is not None}
+        if script != "-m" and not (work / script).is_file():
+            raise InputError(f"script: expected a Python file or -m, got {script}")
+        job = stack.enter_context(_started(made, logs, work))
+        _watch(job, timeout, began)
+        output = {rank: job.log(rank) for rank in made.ranks}
+    kept = {} if log_dir is None else {rank: _worker_log(logs, rank) for rank in made.ranks}
     return Launched(kept, output, time.monotonic() - began)
 
 
-def _watch(job: msrun.Job, plan: plans.Plan, until: float, kept: bool) -> None:
-    """Return when all ranks have succeeded; raise the error that explains a failure."""
-    say = Failures(job, plan, kept)
-    while True:
-        job.look()
-        if job.failed() or job.process.poll() is not None:
-            absent = job.running() if say.somebody_is_absent() else []
-            if absent:
-                job.show_where(_SETTLE)
-            _settle(job)
-        if job.ended_well():
-            return
-        if job.failed():
-            raise say.absent(absent) if absent else say.first_cause()
-        if job.process.poll() is not None:
-            raise say.msrun()
-        if job.without_master(_PARTING):
-            raise say.cut_off()
-        if time.monotonic() >= until:
-            hanging = job.running()
-            job.show_where(_WHERE)
-            raise say.timed_out(hanging)
-        time.sleep(_POLL)
+def plan(
+    program: Sequence[str | os.PathLike | float],
+    logs: Path,
+    *,
+    workers: int,
+    cluster_timeout: int = 60,
+    nodes: int = 1,
+    node_rank: int = 0,
+    master: str | None = None,
+    env: Mapping[str, str] | None = None,
+) -> Plan:
+    """Return what ``launch`` would start; arguments as there.
+
+    Raises:
+        InputError: for an invalid argument, or if msrun is not installed.
+    """
+    workers, nodes = integer("workers", workers), integer("nodes", nodes)
+    integer("cluster_timeout", cluster_timeout)
+    integer("node_rank", node_rank, 0, nodes - 1)
+    if nodes > 1 and master is None:
+        raise InputError(f"master: expected HOST:PORT of node 0 for {nodes} nodes, got None")
+    host, _, port = (master or f"127.0.0.1:{free_port()}").rpartition(":")
+    if not host or not port.isdigit():
+        raise wrong("master", master, "HOST:PORT")
+    beside = Path(sys.executable).parent / "msrun"
+    msrun = str(beside) if beside.is_file() else shutil.which("msrun")
+    if msrun is None:
+        raise InputError("msrun is not installed; expected it beside this Python, from mindspore")
+    command = [
+        *(msrun, "--worker_num", nodes * workers, "--local_worker_num", workers, "--join", "True"),
+        *("--master_addr", host, "--master_port", port, "--cluster_time_out", cluster_timeout),
+        # Otherwise msrun follows each log with a "tail -f". There is no rank with this number.
+        *("--log_dir", logs, "--tail_worker_log", nodes * workers),
+        *(("--node_rank", node_rank) if nodes > 1 else ()),
+        *("python", *program),
+    ]
+    ranks = range(node_rank * workers, (node_rank + 1) * workers)
+    return Plan([str(part) for part in command], _variables(workers, nodes, env), ranks)
 
 
-def _settle(job: msrun.Job) -> None:
-    """Wait for ranks that fail together."""
-    settled = time.monotonic() + _SETTLE
-    while time.monotonic() < settled and not job.ended_well():
-        time.sleep(_POLL)
-        job.look()
+def _variables(workers: int, nodes: int, env: Mapping[str, str] | None) -> dict[str, str]:
+    """Return the variables that msrun gets on top of this process's."""
+    own = {
+        "PYTHONFAULTHANDLER": "1",  # a rank that hangs says where
+        "PYTHONUNBUFFERED": "1",  # the last lines of a killed rank are in its log
+        cluster.RANKS_HERE: str(workers),
+    }
+    if nodes == 1:
+        # Seconds after which ranks that wait for each other ask again. MindSpore's 3 to 5 are for
+        # thousands: two that add three numbers took 12 to 16 s, now 8 to 10.
+        own |= dict.fromkeys(("MS_RETRY_INTERVAL_LOWER", "MS_RETRY_INTERVAL_UPPER"), "1")
+    own |= {name: os.environ[name] for name in own if name in os.environ}
+    own[cluster.RANKS_HERE] = str(workers)
+    # In a notebook labkit.start hides MindSpore's errors, because every cell causes false ones.
+    if "ipykernel" in sys.modules and os.environ.get("GLOG_v") == "4":
+        own["GLOG_v"] = "3"
+    own |= env or {}
+    own["PYTHONPATH"] = python_path((env or os.environ).get("PYTHONPATH"))
+    # msrun starts "python": that of this interpreter's environment must come first.
+    own["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    return own
 
 
-def _checked(env: Mapping[str, str] | None) -> Mapping[str, str]:
-    env = {} if env is None else env
-    if not isinstance(env, Mapping):
-        raise wrong("env", env, "a mapping of texts to texts")
-    for name, value in env.items():
-        if not isinstance(name, str) or not isinstance(value, str):
-            raise wrong("env", {name: value}, "texts")
-    return env
+def python_path(before: str | None) -> str:
+    """Return PYTHONPATH with the folder that this labkit was imported from in front."""
+    root = str(Path(__file__).resolve().parents[2])
+    # An installed labkit is found anyway, and its folder would precede the standard library.
+    own = [] if root.endswith("-packages") else [root]
+    return os.pathsep.join([*own, *filter(None, (before or "").split(os.pathsep))])
 
 
-def _logs(log_dir: str | os.PathLike | None, plan: plans.Plan, stack: ExitStack) -> Path:
-    """Return the folder for logs, without files that an earlier call left there."""
+def child_environment() -> dict[str, str]:
+    """Return this process's variables, with a PYTHONPATH by which a child finds this labkit."""
+    return os.environ | {"PYTHONPATH": python_path(os.environ.get("PYTHONPATH"))}
+
+
+def free_port() -> int:
+    """Return a port of the loopback address that nobody uses now."""
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        return holder.getsockname()[1]
+
+
+def _log_folder(log_dir: str | os.PathLike | None, stack: ExitStack) -> Path:
+    """Return the folder for logs, without those of an earlier call."""
     if log_dir is None:
-        made = tempfile.TemporaryDirectory(prefix="labkit-ranks-")
-        return Path(stack.enter_context(made))
-    folder = plans.folder("log_dir", log_dir)
+        return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="labkit-ranks-")))
+    folder = Path(log_dir).absolute()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for rank in plan.ranks:
-            (folder / f"worker_{rank}.log").unlink(missing_ok=True)
-        # Logs are overwritten from their start, and through a link its target would be.
-        msrun.own_log(folder, plan).unlink(missing_ok=True)
-        if plan.node_rank == 0:
-            (folder / "scheduler.log").unlink(missing_ok=True)
+        for old in (*folder.glob("worker_*.log"), folder / "scheduler.log"):
+            old.unlink(missing_ok=True)
     except OSError as error:
         raise InputError(f"log_dir {folder} cannot be written ({error.strerror})") from error
     return folder
+
+
+def _worker_log(logs: Path, rank: int) -> Path:
+    return logs / f"worker_{rank}.log"
+
+
+class _Job:
+    """A running msrun and the ranks it has started on this machine.
+
+    Attributes:
+        pids: rank -> pid.
+        codes: rank -> exit code, -n for signal n, of those that have ended, in that order.
+    """
+
+    def __init__(self, process: subprocess.Popen, logs: Path, ranks: range) -> None:
+        self.process, self.logs, self.ranks = process, logs, ranks
+        self.pids: dict[int, int] = {}
+        self.codes: dict[int, int] = {}
+
+    def look(self) -> None:
+        """Note which ranks have started and which have ended since the last look."""
+        if len(self.pids) < len(self.ranks):
+            for child in self._children():
+                with contextlib.suppress(psutil.Error, KeyError, ValueError):
+                    variables = child.environ()
+                    if variables["MS_ROLE"] == "MS_WORKER":
+                        self.pids.setdefault(int(variables["RANK_ID"]), child.pid)
+        ended = [rank for rank in self.running() if rank in self.pids and _ended(self.pids[rank])]
+        first = _FAILED.search(self.log("msrun")) if ended else None
+        if first and int(first[1]) not in self.pids.values():
+            # It ended before it was seen. Its log has an error, if there are several such ranks.
+            unseen = [rank for rank in self.ranks if rank not in self.pids]
+            unseen.sort(key=lambda rank: "Traceback" not in self.log(rank))
+            self.pids[unseen[0]] = int(first[1])
+            ended.append(unseen[0])
+        if first:  # written before msrun kills the others
+            ended.sort(key=lambda rank: self.pids[rank] != int(first[1]))
+        for rank in ended:
+            self.codes[rank] = self._code(self.pids[rank])
+
+    def _children(self) -> list[psutil.Process]:
+        with contextlib.suppress(psutil.Error):
+            return psutil.Process(self.process.pid).children()
+        return []
+
+    def _code(self, pid: int) -> int:
+        """Return an ended process's exit code: its own until msrun collects it, then as logged."""
+        with contextlib.suppress(OSError, ValueError):
+            status = int(Path(f"/proc/{pid}/stat").read_text().rsplit(maxsplit=1)[-1])
+            return os.waitstatus_to_exitcode(status)
+        line = next((x for x in _FAILED.finditer(self.log("msrun")) if int(x[1]) == pid), None)
+        return int(line[2]) if line else 0
+
+    def running(self) -> list[int]:
+        """Return the ranks that have not ended."""
+        return [rank for rank in self.ranks if rank not in self.codes]
+
+    def failed(self) -> list[int]:
+        """Return the ranks that have failed, in the order in which they ended."""
+        return [rank for rank, code in self.codes.items() if code]
+
+    def log(self, name: int | str) -> str:
+        """Return what a rank or "msrun" has written so far."""
+        path = _worker_log(self.logs, name) if isinstance(name, int) else self.logs / f"{name}.log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def show_where(self) -> None:
+        """Make the running ranks write a stack trace of each thread, which ends them."""
+        asked = [self.pids[rank] for rank in self.running() if rank in self.pids]
+        for pid in asked:
+            with contextlib.suppress(psutil.Error, OSError):
+                psutil.Process(pid).rlimit(psutil.RLIMIT_CORE, (0, 0))  # no core file of gigabytes
+                os.kill(pid, signal.SIGABRT)
+        until = time.monotonic() + _WHERE
+        while not all(map(_ended, asked)) and time.monotonic() < until:
+            time.sleep(_POLL)
+
+    def ask(self) -> None:
+        """Ask the ranks to end by themselves: a training closes its files and its lock."""
+        self.process.send_signal(signal.SIGSTOP)  # it kills all within a second of the first's end
+        asked = [self.pids[rank] for rank in self.running() if rank in self.pids]
+        for pid in asked:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGTERM)
+        until = time.monotonic() + _WHERE
+        while not all(map(_ended, asked)) and time.monotonic() < until:
+            time.sleep(_POLL)
+
+    def end(self) -> None:
+        """Kill msrun and everything below it; each rank leads a session of its own."""
+        family = [*self._children()]
+        for child in list(family):
+            with contextlib.suppress(psutil.Error):
+                family += child.children(recursive=True)
+        self.process.kill()  # first, or it would log the end of its ranks
+        for pid in {*self.pids.values(), *(child.pid for child in family)}:
+            with contextlib.suppress(OSError):
+                os.killpg(pid, signal.SIGKILL)
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+
+
+@contextlib.contextmanager
+def _started(made: Plan, logs: Path, work: Path) -> Iterator[_Job]:
+    """Start msrun and yield it as a ``_Job``; on leaving, end whatever is left of it."""
+    with (logs / "msrun.log").open("wb") as log:
+        process = subprocess.Popen(
+            made.command,
+            cwd=work,
+            env=os.environ | made.variables,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=cluster.die_with_parent,
+        )
+        job = _Job(process, logs, made.ranks)
+        try:
+            yield job
+        except (KeyboardInterrupt, SystemExit):
+            job.look()
+            job.ask()
+            raise
+        finally:
+            job.look()
+            job.end()
+
+
+def _watch(job: _Job, timeout: float | None, began: float) -> None:
+    """Return when all ranks have succeeded; raise the error that explains a failure."""
+    while True:
+        over = job.process.poll() is not None
+        job.look()
+        if job.failed():
+            _settle(job)
+            raise _error(job)
+        if len(job.codes) == len(job.ranks) or (over and job.process.returncode == 0):
+            return
+        if over:
+            code, tail = job.process.returncode, _tail(job.log("msrun"))
+            raise WorkerFailed(
+                f"msrun ended with {_words(code)}\n{tail}", exit_code=code, tail=tail
+            )
+        if timeout is not None and time.monotonic() - began > timeout:
+            # One that ended well before it was seen has no pid.
+            hanging = [rank for rank in job.running() if rank in job.pids] or job.running()
+            job.show_where()
+            raise _timed_out(job, hanging, timeout)
+        time.sleep(_POLL)
+
+
+def _settle(job: _Job) -> None:
+    """Wait for ranks that fail together."""
+    settled = time.monotonic() + _SETTLE
+    while time.monotonic() < settled and job.running():
+        time.sleep(_POLL)
+        job.look()
+
+
+def _error(job: _Job) -> WorkerFailed:
+    """Return the error of the rank that failed by itself, not of those it made fail."""
+    failed = job.failed()
+    own = [rank for rank in failed if not _is_echo(job, rank)]
+    rank = (own or failed)[0]
+    code = job.codes[rank]
+    tail = _tail(job.log(rank))
+    path = _worker_log(job.logs, rank)
+    return WorkerFailed(
+        f"rank {rank} of {_count(job)} {_words(code)}; log: {path}\n{tail}",
+        ranks=[rank],
+        exit_code=code if code > 0 else None,
+        signal=signal.Signals(-code).name if code < 0 else None,
+        tail=tail,
+        logs={each: _worker_log(job.logs, each) for each in job.ranks},
+        output={each: job.log(each) for each in job.ranks},
+    )
+
+
+def _is_echo(job: _Job, rank: int) -> bool:
+    """Return whether a rank failed only because another is gone, or was killed with it."""
+    if rank == job.failed()[0] and job.codes[rank] < 0:
+        return False
+    lines = [line for line in job.log(rank).splitlines() if not _NOISE.match(line)]
+    return job.codes[rank] == -signal.SIGKILL or any(map(_ECHO.search, lines[-3:]))
+
+
+def _timed_out(job: _Job, hanging: list[int], timeout: float) -> WorkersTimedOut:
+    tail = "\n".join(f"rank {rank}:\n{_tail(job.log(rank))}" for rank in hanging)
+    names = ", ".join(map(str, hanging))
+    what = f"rank{'s' if len(hanging) > 1 else ''} {names} of {_count(job)} still ran"
+    return WorkersTimedOut(
+        f"not ended after {timeout:g} s: {what}\n{tail}",
+        ranks=hanging,
+        tail=tail,
+        logs={rank: _worker_log(job.logs, rank) for rank in job.ranks},
+        output={rank: job.log(rank) for rank in job.ranks},
+    )
+
+
+def _count(job: _Job) -> int:
+    return int(job.process.args[job.process.args.index("--worker_num") + 1])  # type: ignore[union-attr, index]
+
+
+def _words(code: int) -> str:
+    """Return how a process ended, in words."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    name = signal.Signals(-code).name
+    hint = ": out of memory, or from outside" if code == -signal.SIGKILL else ""
+    return f"was ended by {name}{hint}"
+
+
+def _tail(log: str) -> str:
+    """Return the last lines of a log that say something to its user."""
+    lines = [line for line in log.splitlines() if not _NOISE.match(line)]
+    return "\n".join(lines[-_LINES:])
+
+
+def _ended(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return True
+    return stat.rpartition(")")[2].split()[0] in "ZX"

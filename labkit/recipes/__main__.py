@@ -1,4 +1,4 @@
-"""``python -m labkit.recipes train|eval|predict|plan RECIPE ...``: the same as ``labkit``."""
+"""``python -m labkit.recipes train|eval RECIPE ...``: the same as ``labkit``."""
 
 import sys
 

@@ -5,27 +5,86 @@
     labkit eval accumulation --data_path MNIST_Data --checkpoint_path FILE
 
 MNIST_Data holds train/ and test/ (data_scripts/mnist.py makes it), FOLDER holds train/ and val/,
-each with one folder per class. ``labkit.recipes.accumulation_config`` describes the settings, among
-them the named ones "lenet" (the default) and "resnet50".
+each with one folder per class.
 
-Source: "Gradient Accumulation Algorithm" (MindSpore tutorial r1.0). Departures: the gradients are
+Source: "Gradient Accumulation Algorithm" (MindSpore tutorial r1.0): LeNet-5 on MNIST, 4
+micro-batches of 32 in an update, Momentum(0.01, 0.9), 3 epochs. Departures: the gradients are
 averaged (source: --reduction sum), the last micro-batches of an epoch make an update of their own
-(source: --tail carry), and every image counts in the evaluation.
+(source: --tail carry), the two Rescales are in the right order (source: --rescale seed), and every
+image counts in the evaluation.
 """
 
 from __future__ import annotations
 
-import sys
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
-from labkit.recipes import lenet_parts, resnet50_parts
-from labkit.recipes.accumulation_config import NAMED, AccumulationConfig
-from labkit.recipes.recipe import Recipe
+from labkit.data import RESCALES
+from labkit.errors import InputError
+from labkit.recipes import parts
+from labkit.recipes.config import MixedConfig
+from labkit.recipes.settings import one_of, positive, share
+from labkit.recipes.training import Recipe
+from labkit.steps import options as steps
 
 if TYPE_CHECKING:
     from mindspore import nn
 
     from labkit.steps.step import Step
+
+# Settings that apply only to the ResNet and to image folders.
+_OF_RESNET = ("depth", "image_size", "initialiser", "augment", "cache_session_id")
+
+
+@dataclass(frozen=True)
+class AccumulationConfig(MixedConfig):
+    """Everything that determines a training, except the data and the machine."""
+
+    network: str = one_of(
+        "lenet", ("lenet", "resnet"), "lenet: LeNet-5 on MNIST; resnet: a ResNet on an image folder"
+    )
+    learning_rate: float = positive(0.01, "of nn.Momentum, the same throughout")
+    momentum: float = share(0.9, "of nn.Momentum")
+    reduction: str = one_of("mean", steps.REDUCTION, "of labkit.AccumulatedStep; sum: the source")
+    tail: str = one_of("flush", steps.TAILS, "what becomes of an epoch's last micro-batches")
+    rescale: str = one_of("correct", RESCALES, "order of the two Rescales, see labkit.data.mnist")
+    batch_size: int = 32
+    micro_steps: int = 4
+    epoch_size: int = 3
+    class_num: int | None = None
+    weight_decay: float = 0.0
+    label_smooth_factor: float = 0.0
+    precision: str = "O0"
+    loss_scale: float = 1.0
+    save_checkpoint_path: str = "runs/accumulation"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        others = _OF_RESNET if self.network == "lenet" else ("rescale",)
+        defaults = {each.name: each.default for each in fields(self)}
+        for name in others:
+            if getattr(self, name) != defaults[name]:
+                raise InputError(
+                    f"{name} is {getattr(self, name)} with network {self.network}, which has none; "
+                    f"expected {defaults[name]}"
+                )
+
+
+# "resnet50": 256 images in an update, in micro-batches of 64.
+NAMED = {
+    "lenet": AccumulationConfig(),
+    "resnet50": AccumulationConfig(
+        network="resnet",
+        batch_size=64,
+        learning_rate=0.1,
+        epoch_size=90,
+        class_num=1001,
+        weight_decay=1e-4,
+        label_smooth_factor=0.1,
+        precision="O2",
+        loss_scale=1024.0,
+    ),
+}
 
 
 def build_step(config: AccumulationConfig, network: nn.Cell, micro_batches: int) -> Step:
@@ -38,7 +97,7 @@ def build_step(config: AccumulationConfig, network: nn.Cell, micro_batches: int)
 
     groups = decay_groups(network, config.weight_decay)
     return AccumulatedStep(
-        LossNet(network, resnet50_parts.build_loss(config)),
+        LossNet(network, parts.build_loss(config)),
         nn.Momentum(groups, config.learning_rate, config.momentum),
         config.micro_steps,
         reduction=config.reduction,
@@ -47,23 +106,11 @@ def build_step(config: AccumulationConfig, network: nn.Cell, micro_batches: int)
     )
 
 
-def updates_in_epoch(config: AccumulationConfig, micro_batches: int, ranks: int = 1) -> int:
-    """Return the updates in an epoch; only ``flush`` makes one of leftover micro-batches."""
-    full = micro_batches // config.micro_steps
-    return full if config.tail != "flush" else -(-micro_batches // config.micro_steps)
-
-
 RECIPE = Recipe(
     name="accumulation",
     description=__doc__,
     named=NAMED,
     build_step=build_step,
-    parts=lambda config: resnet50_parts if config.network == "resnet" else lenet_parts,
     data="MNIST's train/ and test/; for a ResNet train/ and val/",
-    updates=updates_in_epoch,
 )
-train, evaluate_checkpoint, main = RECIPE.train, RECIPE.evaluate_checkpoint, RECIPE.main
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+train, evaluate_checkpoint = RECIPE.train, RECIPE.evaluate_checkpoint

@@ -4,9 +4,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from labkit import nets
-from labkit.base.arguments import names_checked, wrong
+from labkit.base.arguments import wrong
 from labkit.errors import InputError
-from labkit.recipes.documents import LAYOUTS
 from labkit.recipes.settings import (
     check,
     count,
@@ -31,13 +30,11 @@ MAY_CHANGE = (
     "save_checkpoint_path",
     "num_parallel_workers",
     "cache_session_id",
-    "layout",
     "all_reduce_fusion_config",
     "dataset_sink_mode",
 )
 
 
-@names_checked
 @dataclass(frozen=True)
 class TrainingConfig:
     """Everything that determines a training in all recipes, except the data and the machine.
@@ -82,11 +79,6 @@ class TrainingConfig:
         None,
         "session of MindSpore's dataset cache, for evaluation; None: no cache",
     )
-    layout: str = one_of(
-        "run",
-        LAYOUTS,
-        "documents: the run folder gets the tutorial's own folders, checkpoints and logs besides",
-    )
     all_reduce_fusion_config: tuple[int, ...] | None = indices(
         None,
         "last gradient of each message between ranks, in the tutorials 85,160 for ResNet-50; None: "
@@ -114,7 +106,6 @@ class TrainingConfig:
         return {"all_reduce_fusion_config": self.all_reduce_fusion_config}
 
 
-@names_checked
 @dataclass(frozen=True)
 class MixedConfig(TrainingConfig):
     """The settings of recipes that can train in float16."""
@@ -146,7 +137,6 @@ class MixedConfig(TrainingConfig):
         return super().step_options() | {name: getattr(self, name) for name in names}
 
 
-@names_checked
 @dataclass(frozen=True)
 class WarmUpConfig(MixedConfig):
     """The settings of recipes whose learning rates ``labkit.steps.schedules.get_lr`` returns."""

@@ -11,13 +11,14 @@ import os
 import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field, asdict, dataclass, field, fields
+from functools import cache
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_hints
 
 from labkit.base import arguments
 from labkit.base.files import write_json
-from labkit.base.yaml_values import read_yaml
+from labkit.base.values import parse, read_yaml
 from labkit.errors import InputError, nearest
 from labkit.recipes import models
 from labkit.steps import options
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 Settings = TypeVar("Settings", bound="DataclassInstance")
-_FLAGS = {"true": True, "false": False}
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def check(settings: Any) -> None:
     Raises:
         InputError: if a setting is not what its rule expects.
     """
-    for each in fields(settings):
+    for each in _fields(type(settings)):
         value = getattr(settings, each.name)
         optional = _is_optional(each)
         if value is None and optional:
@@ -149,7 +149,7 @@ def read(
             or a value is invalid.
     """
     values = {} if base is None else asdict(base)
-    known = {each.name: each for each in fields(kind)}
+    known = {each.name: each for each in _fields(kind)}
     content = None if path is None else read_yaml(path, first=True)
     content = {} if content is None else content
     if not isinstance(content, dict):
@@ -201,7 +201,7 @@ def add_options(parser: argparse.ArgumentParser, named: Mapping[str, Any]) -> No
     """
     kind = type(next(iter(named.values())))
     group = parser.add_argument_group("settings")
-    for each in fields(kind):
+    for each in _fields(kind):
         words = f"{_rule(kind, each.name).meaning} ({_default(each, named)})".replace("%", "%%")
         kind_of_value = _kind(each)
         several = get_origin(kind_of_value) is tuple
@@ -243,22 +243,27 @@ def _is_optional(each: Field) -> bool:
     return NoneType in get_args(each.type)
 
 
+@cache
+def _fields(kind: type) -> tuple[Field, ...]:
+    """Return the fields of settings with their types, not the texts of annotations."""
+    hints = get_type_hints(kind)
+    for each in fields(kind):
+        each.type = hints[each.name]
+    return fields(kind)
+
+
 def _kind(each: Field) -> type:
-    # A class, not its name: the modules of settings evaluate their annotations.
     annotated: Any = each.type
     return get_args(annotated)[0] if _is_optional(each) else annotated
 
 
 def _from_text(each: Field, text: str) -> Any:
     """Convert a text to its field's type; if it has another, keep it for ``check`` to report."""
-    kind = _kind(each)
-    if _is_optional(each) and text.lower() in ("none", "null"):
+    kind, value = _kind(each), parse(text)
+    if value is None and _is_optional(each):
         return None
-    if kind is bool:
-        return _FLAGS.get(text.lower(), text)
-    try:
-        if get_origin(kind) is tuple:
-            return tuple(int(part) for part in text.strip("[]()").split(","))
-        return kind(text)
-    except ValueError:
+    if kind is str:
         return text
+    if get_origin(kind) is tuple and isinstance(value, str):
+        return parse(f"[{text.strip('()')}]")
+    return value

@@ -4,26 +4,30 @@
     labkit eval thor --data_path FOLDER --checkpoint_path FILE
 
 FOLDER holds train/ and val/, each with one folder per class, or is itself a folder of classes (as
-in the tutorial; then there is no evaluation after training). ``labkit.recipes.thor_config``
-describes the settings, among them the named ones "ascend" (the default) and "gpu". --ranks 8 starts
-eight ranks.
+in the tutorial; then there is no evaluation after training). The named settings are "ascend" (the
+default) and "gpu". --ranks 8 starts eight ranks.
 
 Source: "Applying second-order optimization on the ResNet-50 network" (MindSpore tutorial r2.3),
-train.py and eval.py. Departures: labkit's THOR, on any device; every image counts in the
-evaluation; only the first rank writes checkpoints, RUN/ckpt_0/resnet-{epoch}_{step}.ckpt, since
-all ranks hold the same weights; a training can resume, from RUN/checkpoint. After a resume
-MindSpore names its files resnet_1-{epoch}_{step}.ckpt, to keep the earlier ones.
+train.py and eval.py; its values are those of official/cv/resnet in MindSpore's models repository,
+whose latest file for Ascend has lr_decay 4.04839 and damping_init 0.02714 instead. With 1 281 167
+images an epoch has 5004 updates, and 834 are a sixth of them. Departures: labkit's THOR, on any
+device; every image counts in the evaluation; a training can resume, from RUN/checkpoint. The
+repository's files also have all_reduce_fusion_config, [80, 160] for Ascend and [75, 155] for GPU;
+in labkit it is None by default: on two ranks it does not change any number. The damping's 70 epochs
+are only the length of its array, which in labkit is that of the training.
 """
 
 from __future__ import annotations
 
-import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from labkit.recipes.recipe import Recipe
-from labkit.recipes.resnet50_parts import make_step, monitors, updates_in_epoch
-from labkit.recipes.thor_config import NAMED, ThorConfig
+from labkit.algorithms.words import THOR_ON_HOST
+from labkit.recipes.config import MixedConfig, at_most, refuse_sink
+from labkit.recipes.parts import make_step, monitors, updates_in_epoch
+from labkit.recipes.settings import count, flag, path, positive, rate, share
+from labkit.recipes.training import Recipe
 
 if TYPE_CHECKING:
     from mindspore import nn
@@ -31,6 +35,51 @@ if TYPE_CHECKING:
 
     from labkit.algorithms.thor import ThorUpdate
     from labkit.steps.step import Step
+
+
+@dataclass(frozen=True)
+class ThorConfig(MixedConfig):
+    """Everything that determines a training, except the data and the machine."""
+
+    batch_size: int = 32
+    epoch_size: int = 45
+    lr_init: float = positive(0.05803, "learning rate of labkit.steps.schedules.get_thor_lr")
+    lr_decay: float = rate(4.0839, "its exponent")
+    lr_end_epoch: int = count(53, "epoch at which the rate would be 0")
+    decay_epochs: int = count(39, "epoch at which the rate is halved, and once more one later")
+    damping_init: float = positive(0.03, "damping of labkit.steps.schedules.get_thor_damping")
+    damping_decay: float = positive(0.50036, "its factor over ten epochs")
+    frequency: int = count(834, "updates between two refreshes of factors and inverses")
+    split: int | None = count(128, "largest block of a factor; None: whole factors")
+    weight_decay: float = rate(
+        5e-4, "of every Parameter, biases and BatchNorm's too, as in the tutorial"
+    )
+    momentum: float = share(0.9, "of nn.Momentum")
+    loss_scale: float = 128.0
+    use_label_smooth: bool = flag(True, "False makes label_smooth_factor 0")
+    keep_checkpoint_max: int = 15
+    save_checkpoint_path: str = path("runs/thor", "run folder")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        refuse_sink(self, THOR_ON_HOST)
+        if not self.use_label_smooth:
+            object.__setattr__(self, "label_smooth_factor", 0.0)
+        # The learning rate ends at lr_end_epoch.
+        at_most("epoch_size", self.epoch_size, "lr_end_epoch", self.lr_end_epoch)
+
+
+NAMED = {
+    "ascend": ThorConfig(),
+    "gpu": ThorConfig(
+        lr_init=0.05672,
+        lr_decay=4.9687,
+        lr_end_epoch=50,
+        damping_init=0.02345,
+        damping_decay=0.5467,
+        epoch_size=40,
+    ),
+}
 
 
 def build_step(config: ThorConfig, network: nn.Cell, micro_batches: int) -> Step:
@@ -62,18 +111,8 @@ def build_step(config: ThorConfig, network: nn.Cell, micro_batches: int) -> Step
 def callbacks(
     config: ThorConfig, network: nn.Cell, micro_batches: int, resume: bool
 ) -> list[Callback]:
-    """Return the tutorial's callbacks: TimeMonitor, LossMonitor and ModelCheckpoint."""
-    from mindspore.train import CheckpointConfig, ModelCheckpoint
-
-    if not config.save_checkpoint or config.layout == "documents":
-        return monitors(micro_batches)
-    saving = CheckpointConfig(
-        save_checkpoint_steps=config.save_checkpoint_epochs * micro_batches,
-        keep_checkpoint_max=config.keep_checkpoint_max,
-    )
-    folder = Path(config.save_checkpoint_path) / "ckpt_0"
-    checkpoints = ModelCheckpoint(prefix="resnet", directory=str(folder), config=saving)
-    return [*monitors(micro_batches), checkpoints]
+    """Return the tutorial's callbacks: TimeMonitor and LossMonitor."""
+    return monitors(micro_batches)
 
 
 def say(evaluation: dict[str, float], checkpoint_path: str | Path) -> None:
@@ -90,8 +129,4 @@ RECIPE = Recipe(
     callbacks=callbacks,
     say=say,
 )
-train, evaluate_checkpoint, main = RECIPE.train, RECIPE.evaluate_checkpoint, RECIPE.main
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+train, evaluate_checkpoint = RECIPE.train, RECIPE.evaluate_checkpoint

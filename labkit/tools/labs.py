@@ -1,16 +1,16 @@
-"""The labs of a project: their files, names and parameters."""
+"""The labs of a project: their notebooks, names and parameters."""
 
 import ast
+import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from labkit.base.arguments import wrong
-from labkit.base.project import find_project
 from labkit.errors import InputError, nearest
 from labkit.labs.presets import LABS, PRESETS
-from labkit.tools import notebook_files as files
 
 # Suffix of a lab's second notebook, such as "03_thor_in_depth", for readers who want every detail.
 _IN_DEPTH = "_in_depth"
@@ -52,67 +52,35 @@ class Lab:
 def find_labs(project: Path) -> tuple[Lab, ...]:
     """Return the labs of ``project`` in reading order: every ``notebooks/NN_name.ipynb``."""
     paths = sorted((project / "notebooks").glob("*.ipynb"))
-    return tuple(_read_lab(path) for path in paths if _NOTEBOOK.fullmatch(path.name))
-
-
-def chosen(names: Iterable[str] = ()) -> tuple[Path, tuple[Lab, ...]]:
-    """Return the project of the working folder and its labs that ``names`` select; see ``pick``."""
-    project = find_project()
-    return project, pick(find_labs(project), names)
+    return tuple(read_lab(path) for path in paths if _NOTEBOOK.fullmatch(path.name))
 
 
 def pick(labs: Sequence[Lab], names: Iterable[str]) -> tuple[Lab, ...]:
     """Return the labs that ``names`` select, each once and in that order; no name means all labs.
 
-    A lab is selected by its number (``01`` or ``1``), its name, or its name without the number; a
-    second notebook only by the latter two. Names may be joined by commas or spaces. Raises
-    ``InputError`` for an unknown or ambiguous name.
+    A lab is selected by its number (``01`` or ``1``), its name, its name without the number, or the
+    path of a notebook; a second notebook not by its number.
+
+    Raises:
+        InputError: for an unknown name or a path where there is no notebook.
     """
-    names = list(names)
-    wanted = [name for text in names for name in re.split(r"[,\s]+", text) if name]
-    if names and not wanted:
-        raise wrong("LAB", names[0], "a number or name, or nothing for all")
-    if not labs:
+    names = [name for text in names for name in text.split(",") if name.strip()]
+    if not labs and not names:
         raise InputError("no lab found; expected notebooks named like notebooks/01_name.ipynb")
-    chosen = [_lab_called(labs, name) for name in wanted] if wanted else labs
+    chosen = [_called(labs, name.strip()) for name in names] if names else labs
     return tuple(dict.fromkeys(chosen))
 
 
-def parameter_names(lab: Lab) -> tuple[str, ...]:
-    """Return the names assigned in the lab's one cell tagged ``parameters``, in order.
-
-    They are read from the syntax tree: papermill's own reader works line by line and skips every
-    line with a second ``=``.
-
-    Raises:
-        InputError: if papermill could not set parameters of the notebook: it has no such cell,
-            several, or one that does not set ``preset`` and ``device``
-    """
-    cells = [cell for cell in _code_cells(lab.path) if "parameters" in files.tags(cell)]
-    if len(cells) != 1:
-        raise InputError(
-            f"{lab.path} has {len(cells)} cells tagged 'parameters'; expected exactly one"
-        )
-    names = tuple(_assigned(cells[0]["source"], lab.path))
-    missing = [name for name in ("preset", "device") if name not in names]
-    if missing:
-        raise InputError(f"the parameters cell of {lab.path} does not set {' and '.join(missing)}")
-    return names
-
-
-def mentions(lab: Lab, word: str) -> bool:
-    """Return whether the lab's code contains ``word``, ignoring case; used for names of data."""
-    return any(word.lower() in cell["source"].lower() for cell in _code_cells(lab.path))
-
-
-def _lab_called(labs: Sequence[Lab], name: str) -> Lab:
+def _called(labs: Sequence[Lab], name: str) -> Lab:
+    if name.endswith(".ipynb"):
+        path = Path(name).expanduser().resolve()
+        if not path.is_file():
+            raise wrong("LAB", name, "the path of a notebook that is there")
+        return next((lab for lab in labs if lab.path == path), None) or read_lab(path)
     if name.isdecimal():
         matches = [lab for lab in labs if int(lab.number) == int(name) and not lab.is_in_depth]
     else:
         matches = [lab for lab in labs if name in (lab.name, lab.short_name)]
-    if len(matches) > 1:
-        both = " or ".join(lab.name for lab in matches)
-        raise wrong("LAB", name, f"a full name, {both}")
     if not matches:
         known = [lab.name for lab in labs]
         hint = nearest(name, [*known, *(lab.short_name for lab in labs)])
@@ -120,9 +88,10 @@ def _lab_called(labs: Sequence[Lab], name: str) -> Lab:
     return matches[0]
 
 
-def _read_lab(path: Path) -> Lab:
-    number, short_name = path.stem.split("_", 1)
-    cells = files.read(path)["cells"]
+def read_lab(path: Path) -> Lab:
+    """Return the lab of a notebook; one of the user's own has its file's name."""
+    number, _, short_name = path.stem.partition("_")
+    cells = read_notebook(path)["cells"]
     card = next((cell["source"] for cell in cells if cell["cell_type"] == "markdown"), "")
     title, minutes = _TITLE.search(card), _MINUTES.search(card)
     return Lab(
@@ -135,18 +104,55 @@ def _read_lab(path: Path) -> Lab:
     )
 
 
-def _code_cells(path: Path) -> list[dict]:
-    return [cell for cell in files.read(path)["cells"] if cell["cell_type"] == "code"]
+def parameter_names(lab: Lab) -> tuple[str, ...]:
+    """Return the names assigned in the lab's one cell tagged ``parameters``, in order.
 
-
-def _assigned(source: str, path: Path) -> Iterable[str]:
+    Raises:
+        InputError: if papermill could not set parameters of the notebook: it has no such cell,
+            several, or one that does not set ``preset`` and ``device``
+    """
+    cells = [cell for cell in read_notebook(lab.path)["cells"] if "parameters" in tags(cell)]
+    if len(cells) != 1:
+        raise InputError(
+            f"{lab.path} has {len(cells)} cells tagged 'parameters'; expected exactly one"
+        )
     try:
-        statements = ast.parse(source).body
-    # ValueError: a NUL character; the last two: brackets nested some hundred levels deep.
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise InputError(f"the parameters cell of {path} is not plain Python: {error}") from error
+        statements = ast.parse(cells[0]["source"]).body
+    except SyntaxError as error:
+        raise InputError(f"the parameters cell of {lab.path} is not Python: {error}") from error
+    names = []
     for statement in statements:
         targets = statement.targets if isinstance(statement, ast.Assign) else []
         if isinstance(statement, ast.AnnAssign):
             targets = [statement.target]
-        yield from (target.id for target in targets if isinstance(target, ast.Name))
+        names += [target.id for target in targets if isinstance(target, ast.Name)]
+    missing = [name for name in ("preset", "device") if name not in names]
+    if missing:
+        raise InputError(f"the parameters cell of {lab.path} does not set {' and '.join(missing)}")
+    return tuple(names)
+
+
+def read_notebook(path: Path) -> dict[str, Any]:
+    """Return the notebook at ``path``, every cell's source as one string.
+
+    It is read as JSON: importing nbformat alone would take 1.4 s.
+
+    Raises:
+        InputError: if the file cannot be read or is not a notebook of format 4
+    """
+    try:
+        notebook = json.loads(path.read_text("utf-8"))
+        for cell in notebook["cells"]:
+            cell["source"] = "".join(cell["source"])
+            cell["cell_type"], cell.setdefault("metadata", {})
+        notebook.setdefault("metadata", {})
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot read the notebook {path}: {error}") from error
+    except (AttributeError, KeyError, TypeError) as error:
+        raise InputError(f"{path} is not a notebook of format 4") from error
+    return notebook
+
+
+def tags(cell: Mapping[str, Any]) -> list[str]:
+    """Return the tags of a cell."""
+    return cell.get("metadata", {}).get("tags", [])

@@ -8,7 +8,7 @@ from typing import BinaryIO, TextIO
 
 from labkit.base import arguments
 from labkit.base.arguments import names_checked, wrong
-from labkit.base.files import no_link, whole_file
+from labkit.base.files import whole_file
 from labkit.base.input_files import open_file
 from labkit.errors import InputError
 
@@ -94,7 +94,7 @@ class Records:
         if self._file is None:
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                self._file = open(path, "a", newline="", buffering=1, opener=no_link)
+                self._file = open(path, "a", newline="", buffering=1)
             except OSError as error:
                 raise InputError(f"cannot write the records {path}: {error}") from error
         writer = csv.DictWriter(self._file, list(row), lineterminator="\n")

@@ -11,8 +11,7 @@ from mindspore.dataset.engine.datasets import MapDataset
 
 from labkit.base import arguments
 from labkit.base.arguments import wrong
-from labkit.base.files import make_folder, remove_unfinished
-from labkit.base.locks import locked
+from labkit.base.files import locked, make_folder, remove_unfinished
 from labkit.errors import InputError
 from labkit.ranks import cluster
 from labkit.steps.step import Step

@@ -4,7 +4,7 @@ set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/../common.sh"
 usage="usage: $(basename "$0") RANK_TABLE DATA [CONFIG] [OPTION ...]
-  RANK_TABLE  of 'labkit ranktable'; without Ascend it says the number of ranks alone
+  RANK_TABLE  of scripts/rank_table.py; without Ascend it says the number of ranks alone
   DATA        folder with ilsvrc/ and ilsvrc_eval/, or train/ and val/
   CONFIG      YAML file of settings, such as the models repository's
   OPTION      of 'labkit train thor', such as --batch_size 32

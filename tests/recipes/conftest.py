@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from labkit.recipes.recipe import Recipe
-from tests.support.recipes import Kept, recipe, shrink, values
+from labkit.recipes.training import Recipe
+from tests.support.recipes import Kept, main, shrink, values
 
 
 @pytest.fixture(scope="session")
@@ -45,11 +45,10 @@ def trained(data, tmp_path_factory):
             arguments = ["train", "--dataset_path", str(data), "--device_target", "CPU"]
             for setting, value in values(name, out).items():
                 arguments += ["--set", f"{setting}={value}"]
-            module = recipe(name)  # before the patch, so that ``module.train`` is the original
             shown, results, kept = io.StringIO(), [], Kept()
             with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(shown):
                 patch.setattr(Recipe, "train", lambda *a, **o: results.append(train(*a, **o)))
-                assert module.main(arguments) == 0
+                assert main(name, arguments) == 0
             kept.undo()
             done[name] = SimpleNamespace(
                 out=out, printed=shown.getvalue(), result=results[0], network=kept.networks[-1]

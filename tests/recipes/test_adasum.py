@@ -5,8 +5,8 @@ import pytest
 
 from labkit.errors import InputError
 from labkit.recipes import adasum
-from labkit.recipes.adasum_config import AdasumConfig
-from labkit.recipes.resnet50_parts import build_network
+from labkit.recipes.adasum import AdasumConfig
+from labkit.recipes.parts import build_network
 from labkit.steps import schedules
 from tests.support.recipes import rates_of, settings
 

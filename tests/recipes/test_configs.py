@@ -5,17 +5,17 @@ from pathlib import Path
 import pytest
 
 from labkit.errors import InputError
-from labkit.recipes import RECIPES, adasum_config, settings, thor_config
+from labkit.recipes import adasum, settings, thor
 from tests.support import modules
-from tests.support.recipes import recipe
+from tests.support.recipes import NAMES, recipe
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "write_configs.py"
-NAMED = [(module, name) for module in RECIPES.values() for name in recipe(module).RECIPE.named]
+NAMED = [(module, name) for module in NAMES for name in recipe(module).named]
 
 
 @pytest.mark.parametrize(("module", "name"), NAMED)
 def test_a_file_is_the_named_settings(module, name):
-    expected = recipe(module).RECIPE.named[name]
+    expected = recipe(module).named[name]
     path = SCRIPT.parent / "configs" / f"{module}_{name}.yaml"
     assert settings.read(type(expected), path) == expected
 
@@ -30,6 +30,6 @@ def test_the_bare_word_on_is_a_setting(tmp_path):
     """YAML 1.1 reads it as True; a recipe without this setting refuses it as unknown."""
     path = tmp_path / "a.yaml"
     path.write_text("on: gradients\n")
-    assert settings.read(adasum_config.AdasumConfig, path).on == "gradients"
+    assert settings.read(adasum.AdasumConfig, path).on == "gradients"
     with pytest.raises(InputError, match="unknown setting True"):
-        settings.read(thor_config.ThorConfig, path)
+        settings.read(thor.ThorConfig, path)

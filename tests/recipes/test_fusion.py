@@ -3,7 +3,7 @@
 import pytest
 
 from labkit.errors import InputError
-from labkit.recipes.resnet50_config import Config
+from labkit.recipes.resnet50 import Config
 from labkit.recipes.settings import read
 
 

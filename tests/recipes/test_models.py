@@ -3,11 +3,11 @@
 import pytest
 
 from labkit.errors import InputError
-from labkit.recipes.adasum_config import AdasumConfig
-from labkit.recipes.resnet50_config import Config
+from labkit.recipes.adasum import AdasumConfig
+from labkit.recipes.resnet50 import Config
 from labkit.recipes.settings import read
-from labkit.recipes.subspace_config import StageTwoConfig
-from labkit.recipes.thor_config import ThorConfig
+from labkit.recipes.subspace import StageTwoConfig
+from labkit.recipes.thor import ThorConfig
 
 # Keys and values of resnet50_imagenet2012_Ascend_Thor_config.yaml.
 THOR = """

@@ -58,7 +58,7 @@ def test_both_ranks_end_with_the_same_weights(ranks, label):
 
 @pytest.mark.parametrize(("whole", "resumed"), [("whole", "resumed"), ("adasum", "adasum resumed")])
 def test_a_resumed_training_is_the_uninterrupted_one(ranks, whole, resumed):
-    """Each rank of Adasum has its own moments and restores them from its own folder."""
+    """Each rank of Adasum has its own moments and restores them."""
     for arrays in ranks[1]:
         assert_bit_equal(of(arrays, resumed), of(arrays, whole))
 
@@ -102,12 +102,10 @@ DESCRIBED = {"checkpoint", "records.csv", "config.json", "classes.json"}
 WRITTEN = {
     "resnet50": DESCRIBED,
     "micro/resnet50": DESCRIBED,
-    "thor": DESCRIBED | {"ckpt_0"},
-    "adasum": {"rank_0", "rank_1"},
-    "adasum/rank_0": DESCRIBED,
-    "adasum/rank_1": DESCRIBED,
-    "subspace_stage_1": DESCRIBED | {"checkpoint_pca"},
-    "subspace_stage_2": DESCRIBED,
+    "thor": DESCRIBED | {"train_parallel0", "train_parallel1"},
+    "adasum": DESCRIBED | {"device0", "device1"},
+    "subspace_stage_1": DESCRIBED | {"checkpoint_pca", "device0_stage_1", "device1_stage_1"},
+    "subspace_stage_2": DESCRIBED | {"device0_stage_2", "device1_stage_2"},
 }
 
 
@@ -118,8 +116,7 @@ def test_what_is_written(ranks):
     assert not (out / "none").exists()
     assert len((out / "resnet50" / "records.csv").read_text().splitlines()) == 4
     assert len(list((out / "resnet50" / "checkpoint").iterdir())) == 2
-    assert [each["adasum"]["folder"] for each in said] == ["rank_0", "rank_1"]
-    names = {path.name for path in (out / "thor" / "ckpt_0").glob("*.ckpt")}
+    names = {path.name for path in (out / "thor/train_parallel1/ckpt_0").glob("*.ckpt")}
     assert names == {"resnet-1_1.ckpt", "resnet-2_1.ckpt"}
     # 10 images per rank: one step per epoch, a snapshot after each, and their basis.
     names = {path.name for path in (out / STAGES[0] / "checkpoint_pca").iterdir()}
@@ -171,7 +168,7 @@ def test_what_is_gathered_is_bit_exact(ranks):
 
 def test_what_does_not_fit_ends_all_ranks(root, data, tmp_path):
     """Refusals before the ranks meet are tested in test_resnet50.py."""
-    program = ("-m", "labkit.recipes.resnet50", "train", "--dataset_path", data)
+    program = ("-m", "labkit.recipes", "train", "resnet50", "--dataset_path", data)
     options = ("--run_distribute", "True", "--device_num", "3")
     with pytest.raises(
         WorkerFailed, match="device_num: expected 2, the number of ranks started, got 3"

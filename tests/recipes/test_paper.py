@@ -7,16 +7,18 @@ when it is called like this.
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from labkit.labs import presets
-from labkit.recipes.adasum_config import NAMED as ADASUM
-from labkit.recipes.subspace_config import STAGE_TWO, StageOneConfig
-from labkit.recipes.thor_config import NAMED as THOR
-from tests.support.recipes import NAMES, recipe
+from labkit.recipes import adasum, thor
+from labkit.recipes.adasum import NAMED as ADASUM
+from labkit.recipes.subspace import STAGE_TWO, StageOneConfig
+from labkit.recipes.thor import NAMED as THOR
+from labkit.recipes.training import Recipe
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 DATA = "folder of images"
@@ -48,10 +50,10 @@ def full_scale(path):
 def test_every_training_is_the_documents_and_goes_on(name, tmp_path, monkeypatch):
     """Executed again, as after an interruption, the cells repeat the training in its folder."""
     calls, (defined, trainings) = [], LABS[name]
-    for module in NAMES:
-        monkeypatch.setattr(
-            recipe(module), "train", lambda *given, **options: calls.append((*given, options))
-        )
+    record = lambda self, *given, **options: calls.append((*given, options))  # noqa: E731
+    monkeypatch.setattr(Recipe, "train", record)
+    for module in (thor, adasum):
+        monkeypatch.setattr(module, "train", partial(record, None))
     run = SimpleNamespace(path=lambda folder: tmp_path / folder)
     known = {"preset": "paper", "device": "CPU", "replace": replace} | defined
     known |= {"run": run, "lab": SimpleNamespace(run=run)}

@@ -23,11 +23,11 @@ from PIL import Image
 
 from labkit.data.imagefolder import load_image
 from labkit.migration.weights import state_dict
-from labkit.recipes import RECIPES, resnet50_parts
+from labkit.recipes import parts, recipe
 from labkit.reference import smoothed_cross_entropy
 from labkit.training.records import read_records
 from tests.support.image_files import encode, picture, store
-from tests.support.recipes import arrays, newest, recipe
+from tests.support.recipes import arrays, newest
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("runtime")]
 
@@ -129,9 +129,9 @@ def make_images(folder, count):
 
 def build_network(name):
     """Return the recipe's ResNet-50 with its initial weights."""
-    named = recipe(RECIPES[name]).RECIPE.named
+    named = recipe(name).named
     config = named[NAMED.get(name, next(iter(named)))]
-    return resnet50_parts.build_network(replace(config, class_num=1001))
+    return parts.build_network(replace(config, class_num=1001))
 
 
 def initial(name):
@@ -155,7 +155,7 @@ def by_pytorch(run):
     from labkit.nets import torch_resnet
 
     network = build_network(run.name)
-    resnet50_parts.load_network(network, run.checkpoint)
+    parts.load_network(network, run.checkpoint)
     module = torch_resnet.resnet(50, 1001).eval()
     module.load_state_dict({k: torch.from_numpy(v) for k, v in state_dict(network).items()})
     images = np.stack([load_image(path, 224) for path in sorted(run.data.glob("val/*/*"))])

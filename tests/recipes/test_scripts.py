@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from labkit.ranks import rank_table
+from labkit.ranks.launch import free_port
 from tests.support.living import wait_until
-from tests.support.ports import free_port
 from tests.support.shell_scripts import (
     FAKE,
     SIGNALS,
@@ -189,20 +189,18 @@ def test_nothing_that_they_started_stays(tmp_path, script, end):
 # A recipe whose training only waits; its exit takes 0.3 s, like the writing of a checkpoint.
 WAITING = """#!{python}
 import pathlib, time
-from labkit.recipes.recipe import Recipe
-from labkit.recipes.resnet50_config import Config
+from labkit.recipes import command, training
 
-class Waiting(Recipe):
-    def train(self, *arguments, **options):
-        try:
-            pathlib.Path("started").touch()
-            time.sleep(60)
-        finally:
-            time.sleep(0.3)
-            pathlib.Path("finally").touch()
+def train(self, *arguments, **options):
+    try:
+        pathlib.Path("started").touch()
+        time.sleep(60)
+    finally:
+        time.sleep(0.3)
+        pathlib.Path("finally").touch()
 
-recipe = Waiting(name="waiting", description="", named={{"": Config()}}, build_step=None)
-recipe.main(["train", "--dataset_path", "."])
+training.Recipe.train = train
+command.main(["train", "resnet50", "--dataset_path", "."], "waiting")
 """
 
 
@@ -335,7 +333,8 @@ def test_two_ranks_train_a_resnet_to_the_end(digits, tmp_path, case):
     assert ("(MindSpore takes mpirun on GPU alone" in said) == (case == "THOR on GPU")
     folder = tmp_path / "runs" / run
     assert_trained_on_two_ranks(folder, epochs=1)
-    assert bool(list(folder.glob("ckpt_0/resnet-1_2.ckpt"))) == case.startswith("THOR")
+    found = list(folder.glob("train_parallel0/ckpt_0/resnet-1_2.ckpt"))
+    assert bool(found) == case.startswith("THOR")
 
 
 @pytest.mark.long
@@ -400,7 +399,7 @@ def test_two_servers_on_one_machine(digits, tmp_path):
     assert [server.returncode for server in servers] == [0, 0], said
     assert "top_1_accuracy" in said[0] and "epoch: 1 step: 2" in said[0]
     for rank in (0, 1):
-        assert list((tmp_path / "runs" / "adasum" / f"rank_{rank}" / "checkpoint").iterdir())
+        assert (tmp_path / "runs" / "adasum" / f"device{rank}" / "train.log").exists()
 
 
 @pytest.mark.slow

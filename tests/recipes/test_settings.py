@@ -11,14 +11,14 @@ from labkit import nets
 from labkit.errors import InputError
 from labkit.nets import initialisers, resnet
 from labkit.recipes import settings as rules
-from labkit.recipes.accumulation_config import AccumulationConfig
-from labkit.recipes.adasum_config import NAMED as ADASUM
-from labkit.recipes.adasum_config import AdasumConfig
-from labkit.recipes.resnet50_config import SCHEDULES, Config
+from labkit.recipes.accumulation import AccumulationConfig
+from labkit.recipes.adasum import NAMED as ADASUM
+from labkit.recipes.adasum import AdasumConfig
+from labkit.recipes.resnet50 import SCHEDULES, Config
 from labkit.recipes.settings import add_options, lines, read, write
-from labkit.recipes.subspace_config import STAGE_TWO, StageOneConfig, StageTwoConfig
-from labkit.recipes.thor_config import NAMED as THOR
-from labkit.recipes.thor_config import ThorConfig
+from labkit.recipes.subspace import STAGE_TWO, StageOneConfig, StageTwoConfig
+from labkit.recipes.thor import NAMED as THOR
+from labkit.recipes.thor import ThorConfig
 from labkit.steps import schedules
 
 
@@ -220,7 +220,6 @@ SINGLE = {
     "label_smooth_convention": ("torch", "pytorch"),
     "initialiser": ("kaiming", "pytorch"),
     "dataset": ("imagenet", "cifar10"),
-    "layout": ("zoo", "documents"),
     "lr_schedule": ("linear", "cosine_as_in_the_blog"),
     "lr_decay_mode": ("exp", "cosine"),
     "precision": ("O1", "O3"),

@@ -6,8 +6,11 @@ import shlex
 import pytest
 
 from labkit.ranks import rank_table
-from labkit.recipes import RECIPES, start
+from labkit.recipes import ranks as start
 from labkit.recipes.command import main
+from labkit.recipes.training import Recipe
+
+STEPS = "# the steps"
 
 
 @pytest.fixture(autouse=True)
@@ -15,6 +18,7 @@ def _alone(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     for name in ("RANK_SIZE", "MS_WORKER_NUM", "OMPI_COMM_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Recipe, "steps", lambda *_: STEPS)
 
 
 @pytest.fixture
@@ -33,84 +37,66 @@ def table(path, *servers, ids=None):
 
 
 def dry(capsys, *arguments):
-    """Return (heading, variables, command) of each process that a dry run prints."""
+    """Return (heading, variables, command) that a dry run prints; it says the steps too."""
     assert main(["train", "thor", "--data_path", "x", *arguments, "--dry-run"], "labkit") == 0
-    lines = capsys.readouterr().out.splitlines()
-    processes = []
-    for heading, line in zip(lines[::2], lines[1::2], strict=True):
-        words = shlex.split(line)
-        count = next(n for n, word in enumerate(words) if "=" not in word)
-        variables = dict(word.split("=", 1) for word in words[:count])
-        processes.append((heading, variables, words[count:]))
-    return processes
+    heading, line, steps = capsys.readouterr().out.splitlines()
+    assert steps == STEPS
+    words = shlex.split(line)
+    count = next(n for n, word in enumerate(words) if "=" not in word)
+    return heading, dict(word.split("=", 1) for word in words[:count]), words[count:]
 
 
-def test_a_dry_run_has_every_process(capsys, device):
+def option(words, name):
+    return words[words.index(name) + 1]
+
+
+def test_a_dry_run_is_the_command_of_msrun(capsys, device):
     device("CPU")
     options = ["--seed", "2", "--ranks", "2", "--set", "batch_size=4", "--log_dir", "my logs"]
-    (_, shared, msrun), (heading, variables, words), *ranks = dry(capsys, *options)
-    assert heading == "# the scheduler, started by msrun"
-    assert (variables["MS_ROLE"], variables["RANK_SIZE"]) == ("MS_SCHED", "2")
-    assert words == msrun[msrun.index("python") :]
-    assert msrun[0].endswith("msrun") and msrun[msrun.index("--log_dir") + 1] == "my logs"
-    for number, (heading, variables, words) in enumerate(ranks):
-        assert heading == f"# rank {number}, started by msrun"
-        assert (variables["RANK_ID"], variables["RANK_SIZE"]) == (str(number), "2")
-        assert shared.items() < variables.items() and shared["PYTHONSAFEPATH"] == "1"
-        assert variables["DEVICE_ID"] == str(number)
-        assert words == msrun[msrun.index("python") :]
-        assert words[:3] == ["python", "-m", "labkit.recipes.thor"]
-        assert (
-            words[3:]
-            == (
-                "train --data_path x --seed 2 --set batch_size=4 "
-                "--run_distribute True --device_num 2"
-            ).split()
-        )
-    assert len(ranks) == 2
+    heading, variables, words = dry(capsys, *options)
+    assert heading == "# msrun starts ranks 0 to 1" and words[0].endswith("msrun")
+    assert option(words, "--log_dir") == "my logs" and option(words, "--worker_num") == "2"
+    own = "train thor --data_path x --seed 2 --set batch_size=4 --run_distribute True"
+    expected = ["python", "-m", "labkit.recipes", *own.split(), "--device_num", "2"]
+    assert words[words.index("python") :] == expected
+    assert variables["LOCAL_WORLD_SIZE"] == "2" and "RANK_TABLE_FILE" not in variables
 
 
-def test_a_dry_run_of_one_process(capsys, device, monkeypatch):
+def test_one_process_is_its_command(capsys, device):
     device("CPU")
-    ((heading, variables, words),) = dry(capsys, "--seed", "2")
+    heading, variables, words = dry(capsys, "--seed", "2")
     assert (heading, variables) == ("# one process", {})
-    assert words == "python -m labkit.recipes.thor train --data_path x --seed 2".split()
+    assert words == "python -m labkit.recipes train thor --data_path x --seed 2".split()
 
 
 def test_two_machines_number_their_ranks_through(capsys, device):
     device("CPU")
-    shared = ["--ranks", "2", "--nodes", "2", "--master", "127.0.0.1:39121"]
-    for node in (0, 1):
-        (_, _, msrun), *ranks = dry(capsys, *shared, "--node_rank", str(node))
-        if node == 0:  # only node 0 has the scheduler
-            assert ranks.pop(0)[1]["MS_ROLE"] == "MS_SCHED"
-        assert [rank[1]["RANK_ID"] for rank in ranks] == [str(2 * node), str(2 * node + 1)]
-        assert [rank[1]["DEVICE_ID"] for rank in ranks] == ["0", "1"]
-        assert msrun[msrun.index("--node_rank") + 1] == str(node)
-        assert ranks[0][2][-1] == "4"
+    nodes = ["--ranks", "8", "--nodes", "2", "--node_rank", "1", "--master", "10.0.0.1:9000"]
+    heading, _, words = dry(capsys, *nodes)
+    assert heading == "# msrun starts ranks 8 to 15" and option(words, "--worker_num") == "16"
+    assert (option(words, "--master_addr"), option(words, "--master_port")) == ("10.0.0.1", "9000")
+    assert option(words, "--node_rank") == "1" and words[-1] == "16"
 
 
 @pytest.mark.parametrize("name", ["Ascend", "CPU"])
 def test_a_rank_table_says_ranks_and_master(capsys, device, tmp_path, name):
     device(name)
     path = table(tmp_path / "t.json", 2, 2)
-    (_, variables, msrun), *ranks = dry(capsys, "--rank_table", path, "--node_rank", "1")
-    assert msrun[msrun.index("--master_addr") + 1] == "10.0.0.1"
-    assert msrun[msrun.index("--master_port") + 1] == "8118"
-    assert [rank[1]["RANK_ID"] for rank in ranks] == ["2", "3"]
-    for each in (variables, *(rank[1] for rank in ranks)):
-        assert each.get("RANK_TABLE_FILE") == (path if name == "Ascend" else None)
+    heading, variables, words = dry(capsys, "--rank_table", path, "--node_rank", "1")
+    assert (option(words, "--master_addr"), option(words, "--master_port")) == ("10.0.0.1", "8118")
+    assert heading == "# msrun starts ranks 2 to 3"
+    assert variables.get("RANK_TABLE_FILE") == (path if name == "Ascend" else None)
 
 
 def test_mpirun_is_for_gpus(capsys, device, monkeypatch):
     device("GPU")
     monkeypatch.setattr(start.shutil, "which", lambda name: f"/bin/{name}")
-    ((heading, variables, words),) = dry(capsys, "--mpirun", "--ranks", "8")
-    assert list(variables) == ["PYTHONPATH"]
+    heading, variables, words = dry(capsys, "--mpirun", "--ranks", "8")
+    assert variables == {}
     assert heading == "# mpirun" and words[0] == "/bin/mpirun"
     assert words[words.index("-n") + 1] == "8" and words[-1] == "8"
     device("CPU")
-    assert dry(capsys, "--mpirun", "--ranks", "2")[0][0] == "# msrun"
+    assert dry(capsys, "--mpirun", "--ranks", "2")[0].startswith("# msrun")
 
 
 WRONG = {
@@ -163,7 +149,7 @@ def test_settings_are_checked_before_any_rank_starts(capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "train|eval|predict|plan"),
+        ([], "train|eval"),
         (["trian", "thor"], "Did you mean 'train'?"),
         (["train"], "got ''"),
         (["train", "tohr"], "Did you mean 'thor'?"),
@@ -182,10 +168,6 @@ def test_an_unknown_option_has_its_nearest_name(capsys):
     shown = capsys.readouterr().err
     assert "labkit train thor: error: unrecognized arguments: --batchsize 3" in shown
     assert "Did you mean '--batch_size'?" in shown
-
-
-def test_every_recipe_has_a_name():
-    assert len(set(RECIPES.values())) == len(RECIPES) == 6
 
 
 def test_what_only_the_start_knows_is_not_handed_on():
@@ -212,13 +194,13 @@ def test_what_the_first_rank_writes_is_shown_once_and_without_mindspores_log(tmp
 def test_a_rank_that_refuses_is_bad_input(monkeypatch, capsys):
     from labkit.errors import WorkerFailed
 
-    made = start.Start((), 2, 1, 0, None, start.Path("logs"), "msrun", {}, "why not")
+    made = start.Start((), 2, 1, 0, None, start.Path("logs"), why="why not")
     for code, expected in ((2, 2), (1, 1), (None, 1)):
 
-        def fail(_, code=code):
+        def fail(*_, code=code, **options):
             raise WorkerFailed("rank 0 failed", exit_code=code)
 
-        monkeypatch.setattr(start, "_by_msrun", fail)
+        monkeypatch.setattr(start, "launch", fail)
         assert start.run(made, "thor") == expected
     shown = capsys.readouterr()
     assert "thor: rank 0 failed" in shown.err and "(why not)" in shown.out

@@ -14,9 +14,9 @@ from labkit.algorithms.subspace.basis import Basis
 from labkit.algorithms.subspace.snapshots import SnapshotFolder
 from labkit.errors import InputError
 from labkit.nets import resnet
-from labkit.recipes import subspace_stage_1, subspace_stage_2
-from labkit.recipes.resnet50_parts import build_network, datasets
-from labkit.recipes.subspace_config import StageOneConfig, StageTwoConfig
+from labkit.recipes import subspace
+from labkit.recipes.parts import build_network, datasets
+from labkit.recipes.subspace import StageOneConfig, StageTwoConfig
 from labkit.steps import schedules
 from labkit.steps.plain import PlainStep
 from tests.support.recipes import arrays, newest, rates_of, settings
@@ -64,14 +64,14 @@ class TestFirstStage:
     def test_a_sunk_training_is_the_one_that_is_fed(self, data, tmp_path, monkeypatch, capsys):
         """The training has the tutorial's precision and folders, and prints the same."""
         made = {"precision": "O2", "keep_batchnorm_fp32": False, "snapshots_per_epoch": 1}
-        made |= {"layout": "documents", "epoch_size": 2}
+        made |= {"epoch_size": 2}
         printed, files = [], []
         for sinks in (False, True):
             if sinks:
                 Queues(monkeypatch)
             out = tmp_path / str(sinks)
             config = settings(STAGE_1, out, dataset_sink_mode=sinks, **made)
-            result = subspace_stage_1.train(config, data, device="CPU")
+            result = subspace.STAGE_1.train(config, data, device="CPU")
             assert len(result.records) == (2 if sinks else 8)
             lines = capsys.readouterr().out.splitlines()
             printed.append([x for x in lines if x.startswith(("epoch:", "===", "labkit: top"))])
@@ -88,7 +88,7 @@ class TestFirstStage:
     def test_settings_reach_the_step_and_its_rate_stops_where_it_is(self):
         """After 70 of the schedule's 90 epochs the rate is 0.188."""
         config = StageOneConfig(depth=18)
-        step = subspace_stage_1.build_step(config, build_network(config), 5)
+        step = subspace.STAGE_1.build_step(config, build_network(config), 5)
         rates = rates_of(step)
         np.testing.assert_array_equal(rates, schedules.get_lr(0, 0, 0.8, 5, 90, 5))
         assert rates[70 * 5] == pytest.approx(0.188, abs=5e-4) and type(step) is PlainStep
@@ -101,7 +101,7 @@ class TestFirstStage:
 
         words = re.escape("Please check dataset size > 0 and batch_size <= dataset size")
         with pytest.raises(ValueError, match=words):
-            subspace_stage_1.evaluation(None, None, Empty(), 1)
+            subspace.evaluation(None, None, Empty(), 1)
 
 
 class TestStart:
@@ -110,14 +110,14 @@ class TestStart:
         last = newest(out / STAGE_1)
         assert f"labkit: starts from {last}\n" in printed
         network = resnet.resnet(18, 12)
-        subspace_stage_2.load_start(settings(STAGE_2, out), network)
+        subspace.load_start(settings(STAGE_2, out), network)
         end, own = arrays(last), snapshot(network)
         assert_bit_equal(own, {name: end[name] for name in own})
 
     def test_or_where_a_snapshot_is(self, stages, capsys):
         network, plain = resnet.resnet(18, 12), resnet.resnet(18, 12)
-        subspace_stage_2.load_start(settings(STAGE_2, stages), plain)
-        subspace_stage_2.load_start(settings(STAGE_2, stages, start_from="first"), network)
+        subspace.load_start(settings(STAGE_2, stages), plain)
+        subspace.load_start(settings(STAGE_2, stages, start_from="first"), network)
         assert "with the weights of the first snapshot in" in capsys.readouterr().out
         with SnapshotFolder(stages / STAGE_1 / "checkpoint_pca", network) as folder:
             weights = folder.load(0)
@@ -131,7 +131,7 @@ class TestStart:
         moved = shutil.copy(last, tmp_path / "alone.ckpt")
 
         def folder(out, **changed):
-            return subspace_stage_2.snapshot_folder(settings(STAGE_2, out, **changed))
+            return subspace.snapshot_folder(settings(STAGE_2, out, **changed))
 
         assert folder(stages) == own
         assert folder(tmp_path, pretrained_weight_path=str(last)) == own
@@ -140,12 +140,12 @@ class TestStart:
 
     def test_no_checkpoint_to_start_from(self, data, tmp_path):
         with pytest.raises(InputError, match="stage_1 holds no checkpoint; expected stage_1 to be"):
-            subspace_stage_2.train(settings(STAGE_2, tmp_path), data, device="CPU")
+            subspace.STAGE_2.train(settings(STAGE_2, tmp_path), data, device="CPU")
         config = settings(STAGE_2, tmp_path, pretrained_weight_path=str(tmp_path / "no.ckpt"))
         with pytest.raises(
             InputError, match=r"pretrained_weight_path: expected a file, got .*no\.ckpt"
         ):
-            subspace_stage_2.train(config, data, device="CPU")
+            subspace.STAGE_2.train(config, data, device="CPU")
         assert list(tmp_path.iterdir()) == []
 
     def test_data_of_other_classes(self, stages, data, tmp_path):
@@ -154,7 +154,7 @@ class TestStart:
             (other / part / "0").rename(other / part / "another")
         config = settings(STAGE_2, stages, save_checkpoint_path=str(tmp_path / "run"))
         with pytest.raises(InputError, match="only here: another; only there: 0"):
-            subspace_stage_2.train(config, other, device="CPU")
+            subspace.STAGE_2.train(config, other, device="CPU")
 
 
 class TestSecondStage:
@@ -164,7 +164,7 @@ class TestSecondStage:
         config, kept = settings(STAGE_2, stages), path.read_bytes()
         network = build_network(config)
         monkeypatch.setattr(Basis, "of", lambda *a, **o: pytest.fail("computed again"))
-        step = subspace_stage_2.build_step(config, network, 4)
+        step = subspace.STAGE_2.build_step(config, network, 4)
         basis = Basis.load(path, network.trainable_params())
         assert step.settings["basis"] == basis.checksum and path.read_bytes() == kept
         assert basis.matrix.shape == (3, sum(p.size for p in network.trainable_params()))
@@ -177,7 +177,7 @@ class TestSecondStage:
         changed = {"pretrained_weight_path": start, "pca_mat_path": path, "method": "sgd"}
         config = settings(STAGE_2, tmp_path, **changed)
         network = build_network(config)
-        step = subspace_stage_2.build_step(config, network, 4)
+        step = subspace.STAGE_2.build_step(config, network, 4)
         basis = Basis.load(path, network.trainable_params())
         assert (step.settings["method"], step.settings["basis"]) == ("sgd", basis.checksum)
 
@@ -186,7 +186,7 @@ class TestSecondStage:
         own = str(tmp_path / "other.npy")
         config = settings(STAGE_2, tmp_path, n_components=5, pca_mat_path=own)
         with pytest.raises(InputError, match="expected at most 4, one less than the snap.*, got 5"):
-            subspace_stage_2.train(config, data, device="CPU")
+            subspace.STAGE_2.train(config, data, device="CPU")
         assert [path.name for path in tmp_path.iterdir()] == [STAGE_1]
 
     def test_the_weights_move_by_search_and_residual(self, stages):
@@ -204,7 +204,7 @@ class TestSecondStage:
         changed = dict(rho=0.3, sigma=0.2, trials=7, gamma=0.5, alpha=0.02, failure="rollback")
         more = dict(loss_scale=64, learning_rate=0.5, weight_decay=0.25)
         config = settings(STAGE_2, stages, **more, **changed)
-        step = subspace_stage_2.build_step(config, build_network(config), 4)
+        step = subspace.STAGE_2.build_step(config, build_network(config), 4)
         assert step.update.constants == search.Constants(**changed)
         assert float(step.gradient.loss_scale.asnumpy()) == 64 and step.micro_batches == 1
         assert isinstance(step.optimizer, nn.SGD)
@@ -262,7 +262,7 @@ class TestDocuments:
         path = first / "resnet-3_4.ckpt"
         config = settings(STAGE_2, tmp_path, pretrained_weight_path=str(path), n_components=2)
         network = build_network(config)
-        step = subspace_stage_2.build_step(config, network, 4)
+        step = subspace.STAGE_2.build_step(config, network, 4)
         held, own = arrays(path), snapshot(network)
         assert_bit_equal(own, {name: held[name] for name in own})
         kept = Basis.load(first / "checkpoint_pca/pca_mat.npy", network.trainable_params())

@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from labkit.recipes import resnet50_parts as parts
-from labkit.recipes import thor
-from labkit.recipes.thor_config import ThorConfig
+from labkit.recipes import parts, thor
+from labkit.recipes.thor import ThorConfig
 from labkit.steps import schedules
 from labkit.steps.plain import PlainStep
 from tests.support.recipes import rates_of, settings
@@ -26,14 +25,6 @@ class TestStep:
         expected = schedules.get_thor_damping(0, 0.03, 0.50036, 70, 3)[:6]
         np.testing.assert_allclose(dampings, expected, rtol=1e-6)
         assert (step.update.options.frequency, step.update.options.split) == (7, 16)
-
-    def test_no_checkpoint_where_none_is_wanted(self, tmp_path):
-        def names(**changed):
-            config = settings("thor", tmp_path, **changed)
-            return [type(each).__name__ for each in thor.callbacks(config, None, 3, False)]
-
-        assert names() == ["TimeMonitor", "LossMonitor", "ModelCheckpoint"]
-        assert names(save_checkpoint=False) == ["TimeMonitor", "LossMonitor"]
 
 
 @pytest.mark.long

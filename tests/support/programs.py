@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from labkit.ranks.processes import child_environment
+from labkit.ranks.launch import child_environment
 
 SECONDS = 120  # after which ``run_code`` ends its process
 

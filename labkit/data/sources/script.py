@@ -4,12 +4,12 @@ import argparse
 import contextlib
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from labkit.base.command_line import Parser
-from labkit.base.files import remove_unfinished, scratch_folder
-from labkit.base.locks import locked
+from labkit.base.files import locked, remove_unfinished
 from labkit.data.sources.download import PART, Published
 from labkit.errors import InputError
 
@@ -52,7 +52,8 @@ def staging(out: Path, alone: bool = False) -> Iterator[Path]:
             if alone:
                 stack.enter_context(locked(out, "the preparation of a data set"))
                 remove_unfinished(out)
-            yield stack.enter_context(scratch_folder(out))
+            made_here = tempfile.TemporaryDirectory(prefix=".part-", dir=out)
+            yield Path(stack.enter_context(made_here))
     except BaseException as error:
         for folder in made:
             with contextlib.suppress(OSError):

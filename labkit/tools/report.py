@@ -1,0 +1,200 @@
+"""`labkit report`: one HTML page about runs that needs no network.
+
+What differs between the runs comes first, then what ran, failures, headline numbers beside the
+stored run's, figures, and each executed notebook as a page of its own (nbconvert).
+"""
+
+import base64
+import json
+import re
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from labkit.base.arguments import is_number
+from labkit.base.files import write_text
+from labkit.errors import InputError
+from labkit.labs.run_files import FIGURES, RESULTS
+from labkit.tools.run import headline, read_results
+
+_HERE = Path(__file__).parent
+# Stored runs: preset -> lab -> parameters and metrics: name -> value, kind and amount of the
+# tolerance, its reason. benchmarks/reference_runs.py makes the file. Kinds: "absolute" (at most
+# ``amount`` away), "at most" (an error: not above ``amount``), "equal", "none" (shown, not judged:
+# seeds differ too much for any meaningful amount).
+HEADLINES = _HERE / "headlines.json"
+_TIMES = re.compile(r"\b(ms|seconds|minutes)\b|seconds$|^started$|memory")
+_COMPARED = ("status", "preset", "device", "git", "parameters", "versions", "metrics")
+_FORMULA = re.compile(r"`[^`]*`|\$\$(.+?)\$\$|\$([^$\n]+?)\$", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A value of a lab that is not the same in all runs; times are listed and do not count."""
+
+    lab: str
+    name: str
+    values: tuple[Any, ...]
+
+    @property
+    def is_time(self) -> bool:
+        """Whether it is a time or memory, which always differ."""
+        return bool(_TIMES.search(self.name))
+
+
+def read(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return lab -> results of a run's folder, of a sweep's, or of one lab's.
+
+    Raises:
+        InputError: if there is no results.json in it.
+    """
+    folder = folder.resolve()
+    paths = sorted(folder.glob(f"**/{RESULTS}"))
+    if not paths:
+        raise InputError(f"{folder} holds no run: expected a folder with {RESULTS} in it")
+    labs = {}
+    for path in paths:
+        name = path.parent.relative_to(folder).as_posix()
+        results = read_results(path.parent)
+        if not results:
+            raise InputError(f"{path} is damaged: expected what `labkit run` has written")
+        labs[results["lab"] if name == "." else name] = results | {"folder": path.parent}
+    return labs
+
+
+def differences(runs: Sequence[Mapping[str, dict[str, Any]]]) -> list[Difference]:
+    """Return every value that is not the same in all runs, lab by lab."""
+    listed = []
+    for lab in dict.fromkeys(name for run in runs for name in run):
+        sides = [_flat(run[lab]) if lab in run else {"status": "(none)"} for run in runs]
+        for name in dict.fromkeys(name for side in sides for name in side):
+            values = tuple(side.get(name, "(none)") for side in sides)
+            if any(value != values[0] for value in values):
+                listed.append(Difference(lab, name, values))
+    return listed
+
+
+def _flat(results: Mapping[str, Any]) -> dict[str, Any]:
+    flat = {}
+    for name in (*_COMPARED, "total_seconds"):
+        value = results.get(name, "(none)")
+        nested = isinstance(value, Mapping)
+        flat |= {f"{name}: {key}": each for key, each in value.items()} if nested else {name: value}
+    return flat
+
+
+def judged(results: Mapping[str, Any]) -> list[tuple[str, Any, Any, str, str]]:
+    """Return (metric, value, stored value, tolerance, verdict) of each headline metric.
+
+    The verdict is "within", "outside", or why it is not compared: nothing is where a parameter
+    differs from the stored run's; the seed may, where the stored tolerances cover seeds.
+    """
+    stored = json.loads(HEADLINES.read_text("utf-8"))
+    entry = stored.get(results.get("preset", ""), {}).get(results.get("lab", ""))
+    metrics = results.get("metrics", {})
+    names = [name for name in results.get("headline", ()) if name in metrics]
+    if entry is None:
+        return [(name, metrics[name], "", "", "not compared: no stored run") for name in names]
+    known, asked = entry["parameters"], results.get("parameters", {})
+    free = ("seed",) if entry["any_seed"] else ()
+    differ = [n for n in {**known, **asked} if n not in free and known.get(n) != asked.get(n)]
+    why = f"not compared: another {', '.join(differ)}" if differ else ""
+    rows = []
+    for name, each in entry["metrics"].items():
+        value, reference, kind = metrics.get(name), each["value"], each["kind"]
+        amount = each.get("amount")
+        verdict = "within" if is_within(value, reference, kind, amount) else "outside"
+        verdict = "not compared: no tolerance" if kind == "none" else verdict
+        signs = {"absolute": f"± {amount:g}", "at most": f"at most {amount:g}"} if amount else {}
+        rows.append((name, value, reference, signs.get(kind, kind), why or verdict))
+    return rows
+
+
+def is_within(value: Any, reference: Any, kind: str, amount: float | None) -> bool:
+    """Return whether ``value`` is inside the tolerance around ``reference``."""
+    if kind in ("equal", "none"):
+        return kind == "none" or value == reference
+    if amount is None or not is_number(value):
+        return False
+    if kind == "at most":
+        return value <= amount
+    # A little slack for rounding, or 0.9825 would be more than 0.0020 away from 0.9805.
+    return is_number(reference) and abs(value - reference) <= amount * (1 + 1e-9)
+
+
+def write(folders: Sequence[Path], out: Path | None = None, notebooks: bool = True) -> Path:
+    """Write the page and return its path.
+
+    Args:
+        folders: folders of runs.
+        out: path of the page; None: report.html in the run's folder, or here for several runs.
+        notebooks: whether each executed notebook becomes a page, two to four seconds each.
+
+    Raises:
+        InputError: if a folder holds no run, or the page cannot be written.
+    """
+    from jinja2 import Environment, FileSystemLoader
+
+    runs = {folder.resolve().name or str(folder): read(folder) for folder in folders}
+    if len(runs) < len(folders):
+        raise InputError("expected different runs, got one twice")
+    place = out or (folders[0] if len(folders) == 1 else Path()) / "report.html"
+    differ = differences(list(runs.values()))
+    labs = [(run, lab, each) for run, known in runs.items() for lab, each in known.items()]
+    pages = {}
+    if notebooks:
+        for run, lab, results in labs:
+            source = results["folder"] / results.get("notebook", "")
+            if source.is_file():
+                name = f"{place.stem}_notebooks/{run}-{lab}.html".replace("/runs/", "-")
+                write_text(place.parent / name, page_of(source), "the notebook's page")
+                pages[run, lab] = name
+    environment = Environment(loader=FileSystemLoader(_HERE), autoescape=True)
+    text = environment.get_template("report.html.j2").render(
+        runs=list(runs),
+        differ=[each for each in differ if not each.is_time],
+        times=[each for each in differ if each.is_time],
+        labs=labs,
+        headline=headline,
+        judged=[(run, lab, row) for run, lab, each in labs for row in judged(each)],
+        figures=[(run, lab, *figure) for run, lab, each in labs for figure in _figures(each)],
+        pages=pages,
+        shown=lambda value: f"{value:.6g}" if isinstance(value, float) else value,
+        made=time.strftime("%Y-%m-%d %H:%M"),
+    )
+    write_text(place, text, "the report")
+    return place
+
+
+def _figures(results: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+    for path in sorted((results["folder"] / FIGURES).glob("*.png")):
+        yield path.stem, base64.b64encode(path.read_bytes()).decode()
+
+
+def page_of(notebook: Path) -> str:
+    """Return an executed notebook as one HTML page: pictures inside, formulas as MathML."""
+    import nbformat
+    from nbconvert import HTMLExporter
+
+    content = nbformat.read(notebook, as_version=4)
+    for cell in content.cells:
+        if cell.cell_type == "markdown":
+            cell.source = _FORMULA.sub(_mathml, cell.source)
+    exporter = HTMLExporter(embed_images=True, mathjax_url="", require_js_url="")
+    exporter.jquery_url = ""
+    return exporter.from_notebook_node(content, {"metadata": {"path": str(notebook.parent)}})[0]
+
+
+def _mathml(match: re.Match) -> str:
+    """Return a formula as MathML, which a browser draws without any script; code as it is."""
+    from latex2mathml.converter import convert
+
+    tex = match[1] or match[2]
+    if tex is None:
+        return match[0]
+    try:
+        return convert(tex.replace("{aligned}", "{split}"), "block" if match[1] else "inline")
+    except Exception:  # latex2mathml raises errors of its own, and any others
+        return match[0]

@@ -1,0 +1,442 @@
+"""`labkit run`: each lab by papermill in a process of its own, with limits of time and memory.
+
+A lab's own notebook writes results.json (``lab.finish``); the runner adds how it ended. In a lab's
+folder are also the executed notebook, log.txt, records.csv and figures.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from labkit.base import files
+from labkit.base.arguments import wrong
+from labkit.base.cores import equal_shares, keep_to, usable_cores
+from labkit.base.memory import left_in_container
+from labkit.base.project import find_project
+from labkit.base.values import parse
+from labkit.errors import InputError, refuse_unknown
+from labkit.labs.presets import LABS, PRESETS, choose
+from labkit.labs.run import describe, new_folder
+from labkit.labs.run_files import LOG, RESULTS, last_lines, now, plain
+from labkit.ranks import cluster
+from labkit.ranks.launch import child_environment
+from labkit.runtime import DEVICES
+from labkit.tools.labs import Lab, find_labs, parameter_names, pick
+
+GB = 10**9
+MEMORY = 3 * GB  # of one lab, where several run at once: lab 02's header states 3 GB
+# Seconds that a lab may take: a lab that hangs must end at some point.
+SECONDS = {"smoke": 900.0, "lab": 3600.0, "paper": float("inf")}
+_POLL = 0.2  # seconds
+_LINES = 10  # of a failed lab's log that are kept
+RUN = "run.json"
+# papermill itself exits with 1 for every failure; results.json is to say which cell raised what.
+_PROGRAM = """
+import json, sys
+import papermill
+
+source, output, parameters, folder, failure = sys.argv[1:]
+try:
+    papermill.execute_notebook(
+        source, output, json.loads(parameters), kernel_name="python3", cwd=folder,
+        progress_bar=False, log_output=True, stdout_file=sys.stdout, stderr_file=sys.stdout,
+        start_timeout=180,
+    )
+except papermill.PapermillExecutionError as error:
+    cause = {"name": error.ename, "message": error.evalue, "cell": error.exec_count}
+    open(failure, "w").write(json.dumps(cause))
+    sys.exit(1)
+"""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One lab to execute, checked: nothing in it can be refused later."""
+
+    lab: Lab
+    preset: str
+    device: str
+    parameters: Mapping[str, Any]
+    folder: Path
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """Everything that papermill sets in the notebook."""
+        return {"preset": self.preset, "device": self.device, **self.parameters}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of one lab: seconds, and bytes of memory that its processes hold together."""
+
+    seconds: float = float("inf")
+    memory: float = float("inf")
+
+
+def tasks(
+    names: Sequence[str],
+    out: Path,
+    *,
+    preset: str = "lab",
+    device: str = "auto",
+    parameters: Mapping[str, Any] | None = None,
+) -> list[Task]:
+    """Check a request and return a task for each lab, which writes into ``out/<lab>``.
+
+    Args:
+        names: numbers, names or paths of labs; all labs if empty.
+        out: folder of the run.
+        preset: smoke, lab or paper.
+        device: auto, Ascend, GPU or CPU.
+        parameters: values by name, for all these labs.
+
+    Raises:
+        InputError: if a lab, preset, device or parameter is unknown, or a lab cannot run with a
+            value.
+    """
+    refuse_unknown("preset", preset, PRESETS)
+    refuse_unknown("device", device, DEVICES)
+    parameters = parameters or {}
+    made = []
+    for lab in pick(find_labs(find_project()), names):
+        known = [name for name in parameter_names(lab) if name not in ("preset", "device")]
+        for name in parameters:
+            refuse_unknown(f"parameter of lab {lab.name}", name, known)
+        if lab.name in LABS:
+            choose(lab.name, preset, **parameters)
+        made.append(Task(lab, preset, device, dict(parameters), out / lab.name))
+    return made
+
+
+def parse_parameters(texts: Iterable[str]) -> dict[str, str]:
+    """Return ``{"epochs": "3"}`` for ``["epochs=3"]``.
+
+    Raises:
+        InputError: if a text has no ``=``, or a name is given twice or has an option of its own.
+    """
+    named: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        name = name.strip()
+        if not equals or not name.isidentifier():
+            raise wrong("-p", text, "NAME=VALUE, as in -p epochs=2")
+        if name in ("preset", "device"):
+            raise wrong("-p", text, "a parameter without an option", f" Use --{name} {value}")
+        if name in named:
+            raise InputError(f"-p: expected each parameter once, got {name!r} twice")
+        named[name] = value
+    return named
+
+
+def values(texts: Iterable[str]) -> dict[str, Any]:
+    """Return ``{"epochs": 3}`` for ``["epochs=3"]``; errors as in ``parse_parameters``."""
+    made = {}
+    for name, text in parse_parameters(texts).items():
+        try:
+            made[name] = parse(text)
+        except InputError as error:
+            raise wrong("-p", f"{name}={text}", "a value", f" {error}") from error
+    return made
+
+
+def output_folder(out: str | None, project: Path, again: bool = False) -> Path:
+    """Return the run folder: ``out``, which may begin with ~, or a new ``runs/<time>``.
+
+    With ``again`` it may hold the run that is repeated.
+
+    Raises:
+        InputError: for an empty text or an address, or a folder that already holds a run.
+    """
+    if out is None:
+        return new_folder(project / "runs")
+    if not out.strip() or "://" in out:
+        raise wrong("--out", out, "a folder of this machine")
+    folder = Path(out).expanduser().resolve()
+    if (folder / RUN).exists() and not again:
+        raise InputError(f"{folder} holds a run; expected a new folder, or --resume {folder}")
+    return folder
+
+
+def jobs_of(asked: int | None, preset: str, device: str, count: int) -> int:
+    """Return how many labs run at once; None: one a core, as memory allows, one on a device."""
+    if asked is not None or preset == "paper" or device not in ("auto", "CPU"):
+        return min(asked or 1, count)
+    return max(1, min(len(usable_cores()), int(free_memory() // MEMORY), count))
+
+
+def free_memory() -> float:
+    """Return the bytes that are free here: the machine's, or the container's if fewer."""
+    left = left_in_container()
+    free = psutil.virtual_memory().available
+    return free if left is None else min(free, left)
+
+
+def run(
+    chosen: Sequence[Task],
+    folder: Path,
+    *,
+    jobs: int = 1,
+    limits: Limits = Limits(),  # noqa: B008 (immutable)
+    say: Any = print,
+) -> list[dict[str, Any]]:
+    """Execute the tasks, ``jobs`` at once, each on cores of its own; return their results.
+
+    Tasks that have passed in their folder with the same parameters are not executed again. The
+    folder is locked, and Ctrl-C ends every lab that runs before it is raised.
+    """
+    shares = equal_shares(jobs) if jobs > 1 else [set(usable_cores())]
+    free, stop = list(shares), threading.Event()
+    guard = threading.Lock()
+
+    def execute(task: Task) -> dict[str, Any]:
+        if before := passed_before(task):
+            say(f"{task.lab.name}: passed before with the same parameters, not executed again")
+            return before
+        with guard:
+            cores = free.pop()
+        try:
+            say(f"{task.lab.name}: preset {task.preset}, device {task.device}")
+            results = run_lab(task, limits, cores if jobs > 1 else None, stop)
+        finally:
+            with guard:
+                free.append(cores)
+        say(f"{task.lab.name}: {results['status']} after {results['total_seconds']:.1f} s")
+        return results
+
+    with files.locked(folder, "a run"):
+        prepare_data(say)
+        record = {"labs": [task.lab.name for task in chosen], "started": now()}
+        files.write_json(folder / RUN, record | _asked(chosen), "the run")
+        with ThreadPoolExecutor(jobs) as pool:
+            pending = {pool.submit(execute, task): n for n, task in enumerate(chosen)}
+            done: dict[int, dict[str, Any]] = {}
+            try:
+                for future in as_completed(pending):
+                    done[pending[future]] = future.result()
+            except BaseException:
+                stop.set()
+                pool.shutdown(cancel_futures=True)
+                raise
+    return [done[number] for number in range(len(chosen))]
+
+
+def _asked(chosen: Sequence[Task]) -> dict[str, Any]:
+    first = chosen[0]
+    return {"preset": first.preset, "device": first.device, "parameters": dict(first.parameters)}
+
+
+def prepare_data(say: Any) -> None:
+    """Unpack the bundled MNIST, which needs no network; does nothing where that is done."""
+    from labkit.base.project import own_checkout
+
+    project = own_checkout()
+    if project is None or (project / "datasets" / "MNIST_Data").is_dir():
+        return
+    say("data: preparing mnist with data_scripts/mnist.py")
+    command = [sys.executable, str(project / "data_scripts" / "mnist.py")]
+    done = subprocess.run(command, cwd=project, capture_output=True, text=True)
+    if done.returncode:
+        raise InputError(done.stderr.strip() or "mnist cannot be prepared")
+
+
+def passed_before(task: Task) -> dict[str, Any] | None:
+    """Return the results of a task that has passed in its folder with the same parameters."""
+    before = read_results(task.folder)
+    same = before.get("requested") == plain(task.asked, "parameters")
+    return before if same and before.get("status") == "passed" else None
+
+
+def read_results(folder: Path) -> dict[str, Any]:
+    """Return what results.json in ``folder`` holds; {} if there is none or it is damaged."""
+    with suppress(OSError, ValueError):
+        content = json.loads((folder / RESULTS).read_text("utf-8"))
+        return content if isinstance(content, dict) else {}
+    return {}
+
+
+def run_lab(
+    task: Task, limits: Limits, cores: set[int] | None = None, stop: threading.Event | None = None
+) -> dict[str, Any]:
+    """Execute one lab in its folder and return what results.json then holds.
+
+    Args:
+        task: the lab.
+        limits: when one is exceeded, the lab's processes are killed.
+        cores: the cores that its processes may use; None: all.
+        stop: when it is set, they are killed too, and the lab counts as interrupted.
+    """
+    folder, began = task.folder, time.monotonic()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        before = describe(task.lab.name, task.preset, task.parameters, None)
+        begun = before | {"status": "running", "started": now()}
+        files.write_json(folder / RESULTS, begun, "results.json")
+        cause, peak = _execute(task, limits, cores, stop)
+    except (OSError, InputError) as error:
+        # A full disk or a folder that vanishes is this lab's failure alone.
+        begun, cause, peak = {}, _cause("OSError", str(error), "exception"), 0.0
+    results = begun | read_results(folder)
+    results |= {
+        "status": "passed",
+        "requested": plain(task.asked, "parameters"),
+        "notebook": task.lab.path.name,
+        "total_seconds": round(time.monotonic() - began, 3),
+        "peak_memory_mb": round(peak / 1e6, 1),
+    }
+    if cause is not None:
+        results["status"] = "interrupted" if cause["cause"] == "interrupted" else "failed"
+        results["error"] = cause | {"log": last_lines(folder / LOG, _LINES)}
+    with suppress(OSError, InputError):
+        files.write_json(folder / RESULTS, results, "results.json", parents=False)
+    return results
+
+
+def _execute(
+    task: Task, limits: Limits, cores: set[int] | None, stop: threading.Event | None
+) -> tuple[dict[str, Any] | None, float]:
+    """Return why the lab failed, or None, and the most bytes that its processes held."""
+    folder = task.folder
+    failure = folder / "failure.json"
+    failure.unlink(missing_ok=True)
+    source, output = task.lab.path, folder / task.lab.path.name
+    command = [sys.executable, "-c", _PROGRAM, str(source), str(output)]
+    command += [json.dumps(plain(task.asked, "parameters")), str(source.parent), str(failure)]
+
+    def begin() -> None:
+        cluster.die_with_parent()
+        if cores:
+            keep_to(cores)
+
+    with (folder / LOG).open("wb") as log:
+        child = subprocess.Popen(
+            command,
+            env=_environment(task),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=begin,
+        )
+        cause, peak, until = None, 0.0, time.monotonic() + limits.seconds
+        try:
+            while child.poll() is None and cause is None:
+                held = _memory(child.pid)
+                peak = max(peak, held)
+                if stop is not None and stop.is_set():
+                    cause = _cause("KeyboardInterrupt", "stopped from outside", "interrupted")
+                elif time.monotonic() > until:
+                    words = f"the lab took more than {limits.seconds:g} s"
+                    cause = _cause("TimeoutError", words, "timeout")
+                elif held > limits.memory:
+                    words = f"the lab held more than {limits.memory / GB:g} GB of memory"
+                    cause = _cause("MemoryError", words, "memory")
+                else:
+                    time.sleep(_POLL)
+        finally:
+            end_family(child.pid)
+            child.wait()
+    if cause is None and child.returncode:
+        raised = json.loads(failure.read_text()) if failure.exists() else None
+        cause = raised and {**raised, "cause": "exception"}
+        cause = cause or _cause("DeadKernelError", "the kernel died: see the log", "died")
+    failure.unlink(missing_ok=True)
+    return cause, peak
+
+
+def _cause(name: str, message: str, cause: str) -> dict[str, Any]:
+    return {"name": name, "message": message, "cell": None, "cause": cause}
+
+
+def _environment(task: Task) -> dict[str, str]:
+    """Return the variables of the kernel: settings of the user's own notebooks do not leak in."""
+    return child_environment() | {
+        "LABKIT_PRESET": task.preset,
+        "LABKIT_RUN": str(task.folder),
+        "LABKIT_HEADLESS": "1",  # plain lines of progress instead of a bar
+        # With a user's MPLBACKEND=Agg, matplotlibrc or IPython profile, an executed notebook may
+        # have no figures, or others.
+        "MPLBACKEND": "module://matplotlib_inline.backend_inline",
+        "MATPLOTLIBRC": "/dev/null",
+        "IPYTHONDIR": str(task.folder / ".ipython"),
+        "JUPYTER_PREFER_ENV_PATH": "1",
+    }
+
+
+def _memory(pid: int) -> float:
+    """Return the bytes that a process and all below it hold, shared pages excluded."""
+    held = 0
+    for process in _family(pid):
+        with suppress(psutil.Error):
+            numbers = process.memory_info()
+            held += numbers.rss - numbers.shared
+    return float(held)
+
+
+def _family(pid: int) -> list[psutil.Process]:
+    with suppress(psutil.Error):
+        parent = psutil.Process(pid)
+        return [parent, *parent.children(recursive=True)]
+    return []
+
+
+def end_family(pid: int) -> None:
+    """Kill a process and all below it; a kernel leads a session of its own."""
+    for process in _family(pid):
+        with suppress(psutil.Error):
+            process.kill()
+    with suppress(OSError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def exit_code(results: Iterable[Mapping[str, Any]]) -> int:
+    """Return 0 if all labs passed, 2 if only bad input stopped some, else 1."""
+    errors = [each.get("error", {}) for each in results if each.get("status") != "passed"]
+    if not errors:
+        return 0
+    return 2 if all(error.get("name") == "InputError" for error in errors) else 1
+
+
+def rows(results: Iterable[Mapping[str, Any]]) -> list[tuple[str, ...]]:
+    """Return the closing table: lab, status, device, seconds, headline metrics."""
+    return [
+        (
+            each["lab"],
+            each["status"],
+            str(each.get("device") or "-"),
+            f"{each.get('total_seconds', 0):.1f}",
+            headline(each) or "-",
+        )
+        for each in results
+    ]
+
+
+def headline(results: Mapping[str, Any]) -> str:
+    """Return the headline metrics of a lab in one line."""
+    metrics = results.get("metrics", {})
+    names = [name for name in results.get("headline", ()) if name in metrics]
+    shown = (f"{metrics[n]:.4g}" if isinstance(metrics[n], float) else metrics[n] for n in names)
+    return ", ".join(f"{name} {value}" for name, value in zip(names, shown, strict=True))
+
+
+def complaints(results: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return a line for each lab that has not passed: its cell, the error, its log's last lines."""
+    lines = []
+    for each in results:
+        if error := each.get("error"):
+            where = f"in cell {error['cell']}" if error["cell"] else "before a cell could be named"
+            first = (f"{error['name']}: {error['message']}".splitlines() or [""])[0]
+            lines += [f"{each['lab']} {each['status']} {where}: {first}"]
+            lines += [f"    {line}" for line in error["log"]]
+    return lines
