@@ -408,7 +408,8 @@ def _finish(results: list[dict[str, Any]], folder: Path, as_json: bool) -> None:
         print()
         _table(("lab", "status", "device", "seconds", "headline"), runner.rows(results))
         print(f"\nin {folder}")
-    print(*runner.complaints(results), sep="\n", end="\n" if code else "", file=sys.stderr)
+    for text in runner.complaints(results):
+        print(text, file=sys.stderr)
     raise typer.Exit(code)
 
 

@@ -27,6 +27,7 @@ _HERE = Path(__file__).parent
 HEADLINES = _HERE / "headlines.json"
 _TIMES = re.compile(r"\b(ms|seconds|minutes)\b|seconds$|^started$|memory")
 _COMPARED = ("status", "preset", "device", "git", "parameters", "versions", "metrics")
+_NO_SOURCE = re.compile(r"<script\b[^>]*\bsrc=\"\"[^>]*>\s*</script>")
 _FORMULA = re.compile(r"`[^`]*`|\$\$(.+?)\$\$|\$([^$\n]+?)\$", re.DOTALL)
 
 
@@ -184,7 +185,8 @@ def page_of(notebook: Path) -> str:
             cell.source = _FORMULA.sub(_mathml, cell.source)
     exporter = HTMLExporter(embed_images=True, mathjax_url="", require_js_url="")
     exporter.jquery_url = ""
-    return exporter.from_notebook_node(content, {"metadata": {"path": str(notebook.parent)}})[0]
+    resources = {"metadata": {"path": str(notebook.parent)}}
+    return _NO_SOURCE.sub("", exporter.from_notebook_node(content, resources)[0])
 
 
 def _mathml(match: re.Match) -> str:

@@ -50,12 +50,17 @@ import papermill
 source, output, parameters, folder, failure = sys.argv[1:]
 try:
     papermill.execute_notebook(
-        source, output, json.loads(parameters), kernel_name="python3", cwd=folder,
+        source, output, json.loads(parameters), kernel_name="python3", language="python", cwd=folder,
         progress_bar=False, log_output=True, stdout_file=sys.stdout, stderr_file=sys.stdout,
         start_timeout=180,
     )
 except papermill.PapermillExecutionError as error:
     cause = {"name": error.ename, "message": error.evalue, "cell": error.exec_count}
+    open(failure, "w").write(json.dumps(cause))
+    sys.exit(1)
+except Exception as error:  # the kernel died, or never started
+    name = type(error).__name__
+    cause = {"name": name, "message": str(error), "cell": None, "cause": "died"}
     open(failure, "w").write(json.dumps(cause))
     sys.exit(1)
 """
@@ -289,6 +294,7 @@ def run_lab(
         begun, cause, peak = {}, _cause("OSError", str(error), "exception"), 0.0
     results = begun | read_results(folder)
     results |= {
+        "lab": task.lab.name,
         "status": "passed",
         "requested": plain(task.asked, "parameters"),
         "notebook": task.lab.path.name,
@@ -349,8 +355,8 @@ def _execute(
             child.wait()
     if cause is None and child.returncode:
         raised = json.loads(failure.read_text()) if failure.exists() else None
-        cause = raised and {**raised, "cause": "exception"}
-        cause = cause or _cause("DeadKernelError", "the kernel died: see the log", "died")
+        cause = raised and {"cause": "exception"} | raised
+        cause = cause or _cause("DeadKernelError", "papermill itself ended: see the log", "died")
     failure.unlink(missing_ok=True)
     return cause, peak
 
@@ -435,7 +441,7 @@ def complaints(results: Iterable[Mapping[str, Any]]) -> list[str]:
     lines = []
     for each in results:
         if error := each.get("error"):
-            where = f"in cell {error['cell']}" if error["cell"] else "before a cell could be named"
+            where = f"in cell {error['cell']}" if error["cell"] else "outside its cells"
             first = (f"{error['name']}: {error['message']}".splitlines() or [""])[0]
             lines += [f"{each['lab']} {each['status']} {where}: {first}"]
             lines += [f"    {line}" for line in error["log"]]

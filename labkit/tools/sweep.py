@@ -94,8 +94,8 @@ def _passed(results: Mapping[str, Any]) -> bool:
 
 
 def _line(results: Mapping[str, Any]) -> dict[str, Any]:
-    parameters = results["parameters"]
-    line = {**parameters, "status": results["status"], "seconds": results.get("total_seconds", "")}
+    asked = {k: v for k, v in results["requested"].items() if k not in ("preset", "device")}
+    line = {**asked, "status": results["status"], "seconds": results.get("total_seconds", "")}
     line["peak_memory_mb"] = results.get("peak_memory_mb", "")
     for name, value in results.get("metrics", {}).items():
         if isinstance(value, bool | int | float) or value in ("nan", "inf", "-inf"):

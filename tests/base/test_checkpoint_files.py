@@ -7,6 +7,7 @@ from pathlib import Path
 import mindspore as ms
 import numpy as np
 import pytest
+from labkit.recipes.resnet50_parts import load_network
 from mindspore import Tensor, nn
 from mindspore.train import serialization
 
@@ -15,7 +16,6 @@ from labkit.base import checkpoint_files, checkpoint_format
 from labkit.base.checkpoint_files import DamagedCheckpoint, read
 from labkit.errors import InputError
 from labkit.migration import convert_back
-from labkit.recipes.resnet50_parts import load_network
 from labkit.training import checkpoint
 from tests.support.ckpt_bytes import crc, entry, number, part, tensor
 

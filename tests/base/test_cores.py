@@ -49,9 +49,10 @@ def test_where_the_system_pins_nothing(monkeypatch):
 
 def test_a_pipeline_a_sweep_and_a_basis_do_without(monkeypatch):
     """This is the case on macOS, where the first data set once raised AttributeError."""
+    from labkit.tools.running import pool
+
     from labkit.algorithms.subspace import components
     from labkit.base import arguments
-    from labkit.tools.running import pool
 
     monkeypatch.delattr(os, "sched_getaffinity")
     monkeypatch.setattr(os, "cpu_count", lambda: 2)

@@ -2,8 +2,9 @@
 
 import json
 
-from labkit.base.printable import printable
 from tests.support.escape_sequences import BAD, EVIL
+
+from labkit.base.printable import printable
 
 
 def test_control_characters_are_written_out():

@@ -1,0 +1,42 @@
+"""A project of small labs, and the command called in it."""
+
+import json
+
+import pytest
+
+from labkit.tools import run as runner
+from tests.support.command import labkit
+from tests.support.lab_projects import FINISH, write_labs
+
+LABS = {
+    "01_one": [FINISH],
+    "02_fails": ["x = 1", "raise ValueError('of this cell')"],
+    "03_hangs": ["import time; time.sleep(300)"],
+}
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """The folder of a project with three labs, which is the working folder."""
+    monkeypatch.setattr(runner, "prepare_data", lambda say: None)
+    monkeypatch.chdir(write_labs(tmp_path / "project", LABS))
+    return tmp_path / "project"
+
+
+@pytest.fixture
+def call(project):
+    """A function that calls the command and returns (exit code, stdout, stderr)."""
+
+    def invoke(*arguments):
+        done = labkit(*arguments)
+        if done.exception is not None and not isinstance(done.exception, SystemExit):
+            raise done.exception
+        return done.exit_code, done.stdout, done.stderr
+
+    return invoke
+
+
+@pytest.fixture
+def results(project):
+    """A function: folder of a run, lab -> what its results.json holds."""
+    return lambda folder, lab: json.loads((project / folder / lab / "results.json").read_text())
