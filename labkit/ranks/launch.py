@@ -59,11 +59,15 @@ class Launched:
 
 @dataclass(frozen=True)
 class Plan:
-    """What ``launch`` starts: msrun's command, its variables, and the ranks of this machine."""
+    """What ``launch`` starts: msrun's command, its variables, and the ranks of this machine.
+
+    ``count`` is the number of ranks on all machines.
+    """
 
     command: list[str]
     variables: dict[str, str]
     ranks: range
+    count: int
 
 
 def launch(
@@ -180,7 +184,9 @@ def plan(
         *("python", *program),
     ]
     ranks = range(node_rank * workers, (node_rank + 1) * workers)
-    return Plan([str(part) for part in command], _variables(workers, nodes, env), ranks)
+    return Plan(
+        [str(part) for part in command], _variables(workers, nodes, env), ranks, nodes * workers
+    )
 
 
 def _variables(workers: int, nodes: int, env: Mapping[str, str] | None) -> dict[str, str]:
@@ -252,8 +258,9 @@ class _Job:
         codes: rank -> exit code, -n for signal n, of those that have ended, in that order.
     """
 
-    def __init__(self, process: subprocess.Popen, logs: Path, ranks: range) -> None:
-        self.process, self.logs, self.ranks = process, logs, ranks
+    def __init__(self, process: subprocess.Popen, logs: Path, made: Plan) -> None:
+        self.process, self.logs = process, logs
+        self.ranks, self.count = made.ranks, made.count
         self.pids: dict[int, int] = {}
         self.codes: dict[int, int] = {}
 
@@ -355,7 +362,7 @@ def _started(made: Plan, logs: Path, work: Path) -> Iterator[_Job]:
             start_new_session=True,
             preexec_fn=cluster.die_with_parent,
         )
-        job = _Job(process, logs, made.ranks)
+        job = _Job(process, logs, made)
         try:
             yield job
         except (KeyboardInterrupt, SystemExit):
@@ -407,7 +414,7 @@ def _error(job: _Job) -> WorkerFailed:
     tail = _tail(job.log(rank))
     path = _worker_log(job.logs, rank)
     return WorkerFailed(
-        f"rank {rank} of {_count(job)} {_words(code)}; log: {path}\n{tail}",
+        f"rank {rank} of {job.count} {_words(code)}; log: {path}\n{tail}",
         ranks=[rank],
         exit_code=code if code > 0 else None,
         signal=signal.Signals(-code).name if code < 0 else None,
@@ -428,7 +435,7 @@ def _is_echo(job: _Job, rank: int) -> bool:
 def _timed_out(job: _Job, hanging: list[int], timeout: float) -> WorkersTimedOut:
     tail = "\n".join(f"rank {rank}:\n{_tail(job.log(rank))}" for rank in hanging)
     names = ", ".join(map(str, hanging))
-    what = f"rank{'s' if len(hanging) > 1 else ''} {names} of {_count(job)} still ran"
+    what = f"rank{'s' if len(hanging) > 1 else ''} {names} of {job.count} still ran"
     return WorkersTimedOut(
         f"not ended after {timeout:g} s: {what}\n{tail}",
         ranks=hanging,
@@ -436,10 +443,6 @@ def _timed_out(job: _Job, hanging: list[int], timeout: float) -> WorkersTimedOut
         logs={rank: _worker_log(job.logs, rank) for rank in job.ranks},
         output={rank: job.log(rank) for rank in job.ranks},
     )
-
-
-def _count(job: _Job) -> int:
-    return int(job.process.args[job.process.args.index("--worker_num") + 1])  # type: ignore[union-attr, index]
 
 
 def _words(code: int) -> str:

@@ -35,7 +35,8 @@ def main(arguments: Sequence[str], program: str) -> int:
         text = f"{USAGE.format(program)}\n{what}\n\nRECIPE: {', '.join(RECIPES)}"
         print(text, file=sys.stdout if given else sys.stderr)
         return 0 if given else 2
-    for place, (kind, known) in enumerate((("command", COMMANDS), ("recipe", RECIPES))):
+    kinds = {"command": list(COMMANDS), "recipe": list(RECIPES)}
+    for place, (kind, known) in enumerate(kinds.items()):
         name = given[place] if len(given) > place else ""
         if name not in known:
             hint = nearest(name, known)

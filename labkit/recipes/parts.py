@@ -67,7 +67,9 @@ def is_lenet(config: TrainingConfig) -> bool:
     return getattr(config, "network", "resnet") == "lenet"
 
 
-def _mnist(config: Any, dataset_path: str | Path, rank: int, ranks: int, only_evaluate: bool):
+def _mnist(
+    config: Any, dataset_path: str | Path, rank: int, ranks: int, only_evaluate: bool
+) -> tuple:
     from labkit.data import mnist
 
     shared: dict[str, Any] = {

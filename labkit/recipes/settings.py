@@ -111,7 +111,7 @@ def check(settings: Any) -> None:
     Raises:
         InputError: if a setting is not what its rule expects.
     """
-    for each in _fields(type(settings)):
+    for each in _fields(type(settings)):  # type: ignore[arg-type]
         value = getattr(settings, each.name)
         optional = _is_optional(each)
         if value is None and optional:
@@ -201,7 +201,7 @@ def add_options(parser: argparse.ArgumentParser, named: Mapping[str, Any]) -> No
     """
     kind = type(next(iter(named.values())))
     group = parser.add_argument_group("settings")
-    for each in _fields(kind):
+    for each in _fields(kind):  # type: ignore[arg-type]
         words = f"{_rule(kind, each.name).meaning} ({_default(each, named)})".replace("%", "%%")
         kind_of_value = _kind(each)
         several = get_origin(kind_of_value) is tuple
@@ -244,7 +244,7 @@ def _is_optional(each: Field) -> bool:
 
 
 @cache
-def _fields(kind: type) -> tuple[Field, ...]:
+def _fields(kind: Any) -> tuple[Field, ...]:
     """Return the fields of settings with their types, not the texts of annotations."""
     hints = get_type_hints(kind)
     for each in fields(kind):

@@ -320,7 +320,11 @@ def doctor(
 
 
 # All words after the recipe, --help included, go to the recipe's own parser.
-_PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+_PASSED_ON: dict[str, Any] = {
+    "allow_extra_args": True,
+    "ignore_unknown_options": True,
+    "help_option_names": [],
+}
 _PROGRAMS = {
     "train": ("Train a technique as a whole program", "accumulation --data_path MNIST_Data"),
     "eval": ("Evaluate a checkpoint of one", "thor --data_path CIFAR10 --checkpoint_path FILE"),
@@ -342,8 +346,8 @@ def _program(name: str, words: str, example: str) -> None:
 
     Example: labkit {name} {example}
     """
-    panel = {"rich_help_panel": "Whole training programs", "context_settings": _PASSED_ON}
-    app.command(name, **panel)(call)
+    panel = "Whole training programs"
+    app.command(name, rich_help_panel=panel, context_settings=_PASSED_ON)(call)
 
 
 for _name, _texts in _PROGRAMS.items():

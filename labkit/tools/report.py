@@ -78,7 +78,7 @@ def differences(runs: Sequence[Mapping[str, dict[str, Any]]]) -> list[Difference
 
 
 def _flat(results: Mapping[str, Any]) -> dict[str, Any]:
-    flat = {}
+    flat: dict[str, Any] = {}
     for name in (*_COMPARED, "total_seconds"):
         value = results.get(name, "(none)")
         nested = isinstance(value, Mapping)

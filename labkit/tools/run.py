@@ -50,7 +50,8 @@ import papermill
 source, output, parameters, folder, failure = sys.argv[1:]
 try:
     papermill.execute_notebook(
-        source, output, json.loads(parameters), kernel_name="python3", language="python", cwd=folder,
+        source, output, json.loads(parameters), kernel_name="python3", language="python",
+        cwd=folder,
         progress_bar=False, log_output=True, stdout_file=sys.stdout, stderr_file=sys.stdout,
         start_timeout=180,
     )

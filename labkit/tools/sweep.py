@@ -53,8 +53,7 @@ def tasks(lab: str, grid: Grid, folder: Path, *, preset: str, device: str) -> li
     for point in itertools.product(*grid.values()):
         parameters = dict(zip(grid, point, strict=True))
         place = folder / "runs" / folder_name(parameters)
-        options = {"preset": preset, "device": device, "parameters": parameters}
-        (task,) = run.tasks([lab], place, **options)
+        (task,) = run.tasks([lab], place, preset=preset, device=device, parameters=parameters)
         made.append(run.Task(task.lab, preset, device, parameters, place))
     return made
 
