@@ -17,7 +17,9 @@ except ModuleNotFoundError as missing:
 
 from labkit.base.printable import printable
 from labkit.errors import InputError
-from labkit.tools.commands import convert, doctor, notebooks, ranktable, reports, runs, train
+from labkit.tools.commands import convert, notebooks, ranktable, reports, runs, train
+from labkit.tools.doctor import command as doctor
+from labkit.tools.work import lab
 
 
 class _Commands(TyperGroup):
@@ -72,11 +74,9 @@ for name, command in (
     ("report", reports.report),
     ("compare", reports.compare),
     ("attach", reports.attach),
-    ("lab", notebooks.lab),
-    ("work", notebooks.work),
-    ("progress", notebooks.progress),
+    ("lab", lab),
     ("convert", convert.convert),
-    ("doctor", doctor.doctor),
+    ("doctor", doctor),
 ):
     app.command(name)(command)
 for name, recipe_command in train.COMMANDS.items():

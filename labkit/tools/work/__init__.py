@@ -1,1 +1,0 @@
-"""Make and update a learner's own copies of the notebooks, and check the answers in them."""
