@@ -44,12 +44,6 @@ def inputs(project: Path, notebook: Mapping) -> dict[str, str]:
     }
 
 
-def outputs(notebook: Mapping) -> str:
-    """Return the hash of all outputs, in order."""
-    each = [cell.get("outputs") for cell in notebook["cells"] if cell["cell_type"] == "code"]
-    return _sha256(json.dumps(each, sort_keys=True).encode())
-
-
 def why_stale(project: Path, notebook: Mapping) -> str:
     """Return why ``notebook`` must be executed again; empty if it need not."""
     stamp = notebook["metadata"].get("labkit")
@@ -57,7 +51,6 @@ def why_stale(project: Path, notebook: Mapping) -> str:
         return "it was never executed"
     now = inputs(project, notebook)
     changed = [kind for kind in now if stamp["inputs"].get(kind) != now[kind]]
-    changed += [] if stamp["outputs"] == outputs(notebook) else ["outputs"]
     return f"changed: {', '.join(changed)}" if changed else ""
 
 
@@ -111,7 +104,6 @@ def execute(project: Path, path: Path, *, keep_compared: bool) -> str:
     notebook.metadata["labkit"] = {
         "device": results["device"],
         "inputs": inputs(project, notebook),
-        "outputs": outputs(notebook),
         "preset": PRESET,
         "versions": {k: v for k, v in results["versions"].items() if k != "platform"},
     }

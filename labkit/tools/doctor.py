@@ -127,9 +127,8 @@ def _packages(root: Path) -> Finding:
     from packaging.requirements import Requirement
 
     project = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))["project"]
-    pins = [
-        line.split("#")[0].strip() for line in (root / "constraints.txt").open(encoding="utf-8")
-    ]
+    lines = (root / "constraints.txt").read_text("utf-8").splitlines()
+    pins = [line.split("#")[0].strip() for line in lines]
     needed = [*project["dependencies"], *project["optional-dependencies"]["labs"]]
     wrong, pinned = [], 0
     names = {_plain(Requirement(text).name) for text in needed}
@@ -222,7 +221,7 @@ def _left(group: Path) -> int | None:
     with suppress(OSError, ValueError):  # no such file, or "max"
         left = int((group / "memory.max").read_text())
         left -= int((group / "memory.current").read_text())
-        statistics = dict(line.split() for line in (group / "memory.stat").open())
+        statistics = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
         return left + int(statistics["inactive_file"])  # cached files give way
     return None
 

@@ -12,7 +12,7 @@ from nbval.plugin import get_sanitize_patterns
 
 from labkit.labs.claims import BAR, YES
 from labkit.tools import notebook_files
-from scripts.notebooks import rules
+from scripts.notebooks import COMPARED
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 SANITIZER = NOTEBOOKS / "sanitize.cfg"
@@ -122,7 +122,7 @@ def test_nothing_is_masked_in_the_notebooks(path):
     patterns = dict(get_sanitize_patterns(SANITIZER.read_text()))
     compared = 0
     for cell in nbformat.read(path, as_version=4).cells:
-        if rules.COMPARED in notebook_files.tags(cell):
+        if COMPARED in notebook_files.tags(cell):
             assert [(o.output_type, o.name) for o in cell.outputs] == [("stream", "stdout")]
             text = cell.outputs[0].text
             if "lab.check" in cell.source:

@@ -23,7 +23,7 @@ print("line\\n    bar 1%\\r    bar 2%\\nthe end", end="")"""
 def write_labs(project, labs, **options):
     """Write a project of labs (name -> sources of its cells); options as in ``write_lab``."""
     (project / "notebooks").mkdir(parents=True)
-    (project / "pyproject.toml").write_text('[project]\nname = "labkit"\n')
+    (project / "pyproject.toml").write_text('[project]\nname = "mindspore-labs"\n')
     for name, sources in labs.items():
         write_lab(project, name, *sources, **options)
 

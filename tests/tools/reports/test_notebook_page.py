@@ -17,7 +17,7 @@ def convert(tmp_path, *cells):
 
 def test_relative_links_lead_to_files_that_are_there(tmp_path):
     (tmp_path / "data one.csv").write_text("")
-    (tmp_path / "pyproject.toml").write_text('[project]\nname = "labkit"\n')
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "mindspore-labs"\n')
     (tmp_path / "notebooks").mkdir()
     (tmp_path / "notebooks" / "02.ipynb").write_text("")
     links = "[a](data%20one.csv) [b](02.ipynb#two) [c](gone.csv) [d](https://a.org) [e](#f)"
@@ -44,7 +44,7 @@ def test_text_code_output_picture_and_error_are_shown(tmp_path):
 
 
 def test_a_picture_of_docs_figures_is_embedded_and_no_other_file(tmp_path):
-    (tmp_path / "pyproject.toml").write_text('[project]\nname = "labkit"\n')
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "mindspore-labs"\n')
     figures = tmp_path / "docs" / "figures"
     figures.mkdir(parents=True)
     svg = '<svg xmlns="http://www.w3.org/2000/svg"/>'
