@@ -200,6 +200,8 @@ def _digest(notebook: dict[str, Any]) -> str:
 
 
 def _command(root: Path, notebook: Path, port: int | None, browser: bool) -> list[str]:
+    import zmq
+
     options = {
         "ServerApp.ip": "127.0.0.1",
         "ServerApp.root_dir": str(root),
@@ -208,6 +210,8 @@ def _command(root: Path, notebook: Path, port: int | None, browser: bool) -> lis
         "LabApp.news_url": "None",
         "LabApp.check_for_updates_class": "jupyterlab.NeverCheckForUpdate",
     }
+    if zmq.has("curve"):  # else each kernel warns that others on this machine could listen
+        options["MappingKernelManager.transport_encryption"] = "auto"
     if port is not None:
         options["ServerApp.port"] = str(port)
     if os.geteuid() == 0:  # in a container, where `labkit run` runs the same code as root
