@@ -59,7 +59,7 @@ lab: ## open JupyterLab on your own copies of the notebooks, in work/, on this m
 
 notebooks: ## execute the committed notebooks whose inputs changed (ARGS=--force: all of them)
 	@$(ENVIRONMENT) base
-	@$(BIN)/python -m scripts.notebooks.refresh $(ARGS)
+	@$(BIN)/python -m scripts.notebooks $(ARGS)
 
 bench: ## measure speed and memory, side by side; the figures go to runs/bench
 	@$(ENVIRONMENT) test
@@ -67,8 +67,11 @@ bench: ## measure speed and memory, side by side; the figures go to runs/bench
 	    if $(BIN)/python benchmarks/$$name.py $(ARGS); then ran="$$ran $$name"; else status=1; fi; done; echo; \
 	$(BIN)/python benchmarks/targets.py $$ran; exit $$status
 
-clean: ## remove what runs and tools left behind: runs, caches, prepared MNIST and digits; not .venv, not converted data
-	@sh scripts/clean.sh
+clean: ## remove what runs and tools left behind: runs, builds, caches; not .venv, not datasets/, not work/
+	@rm -rf runs build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis kernel_meta .ipynb_checkpoints
+	@find labkit tests benchmarks data_scripts examples notebooks scripts -type d \( -name __pycache__ \
+	    -o -name .ipynb_checkpoints -o -name kernel_meta \) -prune -exec rm -rf {} +
+	@rm -f rank_[0-9]*/om/analyze_fail.ir && rmdir rank_[0-9]*/om rank_[0-9]* 2>/dev/null || true
 
 distclean: clean ## clean, and remove .venv as well, if `make` has made it
 	@$(ENVIRONMENT) remove

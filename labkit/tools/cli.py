@@ -4,7 +4,6 @@ A command imports what it needs when it is called, so that `labkit --help` answe
 """
 
 import json
-import os
 import signal
 import sys
 from collections.abc import Iterable, Sequence
@@ -21,10 +20,11 @@ except ModuleNotFoundError as missing:
     ) from None
 
 from labkit.base.arguments import wrong
-from labkit.errors import InputError, refuse_unknown
-from labkit.labs.presets import PRESETS
+from labkit.errors import InputError
 from labkit.recipes import RECIPES
 from labkit.tools.convert import convert
+from labkit.tools.doctor import command as doctor
+from labkit.tools.work import lab
 
 
 class _Commands(TyperGroup):
@@ -248,76 +248,9 @@ def report(
     raise typer.Exit(1 if counting or outside else 0)
 
 
-@app.command()
-def lab(
-    notebook: Annotated[
-        str, typer.Argument(metavar="[LAB]", help="Number or name of a lab, or a notebook's path.")
-    ] = "00",
-    folder: Annotated[
-        Path | None, typer.Option(help="Of your copies; work/ in the project if not given.")
-    ] = None,
-    port: Annotated[
-        int | None, typer.Option(min=1, max=65535, help="First port to try; 8888 if not given.")
-    ] = None,
-    browser: Annotated[bool, typer.Option(help="Open a browser, where there is one.")] = True,
-) -> None:
-    """Open JupyterLab on your own copies of the notebooks; print which exercises are solved.
-
-    Missing copies are made first; a copy that you have edited is never changed. The server is for
-    this machine only, requires a token, and uses this environment's kernel.
-
-    Example: labkit lab 01
-    """
-    from labkit.base.project import find_project
-    from labkit.tools import work
-    from labkit.tools.labs import find_labs, pick
-
-    refuse_unknown("preset", os.environ.get("LABKIT_PRESET", "lab"), PRESETS)
-    project = find_project()
-    labs = find_labs(project)
-    (chosen,) = pick(labs, [notebook])
-    place = chosen.path
-    if chosen in labs and not notebook.endswith(".ipynb"):
-        mine = (folder or project / work.FOLDER).resolve()
-        print(*work.copy(labs, mine), sep="\n")
-        for each in labs:
-            answers = work.solved(mine / each.path.name)
-            if any(answers.values()):
-                done = ", ".join(name for name, passed in answers.items() if passed)
-                print(f"{each.name}: {sum(answers.values())} of {len(answers)} solved: {done}")
-        place = mine / chosen.path.name
-    root = project if project in place.parents else place.parent
-    command = work.command(root, place, port, browser)
-    sys.stdout.flush()
-    os.execve(command[0], command, work.environment())
-
-
+app.command()(lab)
 app.command()(convert)
-
-
-@app.command()
-def doctor(
-    checks: Annotated[
-        list[str] | None, typer.Argument(metavar="[CHECK]...", help="Names of checks; none: all.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a check.")] = False,
-) -> None:
-    """Look for common problems on this machine and say how to fix them; exit code 1 if any.
-
-    Example: labkit doctor
-    """
-    from labkit.tools import doctor as checkup
-
-    results = checkup.run(checks or ())
-    for each in results:
-        if as_json:
-            print(json.dumps(each._asdict(), ensure_ascii=False))
-        else:
-            print(f"{'ok ' if each.ok else 'NOT'} {each.name}: {each.found}")
-            if each.remedy:
-                print(f"    {each.remedy}")
-    raise typer.Exit(0 if all(each.ok for each in results) else 1)
-
+app.command("doctor")(doctor)
 
 # All words after the recipe, --help included, go to the recipe's own parser.
 _PASSED_ON: dict[str, Any] = {

@@ -1,304 +1,372 @@
-"""`labkit doctor`: common problems on this machine, each with the way to fix it."""
+"""`labkit doctor`: common problems of a new machine, each with its cause and its remedy."""
 
-import functools
+import gzip
+import hashlib
 import json
 import os
 import platform
-import resource
 import shutil
-import socket
 import subprocess
 import sys
-import tempfile
+import time
 import tomllib
-from collections.abc import Callable, Sequence
-from importlib import metadata, util
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from importlib import metadata
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any
+
+import typer
 
 import labkit
 from labkit.base.project import project_root
 from labkit.errors import refuse_unknown
-from labkit.labs.presets import PRESETS
-from labkit.ranks.launch import child_environment
 
-_GIB = 2**30
-FREE = 2.0  # GiB of disk and of memory: data sets 0.1, a lab's kernel with MindSpore about 1
-# GiB: reserved, not used. The convolution below reaches 2.4 on two cores.
-_ADDRESS_SPACE = 4.0
-_SECONDS = 120.0  # for the measurements; on a busy machine an import of MindSpore took 80
-# Measured with 8 images: 0.7 to 1.6 with the fast kernel, 60 to 260 with the slow one.
-_SLOWEST_CONVOLUTION = 10.0
 INSTALL = (
     f"install the pinned versions: {sys.executable} -m pip install -c constraints.txt -e '.[labs]'"
 )
-# Variable -> (whether a value is right, what happens otherwise), as seen with MindSpore 2.10.0.
-_LEVELS = ("0", "1", "2", "3", "4")
-_VARIABLES: dict[str, tuple[Callable[[str], bool], str]] = {
-    "PYTHONOPTIMIZE": (
-        lambda value: value == "0",
-        "Python leaves out every assert, and with them the labs' proofs",
-    ),
-    "MPLBACKEND": (
-        lambda value: value.startswith("module://") or value in ("inline", "ipympl", "widget"),
-        "JupyterLab shows no figures",
-    ),
-    "GLOG_v": (_LEVELS.__contains__, "MindSpore refuses to be imported: the level is 0 to 4"),
-    "MS_SIMULATION_LEVEL": (lambda value: False, "MindSpore simulates: nothing is computed"),
-    "LABKIT_PRESET": (PRESETS.__contains__, f"no preset of that name: {', '.join(PRESETS)}"),
+_GIB = 2**30
+_FREE_DISK = 2.0  # GiB: data sets 0.1, a run with checkpoints 0.1, the rest is room to work
+_FREE_MEMORY = 2.0  # GiB: a lab's kernel with MindSpore takes about 1
+_SECONDS = 120.0  # for all that is measured; on a busy machine an import of MindSpore took 80
+# A convolution over an equal matrix product: the fast kernel takes 0.7-1.6, the slow one 60-260.
+_SLOWEST_CONVOLUTION = 10.0
+# Variables that break something as soon as they are set, but for the values listed.
+_VARIABLES: dict[str, tuple[tuple[str, ...], str]] = {
+    "PYTHONOPTIMIZE": (("0",), "Python leaves out every assert, and with them the labs' proofs"),
+    "MPLBACKEND": (("inline", "ipympl", "widget"), "JupyterLab shows no figures"),
+    "GLOG_v": (tuple("01234"), "MindSpore refuses to be imported: the level is 0 to 4"),
+    "MS_SIMULATION_LEVEL": ((), "MindSpore simulates: nothing is computed"),
+    "MS_DEV_PRECOMPILE_ONLY": (("0",), "MindSpore compiles only: nothing is computed"),
 }
-# 1 + 1, the devices, and a 64 -> 64 convolution of 3x3 on (8, 64, 32, 32) beside the matrix product
-# with as many multiplications, in a process of its own: a broken installation may crash.
-_PROBE = """
-import json, time
-import labkit
-from labkit.runtime import available_devices
-devices = available_devices()
-onednn = labkit.start("CPU").onednn
-import mindspore, numpy
-from mindspore import Tensor, nn
-total = float((mindspore.Tensor(1.0) + 1).asnumpy())
-random = numpy.random.default_rng(1)
-images = Tensor(random.standard_normal((8, 64, 32, 32), dtype=numpy.float32))
-rows = Tensor(random.standard_normal((8 * 32 * 32, 64 * 9), dtype=numpy.float32))
-layer = nn.Conv2d(64, 64, 3, pad_mode="same")
-product = nn.Dense(64 * 9, 64, has_bias=False)
-def seconds(compute):
-    times = []
-    for _ in range(6):
-        began = time.perf_counter()
-        compute().asnumpy()
-        times.append(time.perf_counter() - began)
-        if sum(times[1:]) > 1:
-            break
-    return min(times[1:])
-print("\\nprobe:", json.dumps({
-    "devices": list(devices), "sum": total, "numpy": numpy.__version__, "onednn": onednn,
-    "mindspore": mindspore.__version__,
-    "convolution": seconds(lambda: layer(images)), "matmul": seconds(lambda: product(rows)),
-}))
-"""
 
 
-class Check(NamedTuple):
-    """One finished check: its name, whether all is well, what was seen, and how to fix it."""
+@dataclass(frozen=True)
+class Check:
+    """One finished check: its name, whether it passed, what was found, and the remedy."""
 
     name: str
     ok: bool
     found: str
-    remedy: str = ""
+    remedy: str
 
 
-Finding = tuple[bool, str, str]
+def run(root: Path | None = None) -> list[Check]:
+    """Run all checks of the project ``root`` (default: the one around here); takes under 10 s."""
+    return list(_finished(CHECKS, root))
 
 
-def _platform(root: Path) -> Finding:
-    name, processor = platform.system(), platform.machine()
-    ok = name == "Linux" and processor in ("x86_64", "aarch64")
-    remedy = "run labkit in WSL 2 on Windows, in a Linux container on macOS"
-    return ok, f"{name} on {processor}", remedy
+def command(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[CHECK]...", help="Only these, such as kernel; none: all."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a check.")] = False,
+) -> None:
+    """Check this machine for known problems, and suggest remedies. Takes under 10 seconds.
+
+    Exit code 0: all checks passed; 1: one or more failed; 2: an unknown check.
+
+    Example: labkit doctor
+    """
+    known = {name.lower(): name for name in CHECKS}
+    for name in names or ():
+        refuse_unknown("check", name, list(known))
+    chosen = [known[name] for name in dict.fromkeys(names or known)]
+    passed = []
+    for check in _finished(chosen):
+        passed.append(check.ok)
+        if as_json:
+            typer.echo(json.dumps(asdict(check), ensure_ascii=False))
+            continue
+        typer.echo(f"{'pass' if check.ok else 'FAIL'}  {check.name:12}  {check.found}")
+        if not check.ok:
+            typer.echo(f"{'':20}remedy: {check.remedy}")
+    if not as_json:
+        typer.echo(f"{sum(passed)} of {len(passed)} checks passed")
+    raise typer.Exit(0 if all(passed) else 1)
+
+
+def _finished(names: Any, root: Path | None = None) -> Iterator[Check]:
+    """Yield the checks called ``names``; one that raises (a package is missing) has failed."""
+    root = root or project_root() or Path.cwd()
+    answers = _measure() if any(CHECKS[name] in _MEASURED for name in names) else {}
+    for name in names:
+        look = CHECKS[name]
+        try:
+            ok, found, remedy = look(answers if look in _MEASURED else root)
+        except Exception as error:  # whatever a broken installation raises
+            ok, found, remedy = False, f"cannot be checked: {error!r}", INSTALL
+        yield Check(name, ok, found, remedy)
+
+
+Finding = tuple[bool, str, str]  # whether it is right, what was found, the remedy
 
 
 def _python(root: Path) -> Finding:
-    version = ".".join(map(str, sys.version_info[:3]))
-    ok = (3, 11) <= sys.version_info[:2] <= (3, 12)
-    return ok, f"{version} at {sys.executable}", "make run PYTHON=/path/to/python3.12"
+    system = f"{platform.system()} on {platform.machine()}"
+    found = f"{platform.python_version()} at {sys.executable}, {system}"
+    if system not in ("Linux on x86_64", "Linux on aarch64"):
+        return False, found, "run labkit on Linux (x86_64 or aarch64): WSL 2 or a container"
+    remedy = "use Python 3.11 or 3.12: make distclean; make run PYTHON=/path/to/python3.12"
+    return sys.version_info[:2] in ((3, 11), (3, 12)), found, remedy
 
 
 def _checkout(root: Path) -> Finding:
+    """Look which labkit is imported: an environment of another or a moved checkout has another."""
     imported, here = Path(labkit.__file__).resolve().parent, (root / "labkit").resolve()
-    ok = imported == here or not here.is_dir()
-    remedy = f"in {root}: {INSTALL}; take another labkit out of PYTHONPATH"
-    return ok, f"{imported} is imported", remedy
+    if imported == here or not here.is_dir():
+        return True, str(imported), ""
+    found = f"{imported} is imported; the notebooks here belong to {here}"
+    return False, found, f"unset PYTHONPATH; if that is not enough, in {root}: {INSTALL}"
 
 
 def _packages(root: Path) -> Finding:
-    try:
-        pins = (root / "constraints.txt").read_text("utf-8").splitlines()
-        project = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))["project"]
-    except FileNotFoundError as error:
-        return True, f"nothing to compare with: no {error.filename}", ""
+    """Compare what is installed with the pins whose markers hold here."""
     from packaging.requirements import Requirement
 
-    wrong, named = [], [*project["dependencies"], *project["optional-dependencies"]["labs"]]
-    needed = {Requirement(text).name for text in named}
-    for line in pins:
-        if not line or line.startswith("#"):
+    project = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))["project"]
+    lines = (root / "constraints.txt").read_text("utf-8").splitlines()
+    pins = [line.split("#")[0].strip() for line in lines]
+    needed = [*project["dependencies"], *project["optional-dependencies"]["labs"]]
+    wrong, pinned = [], 0
+    names = {_plain(Requirement(text).name) for text in needed}
+    for requirement in map(Requirement, filter(None, pins)):
+        if requirement.marker and not requirement.marker.evaluate():
             continue
-        pin = Requirement(line)
-        if pin.marker is not None and not pin.marker.evaluate():
-            continue
-        try:
-            version = metadata.version(pin.name).split("+")[0]
-        except metadata.PackageNotFoundError:
-            version = "not installed" if pin.name in needed else ""
-        if version and version not in pin.specifier:
-            wrong.append(f"{pin.name} is {version}; expected {pin.specifier}")
-    return not wrong, "; ".join(wrong[:5]) or "as in constraints.txt", INSTALL
+        version = _version(requirement.name)
+        if version is None and _plain(requirement.name) not in names:
+            continue  # a package of the tests, or one that only another platform needs
+        pinned += 1
+        if version is None or not requirement.specifier.contains(version, prereleases=True):
+            wrong.append(f"{requirement.name} {version or 'is missing'}, expected {requirement}")
+    return not wrong, "; ".join(wrong[:5]) or f"{pinned} as in constraints.txt", INSTALL
 
 
-def _kernel(root: Path) -> Finding:
-    if util.find_spec("jupyter_client") is None or util.find_spec("ipykernel") is None:
-        return False, "ipykernel or jupyter_client is missing", INSTALL
-    from jupyter_client.kernelspec import KernelSpecManager
+def _plain(name: str) -> str:
+    return name.lower().replace("_", "-")
 
-    program = KernelSpecManager().get_kernel_spec("python3").argv[0]
-    own = program in ("python", "python3") or Path(program).parent == Path(sys.executable).parent
-    remedy = "remove the user's own kernel python3 (jupyter kernelspec list names its folder)"
-    return own, f"python3 starts {program}", remedy
+
+def _version(package: str) -> str | None:
+    with suppress(metadata.PackageNotFoundError):
+        return metadata.version(package).split("+")[0]  # PyTorch's "+cpu"
+    return None
 
 
 def _msrun(root: Path) -> Finding:
-    beside = Path(sys.executable).parent / "msrun"
+    beside = Path(sys.executable).with_name("msrun")
     place = str(beside) if beside.is_file() else shutil.which("msrun")
-    return place is not None, place or "not found", INSTALL
+    return place is not None, place or "not found", f"it comes with MindSpore: {INSTALL}"
+
+
+def _kernel(root: Path) -> Finding:
+    """Look which Python the notebooks' kernel starts: a user's own "python3" takes precedence."""
+    from jupyter_client.kernelspec import KernelSpecManager
+
+    spec = KernelSpecManager().get_kernel_spec("python3")
+    program = spec.argv[0]
+    here = Path(program).parent.resolve() == Path(sys.executable).parent.resolve()
+    # jupyter_client replaces these two by its own Python.
+    ok = here or program in ("python", "python3")
+    return ok, f"python3 starts {program}", f"remove the other kernel: rm -r '{spec.resource_dir}'"
 
 
 def _variables(root: Path) -> Finding:
-    broken = {
-        name: why
-        for name, (is_right, why) in _VARIABLES.items()
-        if os.environ.get(name) and not is_right(os.environ[name])
-    }
-    text = "; ".join(f"{name}={os.environ[name]}: {why}" for name, why in broken.items())
-    return not broken, text or "none that breaks something", f"unset {' '.join(broken)}"
+    bad = _wrong_variables()
+    found = "; ".join(f"{name}={os.environ[name]}: {_VARIABLES[name][1]}" for name in bad)
+    return not bad, found or "no variable that breaks something", f"unset {' '.join(bad)}"
+
+
+def _wrong_variables() -> list[str]:
+    given = {name: os.environ.get(name) for name in _VARIABLES}
+    return [
+        name
+        for name, value in given.items()
+        if value and not value.startswith("module://") and value not in _VARIABLES[name][0]
+    ]
 
 
 def _disk(root: Path) -> Finding:
     free = shutil.disk_usage(root).free / _GIB
-    remedy = f"free some space (make clean removes runs and caches): {FREE:g} GiB are needed"
-    return free >= FREE, f"{free:.1f} GiB free at {root}", remedy
-
-
-def _folders(root: Path) -> Finding:
-    for place in (root, Path(os.environ.get("TMPDIR") or tempfile.gettempdir())):
-        try:
-            tempfile.TemporaryFile(dir=place).close()
-        except OSError as error:
-            remedy = "give yourself the right to write there, or set TMPDIR to another folder"
-            return False, f"{place}: {error.strerror}", remedy
-    return True, f"writable: {root} and the folder for temporary files", ""
+    ok = free >= _FREE_DISK and os.access(root, os.W_OK)
+    found = f"{free:.1f} GiB free at {root}" + ("" if os.access(root, os.W_OK) else ", read-only")
+    return ok, found, f"make clean removes runs and caches; {_FREE_DISK:g} GiB are needed"
 
 
 def _memory(root: Path) -> Finding:
-    from labkit.tools.run import free_memory
+    import psutil
 
-    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    if limit != resource.RLIM_INFINITY and limit < _ADDRESS_SPACE * _GIB:
-        remedy = f"lift the limit (ulimit -v unlimited); {_ADDRESS_SPACE:g} GiB are needed"
-        return False, f"the address space is limited to {limit / _GIB:.1f} GiB", remedy
-    free = free_memory() / _GIB
-    remedy = f"close other programs, or give the container more: {FREE:g} GiB are needed"
-    return free >= FREE, f"{free:.1f} GiB free, of this machine or of the container", remedy
+    free, where = psutil.virtual_memory().available, "free"
+    for group in _control_groups():
+        left = _left(group)
+        if left is not None and left < free:
+            free, where = left, "left of what this container may have"
+    remedy = f"close other programs, or give the container more; {_FREE_MEMORY:g} GiB are needed"
+    return free >= _FREE_MEMORY * _GIB, f"{free / _GIB:.1f} GiB {where}", remedy
 
 
-def _loopback(root: Path) -> Finding:
-    remedy = "bring the loopback interface up (ip link set lo up): kernels and ranks use it"
-    try:
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            socket.create_connection(server.getsockname(), timeout=2).close()
-    except OSError as error:
-        return False, f"no connection to 127.0.0.1: {error.strerror or error}", remedy
-    return True, "127.0.0.1 can be reached", ""
+def _control_groups(mounted: Path = Path("/sys/fs/cgroup")) -> list[Path]:
+    """Return the folders of this process's control group (version 2) and of those around it."""
+    path = ""
+    with suppress(OSError):
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+        path = next((line[4:] for line in lines if line.startswith("0::/")), "")
+    group = mounted / path
+    return [group, *(folder for folder in group.parents if mounted in (folder, *folder.parents))]
+
+
+def _left(group: Path) -> int | None:
+    """Return the bytes that a control group may still take; None without a limit."""
+    with suppress(OSError, ValueError):  # no such file, or "max"
+        left = int((group / "memory.max").read_text())
+        left -= int((group / "memory.current").read_text())
+        statistics = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        return left + int(statistics["inactive_file"])  # cached files give way
+    return None
+
+
+def _cores(root: Path) -> Finding:
+    """Count the cores that this process may use, in time too (a container's ``cpu.max``)."""
+    count = float(len(os.sched_getaffinity(0)))
+    for group in _control_groups():
+        with suppress(OSError, ValueError):
+            quota, period = (group / "cpu.max").read_text().split()
+            count = min(count, int(quota) / int(period))
+    return count >= 1, f"{count:g} may be used", "give the container at least one core"
 
 
 def _data(root: Path) -> Finding:
-    folder = root / "data_scripts" / "bundled" / "mnist"
-    if not folder.is_dir():
-        return True, "nothing to look at: no bundled MNIST", ""
-    sizes = {path.name: path.stat().st_size for path in folder.glob("*.gz")}
-    ok = len(sizes) == 4 and all(sizes.values())
-    return ok, f"{len(sizes)} files of MNIST", "git checkout -- data_scripts brings them back"
-
-
-@functools.cache
-def _probe() -> dict[str, Any] | str:
-    """Return what the measurements printed, or why there is nothing."""
-    gone = [name for name, (is_right, _) in _VARIABLES.items() if name in os.environ]
-    variables = {name: text for name, text in child_environment().items() if name not in gone}
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+    """Compare the bundled MNIST and the prepared copy with each other, by SHA-256."""
+    bundled = root / "data_scripts" / "bundled" / "mnist"
+    files = sorted(bundled.glob("*.gz"))
+    for packed in files:
         try:
-            done = subprocess.run(
-                [sys.executable, "-P", "-c", _PROBE],
-                cwd=folder,
-                env=variables,
-                capture_output=True,
-                text=True,
-                timeout=_SECONDS,
-            )
-        except subprocess.TimeoutExpired:
-            return f"no answer within {_SECONDS:.0f} s"
-    lines = [line for line in done.stdout.splitlines() if line.startswith("probe:")]
-    if lines:
-        return json.loads(lines[0].removeprefix("probe:"))
-    return (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+            digest = hashlib.sha256(gzip.decompress(packed.read_bytes())).digest()
+        except (OSError, EOFError) as error:
+            return False, f"{packed} is damaged: {error}", f"git checkout -- {bundled}"
+        for copy in (root / "datasets" / "MNIST_Data").glob(f"*/{packed.stem}"):
+            if hashlib.sha256(copy.read_bytes()).digest() != digest:
+                return False, f"{copy} is not {packed}", f"rm '{copy}': the labs prepare it again"
+    found = f"{len(files)} bundled files of MNIST"
+    return len(files) in (0, 4), found, f"git checkout -- {bundled}"
 
 
-def _arithmetic(root: Path) -> Finding:
-    answer = _probe()
-    if isinstance(answer, str):
-        return False, f"MindSpore cannot compute: {answer}", INSTALL
-    ok = answer["sum"] == 2.0 and answer["numpy"].startswith("1.")
-    text = f"MindSpore {answer['mindspore']}, numpy {answer['numpy']}, 1 + 1 = {answer['sum']:g}"
-    return ok, text, f"numpy must be below 2: {INSTALL}"
+def _numpy(answers: dict) -> Finding:
+    """MindSpore computes with NumPy 1 only: with 2 even 1 + 1 fails."""
+    answer = answers["arithmetic"]
+    found = f"numpy {answer['numpy']}, MindSpore {answer['mindspore']}: 1 + 1 = {answer['sum']:g}"
+    return answer["numpy"].startswith("1.") and answer["sum"] == 2.0, found, INSTALL
 
 
-def _devices(root: Path) -> Finding:
-    answer = _probe()
-    if isinstance(answer, str):
-        return False, f"cannot be asked: {answer}", INSTALL
-    text = f"{', '.join(answer['devices'])} (GPU plugins are for CUDA 11.1 and 11.6 alone)"
-    return "CPU" in answer["devices"], text, INSTALL
+def _device(answers: dict) -> Finding:
+    usable = answers["devices"]
+    return "CPU" in usable, f"can be used: {', '.join(usable) or 'none'}", INSTALL
 
 
-def _convolution(root: Path) -> Finding:
-    answer = _probe()
-    if isinstance(answer, str):
-        return False, f"cannot be measured: {answer}", INSTALL
-    ratio = answer["convolution"] / answer["matmul"]
-    text = (
-        f"{1000 * answer['convolution']:.1f} ms, an equal matrix product "
-        f"{1000 * answer['matmul']:.1f} ms, oneDNN up to {answer['onednn']}"
+def _convolution(answers: dict) -> Finding:
+    """MindSpore's AVX-512 convolution is slow on many machines; ``labkit.start`` asks for AVX2."""
+    answer = answers["convolution"]
+    ratio = answer["convolution"] / answer["product"]
+    found = (
+        f"{ratio:.1f} times an equal matrix product (at most {_SLOWEST_CONVOLUTION:g}), "
+        f"ONEDNN_MAX_CPU_ISA={answer['instructions'] or 'not set'}"
     )
-    remedy = "take ONEDNN_MAX_CPU_ISA out of the environment, or set it to AVX2"
-    return ratio <= _SLOWEST_CONVOLUTION, text, remedy
+    remedy = "unset ONEDNN_MAX_CPU_ISA (labkit.start then sets AVX2), or set it to AVX2"
+    return ratio <= _SLOWEST_CONVOLUTION, found, remedy
 
 
-_CHECKS: dict[str, Callable[[Path], Finding]] = {
-    "platform": _platform,
-    "python": _python,
-    "checkout": _checkout,
-    "packages": _packages,
-    "kernel": _kernel,
+CHECKS: dict[str, Callable[[Any], Finding]] = {
+    "Python": _python,
+    "labkit": _checkout,
+    "Packages": _packages,
     "msrun": _msrun,
-    "environment": _variables,
-    "disk": _disk,
-    "folders": _folders,
-    "memory": _memory,
-    "loopback": _loopback,
-    "data": _data,
-    "numpy": _arithmetic,
-    "devices": _devices,
-    "convolution": _convolution,
+    "Kernel": _kernel,
+    "Environment": _variables,
+    "Disk": _disk,
+    "Memory": _memory,
+    "Cores": _cores,
+    "Data": _data,
+    "NumPy": _numpy,
+    "Device": _device,
+    "Convolution": _convolution,
 }
+_MEASURED = (_numpy, _device, _convolution)
 
 
-def run(names: Sequence[str] = (), root: Path | None = None) -> list[Check]:
-    """Run the named checks, or all, of the project ``root`` (default: the one around here).
+class _Answers(dict):
+    """The answers of the measuring process; where one is missing, why the process ended."""
 
-    Raises:
-        InputError: if a name is unknown.
-    """
-    for name in names:
-        refuse_unknown("check", name, _CHECKS)
-    folder = root or project_root() or Path.cwd()
-    return [_look(name, folder) for name in names or _CHECKS]
+    end = ""
+
+    def __missing__(self, name: str) -> Any:
+        raise RuntimeError(self.end)
 
 
-def _look(name: str, folder: Path) -> Check:
-    """Return the finished check; one that raises (a package is missing) has failed."""
+def _measure() -> _Answers:
+    """Compute with MindSpore in a process of its own, which may crash or hang."""
+    program = "from labkit.tools.doctor import probe; probe()"
+    gone = _wrong_variables()  # they have a check of their own
+    environment = {name: text for name, text in os.environ.items() if name not in gone}
+    environment["PYTHONPATH"] = os.pathsep.join(
+        [str(Path(labkit.__file__).resolve().parents[1]), *filter(None, [os.getenv("PYTHONPATH")])]
+    )
+    answers = _Answers()
     try:
-        ok, found, remedy = _CHECKS[name](folder)
-    except Exception as error:  # whatever a broken installation raises
-        return Check(name, False, f"{type(error).__name__}: {error}", INSTALL)
-    return Check(name, ok, found, "" if ok else remedy)
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", program],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=_SECONDS,
+            check=False,
+        )
+        printed, errors = done.stdout, done.stderr.strip().splitlines() or [""]
+        answers.end = f"the process ended with exit code {done.returncode}: {errors[-1]}"
+    except subprocess.TimeoutExpired as error:
+        printed, answers.end = (error.stdout or b"").decode(), f"no answer within {_SECONDS:g} s"
+    for line in printed.splitlines():
+        if line.startswith("answer "):
+            answers |= json.loads(line.removeprefix("answer "))
+    return answers
+
+
+def probe() -> None:
+    """Print what MindSpore computes, as lines "answer {...}"; those before a crash count."""
+    from labkit import runtime
+
+    runtime.start("CPU")  # before MindSpore is imported, which reads variables then
+
+    import mindspore
+    import numpy as np
+    from mindspore import Tensor, nn
+
+    def say(**answer: Any) -> None:
+        print(f"\nanswer {json.dumps(answer)}", flush=True)
+
+    versions = {"numpy": np.__version__, "mindspore": mindspore.__version__}
+    say(arithmetic={"sum": float((Tensor(1.0) + 1).asnumpy()), **versions})
+    say(devices=list(runtime.available_devices()))
+    # A 64 -> 64 convolution of 3x3, and the matrix product with as many multiplications.
+    random = np.random.default_rng(1)
+    images = Tensor(random.standard_normal((8, 64, 32, 32), dtype=np.float32))
+    rows = Tensor(random.standard_normal((8 * 32 * 32, 64 * 9), dtype=np.float32))
+    layer, product = nn.Conv2d(64, 64, 3, pad_mode="same"), nn.Dense(64 * 9, 64, has_bias=False)
+    say(
+        convolution={
+            "convolution": _fastest(lambda: layer(images)),
+            "product": _fastest(lambda: product(rows)),
+            "instructions": os.environ.get("ONEDNN_MAX_CPU_ISA"),
+        }
+    )
+
+
+def _fastest(compute: Callable[[], Any]) -> float:
+    """Return the seconds of the fastest of 5 calls after a warm-up; of fewer if they take 1 s."""
+    times: list[float] = []
+    compute().asnumpy()
+    while len(times) < 5 and sum(times) < 1:
+        started = time.perf_counter()
+        compute().asnumpy()
+        times.append(time.perf_counter() - started)
+    return min(times)

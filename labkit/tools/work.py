@@ -1,138 +1,231 @@
-"""`labkit lab`: JupyterLab on the learner's own copies of the notebooks, in work/.
-
-A copy begins without outputs. When the project's notebook has changed, a copy that was not edited
-is renewed; beside an edited one, which is never overwritten, the new notebook arrives as
-NAME.new.ipynb. Edited means that sources differ from those copied; outputs do not count.
-"""
+"""`labkit lab`: JupyterLab on the learner's own copies of the notebooks, in work/."""
 
 import hashlib
 import json
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import quote
 
-from labkit.base.files import write_text
+import typer
+
+from labkit.base.arguments import wrong
+from labkit.base.files import make_folder, write_json
+from labkit.base.project import find_project
 from labkit.errors import InputError
-from labkit.ranks.launch import python_path
-from labkit.tools.labs import Lab, read_notebook
 
 FOLDER = "work"
-_COPIED = "labkit_copied"  # digest of the sources that were copied, in the copy's metadata
-# Inline code, which stays as it is, or a relative link of markdown to another folder.
-_LINK = re.compile(r"`[^`\n]*`|(\]\()(\.\./[^)\s]+)")
-# What the check of an exercise prints, see labkit.labs.exercises.check.
-_CHECKED = re.compile(r"^(.+): (passed|not attempted yet|\d+ of \d+ public checks)", re.MULTILINE)
-# They belong to `labkit run`, or would give the notebooks another kernel or other settings.
+# Name of a copy -> digests of the notebook that was copied and of the last that was offered for it.
+_RECORD = ".copied.json"
+_EXERCISE = re.compile(r'^passed = check\("(\w+)",', re.M)
+# A relative link of markdown; not a URL, an anchor on the same page or an absolute path.
+_LINK = re.compile(r"(\]\()(?![a-z]+:|#|/)([^)\s#]+)")
+# The first two belong to `labkit run`. With a user's backend a notebook may show no figures, and a
+# kernel "python3" in a folder of the last would take precedence over this environment's.
 _NOT_FOR_KERNELS = ("LABKIT_RUN", "LABKIT_HEADLESS", "MPLBACKEND", "JUPYTER_PATH")
 
 
-def copy(labs: Sequence[Lab], folder: Path) -> list[str]:
-    """Bring the copies of ``labs`` in ``folder`` up to date; return a line for what was done.
+def lab(
+    notebook: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[LAB|NOTEBOOK] [-- OPTION...]",
+            help="Number or name of a lab, or a notebook's path; options for JupyterLab itself.",
+        ),
+    ] = None,
+    folder: Annotated[
+        Path | None, typer.Option(help="Folder of your copies; work/ in the project if not given.")
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="First port to try; 8888 if not given.")
+    ] = None,
+    browser: Annotated[bool, typer.Option(help="Open a browser, where there is one.")] = True,
+    server: Annotated[
+        bool, typer.Option(help="Start JupyterLab; --no-server only copies and lists.")
+    ] = True,
+) -> None:
+    """Open JupyterLab on your own copies of the notebooks, and list the exercises you have solved.
 
-    Raises:
-        InputError: if the folder is the project's own, or cannot be written.
+    Missing copies are made first. Where the project's notebook has changed, a copy you have not
+    edited is replaced; beside one that you have, the new notebook is put as NAME.new.ipynb.
+    The server is for this machine only, requires a token, and uses this environment's kernel.
+
+    Example: labkit lab 01
     """
-    if any(lab.path.parent == folder.resolve() for lab in labs):
-        raise InputError(f"{folder} holds the project's own notebooks; expected another folder")
-    lines = []
-    for lab in labs:
-        place = folder / lab.path.name
-        notebook = _stripped(read_notebook(lab.path), lab.path.parent, folder)
-        if not place.exists():
-            _write(notebook, place)
-            lines.append(f"{place}: your own copy, made now")
+    words = list(notebook or ())
+    named = [] if not words or words[0].startswith("-") else [words.pop(0)]
+    if words and not words[0].startswith("-"):
+        raise wrong("LAB", f"{named[0]} {words[0]}", "one lab or notebook")
+    project = find_project()
+    if named and named[0].endswith(".ipynb"):
+        place = Path(named[0]).expanduser().resolve()
+        if not place.is_file():
+            raise InputError(f"no notebook {place}")
+    else:
+        place = _own_copy(project, folder, named[0] if named else "0")
+    if not server:
+        return
+    root = project if project in place.parents else place.parent
+    line = _command(root, place, port, browser) + words
+    sys.stdout.flush()
+    os.execve(line[0], line, _environment())
+
+
+def _own_copy(project: Path, folder: Path | None, name: str) -> Path:
+    """Make or renew the copies, say what is solved in them, and return that of the lab ``name``."""
+    from labkit.tools.labs import find_labs, pick
+
+    labs = find_labs(project)
+    (lab,) = pick(labs, [name])[:1]
+    folder = project / FOLDER if folder is None else folder.expanduser().resolve()
+    if folder == project / "notebooks":
+        raise wrong("--folder", str(folder), "a folder of your own")
+    for message in copy([each.path for each in labs], folder):
+        print(message)
+    for each in labs:
+        try:
+            asked, solved = exercises(each.path, folder / each.path.name)
+        except InputError as error:
+            print(error)
             continue
-        mine = read_notebook(place)
-        copied = mine["metadata"].get(_COPIED)
-        if copied == notebook["metadata"][_COPIED]:
+        if asked:
+            names = f": {', '.join(solved)}" if solved else ""
+            print(f"{each.name}: {len(solved)} of {len(asked)} exercises solved{names}")
+    return folder / lab.path.name
+
+
+def copy(notebooks: Sequence[Path], folder: Path) -> list[str]:
+    """Bring the copies of ``notebooks`` in ``folder`` up to date; return a line for each change.
+
+    An edited copy is never written to: it is one whose sources differ from those copied, whatever
+    its outputs. Outputs are left out: a copy shows only what its owner's code printed.
+    """
+    make_folder(folder)
+    record = json.loads(_text(folder / _RECORD)) if (folder / _RECORD).exists() else {}
+    messages = []
+    for source in notebooks:
+        path = folder / source.name
+        notebook = _for_learners(source, folder)
+        known, now = record.get(path.name, []), _digest(notebook)
+        if path.exists() and now in known:
             continue
-        if copied == digest(mine):
-            _write(notebook, place)
-            lines.append(f"{place}: renewed; you had not edited it")
+        new = path.with_name(f"{path.stem}.new.ipynb")
+        if not path.exists():
+            messages.append(f"{path}: copied")
+            record[path.name] = [now]
+        elif _digest_of(path) in known:
+            messages.append(f"{path}: replaced, for the notebook has changed and this copy has not")
+            record[path.name] = [now]
+        elif _digest_of(path) == now:
+            record[path.name] = [now]
+            continue
+        elif new.exists() and _digest_of(new) not in known:
+            messages.append(
+                f"{path}: the notebook has changed; {new.name} is edited too, and stays"
+            )
+            continue
         else:
-            beside = place.with_suffix(".new.ipynb")
-            _write(notebook, beside)
-            lines.append(f"{beside}: the lab has changed; your edited copy stays as it is")
-    return lines
+            messages.append(f"{path}: the notebook has changed; yours stays, see {new.name}")
+            record[path.name] = [*known[:1], now]
+            path = new
+        write_json(path, notebook, "the notebook")
+    write_json(folder / _RECORD, record, "the record of copies")
+    return messages
 
 
-def digest(notebook: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of the types and sources of a notebook's cells."""
-    cells = [(cell["cell_type"], cell["source"]) for cell in notebook["cells"]]
-    return hashlib.sha256(json.dumps(cells).encode()).hexdigest()
+def exercises(source: Path, copied: Path) -> tuple[list[str], list[str]]:
+    """Return the exercises that a lab leaves unsolved, and those that ``copied`` shows as passed.
+
+    Nothing is executed: what counts is the check's line in the saved output of its cell.
+    """
+    asked = [
+        name
+        for cell in _code(json.loads(_text(source)))
+        if "raise NotImplementedError" in "".join(cell["source"])
+        for name in _EXERCISE.findall("".join(cell["source"]))
+    ]
+    try:
+        cells = _code(json.loads(_text(copied)))
+    except (ValueError, KeyError) as error:
+        raise InputError(f"{copied} is not a notebook: move it away for a new copy") from error
+    printed = [
+        "".join(output.get("text", "")) for cell in cells for output in cell.get("outputs", ())
+    ]
+    lines = "".join(printed)
+    return asked, [name for name in asked if re.search(rf"^{name}: passed \(", lines, re.M)]
 
 
-def _stripped(notebook: dict[str, Any], source: Path, folder: Path) -> dict[str, Any]:
-    """Return a notebook without outputs, its links changed to lead from ``folder``."""
+def _code(notebook: dict[str, Any]) -> list[dict[str, Any]]:
+    return [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
 
-    def moved(match: re.Match) -> str:
-        if match[1] is None:
-            return match[0]
-        return match[1] + os.path.relpath((source / match[2]).resolve(), folder.resolve())
 
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+def _for_learners(source: Path, folder: Path) -> dict[str, Any]:
+    """Return a notebook without outputs, with its relative links as they are from ``folder``."""
+
+    def moved(link: re.Match) -> str:
+        target = (source.parent / link[2]).resolve()
+        if target.parent == source.parent and target.suffix == ".ipynb":
+            return link[0]  # copied as well
+        return link[1] + Path(os.path.relpath(target, folder)).as_posix()
+
+    notebook = json.loads(_text(source))
     for cell in notebook["cells"]:
         if cell["cell_type"] == "code":
             cell |= {"outputs": [], "execution_count": None}
-        else:
-            cell["source"] = _LINK.sub(moved, cell["source"])
-    metadata = {key: each for key, each in notebook["metadata"].items() if key != "labkit"}
-    notebook["metadata"] = metadata | {_COPIED: digest(notebook)}
+        elif cell["cell_type"] == "markdown":
+            moved_text = _LINK.sub(moved, "".join(cell["source"]))
+            cell["source"] = moved_text.splitlines(keepends=True)
+    notebook["metadata"].pop("labkit", None)  # the stamp describes the outputs
     return notebook
 
 
-def _write(notebook: Mapping[str, Any], place: Path) -> None:
-    # Split as nbformat does, so that saving in JupyterLab makes no difference.
-    cells = [
-        cell | {"source": cell["source"].splitlines(keepends=True)} for cell in notebook["cells"]
-    ]
-    text = json.dumps({**notebook, "cells": cells}, indent=1, ensure_ascii=False, sort_keys=True)
-    write_text(place, text + "\n", "the notebook")
+def _digest_of(path: Path) -> str:
+    """Return the digest of the sources at ``path``, or "" if it is damaged."""
+    try:
+        return _digest(json.loads(_text(path)))
+    except (ValueError, KeyError):
+        return ""
 
 
-def solved(notebook: Path) -> dict[str, bool]:
-    """Return exercise -> whether its check has passed, by the outputs that the notebook holds."""
-    answers: dict[str, bool] = {}
-    for cell in read_notebook(notebook)["cells"]:
-        for output in cell.get("outputs", ()):
-            found = _CHECKED.findall("".join(output.get("text", "")))
-            answers |= {name: said == "passed" for name, said in found}
-    return answers
+def _digest(notebook: dict[str, Any]) -> str:
+    cells = [(cell["cell_type"], "".join(cell["source"])) for cell in notebook["cells"]]
+    return hashlib.sha256(json.dumps(cells).encode()).hexdigest()
 
 
-def command(root: Path, notebook: Path, port: int | None, browser: bool) -> list[str]:
-    """Return the command line of a JupyterLab that shows ``root`` and opens ``notebook`` in it.
+def _command(root: Path, notebook: Path, port: int | None, browser: bool) -> list[str]:
+    import zmq
 
-    It listens on this machine alone, behind a token, and has this environment's kernel alone.
-    """
     options = {
         "ServerApp.ip": "127.0.0.1",
         "ServerApp.root_dir": str(root),
-        "ServerApp.kernel_spec_manager_class": "jupyter_client.kernelspec.KernelSpecManager",
-        "KernelSpecManager.allowed_kernelspecs": "{'python3'}",
-        # No network access, and no dialog that asks about it.
+        "LabApp.default_url": f"/lab/tree/{quote(notebook.relative_to(root).as_posix())}",
+        # No network access; labconfig/ beside this file suppresses the dialog that asks about it.
         "LabApp.news_url": "None",
         "LabApp.check_for_updates_class": "jupyterlab.NeverCheckForUpdate",
-        "LabApp.default_url": f"/lab/tree/{quote(notebook.relative_to(root).as_posix())}",
     }
+    if zmq.has("curve"):  # else each kernel warns that others on this machine could listen
+        options["MappingKernelManager.transport_encryption"] = "auto"
     if port is not None:
         options["ServerApp.port"] = str(port)
-    if os.geteuid() == 0:  # in a container
+    if os.geteuid() == 0:  # in a container, where `labkit run` runs the same code as root
         options["ServerApp.allow_root"] = "True"
     line = [sys.executable, "-P", "-m", "jupyterlab"]
     line += [f"--{name}={value}" for name, value in options.items()]
     return line if browser else [*line, "--no-browser"]
 
 
-def environment() -> dict[str, str]:
-    """Return the variables of the server and its kernels."""
-    kept = {name: text for name, text in os.environ.items() if name not in _NOT_FOR_KERNELS}
-    return kept | {
-        "JUPYTER_PREFER_ENV_PATH": "1",
-        # Without it the debugger warns of Python's frozen modules whenever a kernel starts.
-        "PYDEVD_DISABLE_FILE_VALIDATION": "1",
-        "PYTHONPATH": python_path(os.environ.get("PYTHONPATH")),
-    }
+def _environment() -> dict[str, str]:
+    """Return the variables of the server and its kernels; this labkit and kernel come first."""
+    kept = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_KERNELS}
+    here = Path(__file__).resolve()
+    for name, folder in (("JUPYTER_CONFIG_PATH", here.parent), ("PYTHONPATH", here.parents[2])):
+        kept[name] = os.pathsep.join([str(folder), *filter(None, [kept.get(name)])])
+    # Without the last the debugger warns of Python's frozen modules whenever a kernel starts.
+    return kept | {"JUPYTER_PREFER_ENV_PATH": "1", "PYDEVD_DISABLE_FILE_VALIDATION": "1"}

@@ -21,7 +21,7 @@ class FakeRuntime:
 
 @pytest.fixture
 def project(tmp_path, monkeypatch):
-    (tmp_path / "pyproject.toml").write_text('[project]\nname = "labkit"\n')
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "mindspore-labs"\n')
     (tmp_path / "notebooks").mkdir()
     monkeypatch.chdir(tmp_path / "notebooks")
     monkeypatch.delenv("LABKIT_RUN", raising=False)

@@ -8,7 +8,6 @@ import pytest
 
 from labkit.tools import notebook_files as files
 from labkit.tools.labs import find_labs
-from scripts.notebooks import navigation
 from tests.support.texts import markdown
 
 ROOT = Path(__file__).parents[2]
@@ -75,9 +74,9 @@ def sections():
     texts = {}
     for lab in find_labs(ROOT):
         notebook = files.read(lab.path)
-        anchors = [name for _, name in navigation.anchor(notebook, lab.prefix)]
         text = "\n".join(markdown(notebook["cells"]))
-        _, *parts = re.split("|".join(f'<a id="{name}"></a>' for name in anchors), text)
+        _, *parts = re.split(r'<a id="([\w-]+)"></a>\n+## ', text)
+        anchors, parts = parts[::2], parts[1::2]
         texts |= {(lab.path.name, name): part for name, part in zip(anchors, parts, strict=True)}
     return texts
 

@@ -21,7 +21,7 @@ class Server:
     """Context manager that runs `labkit lab` on the copies in ``folder``.
 
     The first port that it tries is taken. ``user`` is a folder for the user's Jupyter settings:
-    JUPYTER_PATH has another "python3" kernel, which does not start, and the token is empty.
+    JUPYTER_PATH has another "python3" kernel, which does not start, and the server listens to all.
     """
 
     def __init__(self, folder: Path, user: Path, log: Path):
@@ -34,6 +34,7 @@ class Server:
             taken.bind(("127.0.0.1", 0))
             taken.listen()
             self.taken = taken.getsockname()[1]
+            _spoil(self.user)
             with self.log.open("wb") as log:
                 self.process = subprocess.Popen(
                     [sys.executable, "-m", "labkit.tools.cli", "lab", "--folder", str(self.folder)]
@@ -72,6 +73,18 @@ class Server:
             text = answer.read()
         return json.loads(text) if text else None
 
+    def copies_only(self) -> str:
+        """Return what `labkit lab --no-server` prints about the same copies."""
+        line = [sys.executable, "-m", "labkit.tools.cli", "lab", "--no-server"]
+        return subprocess.run(
+            [*line, "--folder", str(self.folder)],
+            env=self._environment(),
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+
     def kernel_process(self) -> psutil.Process:
         """Return the process of the only running kernel."""
         (kernel,) = self.ask("kernels")
@@ -84,7 +97,6 @@ class Server:
             self.ask(f"sessions/{session['id']}", "DELETE")
 
     def _environment(self) -> dict[str, str]:
-        _spoil(self.user)
         names = {
             "JUPYTER_CONFIG_DIR": "config",
             "JUPYTER_DATA_DIR": "data",
@@ -126,7 +138,7 @@ def _spoil(user: Path) -> None:
     spec = {"argv": ["/bin/false"], "display_name": "Another", "language": "python"}
     (kernel / "kernel.json").write_text(json.dumps(spec))
     (user / "config").mkdir()
-    config = "c.IdentityProvider.token = ''\nc.ServerApp.ip = '0.0.0.0'\n"
+    config = "c.ServerApp.ip = '0.0.0.0'\n"
     (user / "config" / "jupyter_server_config.py").write_text(config)
     # Otherwise JupyterLab removes cells that are out of view from the page, with their outputs.
     settings = user / "settings" / "@jupyterlab" / "notebook-extension"

@@ -1,7 +1,7 @@
 """Finds the links of notebooks and pages that lead nowhere, without a network.
 
 A link into a notebook names an anchor ``<a id="...">``, because JupyterLab does not find a heading
-with characters beyond ASCII, and looks in every open notebook (scripts.notebooks.navigation).
+with characters beyond ASCII, and looks in every open notebook.
 Anchors on a page are spelled as GitHub spells those of headings.
 """
 
@@ -12,8 +12,6 @@ from posixpath import normpath
 from urllib.parse import urlsplit
 
 from labkit.tools import notebook_files
-from scripts.notebooks import navigation
-from scripts.notebooks.rules import github_anchor
 from tests.support.texts import markdown, without_code, without_fences
 
 # Public primary sources: papers, documentation, code, licences, publishers of data.
@@ -91,17 +89,8 @@ def _address_fault(link: str) -> str:
 
 
 def _anchors(path: Path) -> set[str]:
-    """Return the anchors of a page or notebook, including those that `make notebooks` adds.
-
-    (tests/notebooks checks that it has added them.)
-    """
-    texts = _texts(path)
-    if path.suffix == ".ipynb":
-        notebook = notebook_files.read(path)
-        depth = "-in-depth" if path.stem.endswith("_in_depth") else ""
-        navigation.anchor(notebook, path.stem[:2] + depth)
-        texts = markdown(notebook["cells"])
-    text = "\n\n".join(texts)
+    """Return the anchors of a page or notebook."""
+    text = "\n\n".join(_texts(path))
     if path.suffix not in (".md", ".ipynb"):
         return {f"L{number}" for number in range(1, len(text.splitlines()) + 1)}
     text = without_fences(text)
@@ -109,3 +98,8 @@ def _anchors(path: Path) -> set[str]:
     if path.suffix == ".md":
         anchors |= {github_anchor(heading) for heading in _HEADING.findall(text)}
     return anchors
+
+
+def github_anchor(heading: str) -> str:
+    """Return the anchor that GitHub gives to a heading of a Markdown page."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")

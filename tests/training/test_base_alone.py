@@ -6,9 +6,8 @@ import sys
 import tomllib
 from importlib import metadata
 
+from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-
-from labkit.tools.doctor import installed
 
 PROGRAM = """
 import importlib.abc, json, sys
@@ -33,13 +32,26 @@ except SystemExit as end:
 def outside_of_base(root):
     """Return the top-level modules of all distributions outside the base dependencies."""
     project = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))["project"]
-    base = installed._closure(project["dependencies"]) | {"mindspore-labs"}
+    base = _closure(project["dependencies"]) | {"mindspore-labs"}
     owners = metadata.packages_distributions()
     return sorted(
         module
         for module, names in owners.items()
         if not base & {str(canonicalize_name(name)) for name in names}
     )
+
+
+def _closure(dependencies):
+    """Return the names of all packages that ``dependencies`` need, as installed here."""
+    seen, waiting = set(), [Requirement(text) for text in dependencies]
+    while waiting:
+        requirement = waiting.pop()
+        name = canonicalize_name(requirement.name)
+        if name not in seen and (not requirement.marker or requirement.marker.evaluate()):
+            seen.add(name)
+            needed = [Requirement(text) for text in metadata.requires(name) or ()]
+            waiting += [each for each in needed if "extra" not in str(each.marker)]
+    return seen
 
 
 def test_a_training_with_the_base_dependencies_alone(root, tmp_path):

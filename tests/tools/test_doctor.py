@@ -1,0 +1,158 @@
+"""`labkit doctor`: each cause planted in turn is found, and named with its remedy."""
+
+import gzip
+import json
+import os
+
+import pytest
+
+import labkit as package
+from labkit.tools import doctor
+from tests.support.command import labkit
+
+
+@pytest.fixture(scope="module")
+def answers():
+    """What this machine measures, in a process of its own."""
+    return doctor._measure()
+
+
+def finding(name, root):
+    return doctor.CHECKS[name](root)
+
+
+@pytest.mark.parametrize("name", [name for name in doctor.CHECKS])
+def test_this_machine_passes(root, answers, name):
+    """Memory and disk are those of a machine that runs the tests, which need more."""
+    measured = doctor.CHECKS[name] in doctor._MEASURED
+    ok, found, _ = finding(name, answers if measured else root)
+    assert ok, found
+
+
+def test_the_convolution_is_measured_as_labs_run_it(answers):
+    assert answers["convolution"]["instructions"] == os.environ.get("ONEDNN_MAX_CPU_ISA", "AVX2")
+
+
+@pytest.mark.parametrize(
+    ("name", "answer", "found"),
+    [
+        ("NumPy", {"arithmetic": {"numpy": "2.1.0", "mindspore": "2.10", "sum": 2.0}}, "2.1.0"),
+        ("NumPy", {"arithmetic": {"numpy": "1.26", "mindspore": "2.10", "sum": 3.0}}, "= 3"),
+        ("Device", {"devices": []}, "none"),
+        (
+            "Convolution",
+            {"convolution": {"convolution": 1.1, "product": 0.1, "instructions": None}},
+            "11.0 times an equal matrix product (at most 10), ONEDNN_MAX_CPU_ISA=not set",
+        ),
+    ],
+)
+def test_a_wrong_measurement_fails(name, answer, found):
+    ok, said, remedy = finding(name, answer)
+    assert not ok and found in said and remedy
+
+
+@pytest.mark.parametrize(
+    ("name", "variables", "found", "remedy"),
+    [
+        ("Environment", {"GLOG_v": "9", "MPLBACKEND": "Agg"}, "level is 0 to 4", "unset MPLB"),
+        ("Kernel", {"JUPYTER_PATH": "{root}/jupyter"}, "/other/python", "rm -r"),
+    ],
+)
+def test_a_planted_variable_fails(monkeypatch, tmp_path, name, variables, found, remedy):
+    kernel = tmp_path / "jupyter" / "kernels" / "python3"
+    kernel.mkdir(parents=True)
+    kernel.joinpath("kernel.json").write_text(
+        json.dumps({"argv": ["/other/python"], "display_name": "x", "language": "python"})
+    )
+    for variable, value in variables.items():
+        monkeypatch.setenv(variable, value.format(root=tmp_path))
+    ok, said, how = finding(name, tmp_path)
+    assert not ok and found in said and remedy in how
+
+
+def test_a_package_at_another_version_or_missing_fails(tmp_path):
+    (tmp_path / "pyproject.toml").write_text(
+        '[project]\ndependencies = ["numpy", "nothing_at_all"]\n'
+        '[project.optional-dependencies]\nlabs = ["typer"]\n'
+    )
+    (tmp_path / "constraints.txt").write_text(
+        "numpy==0.1  # a comment\nnothing-at-all==1.0\ntorch-of-tests==2\n"
+        'typer==0.0; python_version < "3"\n'
+    )
+    ok, found, _ = finding("Packages", tmp_path)
+    assert not ok and "numpy 1.26.4, expected numpy==0.1" in found
+    assert "nothing-at-all is missing" in found
+    assert "typer" not in found and "torch" not in found
+
+
+def test_another_checkouts_labkit_fails(tmp_path):
+    (tmp_path / "labkit").mkdir()
+    ok, found, _ = finding("labkit", tmp_path)
+    assert not ok and f"belong to {tmp_path / 'labkit'}" in found
+
+
+def test_damaged_data_fails(tmp_path):
+    bundled = tmp_path / "data_scripts" / "bundled" / "mnist"
+    bundled.mkdir(parents=True)
+    for number in range(4):
+        (bundled / f"{number}.gz").write_bytes(gzip.compress(b"digits"))
+    copy = tmp_path / "datasets" / "MNIST_Data" / "train" / "1"
+    copy.parent.mkdir(parents=True)
+    copy.write_bytes(b"digits")
+    assert finding("Data", tmp_path)[0]
+    copy.write_bytes(b"digit")
+    assert "labs prepare it again" in finding("Data", tmp_path)[2]
+    copy.unlink()
+    (bundled / "2.gz").write_bytes(gzip.compress(b"digits")[:-9])
+    assert "2.gz is damaged" in finding("Data", tmp_path)[1]
+
+
+def test_the_limits_of_a_container_count(monkeypatch, tmp_path, root):
+    """Cached files are counted as used by the kernel, and give way."""
+    (tmp_path / "memory.max").write_text(f"{3 * 2**30}\n")
+    (tmp_path / "memory.current").write_text(f"{2 * 2**30}\n")
+    (tmp_path / "memory.stat").write_text(f"anon 1\ninactive_file {2**29}\n")
+    (tmp_path / "cpu.max").write_text("50000 100000\n")
+    monkeypatch.setattr(doctor, "_control_groups", lambda: [tmp_path])
+    ok, found, _ = finding("Memory", root)
+    assert not ok and found == "1.5 GiB left of what this container may have"
+    assert finding("Cores", root)[:2] == (False, "0.5 may be used")
+    (tmp_path / "memory.max").write_text("max\n")
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    assert finding("Memory", root)[1].endswith(" free")
+    assert finding("Cores", root)[0]
+
+
+def test_groups_around_the_process_are_looked_at_up_to_the_mount(tmp_path):
+    groups = doctor._control_groups(tmp_path)
+    assert groups[-1] == tmp_path and all(tmp_path in (g, *g.parents) for g in groups)
+
+
+def test_a_process_that_dies_fails_what_it_has_not_answered(monkeypatch, tmp_path):
+    """A wrong variable has a check of its own, and is not blamed on the packages."""
+    program = tmp_path / "python"
+    program.write_text(
+        '#!/bin/sh\necho \'answer {"devices": ["CPU"]}\'\n'
+        'echo "GLOG_v is $GLOG_v" >&2\nkill -11 $$\n'
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("GLOG_v", "9")
+    monkeypatch.setattr("sys.executable", str(program))
+    checks = {check.name: check for check in doctor._finished(["Device", "NumPy"])}
+    assert checks["Device"].ok
+    assert not checks["NumPy"].ok and "exit code -11: GLOG_v is" in checks["NumPy"].found
+
+
+def test_the_command_says_what_failed_and_exits_with_1(monkeypatch):
+    monkeypatch.setitem(doctor.CHECKS, "Disk", lambda root: (False, "full", "make clean"))
+    done = labkit("doctor", "disk", "msrun")
+    assert done.exit_code == 1
+    assert "FAIL  Disk" in done.stdout and "remedy: make clean" in done.stdout
+    assert done.stdout.endswith("1 of 2 checks passed\n")
+    lines = labkit("doctor", "--json", "disk").stdout.splitlines()
+    expected = {"name": "Disk", "ok": False, "found": "full", "remedy": "make clean"}
+    assert [json.loads(line) for line in lines] == [expected]
+    assert labkit("doctor", "msrun").exit_code == 0
+    done = labkit("doctor", "mrsun")
+    assert done.exit_code == 2 and "msrun" in done.stderr
+    assert package.doctor is doctor
