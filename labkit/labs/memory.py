@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from labkit.base.arguments import integer, names_checked, wrong
+from labkit.base.arguments import integer, wrong
 from labkit.errors import refuse_unknown
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ _UPDATES = 3
 _DENSE_WIDTH, _DENSE_LAYERS = 2880, 3  # 24.9 million parameters
 
 
-@names_checked
 def peak_memory_mb(network: str, batch: int, micro_batch: int | None = None) -> float:
     """Return the peak anonymous memory (MB, 10^6 bytes) of a process that makes three updates.
 
@@ -75,7 +74,6 @@ def _check(network: str, batches: Iterable[int], micro_batch: int | None) -> Non
             raise wrong("batch", batch, f"a multiple of micro_batch {micro_batch}")
 
 
-@names_checked
 def sweep(batches: Iterable[int], micro_batch: int = 32, network: str = "lenet") -> list[dict]:
     """Return a row (batch, full_mb, accumulated_mb) for each batch size; runs two at a time."""
     batches = list(batches)

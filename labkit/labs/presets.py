@@ -1,4 +1,4 @@
-"""The settings of every lab at every preset, from presets.yaml, so that no notebook repeats them."""
+"""The settings of every lab at every preset, as presets.yaml states them."""
 
 from collections.abc import Callable
 from functools import partial

@@ -1,5 +1,7 @@
 """A lab's run folder, for its notebook: figures, files, and results.json at the end."""
 
+import contextlib
+import itertools
 import os
 import platform
 import subprocess
@@ -10,8 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from labkit.base.arguments import names_checked
-from labkit.base.files import whole_file
+from labkit.base.files import make_folder, whole_file
 from labkit.base.project import project_root, version
 from labkit.errors import InputError, refuse_unknown
 from labkit.labs.run_files import FIGURES, RECORDS, RESULTS, plain, read_json, write_results
@@ -21,7 +22,6 @@ _FIGURE_DPI = 110
 _OPENED: set[Path] = set()
 
 
-@names_checked
 @dataclass(frozen=True)
 class Run:
     """One execution of one lab and the folder it writes to; made by ``Run.open``.
@@ -43,7 +43,6 @@ class Run:
     started: float
 
     @classmethod
-    @names_checked
     def open(
         cls, lab: str, *, preset: str, parameters: Mapping[str, Any], runtime: Any = None
     ) -> "Run":
@@ -63,16 +62,12 @@ class Run:
         asked = os.environ.get("LABKIT_RUN")
         if asked:
             folder = Path(asked).resolve()
-            try:
-                folder.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise InputError(f"cannot use LABKIT_RUN={asked} as run folder: {error}") from error
+            make_folder(folder)
         else:
             folder = new_folder((project_root() or Path.cwd()) / "runs", f"{lab}-{preset}-")
         _OPENED.add(folder.resolve())
         return cls(lab, preset, dict(parameters), runtime, folder, time.monotonic())
 
-    @names_checked
     def path(self, name: str) -> Path:
         """Return the path of a file in the run folder; make its parent folder.
 
@@ -89,7 +84,6 @@ class Run:
         place.parent.mkdir(parents=True, exist_ok=True)
         return place
 
-    @names_checked
     def figure(self, figure: Any, name: str) -> Path:
         """Save a figure as ``figures/<name>.png`` and return its path.
 
@@ -102,7 +96,6 @@ class Run:
             figure.savefig(temporary, format="png", dpi=_FIGURE_DPI, bbox_inches="tight")
         return place
 
-    @names_checked
     def records(self, name: str) -> Records:
         """Return new records for a custom loop, written row by row to ``<name>/records.csv``.
 
@@ -116,7 +109,6 @@ class Run:
         records.remove_file()
         return records
 
-    @names_checked
     def finish(self, metrics: Mapping[str, Any], headline: Sequence[str] = ()) -> Path:
         """Write results.json with status "passed".
 
@@ -189,17 +181,13 @@ def new_folder(parent: Path, prefix: str = "") -> Path:
         InputError: if the folder cannot be made.
     """
     stamp = prefix + time.strftime("%Y%m%d-%H%M%S")
-    try:
-        parent.mkdir(parents=True, exist_ok=True)
-        for name in (stamp, *(f"{stamp}-{number}" for number in range(2, 1000))):
-            try:
-                (parent / name).mkdir()
-            except FileExistsError:
-                continue
-            return parent / name
-    except OSError as error:
-        raise InputError(f"cannot make a run folder in {parent}: {error}") from error
-    raise InputError(f"cannot make a run folder in {parent}: {stamp} is taken a thousand times")
+    make_folder(parent)
+    for number in itertools.count(1):
+        folder = parent / (stamp if number == 1 else f"{stamp}-{number}")
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir()
+            return folder
+    raise AssertionError("unreachable")
 
 
 def installed_version(package: str) -> str | None:
@@ -213,15 +201,13 @@ def installed_version(package: str) -> str | None:
 def git_revision(folder: Path) -> str | None:
     """Return the git revision of the checkout that labkit runs from, with "+" if it was changed.
 
-    "+" is also added if git does not report the changes. The result is None if ``folder`` is not in
-    a git work tree that has labkit's pyproject.toml under version control: an unpacked archive
-    inside the user's own repository must not record that repository's revision.
+    None if it is no checkout: an unpacked archive inside the user's own repository must not record
+    that repository's revision.
     """
     root = project_root(folder)
-    if root is None or _git(root, "ls-files", "--error-unmatch", "pyproject.toml") is None:
+    if root is None or not (root / ".git").exists():
         return None
-    revision = _git(root, "rev-parse", "HEAD")
-    changes = _git(root, "status", "--porcelain")
+    revision, changes = _git(root, "rev-parse", "HEAD"), _git(root, "status", "--porcelain")
     return revision and revision + ("" if changes == "" else "+")
 
 

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from labkit.labs.exercises import check as checks
-from labkit.labs.exercises.advice import Advice
-from labkit.labs.exercises.check import Exercise, draw
+from labkit.labs.exercises.check import Advice, Exercise, draw
 from labkit.labs.exercises.on_lenet import OnLeNet, each_gradient, update_of_each
 
 
@@ -87,39 +86,7 @@ EXERCISES = (
     Exercise(lenet_training, [(OnLeNet(1), [8, 2, 2], 2)], rtol=1e-4, level="hard"),
 )
 
-hint = Advice(
-    {
-        "mean_gradient": (
-            "write down what each micro-batch's gradient is a mean over, and what you want instead",
-            "turn each mean back into a sum over its samples, add, and divide by all samples",
-        ),
-        "normalise": (
-            "try the pixels 0 and 255 by hand: the lab prints what they should become",
-            "first bring the pixels to the range that the two constants are for",
-        ),
-        "updates_per_epoch": (
-            "count whole groups first; what is left over is at most one more update",
-            "ask of each `tail` whether the rest becomes an update before the epoch ends",
-        ),
-        "token_loss": (
-            "how many tokens are there in all micro-batches together?",
-            "keep two running sums, one of losses and one of tokens, and divide at the very end",
-        ),
-        "lenet_gradient": (
-            "this is Exercise 1 with Tensors: one sum for each of the eight parameters",
-            "loop over `lenet.micro_batches(sizes)`; `images.shape[0]` is the weight of each",
-        ),
-        "clipped_update": (
-            "which vector does the optimizer see: is it one micro-batch's, or the average?",
-            "average first, measure the length of the result, and scale it down if it is too long",
-        ),
-        "lenet_training": (
-            "what must be zero when the next update begins?",
-            "reuse your answer to `lenet_gradient` inside the loop, and call `lenet.update` once "
-            "for each update, with Tensors",
-        ),
-    }
-)
+hint = Advice(EXERCISES)
 
 
 # Mistakes that learners make.

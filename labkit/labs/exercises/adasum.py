@@ -8,8 +8,7 @@ import numpy as np
 
 from labkit import reference
 from labkit.labs.exercises import check as checks
-from labkit.labs.exercises.advice import Advice
-from labkit.labs.exercises.check import Exercise, draw
+from labkit.labs.exercises.check import Advice, Exercise, draw
 from labkit.labs.exercises.on_lenet import OnLeNet, by_parameter, each_gradient, update_of_each
 
 
@@ -100,39 +99,7 @@ EXERCISES = (
     Exercise(lenet_adasum_training, [(OnLeNet(1), [3, 3, 3, 3], 2)], rtol=1e-4, level="hard"),
 )
 
-hint = Advice(
-    {
-        "two_orders": (
-            "write down the gradient of one loss first: it is a number times the vector",
-            "make two steps, then start again and make them the other way round; the second "
-            "gradient of each pair belongs to the weights after the first",
-        ),
-        "bytes_received": (
-            "count vectors first, and bytes at the end: which of the vectors has a rank already?",
-            "a ring cuts each vector into as many slices as there are ranks, and goes round "
-            "twice: once to add up, once to hand out the sums",
-        ),
-        "adasum_by_layer": (
-            "cut both vectors in the same places, and combine piece by piece",
-            "`np.cumsum` of the sizes gives the places for `np.split`; treat a piece that is "
-            "zero by itself, before dividing",
-        ),
-        "lenet_adasum": (
-            "a scalar product of two weights is over all of their numbers, whatever the shape",
-            "`lenet.gradients` of each micro-batch, `zip` of the two results, and for each of the "
-            "eight pairs two scalar coefficients",
-        ),
-        "adasum_update": (
-            "follow one worker through its own optimizer first, as if it were alone",
-            "two velocities, two moves; only the moves meet, and the velocities go on as they are",
-        ),
-        "lenet_adasum_training": (
-            "four workers are two pairs, and then a pair of the two results",
-            "all four gradients belong to the same weights: compute them before the one call of "
-            "`lenet.update`, which takes Tensors",
-        ),
-    }
-)
+hint = Advice(EXERCISES)
 
 
 # Mistakes that learners make.

@@ -7,8 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from labkit.labs.exercises import check as checks
-from labkit.labs.exercises.advice import Advice
-from labkit.labs.exercises.check import Exercise, draw
+from labkit.labs.exercises.check import Advice, Exercise, draw
 from labkit.labs.exercises.on_resnet import OnResNet
 from labkit.runtime import pynative
 
@@ -95,41 +94,7 @@ EXERCISES = (
     Exercise(first_fault, _RESNETS, rtol=0.0, level="hard"),
 )
 
-hint = Advice(
-    {
-        "running_variance": (
-            "whose share is `torch_momentum`: the old value's, or the new one's?",
-            "the new value is the unbiased variance of `values`; the old one has the rest",
-        ),
-        "preprocess": (
-            "for which range of pixels are the two constants, and which range do you get?",
-            "either scale the pixels down first, or scale both constants up, as MindSpore does",
-        ),
-        "smooth_targets": (
-            "what must the targets of all classes sum to?",
-            "every class, the right one too, gets its part of `smoothing`; the rest is the label's",
-        ),
-        "same_padding": (
-            "how many windows are there, and which rows do the first and the last one reach?",
-            "rows that the windows need and the input lacks are the padding; half of them, "
-            "rounded down, come before",
-        ),
-        "scheduled_rate": (
-            "try update 0, the last one of the warm-up and the first one after it",
-            "after the warm-up count from there, and let the cosine have the updates that are left",
-        ),
-        "load_weights": (
-            "which names end differently in the two frameworks, and which tensors are not weights?",
-            "loop over `network.get_parameters()`, make PyTorch's name of each, and use `set_data`",
-        ),
-        "first_fault": (
-            "PyNative mode lets you look at every stage: which method of a Cell tells you its "
-            "output?",
-            "keep the outputs of both networks by `register_forward_hook`, and compare them in "
-            "the order of the calls",
-        ),
-    }
-)
+hint = Advice(EXERCISES)
 
 
 # Mistakes that learners make.

@@ -5,8 +5,7 @@ import math
 import numpy as np
 
 from labkit.labs.exercises import check as checks
-from labkit.labs.exercises.advice import Advice
-from labkit.labs.exercises.check import Exercise, draw
+from labkit.labs.exercises.check import Advice, Exercise, draw
 
 
 def output_side(size: int, kernel: int, stride: int, pad_mode: str) -> int:
@@ -40,20 +39,7 @@ EXERCISES = (
         level="medium",
     ),
 )
-hint = Advice(
-    {
-        "output_side": (
-            "draw the places where a kernel of 3 begins on a side of 7, with stride 1 and 2",
-            "`valid`: the last place is where kernel and side end together; count from 0 to there "
-            "in strides. `same`: every stride begins a place, also the last, unfinished stride",
-        ),
-        "gradient_of_squares": (
-            "which of the three numbers may change? Write the mean as a function of that alone",
-            "`ms.grad` of that function returns another function; call it with a Tensor of `w`, "
-            "and make Tensors of `x` and `y` before",
-        ),
-    }
-)
+hint = Advice(EXERCISES)
 
 
 # Mistakes that learners make.

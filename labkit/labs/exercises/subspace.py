@@ -6,8 +6,7 @@ import numpy as np
 
 from labkit import reference
 from labkit.labs.exercises import check as checks
-from labkit.labs.exercises.advice import Advice
-from labkit.labs.exercises.check import Exercise, draw
+from labkit.labs.exercises.check import Advice, Exercise, draw
 from labkit.labs.exercises.on_lenet import OnLeNet
 from labkit.labs.exercises.subspace_answers import (
     after,
@@ -82,39 +81,7 @@ EXERCISES = (
     ),
 )
 
-hint = Advice(
-    {
-        "swa": (
-            "how often does the new snapshot count, and how often does the old average?",
-            "turn the average back into a sum, add the new snapshot, divide by all of them",
-        ),
-        "explained": (
-            "which point should be at 0 before you look at directions?",
-            "center over the snapshots; then squared singular values are proportional to variances",
-        ),
-        "nearest_point": (
-            "where does the subspace go through?",
-            "project the difference from the mean, and come back",
-        ),
-        "line_search": (
-            "the bound is lower for a longer step: which line does it follow?",
-            "walk through the losses in order; return at the first one below its own bound",
-        ),
-        "lenet_average": (
-            "when is a snapshot taken: before the update, or after it?",
-            "copy each parameter's array, since the next update may change what you keep",
-        ),
-        "direction": (
-            "write B as a matrix first: start from the identity, one pair after the other",
-            "without a matrix this is the two-loop recursion of L-BFGS: newest pairs first, "
-            "then back",
-        ),
-        "lenet_search": (
-            "flatten the gradient in the parameters' order, so that the basis can be applied",
-            "keep the weights of the start; every trial is set from them, `ops.assign` sets one",
-        ),
-    }
-)
+hint = Advice(EXERCISES)
 
 HINTS = {
     "swa": (

@@ -8,8 +8,7 @@ import numpy as np
 from labkit import reference
 from labkit.labs.exercises import check as checks
 from labkit.labs.exercises import thor_on_lenet
-from labkit.labs.exercises.advice import Advice
-from labkit.labs.exercises.check import Exercise, draw
+from labkit.labs.exercises.check import Advice, Exercise, draw
 from labkit.labs.exercises.thor_on_lenet import OnTappedLeNet, lenet_factors, lenet_thor
 
 
@@ -116,42 +115,7 @@ EXERCISES = (
     Exercise(lenet_thor, [(OnTappedLeNet(1), 0.1, 2)], rtol=1e-4, level="hard"),
 )
 
-hint = Advice(
-    {
-        "patch_factor": (
-            "how many vectors p are there in the batch, all images and positions together?",
-            "one outer product for each image and position; add them, and divide by how many",
-        ),
-        "refreshes_and_mean_time": (
-            "write the updates 0 to 9 in a row and mark those that refresh, for frequency 4",
-            "count the marks; the others are cached; then a mean of all times",
-        ),
-        "unscaled_factor": (
-            "first turn each row into the derivative of that row's own loss, without the scale",
-            "the mean loss divides each row's loss by the number of rows: undo that as well",
-        ),
-        "block_inverse": (
-            "first the number of blocks, then their size: both are rounded up",
-            "walk along the diagonal in steps of that size; damp and invert what is cut out",
-        ),
-        "lenet_factors": (
-            "section 6 has the tap; `y` is what it passes on, and `bprop` gets two arguments more",
-            "`bprop` returns one thing for each input: zeros, dout, and the two factors",
-        ),
-        "pi_damping": (
-            "the mean eigenvalue of a symmetric matrix can be read off its diagonal",
-            "the factor with the larger eigenvalues takes the larger part; mind the root",
-        ),
-        "trace_decision": (
-            "the trace of a Kronecker product is the product of the traces",
-            "the damping adds its own trace: count the rows of the whole matrix",
-        ),
-        "lenet_thor": (
-            "make A and G from p and d as in section 6, and keep both inverses for later updates",
-            "only the gradient of number 6 changes: one inverse from the left, one from the right",
-        ),
-    }
-)
+hint = Advice(EXERCISES)
 
 
 # Mistakes that learners make.

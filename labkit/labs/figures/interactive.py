@@ -6,13 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from labkit.base.arguments import names_checked, wrong
+from labkit.base.arguments import wrong
 from labkit.base.progress import has_front_end
 from labkit.errors import InputError, nearest
 from labkit.labs.figures import common as plots
 
 
-@names_checked
 @dataclass(frozen=True)
 class Slider:
     """An argument of a figure: from ``low`` to ``high`` by ``step``, initially ``start``."""
