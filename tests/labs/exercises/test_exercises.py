@@ -32,7 +32,7 @@ def test_a_right_solution_passes(lab, exercise, capsys):
 
 
 @each_exercise
-def test_a_wrong_solution_gets_its_hint_and_no_formula(lab, exercise, capsys):
+def test_a_wrong_solution_gets_its_hint_which_gives_nothing_away(lab, exercise, capsys):
     """Wrong are labkit's known mistakes, three or more, and answers written independently."""
     exercises, answers = LABS[lab]
     hints = exercises.HINTS[exercise.name]

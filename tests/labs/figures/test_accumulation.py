@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from mindspore import Tensor, nn
 
-from labkit import AccumulatedStep, InputError, LossNet
+from labkit import AccumulatedStep, LossNet
 from labkit.labs.figures import accumulation
 from tests.support.figures import drawn
 
@@ -46,8 +46,3 @@ def test_each_micro_batch_says_where_it_is():
     said, title = texts(micro_steps=4, tail=2, seen=14)
     assert said[:7] == ["update 1"] * 4 + ["update 2"] * 3 and title.endswith("4, 3, 4, 3")
     assert texts(micro_steps=8, tail=0, seen=3)[1].endswith("none")
-
-
-def test_an_unknown_tail_is_refused():
-    with pytest.raises(InputError, match="Did you mean 'flush'"):
-        accumulation.updates(7, 4, "flash")
