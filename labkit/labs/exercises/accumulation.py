@@ -156,8 +156,6 @@ HINTS = {
         (lambda pixels: (pixels / 255 - 0.3081) / 0.1307,
          "the mean and the deviation have changed places"),
         (lambda pixels: pixels / 255 - 0.1307, "the mean is 0 now: what is the deviation?"),
-        (lambda pixels: (pixels // 255 - 0.1307) / 0.3081,
-         "only two grey values are left: which division was that?"),
         (lambda pixels: (pixels - np.mean(pixels)) / np.std(pixels),
          "these pixels' own mean and deviation: another image gets others"),
     ),
@@ -167,8 +165,6 @@ HINTS = {
         (lambda n, k, tail: n // k + (tail == "flush"), "is there a tail when k divides n?"),
         (lambda n, k, tail: n // k + (tail != "drop" and n % k > 0),
          "a tail that is carried is completed when? In this epoch?"),
-        (lambda n, k, tail: n / k, "an update is made or not: what is a fraction of one?"),
-        (lambda n, k, tail: n, "that is the number of micro-batches: how many make an update?"),
     ),
     "clipped_update": (
         (lambda gradients, sizes, norm: mean_gradient([_clip(g, norm) for g in gradients], sizes),
@@ -176,8 +172,6 @@ HINTS = {
         (lambda gradients, sizes, norm: _clip(np.sum(gradients, axis=0), norm),
          "the sum was clipped, so the limit depends on the number of micro-batches"),
         (_always_scaled, "a gradient shorter than the limit was made longer"),
-        (lambda gradients, sizes, norm: mean_gradient(gradients, sizes),
-         "averaged, and never clipped"),
         (lambda gradients, sizes, norm: np.clip(mean_gradient(gradients, sizes), -norm, norm),
          "each number was clipped by itself: what is the limit a limit of?"),
         (_without_root, "compared with the square of the length: is there a root missing?"),
@@ -218,8 +212,6 @@ HINTS = {
         (update_of_each, "it makes an update of every micro-batch: the weights must wait"),
         (lambda lenet, sizes, updates: lenet_training(lenet, sizes, 0),
          "the parameters are as they were: was the optimizer called?"),
-        (lambda lenet, sizes, updates: lenet_training(lenet, sizes, 1),
-         "it stops after one update"),
     ),
 }  # fmt: skip
 

@@ -179,8 +179,6 @@ HINTS = {
         (lambda w, x, y, rate: (_step(w, x, rate) + _step(w, y, rate)) / 2,
          "two single steps, averaged: each order has two steps"),
         (lambda w, x, y, rate: two_orders(w, x, y, -rate), "it climbs: which way does SGD go?"),
-        (lambda w, x, y, rate: 2 * two_orders(w, x, y, rate),
-         "the two ends were added: where is their middle?"),
         (lambda w, x, y, rate: w - rate * reference.adasum_pair((x @ w + 1) * x, (y @ w + 1) * y),
          "that is Adasum, the same at one rate only: make the steps themselves"),
     ),
@@ -217,7 +215,6 @@ HINTS = {
          "that is the sum, whatever the angle"),
         (_whole_network, "one angle for the whole network: each parameter is to have its own"),
         (_row_by_row, "one angle for each row of a weight: the parameter is one vector"),
-        (lambda lenet, sizes: each_gradient(lenet, sizes)[0], "only the first worker is in it"),
     ),
     "adasum_update": (
         (_on_gradients, "the gradients were combined; here it is what the optimizers make"),
@@ -239,8 +236,6 @@ HINTS = {
         (partial(_trained, combine=_in_turn),
          "one after the other: then the last worker counts as much as all before"),
         (update_of_each, "it makes an update of every worker: the weights must wait"),
-        (lambda lenet, sizes, updates: lenet_adasum_training(lenet, sizes, 1),
-         "it stops after one update"),
     ),
 }  # fmt: skip
 

@@ -168,7 +168,5 @@ HINTS = {
         (partial(_train, scale=1 / IMAGES**2),
          "G is too small: of which loss is d the derivative?"),
         (_plain, "that is Momentum with the plain gradient: what did the inverses do?"),
-        (lambda lenet, damping, updates: lenet_thor(lenet, damping, 0),
-         "the parameters are as they were: was `lenet.update` called?"),
     ),
 }  # fmt: skip
