@@ -8,6 +8,7 @@ thread reads it every 2 ms; peaks last for whole kernels and recur at every upda
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -53,13 +54,12 @@ def _peaks(network: str, batches: Sequence[int], micro_batch: int | None) -> lis
     smaller full batches stayed in the next peak, up to 12 % of it (LeNet, 32 to 4096 images).
     """
     _check(network, batches, micro_batch)
-    # Not at the top: the child, whose memory is measured, does not need this import.
-    from labkit.ranks.processes import child_environment, module_command
-
     sizes = (str(number) for number in (micro_batch or 0, *batches))
-    command = module_command("labkit.labs.memory", network, *sizes)
+    # -P: ``-m`` alone would put the working folder first on the path.
+    command = [sys.executable, "-P", "-m", "labkit.labs.memory", network, *sizes]
+    path = os.pathsep.join(filter(None, sys.path))
     done = subprocess.run(
-        command, env=child_environment(), capture_output=True, text=True, check=False
+        command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=False
     )
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)} exited with {done.returncode}:\n{done.stderr}")

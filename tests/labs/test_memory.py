@@ -14,7 +14,7 @@ SAMPLED = """
 import time
 
 import numpy as np
-from labkit import memory
+from labkit.labs import memory
 
 with memory.Peak() as peak:
     before = memory.anonymous_mb()
