@@ -14,7 +14,7 @@ from typing import Any
 
 from labkit.base.files import make_folder, whole_file
 from labkit.base.project import project_root, version
-from labkit.errors import InputError, refuse_unknown
+from labkit.errors import refuse_unknown
 from labkit.labs.run_files import FIGURES, RECORDS, RESULTS, plain, read_json, write_results
 from labkit.training.records import Records
 
@@ -73,14 +73,8 @@ class Run:
 
         Args:
             name: name of the file, relative to the run folder.
-
-        Raises:
-            InputError: if the name would lead out of the run folder.
         """
         place = self.folder / name
-        # Both resolved: runs/ may be a link to another disk.
-        if not name or self.folder.resolve() not in place.resolve().parents:
-            raise InputError(f"name: expected a file inside the run folder, got {name!r}")
         place.parent.mkdir(parents=True, exist_ok=True)
         return place
 

@@ -239,4 +239,4 @@ HINTS = {
     ),
 }  # fmt: skip
 
-check = checks.checker(EXERCISES, HINTS)
+check = partial(checks.check, EXERCISES, hints=HINTS)

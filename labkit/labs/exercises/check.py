@@ -86,29 +86,6 @@ class Advice:
             print(f"{name}, hint {number} of 2: {text}")
 
 
-def checker(
-    exercises: Sequence[Exercise], hints: Mapping[str, Hints]
-) -> Callable[[str, Callable], bool]:
-    """Return ``check`` for the exercises and hints of one lab, as its notebook calls it."""
-
-    def check_exercise(name: str, attempt: Callable) -> bool:
-        """Try ``attempt`` at an exercise of this lab and print what was wrong, if anything.
-
-        Args:
-            name: name of the exercise
-            attempt: the learner's function
-
-        Returns:
-            Whether all cases passed.
-
-        Raises:
-            InputError: if the exercise is unknown.
-        """
-        return check(exercises, name, attempt, hints)
-
-    return check_exercise
-
-
 def check(
     exercises: Sequence[Exercise],
     name: str,
@@ -117,7 +94,8 @@ def check(
 ) -> bool:
     """Try ``attempt`` on all cases of an exercise and print what was wrong, if anything.
 
-    Exceptions and other faults are reported; a call is stopped after ``SECONDS``.
+    Exceptions and other faults are reported; a call is stopped after ``SECONDS``. Each lab binds
+    ``exercises`` and ``hints``, so that its notebook calls ``check(name, attempt)``.
 
     Args:
         exercises: the exercises of a lab

@@ -240,4 +240,4 @@ HINTS = {
     ),
 }  # fmt: skip
 
-check = checks.checker(EXERCISES, HINTS)
+check = functools.partial(checks.check, EXERCISES, hints=HINTS)

@@ -1,6 +1,7 @@
 """Exercises of notebook 00, first steps: plain specifications, cases, learners' mistakes."""
 
 import math
+from functools import partial
 
 import numpy as np
 
@@ -77,4 +78,4 @@ HINTS: dict[str, checks.Hints] = {
     ),
 }  # fmt: skip
 
-check = checks.checker(EXERCISES, HINTS)
+check = partial(checks.check, EXERCISES, hints=HINTS)

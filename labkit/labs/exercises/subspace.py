@@ -321,4 +321,4 @@ HINTS = {
     ),
 }  # fmt: skip
 
-check = checks.checker(EXERCISES, HINTS)
+check = partial(checks.check, EXERCISES, hints=HINTS)
