@@ -8,12 +8,6 @@ from labkit.labs.results.critical_batch import Curve
 from tests.support.figures import dots, legend, lines, x_labels, y_labels
 
 
-def test_step_lengths_are_over_the_workers():
-    (axis,) = adasum_plots.step_lengths({"cosine 0": [1, 2, 4]}, (1, 4, 16)).axes
-    assert list(lines(axis)["cosine 0"].get_ydata()) == [1, 2, 4]
-    assert x_labels(axis) == ["1", "4", "16"]
-
-
 def test_the_race_draws_errors_and_a_second_curve_of_a_reduction_dashed():
     curves = {
         "Adasum, 0.03": ("adasum", [10, 20], [0.5, 0.98]),

@@ -9,7 +9,7 @@ from PIL import Image
 from labkit.labs.figures import common as plots
 from labkit.migration.compare import Row
 from labkit.training.records import Records
-from tests.support.figures import legend, x_labels, y_labels
+from tests.support.figures import legend, x_labels
 
 
 def test_smooth_is_the_mean_over_the_window_and_shorter_at_the_ends():
@@ -26,10 +26,6 @@ def test_the_training_curve_is_over_images_seen():
     assert each.get_xydata().tolist() == [[128, 2.0], [256, 1.0], [352, 0.5]]
     np.testing.assert_allclose(mean.get_ydata(), [1.5, 3.5 / 3, 0.75])
     assert axis.get_xlabel() == "images seen" and "nats" in axis.get_ylabel()
-
-
-def test_errors_are_in_per_cent_and_a_failed_training_has_them_all():
-    np.testing.assert_allclose(plots.errors([0.98, None, 0]), [2, 100, 100])
 
 
 def row(stage, difference, tolerance=1e-3):
@@ -81,14 +77,6 @@ def test_matrices_share_one_scale_and_leave_small_entries_white():
     assert first.norm is second.norm and (first.norm.vmin, first.norm.vmax) == (1e-3, 10)
     np.testing.assert_array_equal(first.get_array().mask, [[False, False], [True, True]])
     assert first.get_array()[0, 1] == 2 and bar.get_ylabel() == "size of the entry"
-
-
-def test_the_verdict_grid_shows_how_many_failed():
-    verdicts = {"before": {"loss": 1, "update": 3}, "after": {"loss": 0, "update": 0}}
-    (axis,) = plots.verdict_grid(verdicts, ["loss", "update"], "recovers").axes
-    assert [text.get_text() for text in axis.texts] == ["1", "3", "ok", "ok"]
-    assert y_labels(axis) == ["before", "after"]
-    assert axis.images[0].get_array().astype(int).tolist() == [[1, 1], [0, 0]]
 
 
 def test_a_shown_figure_is_a_png_with_its_alternative_text(shown):

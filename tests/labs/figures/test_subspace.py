@@ -4,8 +4,7 @@ import numpy as np
 
 from labkit.labs.figures import common as plots
 from labkit.labs.figures import subspace as subspace_plots
-from labkit.labs.results import subspace_race
-from tests.support.figures import legend, lines, x_labels, y_labels
+from tests.support.figures import lines, x_labels, y_labels
 
 
 def test_the_spectrum_is_in_per_cent_over_the_components_from_1():
@@ -14,16 +13,6 @@ def test_the_spectrum_is_in_per_cent_over_the_components_from_1():
     np.testing.assert_allclose(lines(axis)["walk"].get_ydata(), [50, 20, 10])
     assert x_labels(axis) == ["1", "2"]
     assert axis.get_ylabel() == "share of the variance (%)" and axis.get_xlabel() == "component"
-
-
-def test_coordinates_are_scaled_to_their_largest_and_share_a_legend():
-    rows = np.array([[1.0, -4.0, 2.0], [0.5, 0.25, -0.5]])
-    figure = subspace_plots.coordinates({"training": rows, "walk": 2 * rows})
-    assert [axis.get_title() for axis in figure.axes] == ["training", "walk"]
-    for axis in figure.axes:
-        np.testing.assert_allclose(lines(axis)["component 1"].get_ydata(), [0.25, -1, 0.5])
-        np.testing.assert_allclose(lines(axis)["component 2"].get_ydata(), [1, 0.5, -1])
-    assert legend(figure) == ["component 1", "component 2"]
 
 
 def test_the_path_lies_over_the_losses_with_its_marks():
@@ -75,7 +64,3 @@ def test_by_method_shows_each_seed_and_their_mean_in_every_panel():
     assert y_labels(first) == ["end of stage one", "a tenth of the rate"]
     assert [axis.get_title() for axis in figure.axes] == ["batch 8", "batch 32"]
     assert first.get_xlabel() == "test error (%)" and first.yaxis_inverted()
-
-
-def test_every_method_of_the_race_has_a_name_and_a_colour():
-    assert set(subspace_plots.METHODS) == set(subspace_race.METHODS)

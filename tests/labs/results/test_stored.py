@@ -1,8 +1,6 @@
-"""A stored result's rows are selected by their fields, and a damaged one is refused."""
+"""What the stored race of THOR counts: updates to an accuracy, and their mean."""
 
 from labkit.labs.results import mean_steps, steps_to
-
-NAME = "thor_race"
 
 
 def point(update, accuracy):
