@@ -73,18 +73,14 @@ _COUNTS += [(3, 4, "flush"), (3, 4, "carry"), (1875, 4, "carry")]
 _TOKENS = [_token_case(0, (8, 2, 5), 8), _token_case(1, (3, 3), 6), _token_case(2, (1, 12), 12)]
 
 EXERCISES = (
-    Exercise(mean_gradient, _GRADIENTS, level="easy"),
-    Exercise(normalise, [(np.array([0, 255]),), (np.arange(0, 256, 15),)], level="easy"),
-    Exercise(updates_per_epoch, _COUNTS, rtol=0.0, level="medium"),
-    Exercise(token_loss, _TOKENS, level="medium"),
+    Exercise(mean_gradient, _GRADIENTS),
+    Exercise(normalise, [(np.array([0, 255]),), (np.arange(0, 256, 15),)]),
+    Exercise(updates_per_epoch, _COUNTS, rtol=0.0),
+    Exercise(token_loss, _TOKENS),
     # float32: sums over 12 images in another order are off by 1e-6.
-    Exercise(lenet_gradient, [(OnLeNet(1), [8, 2, 2])], rtol=1e-4, level="medium"),
-    Exercise(
-        clipped_update,
-        [(*case, norm) for case in _GRADIENTS for norm in (0.3, 100.0)],
-        level="hard",
-    ),
-    Exercise(lenet_training, [(OnLeNet(1), [8, 2, 2], 2)], rtol=1e-4, level="hard"),
+    Exercise(lenet_gradient, [(OnLeNet(1), [8, 2, 2])], rtol=1e-4),
+    Exercise(clipped_update, [(*case, norm) for case in _GRADIENTS for norm in (0.3, 100.0)]),
+    Exercise(lenet_training, [(OnLeNet(1), [8, 2, 2], 2)], rtol=1e-4),
 )
 
 hint = Advice(EXERCISES)

@@ -90,13 +90,13 @@ _UPDATES = [
 ]
 
 EXERCISES = (
-    Exercise(two_orders, _STEPS, level="easy"),
-    Exercise(bytes_received, [(2, 61_684), (16, 1000), (8, 25_000_000)], 1e-9, level="easy"),
-    Exercise(adasum_by_layer, _LAYERS, level="medium"),
+    Exercise(two_orders, _STEPS),
+    Exercise(bytes_received, [(2, 61_684), (16, 1000), (8, 25_000_000)], 1e-9),
+    Exercise(adasum_by_layer, _LAYERS),
     # float32: scalar products of 48 000 numbers are off by 1e-6 of the lengths.
-    Exercise(lenet_adasum, [(OnLeNet(1), [6, 6])], rtol=1e-4, level="medium"),
-    Exercise(adasum_update, _UPDATES, level="hard"),
-    Exercise(lenet_adasum_training, [(OnLeNet(1), [3, 3, 3, 3], 2)], rtol=1e-4, level="hard"),
+    Exercise(lenet_adasum, [(OnLeNet(1), [6, 6])], rtol=1e-4),
+    Exercise(adasum_update, _UPDATES),
+    Exercise(lenet_adasum_training, [(OnLeNet(1), [3, 3, 3, 3], 2)], rtol=1e-4),
 )
 
 hint = Advice(EXERCISES)

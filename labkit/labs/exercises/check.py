@@ -23,7 +23,6 @@ import yaml
 from labkit.errors import refuse_unknown
 
 Hints = Sequence[tuple[Callable, str]]
-LEVELS = ("easy", "medium", "hard")
 # A case takes milliseconds; one on a ResNet half a second, and more than 5 s on a busy machine.
 SECONDS = 20.0
 _SHOWN_LINES = 5  # the most lines of a learner's output that are shown
@@ -38,13 +37,11 @@ class Exercise:
         spec: the slow specification; it takes the same arguments as the learner's function
         cases: argument tuples
         rtol: tolerance, relative to the largest entry of the specification's answer
-        level: one of ``LEVELS``
     """
 
     spec: Callable
     cases: Sequence[tuple]
     rtol: float = 1e-6
-    level: str = ""
     _known: dict[Callable, list] = field(default_factory=dict, repr=False, compare=False)
 
     @property

@@ -80,18 +80,14 @@ _RATES = [(update, 100, 10, 0.4) for update in (0, 4, 9, 10, 55, 99)] + [(0, 10,
 _RESNETS = [(OnResNet(fault),) for fault in ("layer2", "maxpool")]
 
 EXERCISES = (
-    Exercise(running_variance, _VARIANCES, level="easy"),
-    Exercise(
-        preprocess,
-        [(_PIXELS, _MEAN, _STD), (_PIXELS[0], np.full(3, 0.5), np.full(3, 0.25))],
-        level="easy",
-    ),
-    Exercise(smooth_targets, [(2, 10, 0.1), (0, 3, 0.3), (4, 5, 0.0)], level="easy"),
-    Exercise(same_padding, _PADDINGS, rtol=0.0, level="medium"),
-    Exercise(scheduled_rate, _RATES, level="medium"),
+    Exercise(running_variance, _VARIANCES),
+    Exercise(preprocess, [(_PIXELS, _MEAN, _STD), (_PIXELS[0], np.full(3, 0.5), np.full(3, 0.25))]),
+    Exercise(smooth_targets, [(2, 10, 0.1), (0, 3, 0.3), (4, 5, 0.0)]),
+    Exercise(same_padding, _PADDINGS, rtol=0.0),
+    Exercise(scheduled_rate, _RATES),
     # float32: the same kernels on the same tensors; the tolerance is for other machines.
-    Exercise(load_weights, [(OnResNet(),)], rtol=1e-4, level="medium"),
-    Exercise(first_fault, _RESNETS, rtol=0.0, level="hard"),
+    Exercise(load_weights, [(OnResNet(),)], rtol=1e-4),
+    Exercise(first_fault, _RESNETS, rtol=0.0),
 )
 
 hint = Advice(EXERCISES)

@@ -32,12 +32,11 @@ _SIDES = [(28, 3, 1, "same"), (28, 3, 2, "same"), (7, 2, 2, "same")]
 _SIDES += [(28, 3, 2, "valid"), (28, 5, 1, "valid"), (9, 3, 2, "valid")]
 
 EXERCISES = (
-    Exercise(output_side, _SIDES, rtol=0.0, level="easy"),
+    Exercise(output_side, _SIDES, rtol=0.0),
     Exercise(
         gradient_of_squares,
         [_squares(0, 1, 1), _squares(1, 4, 3), _squares(2, 16, 5)],
         rtol=1e-5,  # float32 on the learner's side: sums of at most 16 terms
-        level="medium",
     ),
 )
 hint = Advice(EXERCISES)

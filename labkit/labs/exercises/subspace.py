@@ -116,23 +116,21 @@ _SEARCHES = [
 _AVERAGES = [(draw(seed, 5), count, draw(seed + 9, 5)) for seed, count in enumerate((3, 1, 9))]
 
 EXERCISES = (
-    Exercise(swa, _AVERAGES, level="easy"),
-    Exercise(explained, _EXPLAINED, level="easy"),
-    Exercise(nearest_point, _POINTS, level="medium"),
-    Exercise(line_search, _SEARCHES, level="medium"),
+    Exercise(swa, _AVERAGES),
+    Exercise(explained, _EXPLAINED),
+    Exercise(nearest_point, _POINTS),
+    Exercise(line_search, _SEARCHES),
     # float32: after three updates the weights are off by 1e-6 of the largest weight.
-    Exercise(lenet_average, [(OnLeNet(1), [4, 4, 4], 3)], rtol=1e-5, level="medium"),
+    Exercise(lenet_average, [(OnLeNet(1), [4, 4, 4], 3)], rtol=1e-5),
     Exercise(
         direction,
         [(draw(30 + n, size), _pairs(40 + n, n, size)) for n, size in ((1, 4), (3, 5), (0, 3))],
-        level="hard",
     ),
     # float32 against float64: losses near 2.3 that differ by 1e-7.
     Exercise(
         lenet_search,
         [(OnLeNet(1), _of_biases(3), 0.55, 0.4), (OnLeNet(2), _of_biases(4), 0.5, 0.97)],
         rtol=1e-4,
-        level="hard",
     ),
 )
 

@@ -101,19 +101,15 @@ _TIMES = [(936, 10, 42.0, 21.0), (7, 3, 30.0, 10.0), (6, 3, 30.0, 10.0), (100, 1
 _CHANGES = (0.2, -0.2, 0.004, -0.005, 0.0002)
 
 EXERCISES = (
-    Exercise(patch_factor, _PATCHES, level="easy"),
-    Exercise(refreshes_and_mean_time, _TIMES, rtol=1e-9, level="easy"),
-    Exercise(unscaled_factor, _DERIVATIVES, level="medium"),
-    Exercise(block_inverse, _BLOCKS, level="medium"),
+    Exercise(patch_factor, _PATCHES),
+    Exercise(refreshes_and_mean_time, _TIMES, rtol=1e-9),
+    Exercise(unscaled_factor, _DERIVATIVES),
+    Exercise(block_inverse, _BLOCKS),
     # float32, and 12 images whose derivatives nearly cancel in places.
-    Exercise(lenet_factors, [(OnTappedLeNet(1),)], rtol=1e-4, level="medium"),
-    Exercise(pi_damping, _FACTORS, level="medium"),
-    Exercise(
-        trace_decision,
-        [_trace_case(10 + 2 * i, c) for i, c in enumerate(_CHANGES)],
-        level="hard",
-    ),
-    Exercise(lenet_thor, [(OnTappedLeNet(1), 0.1, 2)], rtol=1e-4, level="hard"),
+    Exercise(lenet_factors, [(OnTappedLeNet(1),)], rtol=1e-4),
+    Exercise(pi_damping, _FACTORS),
+    Exercise(trace_decision, [_trace_case(10 + 2 * i, c) for i, c in enumerate(_CHANGES)]),
+    Exercise(lenet_thor, [(OnTappedLeNet(1), 0.1, 2)], rtol=1e-4),
 )
 
 hint = Advice(EXERCISES)
