@@ -93,8 +93,7 @@ class Run:
     def records(self, name: str) -> Records:
         """Return new records for a custom loop, written row by row to ``<name>/records.csv``.
 
-        Records of an earlier execution are replaced. ``labkit attach`` and ``labkit report`` find
-        the new records as they find those of ``fit``.
+        Records of an earlier execution are replaced.
 
         Args:
             name: name of the folder.

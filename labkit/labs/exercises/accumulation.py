@@ -128,7 +128,7 @@ def _mean_of_token_means(losses: list, is_token: list) -> float:
     return sum((loss * mask).sum() / mask.sum() for loss, mask in pairs) / len(losses)
 
 
-HINTS = {
+HINTS: dict[str, checks.Hints] = {
     "mean_gradient": (
         (lambda gradients, sizes: sum(gradients),
          "it is the plain sum: what should it be divided by?"),

@@ -170,7 +170,7 @@ def _row_by_row(lenet: OnLeNet, sizes: Sequence[int]) -> list[np.ndarray]:
     ]
 
 
-HINTS = {
+HINTS: dict[str, checks.Hints] = {
     "two_orders": (
         (lambda w, x, y, rate: _step(_step(w, x, rate), y, rate),
          "that is one order: what would the other one give?"),

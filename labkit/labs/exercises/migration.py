@@ -142,7 +142,7 @@ def _without(*lasts: str) -> Callable:
     return lambda resnet: _load(resnet, lambda last: "" if last in lasts else _TORCH[last])
 
 
-HINTS = {
+HINTS: dict[str, checks.Hints] = {
     "same_padding": (
         (lambda size, kernel, stride: [(kernel - 1) // 2] * 2,
          "that is PyTorch's, which is the same for every size"),

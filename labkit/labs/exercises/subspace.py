@@ -226,7 +226,7 @@ def searched(
     return 0.0, losses[0]
 
 
-HINTS = {
+HINTS: dict[str, checks.Hints] = {
     "swa": (
         (lambda average, count, weights: (average + weights) / 2,
          "the new snapshot counts as much as all before it together"),

@@ -153,7 +153,7 @@ def _by_change(change_of: Callable) -> Callable:
     return decision
 
 
-HINTS = {
+HINTS: dict[str, checks.Hints] = {
     "patch_factor": (
         (_mean_patches, "the patches were averaged over the batch first: that forgets the batch"),
         (lambda patches: patch_factor(patches) * patches.shape[2],
