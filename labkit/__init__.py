@@ -108,6 +108,7 @@ _MODULES = {
 }
 _MODULES |= {
     "adasum_plots": "labkit.labs.figures.adasum",
+    "attempts": "labkit.labs.exercises.attempts",
     "boost_settings": "labkit.upstream.boost_config",
     "checks": "labkit.labs.exercises.check",
     "compat": "labkit.upstream.accumulation",
