@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from labkit.base.arguments import names_checked, wrong
+from labkit.base.arguments import wrong
 from labkit.errors import InputError
 
 if TYPE_CHECKING:
@@ -53,7 +53,6 @@ def relative_error(actual: Mapping[str, np.ndarray], expected: Mapping[str, np.n
     return float(np.sqrt(off / size))
 
 
-@names_checked
 def restarted(step: Step, weights: Mapping[str, np.ndarray], rate: float | None = None) -> Step:
     """Reset a step to these weights, and its optimizer's moments to 0; return it.
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from labkit.base.arguments import is_number, names_checked, number
+from labkit.base.arguments import is_number, number
 from labkit.errors import InputError, nearest, refuse_unknown
 from labkit.labs import claims
 from labkit.labs.figures import common as plots
@@ -33,7 +33,6 @@ class OpenLab:
         seed = {"seed": self.settings["seed"]} if "seed" in self.settings else {}
         return self.settings == choose(self.run.lab, "lab", **seed)
 
-    @names_checked
     def value(self, *, smoke: Any, lab: Any) -> Any:
         """Return ``smoke`` at preset smoke, else ``lab``: the amount of work in a cell."""
         return smoke if self.run.preset == "smoke" else lab
@@ -49,7 +48,6 @@ class OpenLab:
         else:
             print(f"not compared with the text, which speaks of preset lab: {len(rows)} claims")
 
-    @names_checked
     def show(self, figure: Any, name: str, alt: str) -> None:
         """Display a figure and keep it in the run folder.
 
@@ -84,7 +82,6 @@ class OpenLab:
         drawn = stills[:2] if self.run.preset == "smoke" else stills
         interactive.move(draw, alt, drawn, save=save, size=size, **sliders)
 
-    @names_checked
     def compare_guess(self, guess: float | None, measured: float, unit: str = "") -> None:
         """Print one line with the guessed and the measured value.
 
@@ -103,7 +100,6 @@ class OpenLab:
         # As in a table of claims, the text between the bars differs between runs.
         print(f"your guess {claims.BAR} {guessed}; {said} {claims.BAR} {verdict}")
 
-    @names_checked
     def finish(self, metrics: Mapping[str, Any], headline: Sequence[str]) -> None:
         """Write results.json and print the headline metrics; as ``Run.finish``."""
         self.run.finish(metrics, headline)
@@ -112,7 +108,6 @@ class OpenLab:
             print(f"{name}: {value:.4g}" if is_number(value) else f"{name}: {value}")
 
 
-@names_checked
 def open_lab(name: str, namespace: Mapping[str, Any]) -> OpenLab:
     """Start MindSpore and open a lab with the values that its cell of parameters sets.
 

@@ -8,6 +8,7 @@ thread reads it every 2 ms; peaks last for whole kernels and recur at every upda
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -15,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from labkit.base.arguments import integer, names_checked, wrong
+from labkit.base.arguments import integer, wrong
 from labkit.errors import refuse_unknown
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ _UPDATES = 3
 _DENSE_WIDTH, _DENSE_LAYERS = 2880, 3  # 24.9 million parameters
 
 
-@names_checked
 def peak_memory_mb(network: str, batch: int, micro_batch: int | None = None) -> float:
     """Return the peak anonymous memory (MB, 10^6 bytes) of a process that makes three updates.
 
@@ -54,13 +54,12 @@ def _peaks(network: str, batches: Sequence[int], micro_batch: int | None) -> lis
     smaller full batches stayed in the next peak, up to 12 % of it (LeNet, 32 to 4096 images).
     """
     _check(network, batches, micro_batch)
-    # Not at the top: the child, whose memory is measured, does not need this import.
-    from labkit.ranks.launch import child_environment
-
     sizes = (str(number) for number in (micro_batch or 0, *batches))
+    # -P: ``-m`` alone would put the working folder first on the path.
     command = [sys.executable, "-P", "-m", "labkit.labs.memory", network, *sizes]
+    path = os.pathsep.join(filter(None, sys.path))
     done = subprocess.run(
-        command, env=child_environment(), capture_output=True, text=True, check=False
+        command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=False
     )
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)} exited with {done.returncode}:\n{done.stderr}")
@@ -75,7 +74,6 @@ def _check(network: str, batches: Iterable[int], micro_batch: int | None) -> Non
             raise wrong("batch", batch, f"a multiple of micro_batch {micro_batch}")
 
 
-@names_checked
 def sweep(batches: Iterable[int], micro_batch: int = 32, network: str = "lenet") -> list[dict]:
     """Return a row (batch, full_mb, accumulated_mb) for each batch size; runs two at a time."""
     batches = list(batches)

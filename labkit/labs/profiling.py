@@ -12,11 +12,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from labkit.base.arguments import integer, names_checked, number
+from labkit.base.arguments import integer, number
 from labkit.errors import InputError
 
 
-@names_checked
 def operator_times(step: Callable, *batch: Any, calls: int = 3) -> list[dict]:
     """Return the rows (operator, scope, count, ms) of ``calls`` calls of ``step``, slowest first.
 
@@ -64,7 +63,6 @@ def by_operator(rows: Iterable[dict]) -> list[dict]:
     return sorted(summed, key=lambda row: -row["ms"])
 
 
-@names_checked
 def calls_per_second(call: Callable[[], object], seconds: float) -> float:
     """Call ``call`` once, to compile it, then for at least ``seconds``; return calls per second."""
     seconds = number("seconds", seconds, at_least=0)

@@ -1,5 +1,7 @@
 """A lab's run folder, for its notebook: figures, files, and results.json at the end."""
 
+import contextlib
+import itertools
 import os
 import platform
 import subprocess
@@ -10,9 +12,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from labkit.base.files import whole_file, write_json
+from labkit.base.files import make_folder, whole_file, write_json
 from labkit.base.project import project_root, version
-from labkit.errors import InputError, refuse_unknown
+from labkit.errors import refuse_unknown
 from labkit.labs.run_files import FIGURES, RECORDS, RESULTS, plain
 from labkit.training.records import Records
 
@@ -59,10 +61,7 @@ class Run:
         asked = os.environ.get("LABKIT_RUN")
         if asked:
             folder = Path(asked).resolve()
-            try:
-                folder.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise InputError(f"cannot use LABKIT_RUN={asked} as run folder: {error}") from error
+            make_folder(folder)
         else:
             folder = new_folder((project_root() or Path.cwd()) / "runs", f"{lab}-{preset}-")
         return cls(lab, preset, dict(parameters), runtime, folder, time.monotonic())
@@ -72,14 +71,8 @@ class Run:
 
         Args:
             name: name of the file, relative to the run folder.
-
-        Raises:
-            InputError: if the name would lead out of the run folder.
         """
         place = self.folder / name
-        # Both resolved: runs/ may be a link to another disk.
-        if not name or self.folder.resolve() not in place.resolve().parents:
-            raise InputError(f"name: expected a file inside the run folder, got {name!r}")
         place.parent.mkdir(parents=True, exist_ok=True)
         return place
 
@@ -170,17 +163,13 @@ def new_folder(parent: Path, prefix: str = "") -> Path:
         InputError: if the folder cannot be made.
     """
     stamp = prefix + time.strftime("%Y%m%d-%H%M%S")
-    try:
-        parent.mkdir(parents=True, exist_ok=True)
-        for name in (stamp, *(f"{stamp}-{number}" for number in range(2, 1000))):
-            try:
-                (parent / name).mkdir()
-            except FileExistsError:
-                continue
-            return parent / name
-    except OSError as error:
-        raise InputError(f"cannot make a run folder in {parent}: {error}") from error
-    raise InputError(f"cannot make a run folder in {parent}: {stamp} is taken a thousand times")
+    make_folder(parent)
+    for number in itertools.count(1):
+        folder = parent / (stamp if number == 1 else f"{stamp}-{number}")
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir()
+            return folder
+    raise AssertionError("unreachable")
 
 
 def installed_version(package: str) -> str | None:
@@ -194,15 +183,13 @@ def installed_version(package: str) -> str | None:
 def git_revision(folder: Path) -> str | None:
     """Return the git revision of the checkout that labkit runs from, with "+" if it was changed.
 
-    "+" is also added if git does not report the changes. The result is None if ``folder`` is not in
-    a git work tree that has labkit's pyproject.toml under version control: an unpacked archive
-    inside the user's own repository must not record that repository's revision.
+    None if it is no checkout: an unpacked archive inside the user's own repository must not record
+    that repository's revision.
     """
     root = project_root(folder)
-    if root is None or _git(root, "ls-files", "--error-unmatch", "pyproject.toml") is None:
+    if root is None or not (root / ".git").exists():
         return None
-    revision = _git(root, "rev-parse", "HEAD")
-    changes = _git(root, "status", "--porcelain")
+    revision, changes = _git(root, "rev-parse", "HEAD"), _git(root, "status", "--porcelain")
     return revision and revision + ("" if changes == "" else "+")
 
 

@@ -1,12 +1,12 @@
 """Exercises of notebook 00, first steps: plain specifications, cases, learners' mistakes."""
 
 import math
+from functools import partial
 
 import numpy as np
 
 from labkit.labs.exercises import check as checks
-from labkit.labs.exercises.advice import Advice
-from labkit.labs.exercises.check import Exercise, draw
+from labkit.labs.exercises.check import Advice, Exercise, draw
 
 
 def output_side(size: int, kernel: int, stride: int, pad_mode: str) -> int:
@@ -32,28 +32,14 @@ _SIDES = [(28, 3, 1, "same"), (28, 3, 2, "same"), (7, 2, 2, "same")]
 _SIDES += [(28, 3, 2, "valid"), (28, 5, 1, "valid"), (9, 3, 2, "valid")]
 
 EXERCISES = (
-    Exercise(output_side, _SIDES, rtol=0.0, level="easy"),
+    Exercise(output_side, _SIDES, rtol=0.0),
     Exercise(
         gradient_of_squares,
         [_squares(0, 1, 1), _squares(1, 4, 3), _squares(2, 16, 5)],
         rtol=1e-5,  # float32 on the learner's side: sums of at most 16 terms
-        level="medium",
     ),
 )
-hint = Advice(
-    {
-        "output_side": (
-            "draw the places where a kernel of 3 begins on a side of 7, with stride 1 and 2",
-            "`valid`: the last place is where kernel and side end together; count from 0 to there "
-            "in strides. `same`: every stride begins a place, also the last, unfinished stride",
-        ),
-        "gradient_of_squares": (
-            "which of the three numbers may change? Write the mean as a function of that alone",
-            "`ms.grad` of that function returns another function; call it with a Tensor of `w`, "
-            "and make Tensors of `x` and `y` before",
-        ),
-    }
-)
+hint = Advice(EXERCISES)
 
 
 # Mistakes that learners make.
@@ -91,4 +77,4 @@ HINTS: dict[str, checks.Hints] = {
     ),
 }  # fmt: skip
 
-check = checks.checker(EXERCISES, HINTS)
+check = partial(checks.check, EXERCISES, hints=HINTS)

@@ -2,14 +2,14 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
 from labkit import reference
 from labkit.labs.exercises import check as checks
 from labkit.labs.exercises import thor_on_lenet
-from labkit.labs.exercises.advice import Advice
-from labkit.labs.exercises.check import Exercise, draw
+from labkit.labs.exercises.check import Advice, Exercise, draw
 from labkit.labs.exercises.thor_on_lenet import OnTappedLeNet, lenet_factors, lenet_thor
 
 
@@ -101,57 +101,18 @@ _TIMES = [(936, 10, 42.0, 21.0), (7, 3, 30.0, 10.0), (6, 3, 30.0, 10.0), (100, 1
 _CHANGES = (0.2, -0.2, 0.004, -0.005, 0.0002)
 
 EXERCISES = (
-    Exercise(patch_factor, _PATCHES, level="easy"),
-    Exercise(refreshes_and_mean_time, _TIMES, rtol=1e-9, level="easy"),
-    Exercise(unscaled_factor, _DERIVATIVES, level="medium"),
-    Exercise(block_inverse, _BLOCKS, level="medium"),
+    Exercise(patch_factor, _PATCHES),
+    Exercise(refreshes_and_mean_time, _TIMES, rtol=1e-9),
+    Exercise(unscaled_factor, _DERIVATIVES),
+    Exercise(block_inverse, _BLOCKS),
     # float32, and 12 images whose derivatives nearly cancel in places.
-    Exercise(lenet_factors, [(OnTappedLeNet(1),)], rtol=1e-4, level="medium"),
-    Exercise(pi_damping, _FACTORS, level="medium"),
-    Exercise(
-        trace_decision,
-        [_trace_case(10 + 2 * i, c) for i, c in enumerate(_CHANGES)],
-        level="hard",
-    ),
-    Exercise(lenet_thor, [(OnTappedLeNet(1), 0.1, 2)], rtol=1e-4, level="hard"),
+    Exercise(lenet_factors, [(OnTappedLeNet(1),)], rtol=1e-4),
+    Exercise(pi_damping, _FACTORS),
+    Exercise(trace_decision, [_trace_case(10 + 2 * i, c) for i, c in enumerate(_CHANGES)]),
+    Exercise(lenet_thor, [(OnTappedLeNet(1), 0.1, 2)], rtol=1e-4),
 )
 
-hint = Advice(
-    {
-        "patch_factor": (
-            "how many vectors p are there in the batch, all images and positions together?",
-            "one outer product for each image and position; add them, and divide by how many",
-        ),
-        "refreshes_and_mean_time": (
-            "write the updates 0 to 9 in a row and mark those that refresh, for frequency 4",
-            "count the marks; the others are cached; then a mean of all times",
-        ),
-        "unscaled_factor": (
-            "first turn each row into the derivative of that row's own loss, without the scale",
-            "the mean loss divides each row's loss by the number of rows: undo that as well",
-        ),
-        "block_inverse": (
-            "first the number of blocks, then their size: both are rounded up",
-            "walk along the diagonal in steps of that size; damp and invert what is cut out",
-        ),
-        "lenet_factors": (
-            "section 6 has the tap; `y` is what it passes on, and `bprop` gets two arguments more",
-            "`bprop` returns one thing for each input: zeros, dout, and the two factors",
-        ),
-        "pi_damping": (
-            "the mean eigenvalue of a symmetric matrix can be read off its diagonal",
-            "the factor with the larger eigenvalues takes the larger part; mind the root",
-        ),
-        "trace_decision": (
-            "the trace of a Kronecker product is the product of the traces",
-            "the damping adds its own trace: count the rows of the whole matrix",
-        ),
-        "lenet_thor": (
-            "make A and G from p and d as in section 6, and keep both inverses for later updates",
-            "only the gradient of number 6 changes: one inverse from the left, one from the right",
-        ),
-    }
-)
+hint = Advice(EXERCISES)
 
 
 # Mistakes that learners make.
@@ -192,7 +153,7 @@ def _by_change(change_of: Callable) -> Callable:
     return decision
 
 
-HINTS = {
+HINTS: dict[str, checks.Hints] = {
     "patch_factor": (
         (_mean_patches, "the patches were averaged over the batch first: that forgets the batch"),
         (lambda patches: patch_factor(patches) * patches.shape[2],
@@ -272,4 +233,4 @@ HINTS = {
     **thor_on_lenet.HINTS,
 }  # fmt: skip
 
-check = checks.checker(EXERCISES, HINTS)
+check = partial(checks.check, EXERCISES, hints=HINTS)

@@ -40,7 +40,7 @@ def step_lengths(lengths: Mapping[str, Sequence[float]], workers: Sequence[int])
     plots.label_ticks(axis, (0.5, 1, 2, 4, 8))
     axis.set(xlabel="workers", ylabel="length (one worker's is 1)")
     axis.set_title("How far Adasum goes")
-    figure.legend(frameon=False, loc="outside right center", fontsize=9)
+    plots.legend_beside(figure)
     return figure
 
 
@@ -60,8 +60,7 @@ def cosines(
         axis.axhline(0, color="grey", linewidth=0.8)
         axis.set(xlabel="update", ylabel="mean cosine of two workers", title=title)
         axis.set(xlim=(0, updates), ylim=(-0.15, 1.05))
-    handles, labels = drawn[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, frameon=False, loc="outside lower center", ncols=len(labels))
+    plots.legend_below(figure, drawn[0][0])
     return figure
 
 
@@ -78,7 +77,7 @@ def race(curves: Mapping[str, tuple[str, Sequence[float], Sequence[float]]], tit
         axis.plot(updates, plots.errors(right), style, color=COLORS[reduction], label=label)
     axis.set(xlabel="update", title=title)
     plots.error_axis(axis, _ERRORS)
-    figure.legend(frameon=False, loc="outside right center", fontsize=9)
+    plots.legend_beside(figure)
     return figure
 
 
@@ -125,7 +124,7 @@ def _over_settings(
     plots.label_ticks(axis, ticks, "x")
     axis.tick_params(axis="x", labelsize=8)
     plots.error_axis(axis, _ERRORS)
-    figure.legend(frameon=False, loc="outside right center", fontsize=9)
+    plots.legend_beside(figure)
     return figure, axis
 
 
@@ -162,7 +161,7 @@ def critical_batch(
     every = [each for by_batch in updates.values() for seeds in by_batch.values() for each in seeds]
     plots.label_ticks(axis, _UPDATES)
     axis.set_ylim(0.75 * min(every), 1.3 * max(every))
-    figure.legend(frameon=False, loc="outside right center", fontsize=9)
+    plots.legend_beside(figure)
     return figure
 
 

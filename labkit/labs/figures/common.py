@@ -52,6 +52,17 @@ def side_by_side(panels: Mapping[str, Any], width: float = 4.6, height: float = 
     return figure, [(axis, name, value) for axis, (name, value) in pairs]
 
 
+def legend_beside(figure: Figure) -> None:
+    """Put the legend of all axes to the right of them."""
+    figure.legend(frameon=False, loc="outside right center", fontsize=9)
+
+
+def legend_below(figure: Figure, axis: Axes) -> None:
+    """Put the legend of one axis, which is that of all, below them in one row."""
+    handles, labels = axis.get_legend_handles_labels()
+    figure.legend(handles, labels, frameon=False, loc="outside lower center", ncols=len(labels))
+
+
 def errors(accuracies: Iterable[float | None]) -> np.ndarray:
     """Return accuracies 0 .. 1 as errors in %; None (a failed training) counts as 100 %."""
     return np.array([100.0 if right is None else 100 - 100 * right for right in accuracies])

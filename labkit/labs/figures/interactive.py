@@ -6,13 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from labkit.base.arguments import names_checked, wrong
 from labkit.base.progress import has_front_end
-from labkit.errors import InputError, nearest
 from labkit.labs.figures import common as plots
 
 
-@names_checked
 @dataclass(frozen=True)
 class Slider:
     """An argument of a figure: from ``low`` to ``high`` by ``step``, initially ``start``."""
@@ -44,11 +41,7 @@ def move(
         save: called with the figure of the stills
         size: size of one picture, inches
         **sliders: one for each further argument of ``draw``
-
-    Raises:
-        InputError: if there is no slider, a slider cannot be moved, or the stills do not fit.
     """
-    _check(stills, sliders)
     figure, grid = plots.axes(-(-len(stills) // 2), 2, *size)
     cells = grid.ravel()
     for axis, still in zip(cells, stills, strict=False):
@@ -73,24 +66,6 @@ def move(
         plots.show(figure, alt, dpi=plots.SHARP)
 
 
-def _check(stills: Sequence[Mapping[str, float]], sliders: Mapping[str, Slider]) -> None:
-    if not sliders:
-        raise InputError("sliders: expected one for each argument of the figure, got none")
-    for name, slider in sliders.items():
-        if not isinstance(slider, Slider):
-            raise wrong(name, slider, "a Slider", nearest(name, ("save", "size")))
-        if not (slider.low < slider.high and slider.step > 0):
-            raise wrong(f"slider {name}", slider, "low < high, step > 0")
-    if not 2 <= len(stills) <= 4:
-        raise wrong("stills", len(stills), "two to four positions of the sliders")
-    for still in stills:
-        if still.keys() != sliders.keys():
-            raise wrong("a still", still, f"a position of each of {', '.join(sliders)}")
-        for name, slider in sliders.items():
-            if not slider.low <= still[name] <= slider.high:
-                raise wrong(f"still of {name}", still[name], f"{slider.low} to {slider.high}")
-
-
 def widget(draw: Callable[..., Any], alt: str, **sliders: Slider) -> Any:
     """Return the ipywidgets box of a picture and its sliders; arguments as in ``move``.
 
@@ -98,7 +73,14 @@ def widget(draw: Callable[..., Any], alt: str, **sliders: Slider) -> Any:
     """
     import ipywidgets
 
-    moved = {name: _slider(slider) for name, slider in sliders.items()}
+    moved = {
+        name: ipywidgets.FloatSlider(
+            value=slider.start, min=slider.low, max=slider.high, step=slider.step,
+            description=slider.label, readout_format=".4g",
+            style={"description_width": "12em"}, layout={"width": "36em"},
+        )
+        for name, slider in sliders.items()
+    }  # fmt: skip
     picture = ipywidgets.HTML(layout={"max_width": "100%"})
 
     def redraw(change: object = None) -> None:
@@ -113,13 +95,3 @@ def widget(draw: Callable[..., Any], alt: str, **sliders: Slider) -> Any:
         slider.observe(redraw, names="value")
     redraw()
     return ipywidgets.VBox([*moved.values(), picture])
-
-
-def _slider(slider: Slider) -> Any:
-    import ipywidgets
-
-    return ipywidgets.FloatSlider(
-        value=slider.start, min=slider.low, max=slider.high, step=slider.step,
-        description=slider.label, readout_format=".4g",
-        style={"description_width": "12em"}, layout={"width": "36em"},
-    )  # fmt: skip

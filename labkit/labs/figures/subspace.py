@@ -58,8 +58,7 @@ def coordinates(panels: Mapping[str, np.ndarray]) -> Figure:
             axis.plot(scaled, color=plots.PALETTE[number], label=f"component {number + 1}")
         axis.set(xlabel="snapshot", ylabel="coordinate (largest is 1)", title=title)
         axis.set_ylim(-1.15, 1.15)
-    handles, labels = drawn[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, frameon=False, loc="outside lower center", ncols=len(labels))
+    plots.legend_below(figure, drawn[0][0])
     return figure
 
 
@@ -185,7 +184,7 @@ def race(
         axis.axhline(100 - 100 * accuracy, linestyle=style, color=color, label=label, linewidth=1.2)
     axis.set(xlabel="epochs of stage two", title=title)
     plots.error_axis(axis, _ERRORS)
-    figure.legend(frameon=False, loc="outside right center", fontsize=9)
+    plots.legend_beside(figure)
     return figure
 
 

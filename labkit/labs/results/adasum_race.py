@@ -40,31 +40,28 @@ def setting_of(
 
 def accuracies(
     stored: Stored,
-    reduction: str = "adasum",
+    reduction: str | None = "adasum",
     *,
-    workers: int = WORKERS,
     learning_rate: float | None = None,
     optimizer: str = "Momentum",
-    on: str = "updates",
-    scope: str = "layer",
+    **which: Any,
 ) -> list[float]:
     """Return the test accuracies at the end of a setting's trainings, by seed.
 
     Args:
         stored: the stored race
         reduction: one of ``REDUCTIONS``; ignored for one worker
-        workers: number of workers
         learning_rate: peak learning rate; None: the optimizer's single-worker rate
         optimizer: optimizer of each worker
-        on: what is combined, "updates" or "gradients"
-        scope: scope of an angle, "layer" or "network"
+        **which: ``workers``, and of what is combined ``on``, "updates" or "gradients", and
+            ``scope`` of an angle, "layer" or "network"; as in ``setting_of``
 
     Raises:
         InputError: if the setting was not raced.
     """
     if learning_rate is None:
         learning_rate = stored.head["single"].get(optimizer)
-    setting = setting_of(learning_rate, workers, reduction, optimizer, on, scope)
+    setting = setting_of(learning_rate, reduction=reduction, optimizer=optimizer, **which)
     rows = by_seed(stored.select(stage="race", **setting), setting, NAME)
     return [row["last_accuracy"] for row in rows]
 

@@ -1,23 +1,4 @@
-"""The stored race of PyTorch and MindSpore, which train the same network, as lab 02 reads it.
-
-A row is one training of the network of lab 02, section 12, on the colour digits:
-
-stage      ``race``: both frameworks, each seed; ``control``: PyTorch with the first seed again
-framework  framework that trained, one of ``FRAMEWORKS``
-order      "given", or "backwards": the images of each batch in reverse order, which changes the
-           mean loss only by rounding
-seed       of the initial weights and of the order of the images, the same for both frameworks
-updates    number of updates; seconds: time of all of them, with compiling and without judging
-last_accuracy, last_loss   on the validation images after the last epoch, without label smoothing
-other_accuracy, images_differ   of the same weights, converted by ``labkit.migration``, in the other
-           framework: its accuracy, and the number of images that it classifies differently
-
-A curve has a point for each update: ``training_loss`` is the loss of its batch; after each epoch
-the point also has ``accuracy`` and ``loss`` on the validation images. ``head["times"]`` has, by
-contestant (``FRAMEWORKS``, and PyTorch limited to ``AVX2`` instructions), milliseconds per image in
-``training`` and ``inference``, with the batch in memory; the contestants took turns, process by
-process.
-"""
+"""The stored race of PyTorch and MindSpore, which train the same network, as lab 02 reads it."""
 
 import os
 from typing import Any

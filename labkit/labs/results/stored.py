@@ -1,13 +1,6 @@
 """A stored result: how it was made, a row for each training, and curves. No MindSpore import.
 
-A result NAME is three files of this folder, written by a program under ``benchmarks``:
-
-    NAME.json        the command, the versions, the machine's cores, the date, and what was decided
-    NAME.csv         one row per training
-    NAME_curves.csv  run (as in NAME.csv), update, accuracy, loss, training_loss; and the columns
-                     that ``CURVES`` adds
-
-The programs check that a table agrees with its plan; this module only reads it.
+README.md in this folder says what the files and their columns are.
 """
 
 import csv
@@ -40,9 +33,7 @@ class Stored:
     Attributes:
         head: how it was made: ``command``, ``versions``, ``cores``, ``date``; and what was decided
         rows: one dict per training; an empty field is None
-        curves: run -> its points, dicts of update, accuracy and loss on the images that judge the
-            training (None if it was not judged then), mean training loss since the previous point,
-            and the columns that ``CURVES`` adds
+        curves: run -> its points, dicts of the columns of ``CURVES``
     """
 
     head: dict
@@ -81,41 +72,28 @@ def load(name: str, folder: str | os.PathLike | None = None) -> Stored:
     """
     refuse_unknown("stored result", name, CURVES)
     folder = FOLDER if folder is None else Path(folder)
-    path = folder / f"{name}.json"
     try:
-        head = json.loads(path.read_text(encoding="utf-8"))
-        rows = _read_csv(path := folder / f"{name}.csv")
-        points = _read_csv(path := folder / f"{name}_curves.csv")
-    except (OSError, ValueError, csv.Error) as error:
-        raise InputError(
-            f"stored result {name}: {path.name} cannot be read ({error}); "
-            f"benchmarks/{name}.py makes it"
-        ) from error
-    if not isinstance(head, dict) or not rows or not points or set(points[0]) != set(CURVES[name]):
-        raise InputError(
-            f"stored result {name} in {folder} is damaged: a file is empty or has another form"
-        )
-    curves: dict[int, list[dict]] = {}
-    for point in points:
-        curves.setdefault(point.pop("run"), []).append(point)
+        head = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+        rows, points = _read(folder / f"{name}.csv"), _read(folder / f"{name}_curves.csv")
+        curves: dict[int, list[dict]] = {}
+        for point in points:
+            curves.setdefault(point.pop("run"), []).append(point)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        made = f"benchmarks/{name}.py makes it"
+        raise InputError(f"stored result {name} cannot be read ({error}); {made}") from error
     return Stored(head, rows, curves)
 
 
-def _read_csv(path: Path) -> list[dict]:
+def _read(path: Path) -> list[dict]:
     with path.open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file, strict=True))
-    if any(None in row or None in row.values() for row in rows):
-        raise ValueError("a line has too many fields, or too few")
-    return [{name: _value(text) for name, text in row.items()} for row in rows]
+        return [{n: _value(text) for n, text in row.items()} for row in csv.DictReader(file)]
 
 
 def _value(text: str) -> int | float | str | None:
     """Return the number that a field holds, None for an empty one, else its text."""
-    if not text:
-        return None
     for kind in (int, float):
         try:
             return kind(text)
         except ValueError:
             pass
-    return text
+    return text or None

@@ -1,42 +1,4 @@
-"""The stored race of two-stage training and cheaper methods, as lab 05 reads it.
-
-A row is one training of LeNet on 5 000 MNIST images, judged on the test set:
-
-setting   "batch 8" (rate .01, 6 epochs) or "batch 32" (.02, 14): batch and rate of its stage one
-noise     share of the training labels replaced at random; 0.0, or 0.3
-stage     ``compare``: all methods; ``sweep``: one field changed; ``more``: further seeds
-seed      of the weights and the order of images: 1, 2, 3; in ``more`` 4 to 8
-method    one of ``METHODS``, see below
-batch     batch size; learning_rate: of the optimizer, for ``to_zero`` at the start
-components, start        number of components of the basis; weights at the start of stage two
-                         (``STARTS``)
-trials, failure, alpha   constants of the search, as in ``labkit.algorithms.subspace``
-updates   number of updates; seconds: updates times the time of one update, without compiling and
-          judging, from ``head["times"]`` by setting and method; for ``average``, the time of
-          reading the snapshots
-one_epoch_accuracy, one_epoch_loss   after one epoch of stage two; empty for ``stage_one``, average
-last_accuracy, last_loss             at the end of stage one, or after two epochs of stage two
-basis_seconds, explained   time to make the basis; share of variance of all its components
-searches, failed_searches, trials_made   totals of the whole training
-stopped   what stopped the training before its end; empty: nothing
-
-A field that a method does not have is empty (None). ``update`` of a curve counts from the start of
-the row's own stage. The methods:
-
-stage_one       Momentum 0.9 at a constant rate, 40 snapshots in its later epochs
-same_rate       continues, with its moments, at the rate of stage one
-tenth           continues at a tenth of that rate
-to_zero         continues, the rate falling linearly from that of stage one to 0 over two epochs
-large_batch     continues at that rate or a different one, in batches of 250, with new moments
-average         the mean of the snapshots; trains nothing
-projected_sgd   ``SubspaceStep(method="sgd")`` over nn.SGD with momentum 0.9, batches of 250
-projected_bfgs  ``SubspaceStep`` over nn.SGD at rate 1, batches of 250
-
-Stage two starts from the last snapshot, which is the end of stage one (``last``, as in the source
-document), from the first snapshot (``first``), or from the initial weights (``initial``, as in the
-paper). With ``initial``, the 40 snapshots of the basis reach from these weights to the end of stage
-one.
-"""
+"""The stored race of two-stage training and cheaper methods, as lab 05 reads it."""
 
 import os
 from collections.abc import Mapping
@@ -90,10 +52,9 @@ def setting_of(
     refuse_unknown("method", method, METHODS)
     refuse_unknown("setting", setting, plan["settings"])
     stage_one = plan["settings"][setting]
-    fields = {"setting": setting, "noise": noise, "method": method}
-    fields |= dict.fromkeys(SWEPT)
+    fields = {"setting": setting, "noise": noise, "method": method} | dict.fromkeys(SWEPT)
     if method != "average":
-        fields |= {"batch": stage_one["batch"], "learning_rate": stage_one["learning_rate"]}
+        fields |= {name: stage_one[name] for name in ("batch", "learning_rate")}
     if method == "tenth":
         fields["learning_rate"] = rounded(stage_one["learning_rate"] / 10)
     if method in ("large_batch", "projected_sgd", "projected_bfgs"):
@@ -109,60 +70,37 @@ def setting_of(
     return fields | changes
 
 
-def rows_of(
-    stored: Stored,
-    method: str,
-    *,
-    setting: str = "batch 8",
-    noise: float = 0.0,
-    more: bool = False,
-    **changes: Any,
-) -> list[dict]:
+def rows_of(stored: Stored, method: str, *, more: bool = False, **which: Any) -> list[dict]:
     """Return the rows of one setting, by seed.
 
     Args:
         stored: the stored race
         method: one of ``METHODS``
-        setting: setting of stage one
-        noise: share of the training labels replaced at random
         more: whether to include the further seeds
-        **changes: as in ``setting_of``
+        **which: ``setting``, ``noise`` and changes, as in ``setting_of``
 
     Raises:
         InputError: if the setting was not raced, and as in ``setting_of``.
     """
-    wanted = setting_of(stored.head["plan"], method, setting, noise, **changes)
+    wanted = setting_of(stored.head["plan"], method, **which)
     rows = [row for row in stored.select(**wanted) if more or row["stage"] != "more"]
     return by_seed(rows, wanted, NAME)
 
 
-def accuracies(
-    stored: Stored,
-    method: str,
-    epochs: int = 2,
-    *,
-    setting: str = "batch 8",
-    noise: float = 0.0,
-    more: bool = False,
-    **changes: Any,
-) -> list[float]:
+def accuracies(stored: Stored, method: str, epochs: int = 2, **which: Any) -> list[float]:
     """Return the test accuracies by seed, after one or two epochs of stage two.
 
     Stage one and the average have one accuracy for any ``epochs``; a training that was stopped
     earlier has the accuracy of its last point. All other arguments are as in ``rows_of``.
     """
-    rows = rows_of(stored, method, setting=setting, noise=noise, more=more, **changes)
-    return _accuracies(rows, epochs)
+    return _accuracies(rows_of(stored, method, **which), epochs)
 
 
 def _accuracies(rows: list[dict], epochs: int) -> list[float]:
     if epochs not in (1, 2):
         raise wrong("epochs", epochs, "1 or 2")
-    late = [row["last_accuracy"] for row in rows]
-    if epochs == 2:
-        return late
-    early = [row["one_epoch_accuracy"] for row in rows]
-    return [b if a is None else a for a, b in zip(early, late, strict=True)]
+    early = [row["one_epoch_accuracy"] if epochs == 1 else None for row in rows]
+    return [row["last_accuracy"] if a is None else a for a, row in zip(early, rows, strict=True)]
 
 
 def gains(
@@ -176,8 +114,9 @@ def gains(
     **changes: Any,
 ) -> list[float]:
     """Return ``accuracies`` minus those at the end of stage one, by seed."""
-    reached = accuracies(stored, method, epochs, setting=setting, noise=noise, more=more, **changes)
-    ends = accuracies(stored, "stage_one", setting=setting, noise=noise, more=more)
+    which: dict[str, Any] = {"setting": setting, "noise": noise, "more": more}
+    reached = accuracies(stored, method, epochs, **which, **changes)
+    ends = accuracies(stored, "stage_one", **which)
     return [accuracy - end for accuracy, end in zip(reached, ends, strict=True)]
 
 
@@ -193,16 +132,11 @@ def compared(stored: Stored, setting: str = "batch 8", noise: float = 0.0) -> li
     for row in by_seed(rows, f"{setting!r} with noise {noise!r}", NAME):
         groups.setdefault((row["method"], row["batch"], row["learning_rate"]), []).append(row)
     return [
-        {
-            "method": method,
-            "batch": batch,
-            "learning_rate": rate,
-            "one_epoch": _accuracies(group, 1),
-            "two_epochs": _accuracies(group, 2),
-            "loss": [row["last_loss"] for row in group],
-            "seconds": [row["seconds"] for row in group],
-        }
-        for (method, batch, rate), group in groups.items()
+        dict(zip(("method", "batch", "learning_rate"), key, strict=True))
+        | {"one_epoch": _accuracies(group, 1), "two_epochs": _accuracies(group, 2)}
+        | {"loss": [row["last_loss"] for row in group]}
+        | {"seconds": [row["seconds"] for row in group]}
+        for key, group in groups.items()
     ]
 
 
@@ -220,42 +154,27 @@ def best(stored: Stored, setting: str = "batch 8", noise: float = 0.0) -> dict[s
 
 
 def by(
-    stored: Stored,
-    field: str,
-    epochs: int = 2,
-    *,
-    setting: str = "batch 8",
-    noise: float = 0.0,
-    more: bool = False,
-    **changes: Any,
+    stored: Stored, field: str, epochs: int = 2, *, more: bool = False, **which: Any
 ) -> dict[Any, list[float]]:
     """Return value of ``field`` -> accuracies of ``projected_bfgs`` by seed, else as by default."""
     refuse_unknown("field", field, SWEPT)
-    wanted = setting_of(stored.head["plan"], "projected_bfgs", setting, noise, **changes)
+    wanted = setting_of(stored.head["plan"], "projected_bfgs", **which)
     del wanted[field]
     values = {row[field] for row in stored.select(**wanted)} - {None}
-    which: dict[str, Any] = {"setting": setting, "noise": noise, "more": more} | changes
     return {
-        value: accuracies(stored, "projected_bfgs", epochs, **which, **{field: value})
+        value: accuracies(stored, "projected_bfgs", epochs, more=more, **which | {field: value})
         for value in sorted(values)
     }
 
 
-def searches(
-    stored: Stored,
-    *,
-    setting: str = "batch 8",
-    noise: float = 0.0,
-    more: bool = False,
-    **changes: Any,
-) -> dict[str, list[float]]:
+def searches(stored: Stored, **which: Any) -> dict[str, list[float]]:
     """Return how the searches of ``projected_bfgs`` went, by seed; arguments as in ``rows_of``.
 
     Returns:
         ``failed``: share of the searches that found no step; ``trials``: mean number of trials of
         a search.
     """
-    rows = rows_of(stored, "projected_bfgs", setting=setting, noise=noise, more=more, **changes)
+    rows = rows_of(stored, "projected_bfgs", **which)
     return {
         "failed": [row["failed_searches"] / row["searches"] for row in rows],
         "trials": [row["trials_made"] / row["searches"] for row in rows],

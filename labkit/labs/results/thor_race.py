@@ -7,7 +7,7 @@ with refreshes.
 
 from collections.abc import Iterable, Mapping
 
-from labkit.base.arguments import names_checked, wrong
+from labkit.base.arguments import wrong
 from labkit.errors import refuse_unknown
 from labkit.labs.results.stored import Stored
 
@@ -32,7 +32,6 @@ def mean_steps(steps: Iterable[int | None]) -> float | None:
     return sum(known) / len(known)
 
 
-@names_checked
 def compare(
     stored: Stored, net: str, target: float, epochs: Mapping[str, float] | None = None
 ) -> dict[str, dict]:

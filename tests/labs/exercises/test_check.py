@@ -2,13 +2,11 @@
 
 import re
 import signal
-import threading
 import time
 
 import numpy as np
 import pytest
 
-from labkit.labs.exercises import attempts
 from labkit.labs.exercises import check as checks
 from labkit.labs.exercises.check import Exercise
 
@@ -70,10 +68,6 @@ def _raising(rows, scale):
     return rows.sqare() * scale
 
 
-def _leaving(rows, scale):
-    raise SystemExit(3)
-
-
 def _yielding(rows, scale):
     yield scale * rows**2
 
@@ -92,41 +86,27 @@ class _Foreign:
         (_changes, "1 of 3 .*changes its argument `rows`.*work on a copy"),
         (_recursive, "calls itself without end"),
         (_raising, r"it raised AttributeError: .*'sqare', at `return rows\.sqare\(\) \* scale`"),
-        (_leaving, "it raised SystemExit: 3, at `raise SystemExit"),
         (lambda rows, scale: None, "is the `return` missing"),
         (lambda rows, scale: rows * np.nan, "numbers that are not finite"),
-        (_yielding, "returned a generator; expected numbers"),
-        (lambda rows, scale: _Foreign(), "returned a tests _Foreign; expected NumPy arrays"),
-        (lambda rows, scale: [scale, _Foreign()], "a list with a tests _Foreign in it"),
-        (lambda rows, scale: {"a": 1}, "returned a dict; expected numbers"),
-        (lambda rows, scale: (rows, None), "returned a tuple with a NoneType in it"),
+        (_yielding, "returned a generator of object; expected numbers"),
+        (lambda rows, scale: _Foreign(), "returned a _Foreign; expected NumPy arrays"),
+        (lambda rows, scale: {"a": 1}, "returned a dict of object; expected numbers"),
         (lambda rows, scale: [[1, 2], [[3], 4]], "lists of different lengths"),
-        (lambda rows, scale: [[[1, 2], [3]], 4], "lists of different lengths"),
-        (lambda rows, scale: rows + 1j, "returned complex numbers"),
-        (lambda rows, scale: np.array(["a"]), "returned text"),
-        (lambda rows, scale: [], "returned 0 numbers; expected 4"),
+        (lambda rows, scale: rows + 1j, "returned a ndarray of complex128; expected numbers"),
         (lambda rows, scale: rows[0], "returned 2 numbers; expected 4"),
         (lambda rows, scale: (scale * rows**2).T, "rows and columns have changed places"),
-        (lambda rows, scale: (scale * rows**2).astype(np.float16), "to the digits of float16"),
         (lambda rows, scale: scale * rows**2 // 1, "whole numbers only"),
         (lambda rows, scale: 0 * rows, "zeros only"),
         (lambda rows, scale: -scale * rows**2, "-1 times what is expected; which sign"),
         (lambda rows, scale: scale * rows**2 + [[1, 0], [0, 0]], "off by 0.056 of the largest"),
         (lambda rows, scale: rows**2, "1 of 3 .*the scale is forgotten"),
         (lambda rows: rows, "does not take the exercise's 2 arguments: rows, scale"),
-        (lambda rows, scale, more: rows, "does not take the exercise's 2 arguments"),
-        (ROWS, "this is a numpy ndarray, not a function"),
-        (None, "this is a NoneType, not a function"),
+        (ROWS, "this is a ndarray, not a function"),
     ],
 )
 def test_one_line_says_what_is_wrong(attempt, message, capsys):
     printed = said(attempt, capsys)
     assert re.match(message if message[0].isdigit() else f".*{message}", printed), printed
-
-
-def _nests(rows, scale):
-    rows[0] = [1, 2]
-    return np.zeros(2)
 
 
 def _summed(parts):
@@ -143,21 +123,15 @@ def _halves(n):
     return n // 2, n - n // 2
 
 
-def _both(n):
-    return n, np.arange(n)
-
-
 @pytest.mark.parametrize(
     ("spec", "cases", "attempt", "message"),
     [
         (squared, [(ROWS, 0.0)], lambda rows, scale: rows**3, "; it is not zero where it should"),
-        (lambda rows, scale: 2 * np.array(rows), [([1, 2], 1.0)], _nests, "its argument `rows`"),
         (_summed, [([np.ones(2), np.ones(2)],)] * 2, _in_place,
          "0 of 2 public checks passed; it changes its argument `parts`"),
         *[(_halves, [(3,), (8,)], lambda n, kind=kind: kind([n - n // 2, n // 2]),
            "1 of 2 public checks passed; the parts are right, and their order")
           for kind in (tuple, list, np.array)],
-        (_both, [(3,), (4,)], lambda n: (n + 1, np.arange(n)), "off by 0.33"),
     ],
 )  # fmt: skip
 def test_of_other_exercises_it_says_it_too(spec, cases, attempt, message, capsys):
@@ -182,11 +156,6 @@ def test_a_hint_is_of_the_mistake_that_agrees_with_most_answers(capsys):
     assert "the other" in capsys.readouterr().out
 
 
-def test_no_warning_of_a_hint_is_seen(capsys, recwarn):
-    said(lambda rows, scale: rows + 7, capsys)
-    assert not recwarn.list
-
-
 def test_the_cases_are_the_same_for_the_next_one(capsys):
     before = [rows.copy() for rows, _ in EXERCISES[0].cases]
     said(_changes, capsys)
@@ -196,51 +165,23 @@ def test_the_cases_are_the_same_for_the_next_one(capsys):
 
 @pytest.mark.parametrize("attempt", [_endless, _stubborn])
 def test_a_loop_without_end_is_stopped(attempt, capsys, monkeypatch):
-    call = attempts.call
-    monkeypatch.setattr(attempts, "call", lambda *arguments: call(*arguments, seconds=0.5))
+    monkeypatch.setattr(checks, "SECONDS", 0.5)
     before = signal.getsignal(signal.SIGALRM)
     assert "0 of 3 public checks passed; it had not ended after 0.5 s" in said(attempt, capsys)
     assert signal.getsignal(signal.SIGALRM) is before
     assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
 
 
-def test_a_check_in_another_thread_works_without_a_limit(capsys):
-    lines = []
-    thread = threading.Thread(target=lambda: lines.append(said(squared, capsys)))
-    thread.start()
-    thread.join()
-    assert lines == ["passed (3 of 3 public checks)\n"]
-
-
-def test_what_it_prints_is_shown_once_and_not_in_the_way(capsys):
+def test_what_it_prints_is_shown_and_an_unsolved_exercise_is_no_error(capsys):
     def talking(rows, scale):
         for i in range(8):
             print("row", i)
         return scale * rows**2
 
-    printed = said(talking, capsys).splitlines()
-    assert printed[0] == "passed (3 of 3 public checks)"
-    assert printed[1:] == [f"    it printed: row {i}" for i in range(5)] + ["    and 3 lines more"]
-
-
-def test_float32_passes_and_a_tensor_is_named(runtime, capsys):
-    from mindspore import Tensor
-
-    assert "passed" in said(lambda rows, scale: np.float32(scale * rows**2), capsys)
-    refused = said(lambda rows, scale: Tensor(scale * rows**2), capsys)
-    assert "it returned a mindspore Tensor; expected NumPy arrays or numbers: convert" in refused
-
-
-def test_an_unsolved_exercise_is_no_error(capsys):
     def unsolved(rows, scale):
         raise NotImplementedError
 
+    printed = said(talking, capsys).splitlines()
+    assert printed[0] == "passed (3 of 3 public checks)"
+    assert printed[1:] == [f"    it printed: row {i}" for i in range(5)] + ["    and 3 lines more"]
     assert said(unsolved, capsys) == "not attempted yet\n"
-
-
-def test_ctrl_c_is_the_persons_own():
-    def interrupted(rows, scale):
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        checks.check(EXERCISES, "squared", interrupted)

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 from mindspore import Tensor, nn
 
-from labkit import AccumulatedStep, InputError, LossNet
+from labkit import AccumulatedStep, LossNet
 from labkit.labs.figures import accumulation
-from tests.support.figures import drawn
 
 
 @pytest.mark.parametrize("tail", accumulation.TAILS)
@@ -28,26 +27,3 @@ def test_the_groups_are_those_of_the_step(eager, tail, micro_steps, in_epoch):
         before = weights
     assert groups == [list(group) for group in accumulation.updates(in_epoch, micro_steps, tail)]
     assert step.last_update.number == len(groups)
-
-
-def texts(**values):
-    axis = drawn(accumulation.leak, **values)
-    return [text.get_text().replace("\n", " ") for text in axis.texts], axis.get_title()
-
-
-def test_each_micro_batch_says_where_it_is():
-    said, title = texts(micro_steps=4, tail=0, seen=11)
-    assert said == ["update 1"] * 4 + ["update 2"] * 7 + [""] * 3
-    assert "k = 4, carry, after 11" in title and title.endswith("4, 7")
-    said, _ = texts(micro_steps=4, tail=0, seen=9)
-    assert said == ["update 1"] * 4 + ["buffer"] * 5 + [""] * 5
-    said, title = texts(micro_steps=4, tail=1, seen=9)
-    assert said == ["update 1"] * 4 + ["lost"] * 3 + ["buffer"] * 2 + [""] * 5
-    said, title = texts(micro_steps=4, tail=2, seen=14)
-    assert said[:7] == ["update 1"] * 4 + ["update 2"] * 3 and title.endswith("4, 3, 4, 3")
-    assert texts(micro_steps=8, tail=0, seen=3)[1].endswith("none")
-
-
-def test_an_unknown_tail_is_refused():
-    with pytest.raises(InputError, match="Did you mean 'flush'"):
-        accumulation.updates(7, 4, "flash")

@@ -8,27 +8,6 @@ from labkit.labs.results.critical_batch import Curve
 from tests.support.figures import dots, legend, lines, x_labels, y_labels
 
 
-def test_step_lengths_are_over_the_workers():
-    (axis,) = adasum_plots.step_lengths({"cosine 0": [1, 2, 4]}, (1, 4, 16)).axes
-    assert list(lines(axis)["cosine 0"].get_ydata()) == [1, 2, 4]
-    assert x_labels(axis) == ["1", "4", "16"]
-
-
-def test_more_lines_than_colours_are_all_drawn():
-    (axis,) = adasum_plots.step_lengths(dict.fromkeys("abcdefgh", [1, 2]), (1, 4)).axes
-    assert lines(axis).keys() == set("abcdefgh")
-    panel = adasum_plots.cosines({"of moves": ([0, 3], dict.fromkeys("abcdefgh", [1, 0]))}, 10)
-    assert legend(panel) == list("abcdefgh")
-
-
-def test_cosines_have_a_panel_for_each_kind_and_one_legend():
-    moves = ([0, 3], {"conv1": [0.9, 0.1], "fc1": [0.2, 0.0]})
-    figure = adasum_plots.cosines({"of moves": moves, "of gradients": moves}, 10)
-    assert [axis.get_title() for axis in figure.axes] == ["of moves", "of gradients"]
-    assert list(lines(figure.axes[1])["fc1"].get_ydata()) == [0.2, 0.0]
-    assert legend(figure) == ["conv1", "fc1"]
-
-
 def test_the_race_draws_errors_and_a_second_curve_of_a_reduction_dashed():
     curves = {
         "Adasum, 0.03": ("adasum", [10, 20], [0.5, 0.98]),
@@ -51,11 +30,6 @@ def test_over_rates_shows_each_seed_their_mean_and_what_failed():
     assert lines(axis)["mean tuned"].get_linestyle() == "--"
     assert axis.get_lines()[-1].get_xdata() == [0.03, 0.03]  # the rate of the single worker
     assert x_labels(axis) == ["0.03", "0.06"] and axis.get_xlabel() == "learning rate"
-
-
-def test_over_workers_is_over_the_number_of_workers():
-    (axis,) = adasum_plots.over_workers({"mean": {2: [0.99], 16: [0.9]}}).axes
-    assert list(lines(axis)["mean"].get_xdata()) == [2, 16] and axis.get_xlabel() == "workers"
 
 
 def test_the_critical_batch_size_is_marked_where_the_updates_are_twice_the_fewest():

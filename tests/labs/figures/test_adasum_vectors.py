@@ -67,11 +67,3 @@ def test_the_tree_is_that_of_the_compiled_one(workers):
     for groups, level in zip(levels, tree, strict=True):
         assert sum(len(group) == 2 for group in groups) == level.pairs
         assert any(len(group) == 3 for group in groups) == level.triple
-
-
-def test_the_tree_says_how_many_workers_made_each_vector():
-    axis = drawn(adasum_vectors.tree, workers=7)
-    assert [text.get_text() for text in axis.texts] == ["1"] * 7 + ["2", "2", "3", "7"]
-    assert axis.get_title() == "7 workers: 2 levels, 2 × three"
-    axis = drawn(adasum_vectors.tree, workers=16.0)
-    assert axis.texts[-1].get_text() == "16" and axis.get_title() == "16 workers: 4 levels"

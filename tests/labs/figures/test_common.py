@@ -4,13 +4,12 @@ import base64
 import io
 
 import numpy as np
-import pytest
 from PIL import Image
 
 from labkit.labs.figures import common as plots
 from labkit.migration.compare import Row
 from labkit.training.records import Records
-from tests.support.figures import legend, x_labels, y_labels
+from tests.support.figures import legend, x_labels
 
 
 def test_smooth_is_the_mean_over_the_window_and_shorter_at_the_ends():
@@ -27,53 +26,6 @@ def test_the_training_curve_is_over_images_seen():
     assert each.get_xydata().tolist() == [[128, 2.0], [256, 1.0], [352, 0.5]]
     np.testing.assert_allclose(mean.get_ydata(), [1.5, 3.5 / 3, 0.75])
     assert axis.get_xlabel() == "images seen" and "nats" in axis.get_ylabel()
-
-
-@pytest.mark.parametrize(
-    ("losses", "shown"), [((2.31, 2.28, 2.3), "2.3"), ((2.4, 1.0, 0.5), "0.6")]
-)
-def test_losses_within_a_decade_are_plain_numbers(losses, shown):
-    records = Records()
-    for loss in losses:
-        records.add(images=32, loss=loss)
-    figure = plots.training_curve(records)
-    figure.canvas.draw()
-    labels = [label.get_text() for label in figure.axes[0].get_yticklabels(which="both")]
-    assert shown in labels and all(float(text) and "e" not in text for text in labels if text)
-
-
-def test_errors_are_in_per_cent_and_a_failed_training_has_them_all():
-    np.testing.assert_allclose(plots.errors([0.98, None, 0]), [2, 100, 100])
-
-
-def test_a_line_is_the_mean_over_seeds_and_each_seed_a_dot():
-    _, axis = plots.axes()
-    values = {8: [3.0, 5.0], 2: [7.0]}
-    plots.mean_and_seeds(axis, values, plots.RED, "x", line="--", mark="s", size=3, alpha=0.5)
-    mean, seeds = axis.get_lines()
-    assert mean.get_xydata().tolist() == [[2, 7], [8, 4]]
-    assert seeds.get_xydata().tolist() == [[2, 7], [8, 3], [8, 5]]
-    assert (mean.get_label(), mean.get_linestyle(), mean.get_color()) == ("x", "--", plots.RED)
-    looks = (seeds.get_marker(), seeds.get_markersize(), seeds.get_alpha(), seeds.get_linestyle())
-    assert looks == ("s", 3, 0.5, "None") and seeds.get_color() == plots.RED
-
-
-def test_an_error_axis_has_the_ticks_that_it_holds():
-    _, axis = plots.axes()
-    axis.plot([0, 1], [0.9, 12])
-    plots.error_axis(axis, (50, 20, 10, 2.5, 1, 0.5))
-    assert axis.get_yscale() == "log" and axis.get_ylabel() == "test error (%)"
-    assert y_labels(axis) == ["10", "2.5", "1"]
-
-
-@pytest.mark.parametrize("errors", [(88.3, 88.9), (40, 70), (60, 60)])
-def test_an_error_axis_of_a_narrow_range_has_ticks_as_well(errors):
-    _, axis = plots.axes()
-    axis.plot([0, 1], errors)
-    plots.error_axis(axis, (50, 20, 10))
-    assert len(y_labels(axis)) >= 2
-    low, high = axis.get_ylim()
-    assert all(low <= tick <= high for tick in axis.get_yticks())
 
 
 def row(stage, difference, tolerance=1e-3):
@@ -108,11 +60,6 @@ def test_the_race_is_drawn_as_errors_over_updates_and_over_seconds():
     assert legend(left) == ["Momentum", "THOR", "98.5 % right"] and right.get_legend() is None
 
 
-def test_a_race_of_four_draws_all_four():
-    trainings = dict.fromkeys("abcd", [([10, 20], [1.0, 2.0], [0.9, 0.95])])
-    assert legend(plots.race(trainings, "race").axes[0]) == list("abcd")
-
-
 def test_a_sweep_marks_what_failed():
     settings = {"damping": [(0.1, None), (1.0, 2.5)], "frequency": [(1, 3.0), (10, 3.5)]}
     damping, frequency = plots.sweep(settings, "error (%)", worst=50).axes
@@ -130,21 +77,6 @@ def test_matrices_share_one_scale_and_leave_small_entries_white():
     assert first.norm is second.norm and (first.norm.vmin, first.norm.vmax) == (1e-3, 10)
     np.testing.assert_array_equal(first.get_array().mask, [[False, False], [True, True]])
     assert first.get_array()[0, 1] == 2 and bar.get_ylabel() == "size of the entry"
-
-
-def test_the_verdict_grid_shows_how_many_failed():
-    verdicts = {"before": {"loss": 1, "update": 3}, "after": {"loss": 0, "update": 0}}
-    (axis,) = plots.verdict_grid(verdicts, ["loss", "update"], "recovers").axes
-    assert [text.get_text() for text in axis.texts] == ["1", "3", "ok", "ok"]
-    assert y_labels(axis) == ["before", "after"]
-    assert axis.images[0].get_array().astype(int).tolist() == [[1, 1], [0, 0]]
-
-
-def test_colour_images_keep_their_colours_and_titles():
-    red = np.zeros((3, 4, 4, 3)) + [1.0, 0, 0]
-    axes = plots.images_grid(red, ["a", "b", "c"], columns=2).axes
-    assert [axis.get_title() for axis in axes] == ["a", "b", "c", ""]
-    np.testing.assert_allclose(axes[0].images[0].get_array(), red[0])
 
 
 def test_a_shown_figure_is_a_png_with_its_alternative_text(shown):

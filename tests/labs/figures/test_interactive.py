@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from labkit import InputError
 from labkit.labs.figures import common as plots
 from labkit.labs.figures import interactive
 from labkit.labs.figures.interactive import Slider
@@ -81,31 +80,3 @@ def test_with_one_it_is_moved_from_the_first_still(monkeypatch, shown, draw_on, 
     assert pixels(picture).mean() < before.mean() - 1  # a higher bar is more ink
     monkeypatch.setenv("LABKIT_RUN", "runs/x")  # a run of labkit is headless even under a server
     assert not interactive.has_front_end()
-
-
-@pytest.mark.parametrize(
-    ("stills", "message"),
-    [
-        (STILLS[:1], "stills: expected two to four positions of the sliders, got 1"),
-        ([*STILLS, *STILLS], "stills: expected two to four"),
-        ([STILLS[0], {"height": 1}], "a still: expected a position of each of height, width"),
-        ([STILLS[0], {"height": 3, "width": 2}], "still of height: expected 0 to 2, got 3"),
-    ],
-)
-def test_stills_that_the_sliders_do_not_reach_are_refused(stills, message, draw_on):
-    with pytest.raises(InputError, match=message):
-        interactive.move(draw_on, "a bar", stills, **SLIDERS)
-
-
-@pytest.mark.parametrize(
-    ("sliders", "message"),
-    [
-        ({}, "sliders: expected one for each argument"),
-        ({"height": Slider("h", 1, 1, 0.1, 1)}, "slider height: expected low < high"),
-        ({"height": Slider("h", 0, 1, 0, 1)}, "step > 0"),
-        (SLIDERS | {"sise": (4, 3)}, r"sise: expected a Slider, got \(4, 3\). Did you mean 'size'"),
-    ],
-)
-def test_sliders_that_cannot_be_moved_are_refused(sliders, message, draw_on):
-    with pytest.raises(InputError, match=message):
-        interactive.move(draw_on, "a bar", 2 * [dict.fromkeys(sliders, 1)], **sliders)

@@ -4,8 +4,7 @@ import numpy as np
 
 from labkit.labs.figures import common as plots
 from labkit.labs.figures import subspace as subspace_plots
-from labkit.labs.results import subspace_race
-from tests.support.figures import dots, legend, lines, x_labels, y_labels
+from tests.support.figures import lines, x_labels, y_labels
 
 
 def test_the_spectrum_is_in_per_cent_over_the_components_from_1():
@@ -14,16 +13,6 @@ def test_the_spectrum_is_in_per_cent_over_the_components_from_1():
     np.testing.assert_allclose(lines(axis)["walk"].get_ydata(), [50, 20, 10])
     assert x_labels(axis) == ["1", "2"]
     assert axis.get_ylabel() == "share of the variance (%)" and axis.get_xlabel() == "component"
-
-
-def test_coordinates_are_scaled_to_their_largest_and_share_a_legend():
-    rows = np.array([[1.0, -4.0, 2.0], [0.5, 0.25, -0.5]])
-    figure = subspace_plots.coordinates({"training": rows, "walk": 2 * rows})
-    assert [axis.get_title() for axis in figure.axes] == ["training", "walk"]
-    for axis in figure.axes:
-        np.testing.assert_allclose(lines(axis)["component 1"].get_ydata(), [0.25, -1, 0.5])
-        np.testing.assert_allclose(lines(axis)["component 2"].get_ydata(), [1, 0.5, -1])
-    assert legend(figure) == ["component 1", "component 2"]
 
 
 def test_the_path_lies_over_the_losses_with_its_marks():
@@ -37,19 +26,6 @@ def test_the_path_lies_over_the_losses_with_its_marks():
     assert axis.get_xlim() == (-2, 2) and axis.get_ylim() == (-1, 3)
     assert bar.get_ylabel() == "training loss (nats)"
     assert y_labels(bar)[:2] == ["0.5", "1"]
-
-
-def test_every_mark_of_a_path_is_drawn():
-    grid, marks = np.linspace(-1, 1, 3), {name: (0.5, 0.5) for name in "abcde"}
-    losses = 0.1 + grid[None] ** 2 + grid[:, None] ** 2
-    figure = subspace_plots.path(grid, grid, losses, [[0, 1], [1, 0]], marks, "t")
-    assert marks.keys() < lines(figure.axes[0]).keys()
-
-
-def test_reconstruction_is_drawn_in_per_cent_and_in_order():
-    (axis,) = subspace_plots.reconstruction({"a snapshot": {8: 0.1, 2: 0.5}}, "t").axes
-    assert lines(axis)["a snapshot"].get_xydata().tolist() == [[2, 50], [8, 10]]
-    assert axis.get_ylabel() == "not expressed (%)"
 
 
 def test_the_line_search_shows_slope_bound_and_trials():
@@ -88,25 +64,3 @@ def test_by_method_shows_each_seed_and_their_mean_in_every_panel():
     assert y_labels(first) == ["end of stage one", "a tenth of the rate"]
     assert [axis.get_title() for axis in figure.axes] == ["batch 8", "batch 32"]
     assert first.get_xlabel() == "test error (%)" and first.yaxis_inverted()
-
-
-def test_more_than_three_panels_stand_in_two_columns():
-    figure = subspace_plots.by_method({str(n): {"tenth": [0.9 + n / 100]} for n in range(5)})
-    titles = [axis.get_title() for axis in figure.axes]
-    assert titles == ["0", "1", "2", "3", "4", ""]
-    left = [y_labels(axis)[0] for axis in figure.axes[:5]]
-    assert left == ["a tenth of the rate", "", "a tenth of the rate", "", "a tenth of the rate"]
-    assert not figure.axes[5].axison
-
-
-def test_a_sweep_has_a_panel_for_each_setting_with_means_and_seeds():
-    accuracies = {"trials": {20: [0.97, 0.98], 2: [0.96]}, "components": {8: [0.9]}}
-    first, second = subspace_plots.swept(accuracies).axes
-    assert lines(first)["mean"].get_xydata().tolist() == [[2, 4], [20, 2.5]]
-    assert x_labels(first) == ["2", "20"]
-    assert (first.get_xlabel(), second.get_xlabel()) == ("trials", "components")
-    np.testing.assert_allclose(np.concatenate(dots(first)), [4, 3, 2])
-
-
-def test_every_method_of_the_race_has_a_name_and_a_colour():
-    assert set(subspace_plots.METHODS) == set(subspace_race.METHODS)

@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from labkit.labs.figures import common as plots
 from labkit.labs.figures import subspace_moves as moves
-from tests.support.figures import drawn, lines, x_labels
+from tests.support.figures import drawn, lines
 
 
 def test_the_valley_is_a_quadratic_of_its_curvatures():
@@ -71,23 +70,3 @@ def test_the_walk_scatters_by_the_root_of_the_batch():
     places = moves.noisy_walk(0.1, 4)
     np.testing.assert_allclose(shown["the last one"].get_xydata(), places[-1:])
     np.testing.assert_allclose(shown["their average"].get_xydata()[0], places[150:].mean(axis=0))
-
-
-def test_components_mark_one_row_and_say_what_is_predicted():
-    rows = {"0": (0.05, 0.97), "4": (0.04, 0.96), "the end": (0.09, 0.92)}
-    digits = [(np.zeros((32, 32)), 3, {"0": 3, "4": 3, "the end": 8})]
-    for place, said, color in ((1, "3", plots.GREEN), (2, "8", plots.RED)):
-        axis = drawn(moves.components, place=place, rows=rows, digits=digits)
-        curve, mark = axis.get_lines()
-        np.testing.assert_allclose(curve.get_ydata(), [97, 96, 92])
-        np.testing.assert_allclose(mark.get_xydata()[0], [place, [97, 96, 92][place]])
-        assert x_labels(axis) == list(rows)
-        (inset,) = axis.child_axes
-        assert (inset.get_title(), inset.title.get_color()) == (said, color)
-    assert "components: the end; accuracy 92.00%, training loss 0.090" in axis.get_title()
-
-
-def test_where_all_rows_are_alike_there_is_still_an_axis():
-    axis = drawn(moves.components, place=0, rows={"0": (2.3, 0.1), "1": (2.3, 0.1)}, digits=[])
-    low, high = axis.get_ylim()
-    assert low < 10 < high

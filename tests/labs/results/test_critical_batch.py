@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 
-from labkit.errors import InputError
 from labkit.labs.results import Stored, critical_batch
 from labkit.labs.results.adasum_race import setting_of
 from labkit.labs.results.critical_batch import Curve, fit
@@ -88,52 +87,9 @@ def test_no_other_curve_is_nearer_in_the_logarithm():
     assert 0.05 < curve.error < 0.15 and 100 < curve.b_crit < 220
 
 
-@pytest.mark.parametrize(
-    ("updates", "message"),
-    [
-        ({}, "two batch sizes or more, got \\[\\]"),
-        ({32: [100.0, 200.0]}, "two batch sizes or more, got \\[32\\]"),
-        ({32: [], 64: [7.0]}, "two batch sizes or more, got \\[64\\]"),
-        ({32: [], 64: []}, "two batch sizes or more, got \\[\\]"),
-        ({32: [100.0], 64: [None]}, "updates: expected a finite number > 0, got None"),
-        ({32: [100.0], 64: [0]}, "updates: expected a finite number > 0, got 0"),
-        ({32: [100.0], 64: [math.inf]}, "updates: expected a finite number > 0, got inf"),
-        ({0: [100.0], 64: [50.0]}, "batch size: expected a finite number > 0, got 0"),
-    ],
-)
-def test_what_is_no_curve_is_refused(updates, message):
-    with pytest.raises(InputError, match=message):
-        fit(updates)
-
-
 def test_updates_are_by_images_and_seed_at_each_methods_rate(stored):
     assert critical_batch.updates(stored, "mean") == {32: [1000, 1100], 64: [600, 640]}
     assert critical_batch.updates(stored, "adasum") == {32: [1000, 1100], 64: [500, 540]}
     assert critical_batch.updates(stored, "adasum tuned") == {32: [1000, 1100], 64: [450, None]}
     rates = [critical_batch.rate_of(stored, method, 2) for method in critical_batch.METHODS]
     assert rates == [0.02, 0.01, 0.04]
-
-
-def test_there_is_a_curve_of_all_seeds_and_one_of_each(stored):
-    together, alone = critical_batch.curves(stored, "mean")
-    assert together == fit({32: [1000, 1100], 64: [600, 640]})
-    assert alone == [fit({32: [1000], 64: [600]}), fit({32: [1100], 64: [640]})]
-    assert alone[0].b_crit == pytest.approx(128, rel=1e-3)  # 200 + 25 600 / B
-
-
-@pytest.mark.parametrize(
-    ("ask", "message"),
-    [
-        (lambda s: critical_batch.updates(s, "sum"), "unknown method 'sum'"),
-        (lambda s: critical_batch.rate_of(s, "mean", 4), "workers: expected one of .*1, 2, got 4"),
-        (lambda s: critical_batch.curves(s, "adasum tuned"), "a finite number > 0, got None"),
-    ],
-)
-def test_what_was_not_measured_is_refused(stored, ask, message):
-    with pytest.raises(InputError, match=message):
-        ask(stored)
-
-
-def test_a_measurement_that_is_not_there_names_its_program(tmp_path):
-    with pytest.raises(InputError, match="benchmarks/critical_batch.py makes it"):
-        critical_batch.load(tmp_path)

@@ -6,9 +6,8 @@ import statistics
 
 import pytest
 
-from labkit.errors import InputError
 from labkit.labs import results
-from labkit.labs.results import accumulation_race, adasum_race, migration_race, subspace_race
+from labkit.labs.results import adasum_race, migration_race, subspace_race
 
 THOR, ADASUM, SUBSPACE, MIGRATION, ACCUMULATION = (
     results.load(f"{name}_race")
@@ -36,12 +35,6 @@ def test_thor_and_momentum_are_compared_by_updates_and_seconds():
     other = won["Momentum"][1]
     epochs = {"Momentum": other["epochs"]}
     assert results.compare(THOR, "LeNet", 0.985, epochs)["Momentum"]["setting"] == other
-
-
-def test_a_training_that_never_gets_there_has_no_mean():
-    for side in results.compare(THOR, "LeNet", 1.0).values():
-        assert side["steps"] == [None] * 3 and side["mean"] is side["seconds"] is None
-        assert side["at_least"] == round(side["setting"]["epochs"] * 468)
 
 
 def test_accuracies_of_adasum_are_by_setting_rate_and_workers():
@@ -139,58 +132,3 @@ def test_every_control_is_beside_it(setting, noise):
     assert len(rates) == 3
     for line in lines:
         assert all(len(line[n]) == 3 for n in ("one_epoch", "two_epochs", "loss", "seconds"))
-
-
-def test_sweeps_have_their_values():
-    values = {
-        "trials": [1, 2, 5, 20],
-        "components": [8, 16, 32, 38],
-        "start": sorted(subspace_race.STARTS),
-        "alpha": [0.001, 1.024],
-        "batch": [32, 250],
-    }
-    for field, expected in values.items():
-        by_value = subspace_race.by(SUBSPACE, field)
-        assert list(by_value) == expected and all(len(each) == 3 for each in by_value.values())
-    assert set(subspace_race.by(SUBSPACE, "failure", batch=32)) == {"reset", "rollback"}
-
-
-@pytest.mark.parametrize(
-    ("ask", "message"),
-    [
-        (lambda: results.compare(THOR, "LeNett", 0.985), "Did you mean 'LeNet'"),
-        (lambda: results.compare(THOR, "LeNet", 0.985, {"THOR": 7}),
-         "epochs of THOR: expected one of those raced: .*, got 7"),
-        (lambda: results.compare(THOR, "LeNet", 0.985, {"Thor": 2}),
-         "unknown optimizer 'Thor'.*Did you mean 'THOR'"),
-        (lambda: adasum_race.by_rate(ADASUM, "means"), "Did you mean 'mean'"),
-        (lambda: adasum_race.accuracies(ADASUM, learning_rate=7.0), "was not raced"),
-        (lambda: subspace_race.accuracies(SUBSPACE, "bfgs"), "unknown method 'bfgs'"),
-        (lambda: subspace_race.accuracies(SUBSPACE, "projected_bfgs", trial=2),
-         "unknown field 'trial'.*Did you mean 'trials'"),
-        (lambda: subspace_race.accuracies(SUBSPACE, "tenth", setting="batch 9"),
-         "unknown setting 'batch 9'"),
-        (lambda: subspace_race.accuracies(SUBSPACE, "tenth", trials=2),
-         "trials: expected no value for tenth, got 2"),
-        (lambda: subspace_race.accuracies(SUBSPACE, "projected_bfgs", trials=7), "was not raced"),
-        (lambda: subspace_race.accuracies(SUBSPACE, "tenth", 3), "epochs: expected 1 or 2, got 3"),
-        (lambda: subspace_race.compared(SUBSPACE, "batch 32", 0.1), "noise 0.1: it was not raced"),
-        (lambda: subspace_race.by(SUBSPACE, "moments"), "unknown field 'moments'"),
-        (lambda: subspace_race.setting_of(SUBSPACE.head["plan"], "tenth", more=True),
-         "unknown field 'more'"),
-        (lambda: migration_race.accuracies(MIGRATION, "Pytorch"), "Did you mean 'PyTorch'"),
-        (lambda: migration_race.accuracies(MIGRATION, "JAX"), "unknown framework 'JAX'"),
-        (lambda: migration_race.loss_differences(MIGRATION, 7, "MindSpore"),
-         "'seed': 7.*not raced"),
-        (lambda: migration_race.loss_differences(MIGRATION, 1, "MindSpore", "backwards"),
-         "was not raced"),
-        (lambda: migration_race.setting_of("PyTorch", "backward"), "Did you mean 'backwards'"),
-        (lambda: accumulation_race.values(ACCUMULATION, "last_accuracy", "four", 0.04),
-         "was not raced"),
-        (lambda: accumulation_race.values(ACCUMULATION, "loss_fist"),
-         "unknown column 'loss_fist'.*Did you mean 'loss_first'"),
-    ],
-)  # fmt: skip
-def test_what_was_not_raced_is_refused(ask, message):
-    with pytest.raises(InputError, match=message):
-        ask()

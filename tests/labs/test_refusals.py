@@ -1,0 +1,96 @@
+"""What the labs refuse, each with a sentence that says what was expected."""
+
+import numpy as np
+import pytest
+
+import labkit
+from labkit.errors import InputError
+from labkit.labs import claims, compare, memory, profiling, results
+from labkit.labs.figures import accumulation, migration, thor
+from labkit.labs.presets import choose
+from labkit.labs.results import (
+    accumulation_race,
+    adasum_race,
+    critical_batch,
+    migration_race,
+    subspace_race,
+)
+
+FIRST, SECOND, FIFTH = (
+    "01_gradient_accumulation", "02_resnet50_migration", "05_dimension_reduction",
+)  # fmt: skip
+ADASUM, SUBSPACE, MIGRATION, THOR, CRITICAL = (
+    results.load(name)
+    for name in ("adasum_race", "subspace_race", "migration_race", "thor_race", "critical_batch")
+)
+
+SETTINGS = [
+    (FIRST, {"epochs": 0}, "epochs: expected an integer >= 1, got 0"),
+    (FIRST, {"train_images": 60_001}, "train_images: expected an integer .* <= 60000"),
+    (FIRST, {"learning_rate": 0}, "learning_rate: expected a finite number > 0, got 0"),
+    (FIRST, {"momentum": 1}, "momentum: expected a finite number >= 0 and < 1, got 1"),
+    (FIRST, {"batch_size": 2081}, "batch_size: expected at most train_images 2080, got 2081"),
+    (FIRST, {"epoch": None}, "unknown parameter 'epoch'.*Did you mean 'epochs'"),
+    (SECOND, {"depth": 20}, "depth: expected one of 18, 34, 50, 101, 152"),
+    (SECOND, {"width": True}, "width: expected one of 0.25, 0.5, 1, 2"),
+    (SECOND, {"image_size": 33}, "image_size: expected a multiple of 4"),
+    (SECOND, {"data": 3}, "data: expected the path of a folder"),
+    ("04_adasum", {"workers": 1}, "workers: expected at least 2, .* got 1 with"),
+    ("04_adasum", {"workers": 6}, "and 8 updates of all of them, got 6 with 40 micro-batches"),
+    (FIFTH, {"components": 1}, "components: expected an integer >= 2"),
+    (FIFTH, {"components": 12}, "at least 13 snapshots for 12 .* got 12 from"),
+    (FIFTH, {"start_epoch": 3}, "got 0 from start_epoch on"),
+    (FIFTH, {"saves_per_epoch": 101}, "saves_per_epoch: expected at most 100"),
+    (FIFTH, {"second_batch_size": 801}, "second_batch_size: expected at most"),
+    (FIFTH, {"second_batch_size": 201}, "at least 4 updates, got 3"),
+]
+CELL = {"preset": "smoke", "device": "CPU", "micro_step": 4}
+CALLS = [
+    *[(lambda lab=lab, named=named: choose(lab, "smoke", **named), message)
+      for lab, named, message in SETTINGS],
+    (lambda: choose("01_gradient_acumulation", "lab"), f"unknown lab .*Did you mean '{FIRST}'"),
+    (lambda: choose(FIRST, "labb"), "unknown preset 'labb'; expected one of: smoke, lab, paper"),
+    (lambda: labkit.open_lab(FIRST, CELL | dict.fromkeys(("epochs", "batch_size"))),
+     "expected micro_steps in the cell of parameters, got none. Did you mean 'micro_step'"),
+    (lambda: claims.check(), "at least one"),
+    (lambda: claims.check(("x", 1, "<1e-x")), "expected a bound such as .*, got '<1e-x'"),
+    (lambda: claims.check(("x", "text", "< 3")), "measured: expected a number to compare with"),
+    (lambda: compare.relative_error({}, {}), "actual: expected the names .*, at least one, got"),
+    (lambda: compare.largest_differences({"a": np.zeros(1)}, {"a": np.zeros(3)}),
+     r"a: expected the shape \(3,\), got \(1,\)"),
+    (lambda: memory.peak_memory_mb("lenet", 32, 5), "batch: expected a multiple of micro_batch 5"),
+    (lambda: memory.sweep([32, 100]), "batch: expected a multiple of micro_batch 32, got 100"),
+    (lambda: memory.peak_memory_mb("lenet5", 32), "Did you mean 'lenet'"),
+    (lambda: profiling.operator_times(lambda: None, calls=0), "calls: expected an integer >= 1"),
+    (lambda: accumulation.updates(7, 4, "flash"), "Did you mean 'flush'"),
+    (lambda: migration.paddings(8, 4, 2), "kernel: expected an odd number, got 4"),
+    (lambda: thor.decide(np.ones((2, 1)), 0.001, 0.01), "expected refresh >= freeze"),
+    (lambda: results.load("thor_rase"), "Did you mean 'thor_race'"),
+    (lambda: results.load("thor_race", "nowhere"), "benchmarks/thor_race.py makes it"),
+    (lambda: THOR.select(stge="race"), "unknown field 'stge'.*Did you mean 'stage'"),
+    (lambda: results.compare(THOR, "LeNett", 0.985), "Did you mean 'LeNet'"),
+    (lambda: results.compare(THOR, "LeNet", 0.985, {"THOR": 7}),
+     "epochs of THOR: expected one of those raced: .*, got 7"),
+    (lambda: adasum_race.by_rate(ADASUM, "means"), "Did you mean 'mean'"),
+    (lambda: adasum_race.accuracies(ADASUM, learning_rate=7.0), "was not raced"),
+    (lambda: subspace_race.accuracies(SUBSPACE, "bfgs"), "unknown method 'bfgs'"),
+    (lambda: subspace_race.accuracies(SUBSPACE, "projected_bfgs", trial=2),
+     "unknown field 'trial'.*Did you mean 'trials'"),
+    (lambda: subspace_race.accuracies(SUBSPACE, "tenth", trials=2),
+     "trials: expected no value for tenth, got 2"),
+    (lambda: subspace_race.accuracies(SUBSPACE, "tenth", 3), "epochs: expected 1 or 2, got 3"),
+    (lambda: subspace_race.compared(SUBSPACE, "batch 32", 0.1), "noise 0.1: it was not raced"),
+    (lambda: migration_race.accuracies(MIGRATION, "Pytorch"), "Did you mean 'PyTorch'"),
+    (lambda: migration_race.loss_differences(MIGRATION, 7, "MindSpore"), "'seed': 7.*not raced"),
+    (lambda: accumulation_race.values(accumulation_race.load(), "loss_fist"),
+     "unknown column 'loss_fist'.*Did you mean 'loss_first'"),
+    (lambda: critical_batch.rate_of(CRITICAL, "mean", 3), "workers: expected one of .*, got 3"),
+    (lambda: critical_batch.fit({32: [100.0, 200.0]}), r"two batch sizes or more, got \[32\]"),
+    (lambda: critical_batch.fit({32: [100.0], 64: [None]}), "expected a finite number > 0, got No"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "message"), CALLS, ids=[message for _, message in CALLS])
+def test_it_is_refused_in_one_sentence(call, message):
+    with pytest.raises(InputError, match=message):
+        call()
