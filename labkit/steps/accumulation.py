@@ -31,7 +31,6 @@ from labkit.steps.gradients import times
 from labkit.steps.options import DynamicLossScale, GradientOptions
 from labkit.steps.state import integer_of, set_state, state, zeros_like
 from labkit.steps.step import Step, trainable_batch_norms
-from labkit.steps.sunk import checked
 from labkit.steps.update import PlainUpdate, UpdateStage
 
 MicroSteps = int | Callable[[int], int]
@@ -150,7 +149,7 @@ class AccumulatedStep(Step):
     # --- in compiled graphs --------------------------------------------------------------------
 
     def construct(self, *batch: Tensor) -> Tensor:
-        return ops.depend(self.micro_batch(False, *batch), checked(self.prepared, self.refusal))
+        return self.micro_batch(False, *batch)
 
     def micro_batch(self, with_extras: bool, *batch: Tensor) -> Tensor:
         """Gather one micro-batch; arguments as in ``contribution``.
@@ -257,19 +256,18 @@ class AccumulatedStep(Step):
 
     def end_epoch(self) -> None:
         """Apply, drop or carry a partly filled group, as ``tail`` says."""
-        with self._modes.followed(self._graphs):
-            self.update.before(self, ())
-            if self.tail == "carry":
-                set_state(self.micro_step, 0)
-            elif self.tail == "drop":
-                self._forget_group()
-            while integer_of(self.micro_step) or self.update.turns_taken():
-                # One group at a time; groups whose turn has not come are empty.
-                flush = self._flush_with_extras if self._gathers() else self._flush
-                flush()
-                self.update.between(self, (), None)
-            self._between()
-            self.update.end_epoch(self)
+        self.update.before(self, ())
+        if self.tail == "carry":
+            set_state(self.micro_step, 0)
+        elif self.tail == "drop":
+            self._forget_group()
+        while integer_of(self.micro_step) or self.update.turns_taken():
+            # One group at a time; groups whose turn has not come are empty.
+            flush = self._flush_with_extras if self._gathers() else self._flush
+            flush()
+            self.update.between(self, (), None)
+        self._between()
+        self.update.end_epoch(self)
 
     def _forget_group(self) -> None:
         for parameter in (self.weight_sum, self.loss_sum, self.images, self.micro_step):

@@ -59,7 +59,7 @@ class GradientStage(nn.Cell):
         self.mean = options.reduction == "mean"
         self.weighted = weighted or self.ranks > 1
         self.objective = Objective(
-            loss_net, options.normalise, options.batch_axis, options.reduction, self.weighted
+            loss_net, options.normalise, options.batch_axis, options.reduction
         )
         self.checked = options.nonfinite != "propagate"
         self.clip_norm = None if options.clip_norm is None else float(options.clip_norm)
@@ -142,8 +142,8 @@ class GradientStage(nn.Cell):
         (_, loss, weight), gradients = self.value_and_extras(*batch)
         rows = ops.cast(self.objective.rows(batch), ms.float32)
         counted = rows
-        if self.objective.mean_of_labels and batch[-1].dtype in INTEGERS and batch[-1].ndim == 1:
-            if self.objective.batch_axis is None and not self.objective.flattened:
+        if self.objective.over == "labels" and self.objective.class_weights is None and batch[-1].dtype in INTEGERS and batch[-1].ndim == 1:
+            if self.objective.batch_axis is None:
                 # A row whose label is ignored has no loss, and the mean does not count it.
                 counted = self.objective.counted(batch[-1])
         # The derivative of a row's own loss is ``counted`` times that of the mean. If the loss is

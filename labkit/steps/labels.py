@@ -4,12 +4,9 @@ No exception can leave a compiled graph, so labels are checked on the host befor
 ``evaluate`` uses them; if a loss is called by itself, a label that is neither makes it NaN.
 """
 
-import itertools
-
 import mindspore as ms
 import numpy as np
-from mindspore import Tensor, nn, ops
-from mindspore.ops import functional as F
+from mindspore import Tensor, ops
 
 from labkit.base.arguments import integer
 from labkit.errors import InputError
@@ -20,9 +17,6 @@ INTEGERS = (
     *(ms.int8, ms.int16, ms.int32, ms.int64),
     *(ms.uint8, ms.uint16, ms.uint32, ms.uint64),
 )
-# Key of a loss net -> V, the number of classes, which is noted when its graph is compiled.
-_classes: dict[int, int] = {}
-_keys = itertools.count()
 
 
 def check_labels(
@@ -113,26 +107,3 @@ def as_int32(labels: Tensor) -> Tensor:
 def count_only(losses: Tensor, factor: Tensor) -> Tensor:
     """Return the losses times the factors of ``masks``; an ignored loss is 0 whatever it was."""
     return ops.masked_fill(losses * factor, factor == 0, 0.0)
-
-
-def new_key() -> int:
-    """Return the key of a new loss net, for ``noted``."""
-    return next(_keys)
-
-
-def noted(loss: Tensor, key: int, classes: int) -> Tensor:
-    """Return ``loss`` unchanged; while the graph is compiled, note its number of classes."""
-    if F.isconstant(classes):
-        return F.depend(loss, _note(key, classes))
-    return loss
-
-
-@ops.constexpr
-def _note(key: int, classes: int) -> int:
-    _classes[key] = classes
-    return classes
-
-
-def classes_of(loss_net: nn.Cell) -> int | None:
-    """Return V of a ``LossNet`` or ``TokenLossNet`` that was compiled before, else None."""
-    return _classes.get(getattr(loss_net, "label_key", -1))

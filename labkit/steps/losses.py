@@ -16,8 +16,6 @@ from labkit.steps.labels import (
     check_ignore_index,
     count_only,
     masks,
-    new_key,
-    noted,
     only_known,
 )
 from labkit.steps.options import CONVENTIONS as CONVENTIONS
@@ -47,33 +45,21 @@ class LossNet(nn.Cell):
         _check_network(network)
         if not callable(loss_fn):
             raise wrong("loss_fn", loss_fn, "a function or Cell of (outputs, labels)")
-        self.network = network
-        self.loss_fn = loss_fn
-        self.label_key, self.class_axis = new_key(), class_axis(loss_fn)
-        # Set by a step that derives weights of a mean over elements: it counts those of the labels.
-        self.same_shape = False
-        # Set by a step that does not check labels on the host: an invalid one makes the loss NaN.
-        self.guards_labels, self.ignored_label = False, None
+        self.network, self.loss_fn = network, loss_fn
+        self.class_axis = class_axis(loss_fn)
+        self.ignored_label = getattr(loss_fn, "ignore_index", None)
 
-    def construct(self, *batch: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+    def construct(self, *batch: Tensor) -> Tensor:
         outputs, labels = self.network(*batch[:-1]), batch[-1]
-        if self.same_shape and _differ(outputs.shape, labels.shape):
-            raise ValueError(
-                f"the outputs have shape {outputs.shape}, the labels {labels.shape}; expected "
-                "the same shape, or normalise='samples', 'tokens' or 'steps' of the step"
-            )
-        if self.class_axis is None:
-            return self.loss_fn(ops.cast(outputs, ms.float32), labels)
-        labels, factor = as_int32(labels), None
-        if self.guards_labels and outputs.ndim > 1 and labels.dtype in INTEGERS:
-            classes = outputs.shape[self.class_axis]
-            labels, factor = only_known(labels, classes, self.ignored_label)
+        factor = None
+        if self.class_axis is not None:
+            labels = as_int32(labels)
+            if outputs.ndim > 1 and labels.dtype in INTEGERS:
+                # A label of no class makes the loss NaN: no exception can leave a graph.
+                classes = outputs.shape[self.class_axis]
+                labels, factor = only_known(labels, classes, self.ignored_label)
         loss = self.loss_fn(ops.cast(outputs, ms.float32), labels)
-        if factor is not None:
-            loss = loss * factor
-        if outputs.ndim > 1:
-            loss = noted(loss, self.label_key, outputs.shape[self.class_axis])
-        return loss
+        return loss if factor is None else loss * factor
 
 
 class TokenLossNet(nn.Cell):
@@ -104,7 +90,6 @@ class TokenLossNet(nn.Cell):
         _check_network(network)
         self.network = network
         self.ignore_index = check_ignore_index(ignore_index)
-        self.label_key = new_key()
 
     def construct(self, *batch: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         logits, labels = ops.cast(self.network(*batch[:-1]), ms.float32), batch[-1]
@@ -120,7 +105,7 @@ class TokenLossNet(nn.Cell):
         loss = -ops.squeeze(ops.gather_elements(log_probability, -1, index), -1)
         total = ops.reduce_sum(count_only(loss, factor))
         counts = ops.reduce_sum(ops.cast(factor != 0, ms.float32))
-        return noted(total, self.label_key, classes), counts
+        return total, counts
 
 
 class CrossEntropySmooth(nn.LossBase):

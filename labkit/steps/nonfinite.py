@@ -6,7 +6,7 @@ import numpy as np
 from mindspore import Tensor, nn
 
 from labkit.runtime import pynative
-from labkit.steps.forward_state import unchanged
+from labkit.steps.statistics import unchanged
 from labkit.steps.precision import LOSS_NAMES
 
 

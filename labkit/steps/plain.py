@@ -11,7 +11,6 @@ from mindspore import Parameter, Tensor, nn, ops
 from labkit.base.arguments import names_checked
 from labkit.steps.options import DynamicLossScale, GradientOptions
 from labkit.steps.step import Step
-from labkit.steps.sunk import checked
 from labkit.steps.update import PlainUpdate as PlainUpdate
 from labkit.steps.update import UpdateStage
 
@@ -80,7 +79,7 @@ class PlainStep(Step):
         self._complete()
 
     def construct(self, *batch: Tensor) -> Tensor:
-        return ops.depend(self.micro_batch(False, *batch), checked(self.prepared, self.refusal))
+        return self.micro_batch(False, *batch)
 
     def micro_batch(self, with_extras: bool, *batch: Tensor) -> Tensor:
         """Make an update from one batch; arguments as in ``contribution``.
