@@ -92,7 +92,6 @@ def needs_onednn_workaround(mindspore_version: str, cpu_flags: set[str] | None =
     return version >= _SLOW_CONVOLUTION_SINCE and "avx512f" in flags
 
 
-@arguments.names_checked
 def start(device: str = "auto", seed: int = 1, *, distribute: bool = False) -> Runtime:
     """Choose the device, set graph mode and every seed, and print one line saying what was chosen.
 

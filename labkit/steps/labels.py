@@ -46,11 +46,10 @@ def check_labels(
     if wrong.any():
         first = tuple(int(i) for i in np.argwhere(wrong)[0])
         where = first[0] if len(first) == 1 else first
-        limit = "V" if classes is None else f"V = {classes}"
-        ignored = "no label ignored" if ignore_index is None else f"or {ignore_index}, ignore_index"
+        upper = ">= 0" if classes is None else f"0 .. {classes - 1}"
+        ignored = "" if ignore_index is None else f", or ignore_index={ignore_index}"
         raise InputError(
-            f"label {labels[first]} at {where} is not of a class; expected 0 <= label < {limit}, "
-            f"{ignored}"
+            f"label {labels[first]} at index {where} is out of range: expected {upper}{ignored}"
         )
 
 

@@ -19,7 +19,9 @@ def use_float16(loss_net: nn.Cell, level: str = "O2") -> None:
     """
     network = getattr(loss_net, "network", None)
     if not isinstance(network, nn.Cell):
-        raise InputError(f"precision={level!r}: expected LossNet(network, loss_fn), or self.network")
+        raise InputError(
+            f"precision={level!r}: expected LossNet(network, loss_fn), or self.network"
+        )
     if (before := getattr(network, "level", level)) != level:
         raise InputError(f"precision: expected {before!r}, which the network is in, got {level!r}")
     if not isinstance(network, _InFloat16):

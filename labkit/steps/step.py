@@ -13,8 +13,9 @@ from mindspore import ParameterTuple, Tensor, nn, ops
 
 from labkit.base.arguments import wrong
 from labkit.errors import InputError
+from labkit.steps.first_batch import check_batch, check_labels_of
 from labkit.steps.gradients import GradientStage
-from labkit.steps.labels import INTEGERS, check_labels
+from labkit.steps.losses import as_loss_net
 from labkit.steps.options import GradientOptions
 from labkit.steps.state import (
     LastUpdate,
@@ -33,7 +34,7 @@ class Step(nn.Cell):
     """Base of the step cells: owns the two stages and all state, as named Parameters.
 
     Args:
-        loss_net: see ``Objective``.
+        loss_net: see ``GradientStage``.
         optimizer: any ``nn.Optimizer``; its own ``loss_scale`` must be 1.
         update: an ``UpdateStage``.
         options: ``GradientOptions``.
@@ -41,11 +42,14 @@ class Step(nn.Cell):
         has_buffer: whether the step adds up groups of micro-batches in a buffer.
 
     Cells that are in evaluation mode when the step is built stay in it: the BatchNorm of a frozen
-    body, a teacher.
+    body, a teacher. The step looks at modes again before each compilation.
+
+    The first batch is checked on the host: tensors, float32 features, labels of a class, columns in
+    their order. A wrong label in a later one makes the loss NaN.
 
     Raises:
-        InputError: as in ``GradientStage``; if the optimizer unscales gradients itself; if the whole
-            network is in evaluation mode.
+        InputError: as in ``GradientStage``; if the optimizer unscales gradients itself; if the
+            whole network is in evaluation mode, or the first batch cannot be trained on.
     """
 
     def __init__(
@@ -66,17 +70,20 @@ class Step(nn.Cell):
         check_stage(update, self, optimizer, has_buffer, options.rank_group)
         if update.chooses_ranks:
             options = replace(options, rank_group=update.rank_group)
+        loss_net = as_loss_net(loss_net)
+        trained = {id(parameter) for parameter in optimizer.parameters}
         cells = [cell for _, cell in loss_net.cells_and_names()]
-        self._held = [cell for cell in cells if cell.get_flags().get("training") is False]
-        if len(self._held) == len(cells):
-            raise InputError("the network is in evaluation mode; call network.set_train() first")
+        self._held = [cell for cell in cells if in_evaluation(cell)]
+        own = [(cell, cell.get_parameters(expand=False)) for cell in cells]
+        self._trained = [c for c, weights in own if any(id(w) in trained for w in weights)]
+        self._refuse_evaluation()
         self.optimizer, self.update = optimizer, update
         self.gradient = GradientStage(
             loss_net, optimizer.parameters, options, weighted=weighted, extras=update.extras
         )
         self.count, self.map = len(optimizer.parameters), ops.HyperMap()
         self.settings: dict[str, object] = {"step": type(self).__name__}
-        self.settings |= options.settings(weighted) | self.gradient.objective.settings()
+        self.settings |= options.settings() | {"mean_over": getattr(loss_net, "over", None)}
         self.settings |= dict(update.settings)
         self.record = UpdateRecord(optimizer)
         self.updates = self.record.updates
@@ -85,7 +92,7 @@ class Step(nn.Cell):
         if self.statistics:  # as they were before the micro-batch
             self.kept = ParameterTuple(copied(statistic, "kept") for statistic in self.statistics)
         self._with_extras: nn.Cell = None if update.extras is None else WithExtras(self)
-        self._checked = False
+        self._seen: list[tuple] = []  # shapes and types of the batches that were compiled
 
     def _complete(self) -> None:
         """Attach the update stage; a constructor calls this last."""
@@ -104,7 +111,7 @@ class Step(nn.Cell):
     # --- in compiled graphs: from a micro-batch to an update -----------------------------------
 
     def contribution(self, with_extras: bool, *batch: Tensor) -> tuple:
-        """Return ``GradientStage.contribution``; a non-finite one is counted and leaves no trace."""
+        """Return ``GradientStage.contribution``; one that is not finite leaves no trace."""
         if self.statistics:
             self.map(ops.assign, self.kept, self.statistics)
         if with_extras:
@@ -156,22 +163,41 @@ class Step(nn.Cell):
 
     def __call__(self, *batch: Tensor) -> Tensor:
         """Return the loss () of a micro-batch; make an update if the micro-batch completes it."""
-        if not self._checked:
-            self._check(batch)
         gathers = self._gathers()
+        kind = (
+            gathers,
+            *[(getattr(part, "shape", None), getattr(part, "dtype", None)) for part in batch],
+        )
+        if kind not in self._seen:
+            self._look_at(kind, batch)
         self.update.before(self, batch)
         loss = self._with_extras(*batch) if gathers else super().__call__(*batch)
         self.update.between(self, batch, loss)
         self._between()
         return loss
 
-    def _check(self, batch: tuple) -> None:
-        """Refuse a first batch that is not flat tensors, or has a negative label that counts."""
-        if not batch or not all(isinstance(part, Tensor) for part in batch):
-            raise InputError("the batch: expected flat tensors, labels last")
-        if batch[-1].dtype in INTEGERS:
-            check_labels(batch[-1].asnumpy(), None, self.gradient.objective.ignore_index)
-        self._checked = True
+    def _look_at(self, kind: tuple, batch: tuple) -> None:
+        """Check modes before a compilation, and the first batch."""
+        self._refuse_evaluation()
+        if not self._seen:
+            loss_net = self.gradient.loss_net
+            check_batch(loss_net, batch)
+            if ms.get_context("mode") == ms.GRAPH_MODE:  # a compilation tells how many classes
+                (self._with_extras if kind[0] else self).compile(*batch)
+            check_labels_of(loss_net, batch)
+        self._seen.append(kind)
+
+    def _refuse_evaluation(self) -> None:
+        if self._trained and all(map(in_evaluation, self._trained)):
+            raise InputError(
+                "the network is in evaluation mode, as Model.eval leaves it; expected training "
+                "mode: call network.set_train() first"
+            )
+
+    @property
+    def one_graph(self) -> bool:
+        """Whether a data set can be sunk into the step: nothing needs the host in between."""
+        return not self.host_work()
 
     def host_work(self) -> str:
         """Return why the host must see each micro-batch; "" where one graph is enough."""
@@ -223,3 +249,8 @@ class WithExtras(nn.Cell):
 
     def construct(self, *batch: Tensor) -> Tensor:
         return self.micro_batch(True, *batch)
+
+
+def in_evaluation(cell: nn.Cell) -> bool:
+    """Return whether a Cell was put into evaluation mode; a new one has no mode yet."""
+    return cell.get_flags().get("training") is False

@@ -17,12 +17,12 @@ from mindspore.dataset import Dataset
 from mindspore.train import Callback, RunContext
 
 from labkit.base import arguments
-from labkit.base.arguments import choice, integer, names_checked, wrong
+from labkit.base.arguments import choice, integer, wrong
 from labkit.base.files import make_folder
 from labkit.errors import InputError, warn
 from labkit.steps.accumulation import AccumulatedStep
 from labkit.steps.gradients import GradientOptions, GradientStage
-from labkit.steps.losses import LossNet
+from labkit.steps.losses import LossNet, as_loss_net
 from labkit.steps.options import REDUCTION, TAILS
 from labkit.steps.state import set_state
 from labkit.training import checkpoint
@@ -48,14 +48,13 @@ class TrainForwardBackward(nn.Cell):
     """Add the gradients of a micro-batch (B, ...) to ``grad_sum`` and return its loss ().
 
     Args:
-        network: loss net: batch -> mean loss.
+        network: loss net: batch -> (mean loss, weight); ``nn.WithLossCell`` counts as one.
         optimizer: optimizer of the parameters that ``grad_sum`` holds the sums for.
         grad_sum: made by ``optimizer.parameters.clone(prefix="grad_sum", init="zeros")``.
         sens: loss scale; divided out once with ``mean``, left in with ``sum`` as in the tutorial.
         reduction: ``mean``, or ``sum`` as in the tutorial.
     """
 
-    @names_checked
     def __init__(
         self,
         network: nn.Cell,
@@ -72,17 +71,13 @@ class TrainForwardBackward(nn.Cell):
         self.optimizer = optimizer
         self.grad_sum = grad_sum
         self.gradient = GradientStage(
-            network,
+            as_loss_net(network),
             optimizer.parameters,
             GradientOptions(reduction=reduction, loss_scale=sens, nonfinite="propagate"),
         )
         self.left_in = sens if reduction == "sum" else 1.0
         self.weight_sum = _weight_beside(grad_sum, reduction)
         self.hyper_map = ops.HyperMap()
-
-    def __call__(self, *inputs: Tensor) -> Tensor:
-        self.gradient.objective.look_at(inputs, lambda: self.compile(*inputs))
-        return super().__call__(*inputs)
 
     def construct(self, *inputs: Tensor) -> Tensor:
         loss, weight, gradients = self.gradient.contribution(*inputs)[:3]
@@ -104,7 +99,6 @@ class TrainOptim(nn.Cell):
         InputError: if ``reduction`` is neither.
     """
 
-    @names_checked
     def __init__(
         self, optimizer: nn.Optimizer, grad_sum: ParameterTuple, *, reduction: str = "mean"
     ) -> None:
@@ -132,7 +126,6 @@ class TrainClear(nn.Cell):
         zeros: zeros of the same shapes.
     """
 
-    @names_checked
     def __init__(self, grad_sum: ParameterTuple, zeros: ParameterTuple) -> None:
         super().__init__(auto_prefix=False)
         self.grad_sum = grad_sum
@@ -156,7 +149,6 @@ class GradientAccumulation:
         tail: ``flush``, ``drop``, or ``carry`` as in the tutorial.
     """
 
-    @names_checked
     def __init__(
         self,
         network: nn.Cell,
@@ -180,7 +172,6 @@ class GradientAccumulation:
                 "tutorial's exact behaviour give reduction='sum', tail='carry'",
             )
 
-    @names_checked
     def train_process(
         self,
         epoch: int,
