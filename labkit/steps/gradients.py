@@ -83,6 +83,7 @@ class GradientStage(nn.Cell):
             refuse_float16(loss_net)
         else:
             use_float16(loss_net, options.precision)
+        _refuse_sparse(loss_net)
         self.loss_net = loss_net.set_grad()
         # In a row whose label is ignored there is no loss: the mean is not one over rows.
         counts_labels = getattr(loss_net, "over", None) == "labels"
@@ -326,3 +327,22 @@ def _squared_norm(gradient: Tensor) -> Tensor:
     # Flattened: the CPU's reductions over four axes take twice as long as over one: for
     # (512, 512, 3, 3) on two cores, measured in turns, 7.8 ms instead of 4.0.
     return ops.reduce_sum(ops.square(ops.reshape(gradient, (-1,))))
+
+
+def _refuse_sparse(loss_net: nn.Cell) -> None:
+    """Refuse a lookup whose gradient is the rows it has read, not a tensor of the table's shape.
+
+    Made dense, it would train, but not as ``nn.LazyAdam`` and similar optimizers do: they leave the
+    moments of all other rows unchanged. Even if not trained, it hides the types of all other
+    gradients from MindSpore.
+    """
+    for path, cell in loss_net.cells_and_names():
+        names = {primitive.name for primitive in cell._primitives.values()}
+        sparse = getattr(cell, "sparse", "EmbeddingLookup" in names)
+        if "SparseGatherV2" in names or (sparse and "EmbeddingLookup" in names):
+            tables = [parameter.name for parameter in cell.get_parameters(expand=False)]
+            raise InputError(
+                f"layer {path!r}, a {type(cell).__name__}, gives {', '.join(map(repr, tables))} a "
+                "sparse gradient; expected a dense one, as nn.EmbeddingLookup(..., "
+                "target='DEVICE', sparse=False) and nn.Embedding give"
+            )

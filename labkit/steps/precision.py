@@ -22,18 +22,29 @@ def use_float16(loss_net: nn.Cell, level: str = "O2") -> None:
         raise InputError(
             f"precision={level!r}: expected LossNet(network, loss_fn), or self.network"
         )
-    if (before := getattr(network, "level", level)) != level:
+    before = _level(network)
+    if before not in (None, level):
         raise InputError(f"precision: expected {before!r}, which the network is in, got {level!r}")
-    if not isinstance(network, _InFloat16):
+    if isinstance(network, _InFloat16):
+        return
+    if before is None:
         half = amp.auto_mixed_precision(network, level)
-        # Set through _cells, as amp itself does: setattr would prefix the parameters' names.
-        loss_net._cells["network"] = _InFloat16(getattr(half, "_backbone", half), level)
+        # Past Cell's own setattr, which would make it a part of itself.
+        object.__setattr__(network, "labkit_half", (level, getattr(half, "_backbone", half)))
+    # Set through _cells, as amp itself does: setattr would prefix the parameters' names.
+    loss_net._cells["network"] = _InFloat16(network.labkit_half[1], level)
 
 
 def refuse_float16(loss_net: nn.Cell) -> None:
     """Refuse a network that an earlier step has put into float16: O0 would compute in it."""
-    if isinstance(getattr(loss_net, "network", None), _InFloat16):
+    if _level(getattr(loss_net, "network", None)):
         raise InputError("precision is 'O0', and an earlier step has put this network into float16")
+
+
+def _level(network: object) -> str | None:
+    if isinstance(network, _InFloat16):
+        return network.level
+    return getattr(network, "labkit_half", (None,))[0]
 
 
 class _InFloat16(nn.Cell):
