@@ -251,7 +251,7 @@ class Own(nn.Cell):
 def test_two_micro_batches_move_by_their_weighted_mean_gradient(make, weights):
     """Against the closed form in float64, for every form of a loss net."""
     network, (inputs, targets) = linear(), rows(8)
-    before = [network.weight.asnumpy(), network.bias.asnumpy()]
+    before = [network.weight.asnumpy().copy(), network.bias.asnumpy().copy()]
     step = AccumulatedStep(make(network), nn.SGD(network.trainable_params(), 1.0), 2)
     parts = [slice(0, 3), slice(3, 8)]
     exact = [part.astype(np.float64) for part in before]

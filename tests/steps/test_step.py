@@ -412,7 +412,7 @@ class TestLearningRates:
         if plain:
             step = PlainStep(loss_net, optimizer)
         else:
-            step = AccumulatedStep(loss_net, optimizer, 1, normalise="samples")
+            step = AccumulatedStep(loss_net, optimizer, 1)
         fresh = snapshot(step)
         for micro_steps in (1,) if plain else (1, 3):
             restore(step, fresh)
