@@ -189,7 +189,7 @@ class TokenLossNet(nn.Cell):
     def construct(self, *batch: Tensor) -> tuple[Tensor, Tensor]:
         logits, labels = ops.cast(self.network(*batch[:-1]), ms.float32), batch[-1]
         if F.isconstant(labels.shape) and F.isconstant(logits.shape):
-            _check_shapes("the logits, without their classes", logits.shape[:-1], labels.shape)
+            _check_shapes("TokenLossNet", logits.shape[:-1], labels.shape)
         classes = logits.shape[-1]
         _note_classes(self.key, classes)
         index, factor = masks(labels, classes, self.ignore_index)
@@ -251,10 +251,9 @@ class CrossEntropySmooth(nn.LossBase):
         InputError: if an argument has any other value.
         ValueError: at compilation, if the shapes of logits and labels do not match.
 
-    Logits (B, C) are converted to float32. A step refuses any other label before it runs
-    (``InputError``); if the loss is called by itself, such a label makes it and its gradients NaN:
-    no exception can leave a compiled graph, and MindSpore's one_hot would give ``off`` for every
-    class, so that without smoothing such a row would add nothing to the loss.
+    Logits (B, C) are converted to float32. Any other label makes the loss and its gradients
+    NaN: MindSpore's one_hot would give ``off`` for every class, so that without smoothing such a
+    row would add nothing to the loss.
     """
 
     def __init__(

@@ -14,7 +14,6 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore.dataset import Dataset
-from mindspore.train import Callback, RunContext
 
 from labkit.base import arguments
 from labkit.base.arguments import choice, integer, wrong
@@ -25,8 +24,7 @@ from labkit.steps.gradients import GradientOptions, GradientStage
 from labkit.steps.losses import LossNet, as_loss_net
 from labkit.steps.options import REDUCTION, TAILS
 from labkit.steps.state import set_state
-from labkit.training import checkpoint
-from labkit.training.fit import EndOfEpoch, train
+
 
 _sum_op = ops.MultitypeFuncGraph("grad_sum_op")
 _clear_op = ops.MultitypeFuncGraph("clear_op")
@@ -84,7 +82,7 @@ class TrainForwardBackward(nn.Cell):
         if self.left_in != 1.0:
             gradients = self.hyper_map(ops.partial(ops.mul, self.left_in), gradients)
         ops.assign_add(self.weight_sum, weight)
-        return ops.depend(loss, self.hyper_map(ops.partial(_sum_op), self.grad_sum, gradients))
+        return ops.depend(loss, self.hyper_map(_sum_op, self.grad_sum, gradients))
 
 
 class TrainOptim(nn.Cell):
@@ -135,7 +133,7 @@ class TrainClear(nn.Cell):
 
     def construct(self) -> tuple:
         ops.assign(self.weight_sum, 0.0)
-        return self.hyper_map(ops.partial(_clear_op), self.grad_sum, self.zeros)
+        return self.hyper_map(_clear_op, self.grad_sum, self.zeros)
 
 
 class GradientAccumulation:
@@ -164,6 +162,7 @@ class GradientAccumulation:
         self._optimizer = optimizer
         self._reduction, self._tail = reduction, tail
         self._step: AccumulatedStep | None = None
+        self._printed = 0
         if (reduction, tail) == ("mean", "flush"):
             warn(
                 "unlike the tutorial's GradientAccumulation, this one averages gradients over "
@@ -202,37 +201,31 @@ class GradientAccumulation:
                 nonfinite="propagate",
             )
         set_state(step.group_size, mini_steps)
-        last_loss_only = self._reduction == "sum"
-        callbacks = [EndOfEpoch(step), _PrintUpdates(step, last_loss_only)]
-        train(step, train_dataset, epoch, callbacks)
+        batches = train_dataset.create_tuple_iterator(num_epochs=epoch)
+        for number in range(1, epoch + 1):
+            done = 0
+            for batch in batches:
+                loss = step(*batch)
+                done = self._print_update(number, done, loss)
+            step.end_epoch()
+            self._print_update(number, done, loss)
         if not float(step.weight_sum.asnumpy()):
             for buffer in step.gradient_sum:  # holds sums already applied; the tutorial's is zero
                 set_state(buffer, np.zeros(buffer.shape, np.float32))
-        checkpoint.write(step, path)
+        ms.save_checkpoint(step, str(path))
 
+    def _print_update(self, epoch: int, done: int, loss: Tensor) -> int:
+        """Print the tutorial's line if a call made an update; return the updates of the epoch.
 
-class _PrintUpdates(Callback):
-    """Print ``epoch: 1 step: 1 loss is  2.302572``, the tutorial's line, for each update."""
-
-    def __init__(self, step: AccumulatedStep, last_loss_only: bool) -> None:
-        super().__init__()
-        self._step, self._last_loss_only = step, last_loss_only
-        self._updates = step.last_update.number
-        self._in_epoch = 0
-
-    def on_train_epoch_begin(self, run_context: RunContext) -> None:
-        self._in_epoch = 0
-
-    def on_train_step_end(self, run_context: RunContext) -> None:
+        epoch: 1 step: 1 loss is  2.302572
+        """
         last = self._step.last_update
-        if last.number == self._updates:
-            return
-        self._updates = last.number
-        self._in_epoch += 1
-        arguments = run_context.original_args()
-        loss = arguments.net_outputs if self._last_loss_only else np.float32(last.loss)
-        epoch = arguments.cur_epoch_num
-        print("epoch:", epoch, "step:", self._in_epoch, "loss is ", loss, flush=True)
+        if last.number == self._printed:
+            return done
+        self._printed = last.number
+        shown = loss if self._reduction == "sum" else np.float32(last.loss)
+        print("epoch:", epoch, "step:", done + 1, "loss is ", shown, flush=True)
+        return done + 1
 
 
 def _weight_beside(grad_sum: ParameterTuple, reduction: str | None = None) -> Parameter:

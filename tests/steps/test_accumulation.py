@@ -484,7 +484,7 @@ class TestReports:
 def test_clipping_comes_once_and_after_averaging():
     """Nothing is clipped if two gradients far above the limit have a mean below it."""
     network = Scalar()
-    loss_net = LossNet(network, Product())
+    loss_net = LossNet(network, Product(), per="rows")
     optimizer = nn.SGD(network.trainable_params(), 1.0)
     step = AccumulatedStep(loss_net, optimizer, 2, clip_norm=1.0)
     ones = np.ones((1, 1), np.float32)
@@ -501,7 +501,7 @@ class TestFloat16Parameters:
         """1 + 1e-4 is 1 in float16: a float16 buffer would end where it began."""
         network = Scalar()
         network.slope.set_dtype(ms.float16)
-        loss_net = LossNet(network, Product())
+        loss_net = LossNet(network, Product(), per="rows")
         optimizer = nn.SGD(network.trainable_params(), 1.0)
         step = AccumulatedStep(loss_net, optimizer, 200, reduction="sum")
         ones = np.ones((1, 1), np.float16)
