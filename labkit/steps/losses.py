@@ -79,9 +79,10 @@ class LossNet(nn.Cell):
         self.class_axis = class_axis(loss_fn)
         self.same_shape = is_exactly(loss_fn, *OVER_ELEMENTS)
         self.loss_name = _name(loss_fn)
-        self.ignored_label = self.ignore_index = getattr(loss_fn, "ignore_index", None)
+        self.checks_labels = is_exactly(loss_fn, CrossEntropySmooth)
+        self.ignore_index = getattr(loss_fn, "ignore_index", None)
         if loss_fn in FUNCTIONS:
-            self.ignored_label = self.ignore_index = IGNORE_INDEX
+            self.ignore_index = IGNORE_INDEX
         # MindSpore's mean is 0 / 0 where no label counts: the loss of this label replaces it.
         over_classes = loss_fn in FUNCTIONS or is_exactly(loss_fn, *OVER_CLASSES)
         self.may_be_undefined = over_classes and reduction == "mean"
@@ -115,10 +116,11 @@ class LossNet(nn.Cell):
         if self.class_axis is not None:
             labels = as_int32(labels)
             if outputs.ndim > 1 and labels.dtype in INTEGERS:
-                # A label of no class makes the loss NaN: no exception can leave a graph.
                 classes = outputs.shape[self.class_axis]
                 _note_classes(self.key, classes)
-                labels, factor = only_known(labels, classes, self.ignored_label)
+                if not self.checks_labels:
+                    # A label of no class makes the loss NaN: no exception can leave a graph.
+                    labels, factor = only_known(labels, classes, self.ignore_index)
         loss = self.loss_fn(ops.cast(outputs, ms.float32), labels)
         if factor is not None:
             loss = loss * factor

@@ -175,13 +175,6 @@ class UpdateStage(nn.Cell):
     def end_epoch(self, step: nn.Cell) -> None:
         """Act when an epoch is over and its last group is closed; arguments as in ``before``."""
 
-    def protect(self, parameters: tuple[Parameter, ...]) -> None:
-        """Receive what a forward pass assigns, for a stage that runs forward passes itself.
-
-        Args:
-            parameters: running averages and the like.
-        """
-
     def schedules(self) -> dict[str, Callable | np.ndarray]:
         """Return, by name, the stage's schedules over updates: functions, or arrays (updates,)."""
         return {}

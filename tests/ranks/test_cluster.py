@@ -78,9 +78,9 @@ class TestStart:
         import mindspore as ms
 
         environment.setenv("RANK_SIZE", "2")
-        ms.set_auto_parallel_context(parallel_mode="data_parallel")
+        ms.set_auto_parallel_context(parallel_mode="semi_auto_parallel")
         try:
-            with pytest.raises(InputError, match="data_parallel; expected stand_alone"):
+            with pytest.raises(InputError, match="semi_auto_parallel; expected stand_alone"):
                 runtime.start("CPU", distribute=True)
         finally:
             ms.reset_auto_parallel_context()

@@ -352,6 +352,20 @@ def test_a_steady_call_makes_at_most_eight_calls_of_labkit(options):
     assert 0 < len(calls) <= 8, calls
 
 
+@pytest.mark.parametrize("name", ["plain", "accumulated"])
+def test_in_sink_mode_a_step_of_one_graph_trains_alike_to_the_bit(name):
+    ends = []
+    for sink in (True, False):
+        network, loss_net = regression()
+        step = STEPS[name](loss_net, momentum(network))
+        assert step.one_graph
+        data = ms.dataset.NumpySlicesDataset(rows(16), ["x", "y"], shuffle=False).batch(4)
+        Model(step).train(3, data, dataset_sink_mode=sink)
+        assert step.last_update.number == (12 if name == "plain" else 6)
+        ends.append(snapshot(step))
+    assert_bit_equal(*ends)
+
+
 class BodyAndHead(nn.Cell):
     """A body and a head, each with a BatchNorm."""
 
