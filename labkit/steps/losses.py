@@ -1,5 +1,6 @@
 """Networks with their loss: what a step differentiates."""
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -31,8 +32,9 @@ OVER_ELEMENTS = (
     *(nn.MSELoss, nn.L1Loss, nn.MAELoss, nn.SmoothL1Loss, nn.HuberLoss),
     *(nn.BCELoss, nn.BCEWithLogitsLoss, nn.SoftMarginLoss, mint.nn.MSELoss),
 )
-# Number of classes of the outputs, by ``id`` of the loss net; known from its first compilation on.
+# Number of classes of the outputs, by ``key`` of the loss net; a compilation tells it.
 _CLASSES: dict[int, int] = {}
+_KEYS = itertools.count()
 
 
 class LossNet(nn.Cell):
@@ -94,7 +96,7 @@ class LossNet(nn.Cell):
             self.class_weights = Tensor(values)
             counted = [-1.0 if i == self.ignore_index else w for i, w in enumerate(values)]
             self.stand_in = int(np.argmax(counted))
-        self.key = id(self)
+        self.key = next(_KEYS)
 
     @property
     def classes(self) -> int | None:
@@ -117,7 +119,8 @@ class LossNet(nn.Cell):
             labels = as_int32(labels)
             if outputs.ndim > 1 and labels.dtype in INTEGERS:
                 classes = outputs.shape[self.class_axis]
-                _note_classes(self.key, classes)
+                if F.isconstant(classes):
+                    _note_classes(self.key, classes)
                 if not self.checks_labels:
                     # A label of no class makes the loss NaN: no exception can leave a graph.
                     labels, factor = only_known(labels, classes, self.ignore_index)
@@ -181,7 +184,7 @@ class TokenLossNet(nn.Cell):
         self.network = network
         self.ignore_index = check_ignore_index(ignore_index)
         self.over = "tokens"
-        self.key = id(self)
+        self.key = next(_KEYS)
 
     @property
     def classes(self) -> int | None:
@@ -193,7 +196,8 @@ class TokenLossNet(nn.Cell):
         if F.isconstant(labels.shape) and F.isconstant(logits.shape):
             _check_shapes("TokenLossNet", logits.shape[:-1], labels.shape)
         classes = logits.shape[-1]
-        _note_classes(self.key, classes)
+        if F.isconstant(classes):
+            _note_classes(self.key, classes)
         index, factor = masks(labels, classes, self.ignore_index)
         log_probability = ops.log_softmax(logits, -1)
         index = ops.expand_dims(index, -1)
