@@ -25,7 +25,6 @@ from labkit.steps.losses import LossNet, as_loss_net
 from labkit.steps.options import REDUCTION, TAILS
 from labkit.steps.state import set_state
 
-
 _sum_op = ops.MultitypeFuncGraph("grad_sum_op")
 _clear_op = ops.MultitypeFuncGraph("clear_op")
 
