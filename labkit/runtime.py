@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from labkit.base import arguments
-from labkit.base.cores import equal_shares, keep_to, usable_cores
 from labkit.errors import InputError, refuse_unknown
 from labkit.ranks import cluster
 
@@ -92,7 +91,6 @@ def needs_onednn_workaround(mindspore_version: str, cpu_flags: set[str] | None =
     return version >= _SLOW_CONVOLUTION_SINCE and "avx512f" in flags
 
 
-@arguments.names_checked
 def start(device: str = "auto", seed: int = 1, *, distribute: bool = False) -> Runtime:
     """Choose the device, set graph mode and every seed, and print one line saying what was chosen.
 
@@ -210,16 +208,34 @@ def _keep_to_share() -> tuple[int, ...]:
     if not os.environ.get(cluster.RANKS_HERE) or not os.environ.get("DEVICE_ID"):
         return ()
     ranks = cluster.environment_number(cluster.RANKS_HERE, low=1)
-    rank, cores = cluster.environment_number("DEVICE_ID"), len(usable_cores())
+    rank, cores = cluster.environment_number("DEVICE_ID"), usable_cores()
     # Three ranks on two cores: the rank alone on a core would wait for the two that share one.
-    if rank >= ranks or ranks == 1 or (ranks > cores and ranks % cores):
+    if rank >= ranks or ranks == 1 or (ranks > len(cores) and ranks % len(cores)):
         return ()
     # MindSpore creates its threads at the first product, one per core available then. Their number
     # decides how sums are rounded: results stay bit-equal to one process, to virtual workers.
     ones = mindspore.ops.ones((8, 8), mindspore.float32)
     mindspore.ops.matmul(ones, ones).asnumpy()
-    share = equal_shares(ranks)[rank]
-    return tuple(sorted(share)) if keep_to(share, all_threads=True) else ()
+    first, last = rank * len(cores) // ranks, (rank + 1) * len(cores) // ranks
+    share = cores[first : max(last, first + 1)]
+    return tuple(share) if keep_to(set(share)) else ()
+
+
+def usable_cores() -> list[int]:
+    """Return the numbers of the cores that this process may use, lowest first."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))  # macOS and Windows
+
+
+def keep_to(cores: set[int]) -> bool:
+    """Restrict all threads of the process to ``cores``; return whether the system can do that."""
+    if not hasattr(os, "sched_setaffinity"):
+        return False
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(ProcessLookupError):  # the thread has just ended
+            os.sched_setaffinity(int(thread), cores)
+    return True
 
 
 def _apply_onednn_workaround() -> str:

@@ -51,7 +51,7 @@ class FlatLeNet:
     def loss(self, vector: np.ndarray, images: np.ndarray, labels: np.ndarray) -> float:
         """Return the mean loss of images (N, 1, 32, 32) at a vector (M,), in nats."""
         self.put(vector)
-        return float(self._loss_net(Tensor(images), Tensor(labels)).asnumpy())
+        return float(self._loss_net(Tensor(images), Tensor(labels))[0].asnumpy())
 
     def gradient(
         self, vector: np.ndarray, images: np.ndarray, labels: np.ndarray

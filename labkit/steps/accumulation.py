@@ -18,20 +18,19 @@ Source: "Applying a Gradient Accumulation Algorithm", MindSpore tutorial r1.0. D
 - a non-finite micro-batch is left out of its group, or its whole group is dropped.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, Unpack
 
 import mindspore as ms
 import numpy as np
 from mindspore import ParameterTuple, Tensor, nn, ops
 
-from labkit.base.arguments import choice, is_integer, names_checked
+from labkit.base.arguments import choice, is_integer
 from labkit.errors import InputError, warn
 from labkit.steps.gradients import times
-from labkit.steps.options import DynamicLossScale, GradientOptions
+from labkit.steps.options import OptionNames, gradient_options
 from labkit.steps.state import integer_of, set_state, state, zeros_like
 from labkit.steps.step import Step, trainable_batch_norms
-from labkit.steps.sunk import checked
 from labkit.steps.update import PlainUpdate, UpdateStage
 
 MicroSteps = int | Callable[[int], int]
@@ -53,18 +52,9 @@ class AccumulatedStep(Step):
             weight, ``drop`` discards it, ``carry`` keeps its sums in the buffer and restarts the
             count, so that the next epoch's first update includes them too (7 micro-batches for
             k = 4 and 1875 micro-batches), as in the tutorial.
-        normalise: weight of a micro-batch's loss; for this and the options below see
-            ``GradientOptions``.
-        batch_axis: axis of the batch's first tensor that indexes its rows.
-        reduction: ``mean`` or ``sum``.
-        precision: ``O0``, ``O2`` or ``O3``.
-        loss_scale: number > 0, or ``DynamicLossScale``.
-        nonfinite: ``drop_micro`` leaves a non-finite micro-batch out of its group; ``drop_group``
-            discards the whole group; ``propagate`` checks nothing. ``dropped`` counts the
-            non-finite micro-batches; they change neither parameters nor running statistics.
-        clip_norm: largest global norm of the averaged gradient, or None.
-        rank_group: the ranks over which gradients are averaged.
-        all_reduce_fusion_config: index of the last gradient of each message between ranks, or None.
+        **options: see ``GradientOptions``. ``nonfinite="drop_group"`` discards the whole group of a
+            non-finite micro-batch. ``dropped`` counts non-finite micro-batches; they change neither
+            parameters nor running statistics.
 
     Raises:
         InputError: if an argument has any other value, and as in ``Step``.
@@ -77,7 +67,6 @@ class AccumulatedStep(Step):
     >>> step.end_epoch()
     """
 
-    @names_checked
     def __init__(
         self,
         loss_net: nn.Cell,
@@ -86,30 +75,12 @@ class AccumulatedStep(Step):
         *,
         update: UpdateStage | None = None,
         tail: str = "flush",
-        normalise: str | None = None,
-        batch_axis: int | None = None,
-        reduction: str = "mean",
-        precision: str = "O0",
-        loss_scale: float | DynamicLossScale = 1.0,
-        nonfinite: str = "drop_micro",
-        clip_norm: float | None = None,
-        rank_group: str | None = None,
-        all_reduce_fusion_config: Sequence[int] | None = None,
+        **options: Unpack[OptionNames],
     ):
-        options = GradientOptions(
-            normalise=normalise,
-            batch_axis=batch_axis,
-            reduction=reduction,
-            precision=precision,
-            loss_scale=loss_scale,
-            nonfinite=nonfinite,
-            clip_norm=clip_norm,
-            rank_group=rank_group,
-            all_reduce_fusion_config=all_reduce_fusion_config,
-        )
+        given = gradient_options(options, "micro_steps", "update", "tail")
         update = PlainUpdate(optimizer) if update is None else update
         check_micro_steps(micro_steps(0) if callable(micro_steps) else micro_steps)
-        super().__init__(loss_net, optimizer, update, options, weighted=True, has_buffer=True)
+        super().__init__(loss_net, optimizer, update, given, weighted=True, has_buffer=True)
         choice("tail", tail, update.tails)
         self.micro_steps, self.tail = micro_steps, tail
         first = self._group_size(0)
@@ -117,7 +88,7 @@ class AccumulatedStep(Step):
             "tail": tail,
             "micro_steps": "a schedule" if callable(micro_steps) else first,
         }
-        self.drops_group = nonfinite == "drop_group"
+        self.drops_group = given.nonfinite == "drop_group"
         self._make_buffer(first)
         self._flush, self._flush_with_extras = _Flush(self, False), _Flush(self, True)
         self._complete()
@@ -150,7 +121,7 @@ class AccumulatedStep(Step):
     # --- in compiled graphs --------------------------------------------------------------------
 
     def construct(self, *batch: Tensor) -> Tensor:
-        return ops.depend(self.micro_batch(False, *batch), checked(self.prepared, self.refusal))
+        return self.micro_batch(False, *batch)
 
     def micro_batch(self, with_extras: bool, *batch: Tensor) -> Tensor:
         """Gather one micro-batch; arguments as in ``contribution``.
@@ -168,7 +139,7 @@ class AccumulatedStep(Step):
                 self.map(ops.assign, sums, gradients)
             ops.assign_add(self.loss_sum, loss * weight)
             ops.assign_add(self.weight_sum, weight)
-            ops.assign_add(self.images, self.gradient.objective.rows(batch))
+            ops.assign_add(self.images, batch[-1].shape[0])
         else:
             ops.assign_add(self.spoiled, 1)
         ops.assign_add(self.micro_step, 1)
@@ -257,19 +228,18 @@ class AccumulatedStep(Step):
 
     def end_epoch(self) -> None:
         """Apply, drop or carry a partly filled group, as ``tail`` says."""
-        with self._modes.followed(self._graphs):
-            self.update.before(self, ())
-            if self.tail == "carry":
-                set_state(self.micro_step, 0)
-            elif self.tail == "drop":
-                self._forget_group()
-            while integer_of(self.micro_step) or self.update.turns_taken():
-                # One group at a time; groups whose turn has not come are empty.
-                flush = self._flush_with_extras if self._gathers() else self._flush
-                flush()
-                self.update.between(self, (), None)
-            self._between()
-            self.update.end_epoch(self)
+        self.update.before(self, ())
+        if self.tail == "carry":
+            set_state(self.micro_step, 0)
+        elif self.tail == "drop":
+            self._forget_group()
+        while integer_of(self.micro_step) or self.update.turns_taken():
+            # One group at a time; groups whose turn has not come are empty.
+            flush = self._flush_with_extras if self._gathers() else self._flush
+            flush()
+            self.update.between(self, (), None)
+        self._between()
+        self.update.end_epoch(self)
 
     def _forget_group(self) -> None:
         for parameter in (self.weight_sum, self.loss_sum, self.images, self.micro_step):

@@ -2,7 +2,7 @@ r"""The gradient stage of a step: from micro-batches to one averaged gradient.
 
 For micro-batches i = 1 .. k with mean losses L_i and weights w_i, over all ranks,
 
-    g = sum_i w_i grad L_i / sum_i w_i          (``normalise`` says what w_i is)
+    g = sum_i w_i grad L_i / sum_i w_i          (``loss_net(*batch)`` returns L_i and w_i)
     g <- g * min(1, clip_norm / |g|)            (once per update, after averaging)
 
 The order is fixed: scale the loss, differentiate, unscale (exactly once, into float32), check for
@@ -14,23 +14,40 @@ from collections.abc import Sequence
 import mindspore as ms
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore.communication import GlobalComm, get_group_size
+from mindspore.ops.primitive import constexpr
 
 from labkit.errors import InputError
 from labkit.steps.fusion import joined, message_ends, separated, summed_in_order
 from labkit.steps.labels import INTEGERS
-from labkit.steps.objective import Objective
 from labkit.steps.options import LARGEST_SCALE, DynamicLossScale, GradientOptions
 from labkit.steps.precision import refuse_float16, use_float16
 from labkit.steps.state import set_state as set_state
 from labkit.steps.state import state
+
+_NO_WEIGHT = (
+    "loss_net returns a loss alone, and its mean over micro-batches or ranks needs the number that "
+    "it is a mean over: return (loss, weight), or (loss, 1) for the mean of means; for a function "
+    "of your own over the rows of a batch: LossNet(network, fn, per='rows')"
+)
+_SEVERAL_PAIRS = (
+    "loss_net returns several (loss, weight) pairs, which only PlainStep on one process adds: "
+    "expected one pair with micro-batches or ranks"
+)
+
+
+@constexpr
+def refuse(text: str) -> None:
+    """Raise ``InputError`` while a graph is compiled."""
+    raise InputError(text)
 
 
 class GradientStage(nn.Cell):
     """Loss, weight and gradients of one micro-batch; and their mean over micro-batches and ranks.
 
     Args:
-        loss_net: Cell that maps a batch, labels last, to a scalar mean loss, or for
-            ``normalise="tokens"`` to (loss sum, count).
+        loss_net: Cell that maps a batch, labels last, to (mean loss, weight): a ``LossNet``, a
+            ``TokenLossNet``, or one of your own. One that returns the loss alone, or several
+            (loss, weight) pairs, whose losses are added, goes with ``weighted=False`` on one rank.
         parameters: the Parameters to differentiate with respect to, in this order.
         options: ``GradientOptions``.
         weighted: False only if one micro-batch on one rank is the whole update.
@@ -58,9 +75,6 @@ class GradientStage(nn.Cell):
         self._set_ranks(options.rank_group)
         self.mean = options.reduction == "mean"
         self.weighted = weighted or self.ranks > 1
-        self.objective = Objective(
-            loss_net, options.normalise, options.batch_axis, options.reduction, self.weighted
-        )
         self.checked = options.nonfinite != "propagate"
         self.clip_norm = None if options.clip_norm is None else float(options.clip_norm)
         half = options.precision != "O0" or any(p.dtype == ms.float16 for p in parameters)
@@ -69,7 +83,11 @@ class GradientStage(nn.Cell):
             refuse_float16(loss_net)
         else:
             use_float16(loss_net, options.precision)
-        self.loss_net = loss_net
+        _refuse_sparse(loss_net)
+        self.loss_net = loss_net.set_grad()
+        # In a row whose label is ignored there is no loss: the mean is not one over rows.
+        counts_labels = getattr(loss_net, "over", None) == "labels"
+        self.counts_labels = counts_labels and loss_net.class_weights is None
         self.value_and_grad = ops.value_and_grad(self._scaled, None, parameters, has_aux=True)
         self.count = len(parameters)
         indices = options.all_reduce_fusion_config
@@ -87,10 +105,10 @@ class GradientStage(nn.Cell):
             self.all_reduce = ops.AllReduce(group=group) if self.ranks > 1 else None
 
     def _add_extras(self, parameters: Sequence, constant: Sequence, quadratic: Sequence) -> None:
-        if self.objective.over == "tokens":
+        if getattr(self.loss_net, "over", None) == "tokens":
             raise InputError(
-                "normalise: expected samples or steps with an update stage that looks at single "
-                "rows (THOR's factors), got 'tokens'"
+                "an update stage that looks at single rows (THOR's factors): expected a mean over "
+                "rows, got a TokenLossNet"
             )
         everything = ParameterTuple((*parameters, *constant, *quadratic))
         self.constant_end = self.count + len(constant)
@@ -118,6 +136,29 @@ class GradientStage(nn.Cell):
             return loss * weight, loss, weight
         return loss, loss, weight
 
+    def objective(self, *batch: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what ``loss_net`` returns, float32, or refuse it when it is compiled."""
+        result = self.loss_net(*batch)
+        weight = ops.cast(1.0, ms.float32)
+        if isinstance(result, tuple):
+            if isinstance(result[0], tuple):
+                if self.weighted:
+                    refuse(_SEVERAL_PAIRS)
+                loss = ops.cast(result[0][0], ms.float32)
+                for pair in result[1:]:
+                    loss = loss + ops.cast(pair[0], ms.float32)
+            else:
+                loss, weight = result[0], ops.cast(result[1], ms.float32)
+        else:
+            if self.weighted:
+                refuse(_NO_WEIGHT)
+            loss = result
+        if loss.ndim != 0 or weight.ndim != 0:
+            refuse("loss_net: expected a scalar loss and a scalar weight, got other shapes")
+        if not self.mean:
+            weight = ops.cast(weight > 0, ms.float32)
+        return ops.cast(loss, ms.float32), weight
+
     def contribution(self, *batch: Tensor) -> tuple:
         """Return (L_i, w_i, gradients, finite, squares) of one micro-batch.
 
@@ -140,12 +181,12 @@ class GradientStage(nn.Cell):
         ``finite`` does not cover the extras.
         """
         (_, loss, weight), gradients = self.value_and_extras(*batch)
-        rows = ops.cast(self.objective.rows(batch), ms.float32)
+        labels = batch[-1]
+        rows = ops.cast(labels.shape[0], ms.float32)
         counted = rows
-        if self.objective.mean_of_labels and batch[-1].dtype in INTEGERS and batch[-1].ndim == 1:
-            if self.objective.batch_axis is None and not self.objective.flattened:
-                # A row whose label is ignored has no loss, and the mean does not count it.
-                counted = self.objective.counted(batch[-1])
+        if self.counts_labels and labels.dtype in INTEGERS and labels.ndim == 1:
+            # A row whose label is ignored has no loss, and the mean does not count it.
+            counted = self.loss_net.counted(labels)
         # The derivative of a row's own loss is ``counted`` times that of the mean. If the loss is
         # not scaled, the weight was part of what was differentiated, and is in a square twice.
         divisor, factor = rows, counted
@@ -286,3 +327,22 @@ def _squared_norm(gradient: Tensor) -> Tensor:
     # Flattened: the CPU's reductions over four axes take twice as long as over one: for
     # (512, 512, 3, 3) on two cores, measured in turns, 7.8 ms instead of 4.0.
     return ops.reduce_sum(ops.square(ops.reshape(gradient, (-1,))))
+
+
+def _refuse_sparse(loss_net: nn.Cell) -> None:
+    """Refuse a lookup whose gradient is the rows it has read, not a tensor of the table's shape.
+
+    Made dense, it would train, but not as ``nn.LazyAdam`` and similar optimizers do: they leave the
+    moments of all other rows unchanged. Even if not trained, it hides the types of all other
+    gradients from MindSpore.
+    """
+    for path, cell in loss_net.cells_and_names():
+        names = {primitive.name for primitive in cell._primitives.values()}
+        sparse = getattr(cell, "sparse", "EmbeddingLookup" in names)
+        if "SparseGatherV2" in names or (sparse and "EmbeddingLookup" in names):
+            tables = [parameter.name for parameter in cell.get_parameters(expand=False)]
+            raise InputError(
+                f"layer {path!r}, a {type(cell).__name__}, gives {', '.join(map(repr, tables))} a "
+                "sparse gradient; expected a dense one, as nn.EmbeddingLookup(..., "
+                "target='DEVICE', sparse=False) and nn.Embedding give"
+            )

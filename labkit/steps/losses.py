@@ -1,13 +1,16 @@
 """Networks with their loss: what a step differentiates."""
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
 import mindspore as ms
+import numpy as np
 from mindspore import Tensor, mint, nn, ops
 from mindspore.ops import functional as F
+from mindspore.ops.primitive import constexpr
 
-from labkit.base.arguments import choice, flag, integer, names_checked, number, wrong
+from labkit.base.arguments import choice, flag, integer, number, wrong
 from labkit.errors import InputError
 from labkit.steps.labels import (
     IGNORE_INDEX,
@@ -16,8 +19,6 @@ from labkit.steps.labels import (
     check_ignore_index,
     count_only,
     masks,
-    new_key,
-    noted,
     only_known,
 )
 from labkit.steps.options import CONVENTIONS as CONVENTIONS
@@ -27,57 +28,138 @@ _REDUCTIONS = ("mean", "sum", "none")
 FUNCTIONS = (ops.cross_entropy, ops.nll_loss)
 # Means over the labels that are not ignored, of logits with the classes in axis 1.
 OVER_CLASSES = (nn.CrossEntropyLoss, nn.NLLLoss, mint.nn.CrossEntropyLoss, mint.nn.NLLLoss)
+OVER_ELEMENTS = (
+    *(nn.MSELoss, nn.L1Loss, nn.MAELoss, nn.SmoothL1Loss, nn.HuberLoss),
+    *(nn.BCELoss, nn.BCEWithLogitsLoss, nn.SoftMarginLoss, mint.nn.MSELoss),
+)
+# Number of classes of the outputs, by ``key`` of the loss net; a compilation tells it.
+_CLASSES: dict[int, int] = {}
+_KEYS = itertools.count()
 
 
 class LossNet(nn.Cell):
-    """A network and a loss function as one cell: ``loss_net(*inputs, labels)`` is the mean loss.
+    """A network and a loss function as one cell: ``loss_net(*inputs, labels)`` -> (loss, weight).
+
+    The loss is a mean, and the weight says over how much, both float32 (), so that micro-batches
+    and ranks of any size average to the mean over all of them together:
+
+        labels    nn.CrossEntropyLoss, nn.NLLLoss, those of mint.nn, ops.cross_entropy,
+                  ops.nll_loss, CrossEntropySmooth: labels that are not ignored, or the sum of
+                  their classes' weights; where there are none, loss and weight are 0
+        rows      nn.SoftmaxCrossEntropyWithLogits, and the losses above with targets (B, C)
+        elements  nn.MSELoss, L1, MAE, SmoothL1, Huber, BCE, BCEWithLogits, SoftMargin
 
     Args:
         network: Cell, inputs -> outputs.
         loss_fn: Cell or function, (outputs, labels) -> scalar; it receives float32 outputs,
             whatever type the network computes in.
+        per: ``rows`` says of a loss of your own that it is a mean over the rows of the batch.
+            Without it such a loss is returned alone, which only ``PlainStep`` on one process takes.
 
     Raises:
-        InputError: if ``network`` is not a Cell or is a loss, or ``loss_fn`` is not callable.
+        InputError: if ``network`` is not a Cell or is a loss, ``loss_fn`` is not callable or has
+            reduction "none", or ``per`` is anything else; at compilation, if the labels of a loss
+            over elements have another shape than the outputs, which would broadcast.
+
+    A label of no class makes the loss NaN. A loss that is the mean of micro-batches' means, or has
+    no rows, is a Cell of your own that returns ``(loss, 1)``.
     """
 
-    @names_checked
-    def __init__(self, network: nn.Cell, loss_fn: Callable):
+    def __init__(self, network: nn.Cell, loss_fn: Callable, *, per: str | None = None):
         super().__init__(auto_prefix=False)
         _check_network(network)
         if not callable(loss_fn):
             raise wrong("loss_fn", loss_fn, "a function or Cell of (outputs, labels)")
-        self.network = network
-        self.loss_fn = loss_fn
-        self.label_key, self.class_axis = new_key(), class_axis(loss_fn)
-        # Set by a step that derives weights of a mean over elements: it counts those of the labels.
-        self.same_shape = False
-        # Set by a step that does not check labels on the host: an invalid one makes the loss NaN.
-        self.guards_labels, self.ignored_label = False, None
+        if per is not None:
+            choice("per", per, ("rows",))
+        reduction = _reduction(loss_fn)
+        if reduction == "none":
+            raise InputError(f"reduction of {_name(loss_fn)}: expected 'mean' or 'sum', got 'none'")
+        self.network, self.loss_fn = network, loss_fn
+        self.is_sum = reduction == "sum"
+        self.over = per or (mean_over(loss_fn) if reduction == "mean" else None)
+        self.class_axis = class_axis(loss_fn)
+        self.same_shape = is_exactly(loss_fn, *OVER_ELEMENTS)
+        self.loss_name = _name(loss_fn)
+        self.checks_labels = is_exactly(loss_fn, CrossEntropySmooth)
+        self.ignore_index = getattr(loss_fn, "ignore_index", None)
+        if loss_fn in FUNCTIONS:
+            self.ignore_index = IGNORE_INDEX
+        # MindSpore's mean is 0 / 0 where no label counts: the loss of this label replaces it.
+        over_classes = loss_fn in FUNCTIONS or is_exactly(loss_fn, *OVER_CLASSES)
+        self.may_be_undefined = over_classes and reduction == "mean"
+        self.stand_in = int(self.ignore_index == 0)
+        self.class_weights = None
+        weights = getattr(loss_fn, "weight", None) if self.may_be_undefined else None
+        if weights is not None:
+            values = weights.asnumpy().astype(np.float32)
+            self.class_weights = Tensor(values)
+            counted = [-1.0 if i == self.ignore_index else w for i, w in enumerate(values)]
+            self.stand_in = int(np.argmax(counted))
+        self.key = next(_KEYS)
 
-    def construct(self, *batch: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        outputs, labels = self.network(*batch[:-1]), batch[-1]
-        if self.same_shape and _differ(outputs.shape, labels.shape):
-            raise ValueError(
-                f"the outputs have shape {outputs.shape}, the labels {labels.shape}; expected "
-                "the same shape, or normalise='samples', 'tokens' or 'steps' of the step"
-            )
-        if self.class_axis is None:
-            return self.loss_fn(ops.cast(outputs, ms.float32), labels)
-        labels, factor = as_int32(labels), None
-        if self.guards_labels and outputs.ndim > 1 and labels.dtype in INTEGERS:
-            classes = outputs.shape[self.class_axis]
-            labels, factor = only_known(labels, classes, self.ignored_label)
+    @property
+    def classes(self) -> int | None:
+        """How many classes the labels of a compiled graph have; None if they are no classes."""
+        return _CLASSES.get(self.key)
+
+    def construct(self, *batch: Tensor) -> tuple[Tensor, Tensor] | Tensor:
+        return self.of_outputs(self.network(*batch[:-1]), batch[-1])
+
+    def of_outputs(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor] | Tensor:
+        """Return (loss, weight) of outputs and labels; the loss alone if no mean is known."""
+        defined, factor = None, None
+        if self.same_shape and F.isconstant(outputs.shape) and F.isconstant(labels.shape):
+            _check_shapes(self.loss_name, outputs.shape, labels.shape)
+        weight = self._weight(labels)
+        if self.may_be_undefined and labels.dtype in INTEGERS:
+            defined = self.counted(labels) > 0
+            labels = ops.where(defined, labels, ops.full_like(labels, self.stand_in))
+        if self.class_axis is not None:
+            labels = as_int32(labels)
+            if outputs.ndim > 1 and labels.dtype in INTEGERS:
+                classes = outputs.shape[self.class_axis]
+                if F.isconstant(classes):
+                    _note_classes(self.key, classes)
+                if not self.checks_labels:
+                    # A label of no class makes the loss NaN: no exception can leave a graph.
+                    labels, factor = only_known(labels, classes, self.ignore_index)
         loss = self.loss_fn(ops.cast(outputs, ms.float32), labels)
         if factor is not None:
             loss = loss * factor
-        if outputs.ndim > 1:
-            loss = noted(loss, self.label_key, outputs.shape[self.class_axis])
-        return loss
+        if weight is None:
+            return loss
+        loss = ops.cast(loss, ms.float32)
+        if defined is not None:
+            defined = ops.cast(defined, ms.float32)
+            loss, weight = loss * defined, weight * defined
+        return loss, weight
+
+    def _weight(self, labels: Tensor) -> Tensor | None:
+        """Return what the loss is a mean over, float32 ()."""
+        if self.over is None:
+            return None
+        if self.over == "labels" and labels.dtype in INTEGERS:
+            return self.counted(labels)
+        if self.over == "elements":
+            return ops.cast(ops.size(labels), ms.float32)
+        if self.over == "labels" and labels.ndim > 1:
+            # Targets (B, V, ...), of the type of the logits.
+            return ops.cast(ops.size(labels), ms.float32) / labels.shape[1]
+        return ops.cast(labels.shape[0], ms.float32)
+
+    def counted(self, labels: Tensor) -> Tensor:
+        """Return how many labels are not ignored, or the sum of their classes' weights."""
+        labels = ops.cast(labels, ms.int64)
+        counts = ops.cast(labels != self.ignore_index, ms.float32)
+        if self.class_weights is not None:
+            index, _ = masks(labels, self.class_weights.shape[0], self.ignore_index)
+            counts = counts * ops.gather(self.class_weights, index, 0)
+        return ops.reduce_sum(counts)
 
 
 class TokenLossNet(nn.Cell):
-    """Cross entropy over the labels that count: (loss sum, token count), both shape ().
+    """Cross entropy over the labels that count: (mean loss, token count), both float32 ().
 
     Args:
         network: Cell, inputs -> logits (B, T, V), or of any other shape (..., V); there may be
@@ -86,41 +168,67 @@ class TokenLossNet(nn.Cell):
 
     Raises:
         InputError: if ``network`` is not a Cell or is a loss, or ``ignore_index`` is not an integer
-            that fits in int32.
-        ValueError: at compilation, if the labels do not fit the logits.
+            that fits in int32; at compilation, if the labels do not fit the logits.
         TypeError: at compilation, if the labels are not integers.
 
     Called as ``loss_net(*inputs, labels)`` with integer labels (B, T), each 0 .. V - 1 or
-    ``ignore_index``. A step refuses any other label before it runs (``InputError``); if this Cell
-    is called by itself, such a label makes the loss NaN.
+    ``ignore_index``; any other label makes the loss NaN.
 
     A step weights its micro-batches by their token counts: the same number of sequences can hold
     different numbers of tokens, so the mean of their means is not the mean over tokens.
     """
 
-    @names_checked
     def __init__(self, network: nn.Cell, ignore_index: int = IGNORE_INDEX):
         super().__init__(auto_prefix=False)
         _check_network(network)
         self.network = network
         self.ignore_index = check_ignore_index(ignore_index)
-        self.label_key = new_key()
+        self.over = "tokens"
+        self.key = next(_KEYS)
 
-    def construct(self, *batch: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+    @property
+    def classes(self) -> int | None:
+        """V, the number of classes; None before the first compilation."""
+        return _CLASSES.get(self.key)
+
+    def construct(self, *batch: Tensor) -> tuple[Tensor, Tensor]:
         logits, labels = ops.cast(self.network(*batch[:-1]), ms.float32), batch[-1]
-        if _differ(labels.shape, logits.shape[:-1]):
-            raise ValueError(
-                f"the labels have shape {labels.shape}, the logits {logits.shape}; expected one "
-                "label for each vector of logits"
-            )
+        if F.isconstant(labels.shape) and F.isconstant(logits.shape):
+            _check_shapes("TokenLossNet", logits.shape[:-1], labels.shape)
         classes = logits.shape[-1]
+        if F.isconstant(classes):
+            _note_classes(self.key, classes)
         index, factor = masks(labels, classes, self.ignore_index)
         log_probability = ops.log_softmax(logits, -1)
         index = ops.expand_dims(index, -1)
         loss = -ops.squeeze(ops.gather_elements(log_probability, -1, index), -1)
         total = ops.reduce_sum(count_only(loss, factor))
         counts = ops.reduce_sum(ops.cast(factor != 0, ms.float32))
-        return noted(total, self.label_key, classes), counts
+        return total / ops.maximum(counts, 1.0), counts
+
+
+def as_loss_net(loss_net: nn.Cell) -> nn.Cell:
+    """Return a loss net; MindSpore's ``nn.WithLossCell`` counts as a ``LossNet``."""
+    if not isinstance(loss_net, nn.Cell):
+        raise wrong("loss_net", type(loss_net).__name__, "an nn.Cell: network and loss")
+    if is_exactly(loss_net, nn.WithLossCell):
+        return LossNet(loss_net.backbone_network, loss_net._loss_fn)
+    return loss_net
+
+
+@constexpr
+def _note_classes(key: int, classes: int) -> bool:
+    """Keep the number of classes of a loss net, which only a compilation knows."""
+    _CLASSES[key] = classes
+    return True
+
+
+@constexpr
+def _check_shapes(name: str, outputs: tuple, labels: tuple) -> bool:
+    """Refuse labels that do not have the shape of what they are compared with."""
+    if outputs != labels:
+        raise InputError(f"labels of {name}: expected the shape {outputs}, got {labels}")
+    return True
 
 
 class CrossEntropySmooth(nn.LossBase):
@@ -149,13 +257,11 @@ class CrossEntropySmooth(nn.LossBase):
         InputError: if an argument has any other value.
         ValueError: at compilation, if the shapes of logits and labels do not match.
 
-    Logits (B, C) are converted to float32. A step refuses any other label before it runs
-    (``InputError``); if the loss is called by itself, such a label makes it and its gradients NaN:
-    no exception can leave a compiled graph, and MindSpore's one_hot would give ``off`` for every
-    class, so that without smoothing such a row would add nothing to the loss.
+    Logits (B, C) are converted to float32. Any other label makes the loss and its gradients
+    NaN: MindSpore's one_hot would give ``off`` for every class, so that without smoothing such a
+    row would add nothing to the loss.
     """
 
-    @names_checked
     def __init__(
         self,
         sparse: bool = True,
@@ -213,6 +319,17 @@ class CrossEntropySmooth(nn.LossBase):
         return self.get_loss(losses)
 
 
+def mean_over(loss_fn: Any) -> str | None:
+    """Return what a loss of MindSpore's or labkit's is a mean over; None for any other."""
+    if loss_fn in FUNCTIONS or is_exactly(loss_fn, *OVER_CLASSES):
+        return "labels"
+    if is_exactly(loss_fn, CrossEntropySmooth):
+        return "labels" if loss_fn.sparse else "rows"
+    if is_exactly(loss_fn, nn.SoftmaxCrossEntropyWithLogits):
+        return "rows"
+    return "elements" if is_exactly(loss_fn, *OVER_ELEMENTS) else None
+
+
 def class_axis(loss_fn: Any) -> int | None:
     """Return the axis of classes in the logits, or None if the labels are not class numbers."""
     if loss_fn in FUNCTIONS or is_exactly(loss_fn, *OVER_CLASSES):
@@ -232,8 +349,12 @@ def _check_network(network: object) -> None:
         raise wrong("network", network, "a Cell that is not a loss")
 
 
-def _differ(shape: tuple, expected: tuple) -> bool:
-    """Return whether two shapes are known, in a compiled graph, and differ."""
-    if F.isconstant(shape) and F.isconstant(expected):
-        return shape != expected
-    return False
+def _name(loss_fn: Any) -> str:
+    return getattr(loss_fn, "__name__", type(loss_fn).__name__)
+
+
+def _reduction(loss_fn: Any) -> str:
+    """Return the reduction of MindSpore's losses; some keep it as two flags, some as a word."""
+    word = getattr(loss_fn, "reduction", None)
+    average, reduce = getattr(loss_fn, "average", True), getattr(loss_fn, "reduce", True)
+    return word or ("none" if not reduce else "mean" if average else "sum")

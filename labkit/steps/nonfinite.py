@@ -6,8 +6,8 @@ import numpy as np
 from mindspore import Tensor, nn
 
 from labkit.runtime import pynative
-from labkit.steps.forward_state import unchanged
 from labkit.steps.precision import LOSS_NAMES
+from labkit.steps.statistics import unchanged
 
 
 def first_nonfinite(loss_net: nn.Cell, batch: tuple) -> str:
@@ -37,7 +37,7 @@ def first_nonfinite(loss_net: nn.Cell, batch: tuple) -> str:
             handle.remove()
     if nonfinite:
         return f"layer {nonfinite[0]!r} is the first whose output is not finite"
-    if not _finite(loss):
+    if not all(map(_finite, loss if isinstance(loss, tuple) else (loss,))):
         return "all layers' outputs are finite, the loss function's is not"
     return "loss and layers' outputs are finite when computed once more"
 

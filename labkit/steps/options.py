@@ -3,16 +3,17 @@
 No MindSpore import: recipes read them too.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from itertools import pairwise
+from typing import Any, TypedDict
 
-from labkit.base.arguments import choice, integer, is_integer, names_checked, number, wrong
+from labkit.base.arguments import choice, integer, is_integer, number, wrong
+from labkit.errors import refuse_unknown
 
 TAILS = ("flush", "drop", "carry")
 REDUCTION = ("mean", "sum")
 PRECISION = ("O0", "O2", "O3")
-NORMALISE = ("samples", "tokens", "steps")
 NONFINITE = ("drop_micro", "drop_group", "propagate")
 # The off value of label smoothing: s / (C - 1), or s / C.
 CONVENTIONS = ("mindspore", "pytorch")
@@ -38,7 +39,6 @@ def fusion_indices(name: str, value: object) -> tuple[int, ...]:
     raise wrong(name, value, INDICES)
 
 
-@names_checked
 @dataclass(frozen=True)
 class DynamicLossScale:
     """Loss scale that shrinks on a non-finite micro-batch and grows after a run of finite ones.
@@ -63,23 +63,16 @@ class DynamicLossScale:
         integer("interval", self.interval)
 
 
-@names_checked
 @dataclass(frozen=True)
 class GradientOptions:
     """The options of a gradient stage, which every step takes by name.
 
     Attributes:
-        normalise: None: w_i is what the mean loss was divided by, see ``labkit.steps.weights``, so
-            that the micro-batches make up the whole batch. Otherwise w_i is the number of
-            ``samples`` (rows) or ``tokens``, or 1 (``steps``: mean of the micro-batches' means).
-        batch_axis: axis of the batch's first tensor that indexes its rows: 1 for time-major inputs
-            (T, B, ...). None: the rows are counted by labels (B,), else by axis 0.
         reduction: ``mean``, or ``sum``: sum_i grad L_i, not divided (but averaged over ranks).
         precision: ``O0``: float32; ``O2``: float16 inside the network, except BatchNorm and
             LayerNorm; ``O3``: in these too. The loss, everything after the gradients, Parameters
-            and running statistics stay float32. In a custom ``loss_net``, the Cell
-            ``self.network`` is the network and everything else is loss; without that name see
-            ``precision.use_float16``, which refuses what it cannot classify.
+            and running statistics stay float32. A loss net of your own needs the Cell
+            ``self.network``: everything else in it is loss.
         loss_scale: number > 0, or ``DynamicLossScale``.
         nonfinite: ``drop_micro`` leaves a micro-batch that is not finite (its loss, or the norm of
             its gradient in float32) out of its group, ``drop_group`` discards the whole group;
@@ -95,8 +88,6 @@ class GradientOptions:
         InputError: if an attribute has any other value.
     """
 
-    normalise: str | None = None
-    batch_axis: int | None = None
     reduction: str = "mean"
     precision: str = "O0"
     loss_scale: float | DynamicLossScale = 1.0
@@ -106,10 +97,6 @@ class GradientOptions:
     all_reduce_fusion_config: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
-        if self.normalise is not None:
-            choice("normalise", self.normalise, NORMALISE)
-        if self.batch_axis is not None:
-            integer("batch_axis", self.batch_axis, 0)
         choice("reduction", self.reduction, REDUCTION)
         choice("precision", self.precision, PRECISION)
         choice("nonfinite", self.nonfinite, NONFINITE)
@@ -126,9 +113,38 @@ class GradientOptions:
             expected = "'drop_micro' or 'drop_group' beside a DynamicLossScale"
             raise wrong("nonfinite", self.nonfinite, expected)
 
-    def settings(self, weighted: bool) -> dict[str, str]:
-        """Return the options in force, as text, that a resumed training must share."""
-        texts = {name: repr(value) for name, value in vars(self).items()}
+    def settings(self) -> dict[str, object]:
+        """Return the options in force, as plain values, that a resumed training must share."""
+        values = asdict(self)
         # The division into messages is not one of them: it differs between machines.
-        del texts["all_reduce_fusion_config"]
-        return texts | {"weighted": repr(weighted), "nonfinite": self.nonfinite}
+        del values["all_reduce_fusion_config"]
+        return values
+
+
+class OptionNames(TypedDict, total=False):
+    """Names and types of ``GradientOptions``, for the ``**options`` of every step."""
+
+    reduction: str
+    precision: str
+    loss_scale: float | DynamicLossScale
+    nonfinite: str
+    clip_norm: float | None
+    rank_group: str | None
+    all_reduce_fusion_config: Sequence[int] | None
+
+
+def gradient_options(options: Mapping[str, Any], *others: str) -> GradientOptions:
+    """Return the ``**options`` of a step.
+
+    Args:
+        options: by name.
+        others: the step's own arguments, which a misspelled name may mean.
+
+    Raises:
+        InputError: if a name is unknown, with the nearest one, or a value cannot be used.
+    """
+    known = [field.name for field in fields(GradientOptions)]
+    for name in options:
+        if name not in known:
+            refuse_unknown("option", name, [*others, *known])
+    return GradientOptions(**options)

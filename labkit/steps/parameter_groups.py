@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from mindspore import Parameter, nn
 
-from labkit.base.arguments import names_checked, number, wrong
+from labkit.base.arguments import number, wrong
 from labkit.errors import InputError
 from labkit.nets.initialisers import NORMS
 
@@ -15,7 +15,6 @@ from labkit.nets.initialisers import NORMS
 _RANK_3_BIASES = {nn.MultiheadAttention: ("bias_k", "bias_v")}
 
 
-@names_checked
 def decay_groups(
     network: nn.Cell, weight_decay: float, *, exempt: Iterable[Parameter | nn.Cell] = ()
 ) -> list[dict]:

@@ -23,7 +23,7 @@ documents import them. No MindSpore import.
 
 import numpy as np
 
-from labkit.base.arguments import choice, integer, names_checked, number
+from labkit.base.arguments import choice, integer, number
 from labkit.errors import InputError
 from labkit.steps.options import LR_DECAY_MODES as LR_DECAY_MODES
 
@@ -33,7 +33,6 @@ _FLOOR = 1e-5
 _LARGEST = float(np.finfo(np.float32).max)
 
 
-@names_checked
 def cosine(
     lr: float, lr_end: float, epochs: int, steps_per_epoch: int, warmup_epochs: int = 0
 ) -> np.ndarray:
@@ -67,7 +66,6 @@ def cosine(
     return _float32(rising, lr_end + (lr - lr_end) * falling)
 
 
-@names_checked
 def cosine_as_in_the_blog(
     lr: float, lr_end: float, epochs: int, steps_per_epoch: int, warmup_epochs: int
 ) -> np.ndarray:
@@ -105,7 +103,6 @@ def cosine_as_in_the_blog(
     return _float32(lr_end + (lr - lr_end) * falling)
 
 
-@names_checked
 def get_lr(
     lr_init: float,
     lr_end: float,
@@ -169,7 +166,6 @@ def get_lr(
     return _float32(rising, falling)
 
 
-@names_checked
 def get_thor_lr(
     global_step: int,
     lr_init: float,
@@ -207,7 +203,6 @@ def get_thor_lr(
     return _float32(lr_init * (1 - epoch / total_epochs) ** decay * 0.5**halvings)
 
 
-@names_checked
 def get_thor_damping(
     global_step: int,
     damping_init: float,

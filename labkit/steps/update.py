@@ -11,7 +11,6 @@ from types import MappingProxyType
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
-from labkit.base.arguments import names_checked
 from labkit.errors import InputError, warn
 from labkit.steps.options import TAILS
 from labkit.steps.state import UpdateRecord, cast_like, check_optimizer
@@ -54,13 +53,6 @@ class UpdateStage(nn.Cell):
     chooses_ranks = False
     rank_group: str | None = None
 
-    def __init_subclass__(cls, **keywords: object) -> None:
-        """Make every stage refuse a misspelled argument and suggest the nearest name."""
-        super().__init_subclass__(**keywords)
-        if "__init__" in vars(cls):
-            cls.__init__ = names_checked(cls.__init__)  # type: ignore[method-assign]
-
-    @names_checked
     def __init__(self, optimizer: nn.Optimizer):
         super().__init__(auto_prefix=False)
         check_optimizer(optimizer)
@@ -182,13 +174,6 @@ class UpdateStage(nn.Cell):
 
     def end_epoch(self, step: nn.Cell) -> None:
         """Act when an epoch is over and its last group is closed; arguments as in ``before``."""
-
-    def protect(self, parameters: tuple[Parameter, ...]) -> None:
-        """Receive what a forward pass assigns, for a stage that runs forward passes itself.
-
-        Args:
-            parameters: running averages and the like.
-        """
 
     def schedules(self) -> dict[str, Callable | np.ndarray]:
         """Return, by name, the stage's schedules over updates: functions, or arrays (updates,)."""

@@ -14,19 +14,16 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore.dataset import Dataset
-from mindspore.train import Callback, RunContext
 
 from labkit.base import arguments
-from labkit.base.arguments import choice, integer, names_checked, wrong
+from labkit.base.arguments import choice, integer, wrong
 from labkit.base.files import make_folder
 from labkit.errors import InputError, warn
 from labkit.steps.accumulation import AccumulatedStep
 from labkit.steps.gradients import GradientOptions, GradientStage
-from labkit.steps.losses import LossNet
+from labkit.steps.losses import LossNet, as_loss_net
 from labkit.steps.options import REDUCTION, TAILS
 from labkit.steps.state import set_state
-from labkit.training import checkpoint
-from labkit.training.fit import EndOfEpoch, train
 
 _sum_op = ops.MultitypeFuncGraph("grad_sum_op")
 _clear_op = ops.MultitypeFuncGraph("clear_op")
@@ -48,14 +45,13 @@ class TrainForwardBackward(nn.Cell):
     """Add the gradients of a micro-batch (B, ...) to ``grad_sum`` and return its loss ().
 
     Args:
-        network: loss net: batch -> mean loss.
+        network: loss net: batch -> (mean loss, weight); ``nn.WithLossCell`` counts as one.
         optimizer: optimizer of the parameters that ``grad_sum`` holds the sums for.
         grad_sum: made by ``optimizer.parameters.clone(prefix="grad_sum", init="zeros")``.
         sens: loss scale; divided out once with ``mean``, left in with ``sum`` as in the tutorial.
         reduction: ``mean``, or ``sum`` as in the tutorial.
     """
 
-    @names_checked
     def __init__(
         self,
         network: nn.Cell,
@@ -72,7 +68,7 @@ class TrainForwardBackward(nn.Cell):
         self.optimizer = optimizer
         self.grad_sum = grad_sum
         self.gradient = GradientStage(
-            network,
+            as_loss_net(network),
             optimizer.parameters,
             GradientOptions(reduction=reduction, loss_scale=sens, nonfinite="propagate"),
         )
@@ -80,16 +76,12 @@ class TrainForwardBackward(nn.Cell):
         self.weight_sum = _weight_beside(grad_sum, reduction)
         self.hyper_map = ops.HyperMap()
 
-    def __call__(self, *inputs: Tensor) -> Tensor:
-        self.gradient.objective.look_at(inputs, lambda: self.compile(*inputs))
-        return super().__call__(*inputs)
-
     def construct(self, *inputs: Tensor) -> Tensor:
         loss, weight, gradients = self.gradient.contribution(*inputs)[:3]
         if self.left_in != 1.0:
             gradients = self.hyper_map(ops.partial(ops.mul, self.left_in), gradients)
         ops.assign_add(self.weight_sum, weight)
-        return ops.depend(loss, self.hyper_map(ops.partial(_sum_op), self.grad_sum, gradients))
+        return ops.depend(loss, self.hyper_map(_sum_op, self.grad_sum, gradients))
 
 
 class TrainOptim(nn.Cell):
@@ -104,7 +96,6 @@ class TrainOptim(nn.Cell):
         InputError: if ``reduction`` is neither.
     """
 
-    @names_checked
     def __init__(
         self, optimizer: nn.Optimizer, grad_sum: ParameterTuple, *, reduction: str = "mean"
     ) -> None:
@@ -132,7 +123,6 @@ class TrainClear(nn.Cell):
         zeros: zeros of the same shapes.
     """
 
-    @names_checked
     def __init__(self, grad_sum: ParameterTuple, zeros: ParameterTuple) -> None:
         super().__init__(auto_prefix=False)
         self.grad_sum = grad_sum
@@ -142,7 +132,7 @@ class TrainClear(nn.Cell):
 
     def construct(self) -> tuple:
         ops.assign(self.weight_sum, 0.0)
-        return self.hyper_map(ops.partial(_clear_op), self.grad_sum, self.zeros)
+        return self.hyper_map(_clear_op, self.grad_sum, self.zeros)
 
 
 class GradientAccumulation:
@@ -156,7 +146,6 @@ class GradientAccumulation:
         tail: ``flush``, ``drop``, or ``carry`` as in the tutorial.
     """
 
-    @names_checked
     def __init__(
         self,
         network: nn.Cell,
@@ -172,6 +161,7 @@ class GradientAccumulation:
         self._optimizer = optimizer
         self._reduction, self._tail = reduction, tail
         self._step: AccumulatedStep | None = None
+        self._printed = 0
         if (reduction, tail) == ("mean", "flush"):
             warn(
                 "unlike the tutorial's GradientAccumulation, this one averages gradients over "
@@ -180,7 +170,6 @@ class GradientAccumulation:
                 "tutorial's exact behaviour give reduction='sum', tail='carry'",
             )
 
-    @names_checked
     def train_process(
         self,
         epoch: int,
@@ -211,37 +200,31 @@ class GradientAccumulation:
                 nonfinite="propagate",
             )
         set_state(step.group_size, mini_steps)
-        last_loss_only = self._reduction == "sum"
-        callbacks = [EndOfEpoch(step), _PrintUpdates(step, last_loss_only)]
-        train(step, train_dataset, epoch, callbacks)
+        batches = train_dataset.create_tuple_iterator(num_epochs=epoch)
+        for number in range(1, epoch + 1):
+            done = 0
+            for batch in batches:
+                loss = step(*batch)
+                done = self._print_update(number, done, loss)
+            step.end_epoch()
+            self._print_update(number, done, loss)
         if not float(step.weight_sum.asnumpy()):
             for buffer in step.gradient_sum:  # holds sums already applied; the tutorial's is zero
                 set_state(buffer, np.zeros(buffer.shape, np.float32))
-        checkpoint.write(step, path)
+        ms.save_checkpoint(step, str(path))
 
+    def _print_update(self, epoch: int, done: int, loss: Tensor) -> int:
+        """Print the tutorial's line if a call made an update; return the updates of the epoch.
 
-class _PrintUpdates(Callback):
-    """Print ``epoch: 1 step: 1 loss is  2.302572``, the tutorial's line, for each update."""
-
-    def __init__(self, step: AccumulatedStep, last_loss_only: bool) -> None:
-        super().__init__()
-        self._step, self._last_loss_only = step, last_loss_only
-        self._updates = step.last_update.number
-        self._in_epoch = 0
-
-    def on_train_epoch_begin(self, run_context: RunContext) -> None:
-        self._in_epoch = 0
-
-    def on_train_step_end(self, run_context: RunContext) -> None:
+        epoch: 1 step: 1 loss is  2.302572
+        """
         last = self._step.last_update
-        if last.number == self._updates:
-            return
-        self._updates = last.number
-        self._in_epoch += 1
-        arguments = run_context.original_args()
-        loss = arguments.net_outputs if self._last_loss_only else np.float32(last.loss)
-        epoch = arguments.cur_epoch_num
-        print("epoch:", epoch, "step:", self._in_epoch, "loss is ", loss, flush=True)
+        if last.number == self._printed:
+            return done
+        self._printed = last.number
+        shown = loss if self._reduction == "sum" else np.float32(last.loss)
+        print("epoch:", epoch, "step:", done + 1, "loss is ", shown, flush=True)
+        return done + 1
 
 
 def _weight_beside(grad_sum: ParameterTuple, reduction: str | None = None) -> Parameter:

@@ -44,7 +44,7 @@ _FREEZE = ("param_groups", "freeze_type", "freeze_p", "total_steps")
 # MindSpore's number: in MindSpore, fewer than two servers of 8 have no Adasum.
 _DEVICES = 8
 # Options of every step, and function -> options that its step accepts and a plain step does not.
-_OPTIONS = "precision loss_scale nonfinite reduction normalise batch_axis clip_norm".split()
+_OPTIONS = "precision loss_scale nonfinite reduction clip_norm".split()
 _OWN_OPTIONS = {
     "adasum": ("workers", "on", "scope", "tail"),
     "dim_reduce": ("trials", "curvature", "start", "failure", "tail"),
@@ -65,8 +65,6 @@ def boost_step(
     loss_scale: float | DynamicLossScale | None = None,
     nonfinite: str | None = None,
     reduction: str | None = None,
-    normalise: str | None = None,
-    batch_axis: int | None = None,
     clip_norm: float | None = None,
     tail: str | None = None,
     workers: int | None = None,
@@ -99,8 +97,6 @@ def boost_step(
         loss_scale: number or ``DynamicLossScale``.
         nonfinite: what happens to a batch that is not finite.
         reduction: how gradients, or Adasum's workers, are combined.
-        normalise: what gradients are averaged over.
-        batch_axis: axis of the samples.
         clip_norm: largest norm of the gradient.
         tail: what happens to an epoch's last micro-batches.
         workers: option of AdasumStep.

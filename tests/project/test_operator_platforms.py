@@ -140,7 +140,7 @@ STEPS = {
     "plain, float16": (PlainStep, small, {"clip_norm": 1.0} | FLOAT16),
     "plain, BatchNorm, float16": (PlainStep, norm, FLOAT16),
     "plain, GroupNorm": (PlainStep, partial(NormNet, "group"), {}),
-    "plain, tokens": (PlainStep, NextToken, {"normalise": "tokens"}),
+    "plain, tokens": (PlainStep, NextToken, {}),
     "plain, smoothed labels": (smooth, small, {}),
     "plain, groups and schedule": (by_epoch, small, {}),
     "plain, ResNet": (PlainStep, small_resnet, {}),
@@ -162,7 +162,7 @@ STEPS = {
     "freezing": (partial(freezing, PlainStep, name="update"), LeNet5, {"clip_norm": 1.0}),
     "freezing, adasum": (partial(freezing, AdasumStep, name="freeze"), LeNet5, {"workers": 2}),
     "subspace, BatchNorm, micro-batches": (subspace, norm, {"micro_steps": 3} | FLOAT16),
-    "subspace, tokens": (subspace, NextToken, {"normalise": "tokens", "clip_norm": 1.0}),
+    "subspace, tokens": (subspace, NextToken, {"clip_norm": 1.0}),
     "subspace, sgd": (subspace, smallest, {"method": "sgd", "reduction": "sum"}),
 }
 

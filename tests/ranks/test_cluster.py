@@ -78,9 +78,9 @@ class TestStart:
         import mindspore as ms
 
         environment.setenv("RANK_SIZE", "2")
-        ms.set_auto_parallel_context(parallel_mode="data_parallel")
+        ms.set_auto_parallel_context(parallel_mode="semi_auto_parallel")
         try:
-            with pytest.raises(InputError, match="data_parallel; expected stand_alone"):
+            with pytest.raises(InputError, match="semi_auto_parallel; expected stand_alone"):
                 runtime.start("CPU", distribute=True)
         finally:
             ms.reset_auto_parallel_context()
@@ -100,9 +100,8 @@ class TestStart:
     )
     def test_a_rank_of_several_keeps_to_its_cores(self, environment, capsys, ranks, rank, expected):
         kept = []
-        environment.setattr("labkit.base.cores.usable_cores", lambda: [1, 2, 3, 4])
         environment.setattr(runtime, "usable_cores", lambda: [1, 2, 3, 4])
-        environment.setattr(runtime, "keep_to", lambda cores, **_: not kept.append(cores))
+        environment.setattr(runtime, "keep_to", lambda cores: not kept.append(cores))
         environment.setattr("mindspore.communication.init", lambda: None)
         environment.setattr(cluster, "rank_and_size", lambda: (1, 2))
         environment.setenv("RANK_SIZE", "2")

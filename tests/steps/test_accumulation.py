@@ -19,6 +19,7 @@ from labkit.steps.gradients import set_state
 from labkit.steps.losses import LossNet, TokenLossNet
 from labkit.steps.plain import PlainStep
 from tests.support.step_cells import (
+    MeanOfMeans,
     Product,
     Scalar,
     assert_bit_equal,
@@ -196,12 +197,12 @@ def test_fifty_updates_of_a_smooth_model_are_those_of_float64():
 class TestUnevenMicroBatches:
     """64/32/32 images: the step's mean over samples is the full batch's gradient."""
 
-    def gradients(self, **options):
+    def gradients(self, wrapped=lambda loss_net: loss_net):
         """Return the averaged gradient, read off an SGD update at rate 1, and the whole batch's."""
         random = np.random.default_rng(5)
         network, loss_net = regression()
         optimizer = nn.SGD(network.trainable_params(), 1.0)
-        step = AccumulatedStep(loss_net, optimizer, 3, **options)
+        step = AccumulatedStep(wrapped(loss_net), optimizer, 3)
         before = parameter_values(network)
         inputs, targets = rows(128)
         inputs = inputs * random.permutation(np.linspace(0.1, 3, 128)).astype(np.float32)[:, None]
@@ -215,12 +216,12 @@ class TestUnevenMicroBatches:
 
     def test_samples_agree_and_the_mean_of_means_does_not(self):
         assert relative_error(*self.gradients()) <= 1e-6
-        assert relative_error(*self.gradients(normalise="steps")) > 0.02
+        assert relative_error(*self.gradients(MeanOfMeans)) > 0.02
 
 
 def test_a_micro_batch_of_padding_counts_for_nothing():
     network = NextToken()
-    step = AccumulatedStep(TokenLossNet(network), momentum(network), 2, normalise="tokens")
+    step = AccumulatedStep(TokenLossNet(network), momentum(network), 2)
     tokens = np.zeros((2, 4), np.int32)
     with unchanged(network):
         for _ in range(2):
@@ -483,9 +484,9 @@ class TestReports:
 def test_clipping_comes_once_and_after_averaging():
     """Nothing is clipped if two gradients far above the limit have a mean below it."""
     network = Scalar()
-    loss_net = LossNet(network, Product())
+    loss_net = LossNet(network, Product(), per="rows")
     optimizer = nn.SGD(network.trainable_params(), 1.0)
-    step = AccumulatedStep(loss_net, optimizer, 2, clip_norm=1.0, normalise="samples")
+    step = AccumulatedStep(loss_net, optimizer, 2, clip_norm=1.0)
     ones = np.ones((1, 1), np.float32)
     for slope in (10.0, -9.0):
         step(*tensors(ones, slope * ones))
@@ -500,7 +501,7 @@ class TestFloat16Parameters:
         """1 + 1e-4 is 1 in float16: a float16 buffer would end where it began."""
         network = Scalar()
         network.slope.set_dtype(ms.float16)
-        loss_net = LossNet(network, Product())
+        loss_net = LossNet(network, Product(), per="rows")
         optimizer = nn.SGD(network.trainable_params(), 1.0)
         step = AccumulatedStep(loss_net, optimizer, 200, reduction="sum")
         ones = np.ones((1, 1), np.float16)

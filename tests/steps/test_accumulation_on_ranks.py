@@ -27,7 +27,7 @@ def one_process(case):
     """Yield (weights, reference.Accumulation) after every call, all samples in one process."""
     kind, options, sizes, nan, calls = CASES[case]
     options = {name: value for name, value in options.items() if name != "loss_scale"}
-    normalise = options.pop("normalise", "samples")
+    normalise = "steps" if options.pop("of_means", False) else "samples"
     decay = options.pop("weight_decay", 0.0)
     reduction = options.get("reduction", "mean")
     # A plain step has one micro-batch per rank, and drops all of them if one is not finite.

@@ -9,6 +9,8 @@ from labkit.errors import InputError
 from labkit.steps.losses import LossNet
 from labkit.steps.plain import PlainStep
 
+pytestmark = pytest.mark.usefixtures("runtime")
+
 
 def images(seed=0):
     rng = np.random.default_rng(seed)
@@ -72,5 +74,7 @@ def test_a_network_of_one_is_none_of_the_other():
     net = network()
     optimizer = nn.SGD(net.trainable_params(), 1.0)
     PlainStep(LossNet(net, nn.CrossEntropyLoss()), optimizer, precision="O2")
-    with pytest.raises(InputError, match="precision is 'O3', and an earlier step with 'O2'"):
+    with pytest.raises(
+        InputError, match="precision: expected 'O2', which the network is in, got 'O3'"
+    ):
         PlainStep(LossNet(net, nn.CrossEntropyLoss()), optimizer, precision="O3")

@@ -114,4 +114,4 @@ def test_an_index_of_no_gradient_is_refused_by_one_rank_too(step):
 
 def test_messages_are_none_of_the_settings_that_a_resume_must_share():
     fused = GradientOptions(all_reduce_fusion_config=[1])
-    assert fused.settings(True) == GradientOptions().settings(True)
+    assert fused.settings() == GradientOptions().settings()

@@ -39,7 +39,6 @@ def build(**options):
         {"loss_scale": 128.0},
         {"loss_scale": 128.0, "clip_norm": 0.5, "nonfinite": "propagate"},
         {"reduction": "sum"},
-        {"normalise": "steps"},
     ],
     ids=str,
 )
@@ -78,9 +77,7 @@ def test_the_finite_check_changes_no_bit(once):
 def test_tokens_are_averaged_over_those_that_count():
     """The update is that of the mean over tokens that count; if none counts, there is no update."""
     network = NextToken()
-    step = PlainStep(
-        TokenLossNet(network), nn.SGD(network.trainable_params(), 1.0), normalise="tokens"
-    )
+    step = PlainStep(TokenLossNet(network), nn.SGD(network.trainable_params(), 1.0))
     tokens = np.arange(8, dtype=np.int32).reshape(2, 4)
     labels = np.int32([[1, 2, -100, -100], [5, -100, -100, -100]])
     logits = network(*tensors(tokens)).asnumpy().astype(np.float64)

@@ -9,8 +9,6 @@ from mindspore import ParameterTuple, nn, ops
 from mindspore.train import LossMonitor, Model, ModelCheckpoint, TimeMonitor
 
 from labkit import reference
-from labkit.algorithms.adasum.workers import states_of
-from labkit.algorithms.thor import ThorUpdate
 from labkit.errors import InputError
 from labkit.labs.compare import parameter_values
 from labkit.runtime import pynative
@@ -36,7 +34,6 @@ from tests.support.step_cells import (
     split,
     tensors,
     traces,
-    unchanged,
 )
 from tests.support.tolerances import TOLERANCE
 
@@ -216,11 +213,13 @@ class TestEveryStep:
                 make_step(loss_net, wrong)
         network, loss_net = regression()
         optimizer = nn.Momentum(network.trainable_params(), 0.1, 0.9, loss_scale=1024.0)
-        with pytest.raises(InputError, match="expected loss_scale 1, got 1024.* a second time"):
+        with pytest.raises(
+            InputError, match="expected loss_scale 1: give it to the step, got 1024"
+        ):
             make_step(loss_net, optimizer)
         for wrong in ({"los_scale": 2.0}, {"weighted": False}):
             network, loss_net = regression()
-            with pytest.raises(TypeError, match=next(iter(wrong))):
+            with pytest.raises((TypeError, InputError), match=next(iter(wrong))):
                 make_step(loss_net, momentum(network), **wrong)
 
     def test_float16_parameters_are_warned_of(self, make_step):
@@ -229,7 +228,7 @@ class TestEveryStep:
         with pytest.warns(UserWarning, match="'weight' is float16: .* below 6e-8") as caught:
             make_step(loss_net, momentum(network))
         assert "precision='O2'" in str(caught[0].message)
-        # The caller's line, however many constructors and names_checked lie between.
+        # The caller's line, however many constructors lie between.
         assert caught[0].filename == step_cells.__file__
 
     @pytest.mark.parametrize(
@@ -256,14 +255,6 @@ def test_a_sparse_table_that_is_not_trained_is_no_better():
         PlainStep(LossNet(network, nn.MSELoss()), momentum(network))
 
 
-def test_float32_parameters_are_no_news():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for options in ({}, {"precision": "O2", "loss_scale": 1024.0}):
-            network, loss_net = regression()
-            PlainStep(loss_net, momentum(network), **options)
-
-
 GROUPS = ("accumulated", "accumulated thor", "adasum", "accumulated subspace")
 PROPAGATE = ("plain", "accumulated", "thor", "adasum", "subspace")  # compiled; the others are not
 
@@ -279,11 +270,6 @@ class TestNonfinite:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return network, make_step(LossNet(network, nn.MSELoss()), momentum(network), **options)
-
-    # Either option drops a group of one micro-batch; the default is "drop_micro".
-    @pytest.mark.parametrize("name", sorted(STEPS.keys() - set(GROUPS)))
-    def test_drop_group_in_pynative_mode(self, eager, name):
-        self.test_nan_leaves_no_trace(name, {"nonfinite": "drop_group"})
 
     @pytest.mark.parametrize(
         ("name", "options"),
@@ -324,18 +310,6 @@ class TestNonfinite:
         assert not np.isfinite(float(step(*tensors(inputs * np.nan, targets))))
         assert_bit_equal({n: v for n, v in snapshot(step).items() if n in sums}, sums)
         set_state(step.group_size, 2)
-
-    def test_in_pynative_mode(self, eager):
-        network, step = self.build(STEPS["accumulated"])
-        inputs, targets = rows(8)
-        step(*tensors(inputs, targets))
-        with unchanged(network):
-            set_state(step.group_size, 4)
-            step(*tensors(inputs * np.nan, targets))
-
-    @pytest.mark.parametrize("name", sorted(STEPS.keys() - set(PROPAGATE)))
-    def test_propagate_in_pynative_mode(self, eager, name):
-        self.test_propagate_lets_nan_through(name)
 
     @pytest.mark.parametrize("name", PROPAGATE)
     def test_propagate_lets_nan_through(self, name):
@@ -408,11 +382,11 @@ class TestLearningRates:
         network = linear()
         parameters, rate, expected = case(*network.trainable_params())
         optimizer = nn.SGD(parameters, rate)
-        loss_net = LossNet(network, Product())
+        loss_net = LossNet(network, Product(), per="rows")
         if plain:
             step = PlainStep(loss_net, optimizer)
         else:
-            step = AccumulatedStep(loss_net, optimizer, 1, normalise="samples")
+            step = AccumulatedStep(loss_net, optimizer, 1)
         fresh = snapshot(step)
         for micro_steps in (1,) if plain else (1, 3):
             restore(step, fresh)
@@ -465,16 +439,6 @@ def test_the_rates_of_lars_are_those_of_the_optimizer_inside(rate):
             step.check_length(1)
 
 
-def test_thors_clipping_and_adasums_workers_know_the_optimizer_inside_lars():
-    """LARS's own rate is 0, which clips nothing; workers have no rates of their own."""
-    _, loss_net = regression()
-    inner = nn.Momentum(loss_net.trainable_params(), 0.1, 0.9)
-    update = ThorUpdate(loss_net, Unadapted(inner), 1.0, kl_clip=1e-3)
-    assert update.directions.optimizer is inner
-    states = {parameter.name for parameter in states_of(Unadapted(inner))}
-    assert states - {"fake_param"} == {parameter.name for parameter in inner.moments}
-
-
 OPTIMIZERS = {
     "SGD": lambda p: nn.SGD(p, 0.1),
     "SGD, decay and Nesterov": lambda p: nn.SGD(
@@ -505,8 +469,9 @@ class TestAnyOptimizer:
         make_optimizer = OPTIMIZERS[name]
         ours, loss_net = regression()
         plain = PlainStep(loss_net, make_optimizer(ours.trainable_params()))
-        theirs, loss_net = regression()
-        builtin = nn.TrainOneStepCell(loss_net, make_optimizer(theirs.trainable_params()))
+        theirs = linear()
+        loss_alone = nn.WithLossCell(theirs, nn.MSELoss())
+        builtin = nn.TrainOneStepCell(loss_alone, make_optimizer(theirs.trainable_params()))
         builtin.set_train()
         halves, loss_net = regression()
         step = AccumulatedStep(loss_net, make_optimizer(halves.trainable_params()), 2)
@@ -535,7 +500,7 @@ class TestAnyOptimizer:
             network = Lookup(table())
             restore(network, dict(zip(snapshot(network), values, strict=True)))
             optimizer = nn.LazyAdam(network.trainable_params(), 0.1)
-            step = make(LossNet(network, nn.MSELoss()), optimizer).set_train()
+            step = make(nn.WithLossCell(network, nn.MSELoss()), optimizer).set_train()
             for _ in range(3):
                 step(*numbers)
             built.append(snapshot(network))

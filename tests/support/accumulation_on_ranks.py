@@ -16,7 +16,7 @@ LEARNING_RATE = 0.05
 CASES = {
     "halves": ("accumulated", {}, (4, 4), (), 5),
     "uneven": ("accumulated", {}, (6, 2), (), 5),
-    "uneven by steps": ("accumulated", {"normalise": "steps"}, (6, 2), (), 4),
+    "uneven by steps": ("accumulated", {"of_means": True}, (6, 2), (), 4),
     "sum": ("accumulated", {"reduction": "sum"}, (6, 2), (), 4),
     "clipped": ("accumulated", {"clip_norm": 0.5, "loss_scale": 1024.0}, (6, 2), (), 4),
     "decayed": ("accumulated", {"weight_decay": 0.1}, (6, 2), (), 4),
@@ -50,12 +50,14 @@ def batch(rank, call, sizes, nan=()):
 
 def run(case, rank):
     """Run one case and return the arrays to compare, by name."""
-    from tests.support.step_cells import STEPS, momentum, regression, tensors
+    from tests.support.step_cells import STEPS, MeanOfMeans, momentum, regression, tensors
 
     kind, options, sizes, nan, calls = CASES[case]
     network, loss_net = regression()
     options = dict(options)
     optimizer = momentum(network, LEARNING_RATE, options.pop("weight_decay", 0.0))
+    if options.pop("of_means", False):
+        loss_net = MeanOfMeans(loss_net)
     step = STEPS[kind](loss_net, optimizer, **options)
     results = {}
     for call in range(calls + 1):

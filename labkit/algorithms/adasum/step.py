@@ -32,8 +32,6 @@ class AdasumStep(AccumulatedStep):
             update enter as zeros, and keep their values and moments in all workers.
         tail: what ``end_epoch`` does if not all workers have had their turn: ``flush`` combines
             those that have, ``drop`` discards them.
-        normalise: see ``GradientOptions``, as for the arguments below.
-        batch_axis: axis of the batch's first tensor along which rows are counted.
         precision: ``O0``, ``O2`` or ``O3``.
         loss_scale: number > 0, or ``DynamicLossScale``.
         nonfinite: ``drop_micro``, ``drop_group`` or ``propagate``.
@@ -79,8 +77,6 @@ class AdasumStep(AccumulatedStep):
         node_size: int = 1,
         freeze: GradFreezeUpdate | None = None,
         tail: str = "flush",
-        normalise: str | None = None,
-        batch_axis: int | None = None,
         precision: str = "O0",
         loss_scale: float | DynamicLossScale = 1.0,
         nonfinite: str = "drop_micro",
@@ -101,8 +97,6 @@ class AdasumStep(AccumulatedStep):
                 freeze=freeze,
             ),
             tail=tail,
-            normalise=normalise,
-            batch_axis=batch_axis,
             precision=precision,
             loss_scale=loss_scale,
             nonfinite=nonfinite,

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import mindspore as ms
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
-from labkit.steps.forward_state import running_statistics
+from labkit.steps.statistics import running_statistics
 from labkit.steps.state import copied, flat, keep_also, part_of
 
 

@@ -34,8 +34,6 @@ class SubspaceStep(AccumulatedStep):
         curvature: a pair enters B only if y.s > curvature |y| |s|.
         start: B before its first pair, ``identity`` or ``scaled``.
         failure: what a failed search does to B and the pair, ``reset`` or ``rollback``.
-        normalise: see ``GradientOptions``, as for the arguments below.
-        batch_axis: axis of the batch's first tensor along which rows are counted.
         reduction: ``mean`` or ``sum``.
         precision: ``O0``, ``O2`` or ``O3``.
         loss_scale: number > 0, or ``DynamicLossScale``.
@@ -80,8 +78,6 @@ class SubspaceStep(AccumulatedStep):
         curvature: float = Constants.curvature,
         start: str = Constants.start,
         failure: str = Constants.failure,
-        normalise: str | None = None,
-        batch_axis: int | None = None,
         reduction: str = "mean",
         precision: str = "O0",
         loss_scale: float | DynamicLossScale = 1.0,
@@ -108,8 +104,6 @@ class SubspaceStep(AccumulatedStep):
             micro_steps,
             update=update,
             tail=tail,
-            normalise=normalise,
-            batch_axis=batch_axis,
             reduction=reduction,
             precision=precision,
             loss_scale=loss_scale,

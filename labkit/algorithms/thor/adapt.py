@@ -14,7 +14,7 @@ import numpy as np
 from mindspore import ParameterTuple, Tensor, nn, ops
 
 from labkit.algorithms.thor.rules import LevenbergMarquardt
-from labkit.steps.forward_state import unchanged
+from labkit.steps.statistics import unchanged
 
 if TYPE_CHECKING:
     from labkit.algorithms.thor.update import ThorUpdate

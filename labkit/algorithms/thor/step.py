@@ -37,8 +37,6 @@ class ThorStep(PlainStep):
         formulas: ``thor`` or ``upstream_gpu``.
         loss: ``known`` or ``sample mean``.
         nan: ``stop`` or ``drop``.
-        normalise: see ``GradientOptions``, as for the options below.
-        batch_axis: axis of the batch's first tensor that counts rows.
         reduction: ``mean`` or ``sum``.
         precision: ``O0``, ``O2`` or ``O3``.
         loss_scale: number > 0, or ``DynamicLossScale``.
@@ -75,8 +73,6 @@ class ThorStep(PlainStep):
         formulas: str = Options.formulas,
         loss: str = Options.loss,
         nan: str = Options.nan,
-        normalise: str | None = None,
-        batch_axis: int | None = None,
         reduction: str = "mean",
         precision: str = "O0",
         loss_scale: float | DynamicLossScale = 1.0,
@@ -108,8 +104,6 @@ class ThorStep(PlainStep):
                 loss_net,
                 optimizer,
                 update=update,
-                normalise=normalise,
-                batch_axis=batch_axis,
                 reduction=reduction,
                 precision=precision,
                 loss_scale=loss_scale,

@@ -15,7 +15,6 @@ from labkit.algorithms.thor.rules import Damping, Frequency, LevenbergMarquardt,
 from labkit.algorithms.thor.stops import check_factors, check_loss_value
 from labkit.algorithms.thor.taps import Tap, release_layers, tap_layers, tapped_cells
 from labkit.algorithms.thor.upstream_gpu import UpstreamTap
-from labkit.algorithms.thor.uses import check_uses
 from labkit.algorithms.words import THOR_ON_HOST
 from labkit.errors import InputError
 from labkit.steps.accumulation import AccumulatedStep
@@ -118,7 +117,6 @@ class ThorUpdate(UpdateStage):
             self.adaptation = Adaptation(adapt_damping, self, loss_net)
         self.apply_pending = _ApplyPending(self)
         self.decisions: dict[str, str] = {}
-        self.seen_shapes: set[tuple] = set()
         self.gathers = False
         given = {"damping": damping} | vars(options)
         self.settings = {name: settled(value) for name, value in given.items()}
@@ -224,10 +222,6 @@ class ThorUpdate(UpdateStage):
         if integer_of(self.pending):
             # Discard the pending update of an interrupted call.
             set_state(self.pending, 0)
-        shapes = tuple(getattr(part, "shape", None) for part in batch)
-        if shapes not in self.seen_shapes:
-            check_uses(step.gradient, self.places, batch)
-            self.seen_shapes.add(shapes)
 
     def between(self, step: nn.Cell, batch: tuple, loss: Tensor | None) -> None:
         """Make the pending update, if there is one; then check the micro-batch's loss."""

@@ -74,7 +74,7 @@ class OnLeNet:
     def loss(self, images: Tensor, labels: Tensor) -> float:
         """Return the mean loss of a micro-batch."""
         with pynative():
-            return float(self._loss_net(images, labels).asnumpy())
+            return float(self._loss_net(images, labels)[0].asnumpy())
 
     def update(self, gradients: Sequence[Tensor]) -> None:
         """Call the optimizer once with these gradients."""

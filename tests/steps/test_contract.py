@@ -1,0 +1,421 @@
+"""The contract of a loss net, (loss, weight); the first batch; and modes of the Cells."""
+
+import sys
+
+import mindspore as ms
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from mindspore import Tensor, nn, ops
+from mindspore.train import Model
+
+from labkit import reference
+from labkit.errors import InputError
+from labkit.labs.compare import relative_error
+from labkit.steps.accumulation import AccumulatedStep
+from labkit.steps.losses import CrossEntropySmooth, LossNet, TokenLossNet
+from labkit.steps.plain import PlainStep
+from labkit.steps.precision import DynamicLossScale
+from tests.support.step_cells import (
+    INPUTS,
+    OUTPUTS,
+    STEPS,
+    assert_bit_equal,
+    assert_close,
+    linear,
+    momentum,
+    plain,
+    regression,
+    restore,
+    rows,
+    snapshot,
+    tensors,
+)
+from tests.support.trainings import loss_fn as softmax_cross_entropy
+
+pytestmark = pytest.mark.usefixtures("runtime")
+CLASSES = 4
+CLASS_WEIGHTS = np.float32([0.5, 3.0, 1.0, 0.25])
+
+
+LOSSES = {
+    "ignore_index": (nn.CrossEntropyLoss, {}),
+    "another": (nn.CrossEntropyLoss, {"ignore_index": 2}),
+    "weights, smoothing": (
+        lambda weight, **options: nn.CrossEntropyLoss(Tensor(weight), **options),
+        {"weight": CLASS_WEIGHTS, "label_smoothing": 0.1},
+    ),
+    "smooth": (
+        lambda label_smoothing: CrossEntropySmooth(
+            smooth_factor=label_smoothing, num_classes=CLASSES, convention="pytorch"
+        ),
+        {"label_smoothing": 0.1},
+    ),
+}
+
+
+def of_torch(values, inputs, labels, options):
+    """Return PyTorch's loss over the whole batch and its gradients, in float64."""
+    options = dict(options)
+    if "weight" in options:
+        options["weight"] = torch.tensor(options["weight"], dtype=torch.float64)
+    weight, bias = (
+        torch.tensor(values[name].astype(np.float64), requires_grad=True)
+        for name in ("weight", "bias")
+    )
+    logits = torch.tensor(inputs.astype(np.float64)) @ weight.T + bias
+    loss = torch.nn.CrossEntropyLoss(**options)(logits, torch.tensor(labels.astype(np.int64)))
+    loss.backward()
+    return float(loss), {"weight": weight.grad.numpy(), "bias": bias.grad.numpy()}
+
+
+class Accumulating:
+    """A linear classifier whose step sums two micro-batches and moves by their mean gradient."""
+
+    def __init__(self, loss_fn, sizes=(3, 5), per=None, **options):
+        ms.set_seed(5)
+        self.sizes = sizes
+        self.network = nn.Dense(INPUTS, CLASSES)
+        optimizer = nn.SGD(self.network.trainable_params(), 1.0)
+        self.step = AccumulatedStep(
+            LossNet(self.network, loss_fn, per=per), optimizer, 2, **options
+        )
+        self.initial = snapshot(self.step)
+
+    def train(self, *batches):
+        """Train the step from its initial state; return the micro-batches' losses and weights."""
+        restore(self.step, self.initial)
+        losses = [float(self.step(*tensors(*batch))) for batch in batches]
+        self.step.end_epoch()
+        return losses, snapshot(self.network)
+
+    def __call__(self, inputs, labels):
+        before = {name: self.initial[name] for name in snapshot(self.network)}
+        ends = np.cumsum(self.sizes)
+        parts = [slice(end - size, end) for end, size in zip(ends, self.sizes, strict=True)]
+        _, after = self.train(*((inputs[part], labels[part]) for part in parts))
+        moves = {name: before[name] - after[name] for name in before}
+        return before, self.step.last_update, moves
+
+
+@pytest.fixture(scope="module", params=LOSSES)
+def accumulating(request, runtime):
+    build, options = LOSSES[request.param]
+    return Accumulating(build(**options)), options
+
+
+@settings(max_examples=25)
+@given(
+    labels=st.lists(st.sampled_from([-100, 0, 1, 2, 3]), min_size=8, max_size=8),
+    seed=st.integers(0, 1000),
+)
+def test_padded_micro_batches_are_the_whole_batch(accumulating, labels, seed):
+    step, options = accumulating
+    ignored = options.get("ignore_index", -100)
+    labels = np.int32(labels)
+    labels[labels == -100] = ignored
+    assume((labels != ignored).any())
+    inputs = np.random.default_rng(seed).normal(size=(8, INPUTS)).astype(np.float32)
+    before, last, moves = step(inputs, labels)
+    loss, gradients = of_torch(before, inputs, labels, options)
+    assert last.loss == pytest.approx(loss, rel=1e-5)
+    for name, gradient in gradients.items():
+        np.testing.assert_allclose(moves[name], gradient, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("build", "dtypes"),
+    [
+        (nn.CrossEntropyLoss, (np.int64, np.uint8)),
+        (softmax_cross_entropy, (np.uint8,)),
+        (nn.NLLLoss, (np.int16,)),
+    ],
+)
+def test_labels_of_any_type_of_integers(build, dtypes):
+    """NumPy's and PyTorch's are int64, which MindSpore's cross entropy refuses; images' uint8."""
+    inputs = np.random.default_rng(2).normal(size=(8, INPUTS)).astype(np.float32)
+    labels = np.arange(8) % CLASSES
+    step = Accumulating(build(), (4, 4))
+    expected = step(inputs, labels.astype(np.int32))[2]
+    for dtype in dtypes:
+        for name, move in step(inputs, labels.astype(dtype))[2].items():
+            np.testing.assert_array_equal(move, expected[name])
+
+
+class TestPaddingAlone:
+    """A micro-batch without a label that counts is neither an overflow nor part of a mean."""
+
+    inputs = np.random.default_rng(8).normal(size=(4, INPUTS)).astype(np.float32)
+    known, none = np.int32([0, 1, 2, 3]), np.full(4, -100, np.int32)
+
+    @pytest.mark.parametrize("options", [{"nonfinite": "drop_group"}, {"per": "rows"}])
+    def test_the_rest_of_the_group_is_applied(self, options):
+        good, padding = (self.inputs, self.known), (self.inputs, self.none)
+        loss_scale = DynamicLossScale(initial=4096)
+        made = Accumulating(nn.CrossEntropyLoss(), loss_scale=loss_scale, **options)
+        losses, after = made.train(padding, good)
+        assert losses[0] == 0 and int(made.step.dropped.asnumpy()) == 0
+        assert float(made.step.gradient.loss_scale.asnumpy()) == 4096
+        loss = made.step.last_update.loss
+        _, alone = made.train(good)
+        assert loss == pytest.approx(made.step.last_update.loss, rel=1e-6)
+        assert_close(after, alone, rtol=1e-5, atol=1e-6)
+
+    @pytest.mark.parametrize("weights", [None, np.float32([1, 0, 2, 1])])
+    def test_another_ignored_class(self, weights):
+        weight = weights if weights is None else Tensor(weights)
+        made = Accumulating(nn.CrossEntropyLoss(weight, 0))
+        good = self.inputs, self.known
+        losses, after = made.train(good, (self.inputs, 0 * self.known))
+        assert losses[1] == 0 and int(made.step.dropped.asnumpy()) == 0
+        assert_close(after, made.train(good)[1], rtol=1e-5, atol=1e-6)
+
+    def test_a_plain_step_makes_no_update_and_still_sees_faults(self):
+        network = nn.Dense(INPUTS, CLASSES)
+        step = plain(
+            LossNet(network, nn.CrossEntropyLoss()), nn.SGD(network.trainable_params(), 1.0)
+        )
+        step(*tensors(self.inputs, self.none))
+        assert int(step.updates.asnumpy()) == int(step.dropped.asnumpy()) == 0
+        step(*tensors(self.inputs * np.float32(np.nan), self.none))
+        assert int(step.updates.asnumpy()) == 0 and int(step.dropped.asnumpy()) == 1
+
+
+def test_rows_are_the_wrong_weights_where_labels_are_ignored():
+    inputs = np.random.default_rng(0).normal(size=(8, INPUTS)).astype(np.float32)
+    labels = np.int32([0, -100, -100, 1, 2, 3, -100, 1])
+    errors = []
+    for options in ({}, {"per": "rows"}):
+        step = Accumulating(nn.CrossEntropyLoss(), **options)
+        before, _, moves = step(inputs, labels)
+        errors.append(relative_error(moves, of_torch(before, inputs, labels, {})[1]))
+    assert errors[0] < 1e-5 and errors[1] > 0.05
+
+
+class MaskedTokens(nn.Cell):
+    """Tokens and mask (B, T) -> logits (B, T, 6)."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.dense = nn.Embedding(6, 3), nn.Dense(3, 6)
+
+    def construct(self, tokens, mask):
+        return self.dense(self.embedding(tokens) * ops.expand_dims(mask, -1))
+
+
+def test_tokens_with_a_mask_are_counted_without_a_word():
+    """Micro-batches of 2 and 1 sequences with 6 and 1 tokens; its loss is the twin's."""
+    network = MaskedTokens()
+    step = AccumulatedStep(
+        TokenLossNet(network), nn.SGD(network.trainable_params(), 0.1), 2, nonfinite="propagate"
+    )
+    tokens = np.int32([[1, 2, 3, 4], [5, 0, 1, 2], [3, 3, 3, 3]])
+    labels = np.int32([[2, 3, 4, 5], [0, 1, -100, -100], [-100, 3, -100, -100]])
+    mask = (labels != -100).astype(np.float32)
+    logits = network(*tensors(tokens, mask)).asnumpy()
+    for part in (slice(0, 2), slice(2, 3)):
+        step(*tensors(tokens[part], mask[part], labels[part]))
+    total, count = reference.token_cross_entropy(logits, labels)
+    assert step.last_update.loss == pytest.approx(total / count, rel=1e-5)
+    assert step.settings["mean_over"] == "tokens" and step.last_update.images == 3
+    assert len(step.compile_cache) == 2  # two shapes, each compiled once
+
+
+def squared_error(outputs, targets):
+    return ops.mean(ops.square(outputs - targets))
+
+
+class Own(nn.Cell):
+    """A loss net of one's own: the pair, or the mean of means with a weight of 1."""
+
+    def __init__(self, network, of_means=False):
+        super().__init__(auto_prefix=False)
+        self.network, self.of_means = network, of_means
+
+    def construct(self, inputs, targets):
+        return squared_error(self.network(inputs), targets), 1 if self.of_means else len(inputs)
+
+
+@pytest.mark.parametrize(
+    ("make", "weights"),
+    [
+        (lambda n: LossNet(n, nn.MSELoss()), (3, 5)),
+        (lambda n: nn.WithLossCell(n, nn.MSELoss()), (3, 5)),
+        (lambda n: LossNet(n, squared_error, per="rows"), (3, 5)),
+        (lambda n: Own(n), (3, 5)),
+        (lambda n: Own(n, of_means=True), (1, 1)),
+    ],
+)
+def test_two_micro_batches_move_by_their_weighted_mean_gradient(make, weights):
+    """Against the closed form in float64, for every form of a loss net."""
+    network, (inputs, targets) = linear(), rows(8)
+    before = [network.weight.asnumpy().copy(), network.bias.asnumpy().copy()]
+    step = AccumulatedStep(make(network), nn.SGD(network.trainable_params(), 1.0), 2)
+    parts = [slice(0, 3), slice(3, 8)]
+    exact = [part.astype(np.float64) for part in before]
+    results = [reference.linear_regression(*exact, inputs[p], targets[p]) for p in parts]
+    for part in parts:
+        step(*tensors(inputs[part], targets[part]))
+    assert step.last_update.loss == pytest.approx(
+        np.average([loss for loss, _ in results], weights=weights), rel=1e-6
+    )
+    moved = [before[0] - network.weight.asnumpy(), before[1] - network.bias.asnumpy()]
+    for number, move in enumerate(moved):
+        gradient = np.average([g[number] for _, g in results], axis=0, weights=weights)
+        np.testing.assert_allclose(move, gradient, rtol=1e-5, atol=1e-6)
+
+
+FEATURES = np.ones((4, INPUTS), np.float32)
+KNOWN = np.int32([0, 1, 2, 3])
+
+
+def first(loss_fn, *batch, make=PlainStep, network=None):
+    network = network or nn.Dense(INPUTS, CLASSES)
+    step = make(LossNet(network, loss_fn), nn.SGD(network.trainable_params(), 0.1))
+    parts = [Tensor(part) if isinstance(part, np.ndarray) else part for part in batch]
+    before = snapshot(step)
+    try:
+        step(*parts)
+    finally:
+        assert_bit_equal(snapshot(step), before)
+
+
+@pytest.mark.parametrize("make", [STEPS["plain"], STEPS["accumulated"]])
+@pytest.mark.parametrize(
+    ("loss_fn", "batch", "words"),
+    [
+        (
+            nn.CrossEntropyLoss(),
+            (FEATURES, KNOWN + 1),
+            "label 4 at index 3 is out of range: expected 0 .. 3, or ignore_index=-100",
+        ),
+        (softmax_cross_entropy(), (FEATURES, KNOWN - 1), "label -1 at index 0 .*: expected 0 .. 3"),
+        (
+            nn.MSELoss(),
+            (FEATURES, np.ones(4, np.float32)),
+            r"labels of MSELoss: expected the shape \(4, 4\), got \(4,\)",
+        ),
+        (nn.CrossEntropyLoss(), (KNOWN, FEATURES), "are the columns swapped"),
+        (nn.CrossEntropyLoss(), (FEATURES.astype(np.float64), KNOWN), "tensor 0 is float64"),
+        (nn.CrossEntropyLoss(), ([1.0], KNOWN), "expected Tensors, .* got list, Tensor"),
+        (nn.CrossEntropyLoss(), ((Tensor(FEATURES), Tensor(KNOWN)),), "expected Tensors, .* tuple"),
+        (nn.CrossEntropyLoss(), (), "expected Tensors, .* got nothing"),
+    ],
+)
+def test_a_first_batch_is_refused_in_one_sentence(make, loss_fn, batch, words):
+    with pytest.raises(InputError, match=words) as raised:
+        first(loss_fn, *batch, make=make)
+    assert "\n" not in str(raised.value)
+
+
+def test_outputs_of_one_column_do_not_broadcast_against_labels():
+    with pytest.raises(InputError, match=r"expected the shape \(4, 1\), got \(4,\)"):
+        first(nn.MSELoss(), FEATURES, np.ones(4, np.float32), network=nn.Dense(INPUTS, 1))
+
+
+def test_a_wrong_label_of_a_later_batch_is_dropped_and_counted():
+    network = nn.Dense(INPUTS, CLASSES)
+    step = plain(LossNet(network, nn.CrossEntropyLoss()), nn.SGD(network.trainable_params(), 0.1))
+    step(*tensors(FEATURES, KNOWN))
+    kept = snapshot(network)
+    assert np.isnan(float(step(*tensors(FEATURES, KNOWN + 1))))
+    assert_bit_equal(snapshot(network), kept)
+    assert int(step.dropped.asnumpy()) == 1 and step.last_update.number == 1
+
+
+def test_unknown_options_are_refused_with_the_nearest():
+    _, loss_net = regression()
+    for name, words in {"micro_step": "'micro_steps'", "clip_nrom": "'clip_norm'"}.items():
+        with pytest.raises(InputError, match=f"unknown option '{name}'.*Did you mean {words}"):
+            AccumulatedStep(loss_net, momentum(loss_net.network), **{name: 2})
+
+
+@pytest.mark.parametrize("options", [{}, {"micro_steps": 3}])
+def test_a_steady_call_makes_at_most_eight_calls_of_labkit(options):
+    network, loss_net = regression()
+    step = (AccumulatedStep if options else PlainStep)(loss_net, momentum(network), **options)
+    batch, calls = tensors(*rows(4)), []
+
+    def note(frame, event, argument):
+        if event == "call" and frame.f_globals.get("__name__", "").startswith("labkit."):
+            calls.append(frame.f_code.co_name)
+
+    for _ in range(2):
+        step(*batch)
+    sys.setprofile(note)
+    try:
+        step(*batch)
+    finally:
+        sys.setprofile(None)
+    assert 0 < len(calls) <= 8, calls
+
+
+@pytest.mark.parametrize("name", ["plain", "accumulated"])
+def test_in_sink_mode_a_step_of_one_graph_trains_alike_to_the_bit(name):
+    ends = []
+    for sink in (True, False):
+        network, loss_net = regression()
+        step = STEPS[name](loss_net, momentum(network))
+        assert step.one_graph
+        data = ms.dataset.NumpySlicesDataset(rows(16), ["x", "y"], shuffle=False).batch(4)
+        Model(step).train(3, data, dataset_sink_mode=sink)
+        assert step.last_update.number == (12 if name == "plain" else 6)
+        ends.append(snapshot(step))
+    assert_bit_equal(*ends)
+
+
+class BodyAndHead(nn.Cell):
+    """A body and a head, each with a BatchNorm."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.SequentialCell(nn.Dense(INPUTS, 4), nn.BatchNorm1d(4))
+        self.head = nn.SequentialCell(nn.BatchNorm1d(4), nn.Dense(4, OUTPUTS))
+
+    def construct(self, inputs):
+        return self.head(self.body(inputs))
+
+
+def moved_means(step, network, count=8):
+    """Return the parts of the network whose running mean a micro-batch moves."""
+    norms = {"body": network.body[1], "head": network.head[0]}
+    before = {name: cell.moving_mean.asnumpy().copy() for name, cell in norms.items()}
+    step(*tensors(*rows(count)))
+    return {name for name in norms if (norms[name].moving_mean.asnumpy() != before[name]).any()}
+
+
+IN_EVALUATION = "the network is in evaluation mode"
+
+
+class TestModes:
+    @pytest.mark.parametrize("make", [STEPS["plain"], STEPS["subspace"]])
+    def test_a_part_that_was_held_before_stays_held(self, make):
+        network = BodyAndHead()
+        network.set_train()
+        network.body.set_train(False)
+        step = make(LossNet(network, nn.MSELoss()), momentum(network))
+        assert moved_means(step, network) == {"head"}
+        for mode in (True, False, True):  # as Model.train does, with an evaluation in between
+            step.set_train(mode)
+        assert moved_means(step, network, 5) == {"head"}
+
+    def test_a_network_in_evaluation_mode_is_refused(self):
+        network = BodyAndHead()
+        network.set_train(False)
+        with pytest.raises(InputError, match=IN_EVALUATION):
+            PlainStep(LossNet(network, nn.MSELoss()), momentum(network))
+
+    def test_an_evaluation_between_two_calls(self):
+        """Compiled graphs go on in training mode; a new one is refused until modes are set back."""
+        network = BodyAndHead()
+        step = PlainStep(LossNet(network, nn.MSELoss()), momentum(network))
+        assert moved_means(step, network) == {"body", "head"}
+        data = ms.dataset.NumpySlicesDataset(rows(16), ["x", "y"]).batch(8)
+        Model(network, nn.MSELoss(), metrics={"loss"}).eval(data, dataset_sink_mode=False)
+        assert moved_means(step, network) == {"body", "head"}
+        with pytest.raises(InputError, match=IN_EVALUATION):
+            moved_means(step, network, 5)
+        network.set_train()
+        assert moved_means(step, network, 5) == {"body", "head"}
