@@ -4,22 +4,19 @@ import contextlib
 import json
 import os
 import re
-import shutil
+import secrets
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from labkit.base import arguments, locks
+from filelock import FileLock, Timeout
+
+from labkit.base import arguments
 from labkit.errors import InputError
 
 _PART = ".part-"
-# Name while being written: PID, process start in 1/100 s, PID namespace, boot, host, random part.
-_OWNED = re.compile(r"\.part-(\d+)-(\d+)-(\w+)-(\w+)-(.+)-[^-]*", re.DOTALL)
-# If it is unknown whether the writing process is alive: the time since its last write.
-_STALE_SECONDS = 24 * 3600.0
 
 
 @contextmanager
@@ -37,16 +34,17 @@ def whole_file(path: str | os.PathLike, what: str, parents: bool = True) -> Iter
         InputError: If the file cannot be written.
     """
     path = arguments.path("path", path)
+    temporary = path.parent / f"{_PART}{secrets.token_hex(4)}{path.suffix}"
     try:
         if parents:
             path.parent.mkdir(parents=True, exist_ok=True)
-        os.stat(path.parent)  # raises an error that names the folder if it is gone
-        with scratch_folder(path.parent) as scratch:
-            temporary = scratch / f"part{path.suffix}"
+        try:
             yield temporary
             with open(temporary, "rb") as file:
                 os.fsync(file.fileno())
             os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
         _sync_folder(path.parent)
     except OSError as error:
         raise InputError(f"cannot write {what} {path}: {error}") from error
@@ -92,12 +90,11 @@ def write_json(
 
 @contextmanager
 def scratch_folder(parent: Path) -> Iterator[Path]:
-    """Yield a temporary folder in ``parent``; remove those that ended processes left there.
+    """Yield a temporary folder in ``parent``.
 
     It is on the file system of ``parent``, so ``os.replace`` from one to the other is atomic.
     """
-    remove_unfinished(parent, only_ended=True)
-    with tempfile.TemporaryDirectory(prefix=_own_prefix(), dir=parent) as scratch:
+    with tempfile.TemporaryDirectory(prefix=".scratch-", dir=parent) as scratch:
         yield Path(scratch)
 
 
@@ -135,51 +132,40 @@ def refuse_links(folder: str | os.PathLike) -> None:
                 )
 
 
-def remove_unfinished(folder: str | os.PathLike, only_ended: bool = False) -> None:
-    """Remove what processes that were killed while writing have left in ``folder``.
-
-    What a live process of this machine is writing stays. If the process is unknown (it is on
-    another host, or its labkit did not note it), only what is a day old is removed; with
-    ``only_ended``, for a folder that may be anybody's, nothing of unknown processes.
-    """
+def remove_unfinished(folder: str | os.PathLike) -> None:
+    """Remove what killed processes have left in ``folder``, which this process has locked."""
     for unfinished in Path(folder).glob(f"{_PART}*"):
-        with contextlib.suppress(OSError):
-            if _is_left_over(unfinished, only_ended):
-                shutil.rmtree(unfinished)
+        unfinished.unlink(missing_ok=True)
 
 
-def _sync_folder(folder: str | os.PathLike) -> None:
+def _sync_folder(folder: Path) -> None:
     """Flush the names in ``folder`` to disk: until then, a power cut loses a rename."""
-    try:
+    with contextlib.suppress(OSError):  # not every file system supports it
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError:
-        return  # a folder that may be written but not listed
-    try:
-        # Not every file system supports it (EINVAL); the file's bytes are on the disk already.
-        with contextlib.suppress(OSError):
+        try:
             os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+@contextmanager
+def locked(folder: str | os.PathLike, what: str) -> Iterator[None]:
+    """Create ``folder`` and hold its lock; the system releases it when the process ends.
+
+    Raises:
+        InputError: if another process holds it, or the folder cannot be made.
+    """
+    folder = Path(folder)
+    make_folder(folder)
+    lock = FileLock(folder / ".lock", blocking=False)
+    try:
+        lock.acquire()
+    except Timeout as error:
+        raise InputError(f"{folder} is in use by another process: {what} writes there") from error
+    try:
+        yield
     finally:
-        os.close(handle)
-
-
-def _own_prefix() -> str:
-    own = locks.owner()
-    created = round(100 * (own["created"] or 0))
-    return f"{_PART}{own['pid']}-{created}-{own['space']}-{own['boot']}-{own['host']}-"
-
-
-def _is_left_over(unfinished: Path, only_ended: bool) -> bool:
-    ended = None
-    if owned := _OWNED.fullmatch(unfinished.name):
-        pid, created, space, boot, host = owned.groups()
-        # "None" and a start at 0 come from a process that could not determine them.
-        named = {"host": host, "boot": None if boot == "None" else boot, "pid": int(pid)}
-        named |= {"space": int(space) if space.isdigit() else None}
-        ended = locks.has_ended(named | {"created": int(created) / 100 or None})
-    if ended is None and not only_ended:
-        newest = max(part.lstat().st_mtime for part in (unfinished, *unfinished.glob("*")))
-        return time.time() - newest > _STALE_SECONDS
-    return bool(ended)
+        lock.release()
 
 
 def make_folder(folder: Path) -> None:

@@ -183,9 +183,8 @@ class _Training:
 
     @property
     def folder(self) -> Path:
-        """The folder of this rank's records and checkpoints, whichever rank writes them."""
-        run = Path(self.config.save_checkpoint_path)
-        return run / f"rank_{self.rank}" if self.recipe.folder_of_rank and self.ranks > 1 else run
+        """The folder of the run; ``fit`` writes a further rank's records and checkpoints in it."""
+        return Path(self.config.save_checkpoint_path)
 
     @property
     def parts(self) -> ModuleType:
@@ -200,7 +199,7 @@ class _Training:
     @property
     def writes(self) -> bool:
         """Whether this rank writes."""
-        return self.recipe.folder_of_rank or self.rank == 0
+        return self.rank == 0
 
     def run(self, train_set: Dataset, val_set: Dataset | None) -> Trained:
         """Train, and evaluate if there is an evaluation set."""
@@ -258,7 +257,6 @@ class _Training:
             checkpoint_every=config.save_checkpoint_steps,
             checkpoint_epochs=config.save_checkpoint_epochs if config.save_checkpoint else None,
             keep=config.keep_checkpoint_max,
-            write=self.writes,
             progress=self.name if displays else None,
             callbacks=callbacks,
             dataset_sink_mode=config.dataset_sink_mode,

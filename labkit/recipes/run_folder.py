@@ -90,8 +90,7 @@ def seconds_of_update(folder: str | Path, config: TrainingConfig) -> float:
     Raises:
         InputError: if there is no such training, or its records are damaged or fewer than five.
     """
-    from labkit.training.records import read_records
-    from labkit.training.update_rows import RECORDS
+    from labkit.training.records import RECORDS, read_records
 
     folder = Path(folder)
     if (folder / "rank_0").is_dir():  # each rank has a folder of its own
@@ -142,8 +141,7 @@ def _holds_documents(folder: Path) -> bool:
 
 def newest(folder: Path) -> str | None:
     """Return the name of the newest checkpoint in the run folder, or None."""
-    from labkit.training.checkpoint import checkpoints
-    from labkit.training.fit import CHECKPOINTS
+    from labkit.training.checkpoint import CHECKPOINTS, checkpoints
 
     paths = checkpoints(folder / CHECKPOINTS)
     return paths[-1].name if paths else None
