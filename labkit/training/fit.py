@@ -83,11 +83,10 @@ def fit(
     """
     with cluster.together():
         further = _callbacks(step, callbacks)
-        run = Run(step, dataset, integer("epochs", epochs), folder)
+        epochs, keep = integer("epochs", epochs), integer("keep", keep)
         intervals = {"checkpoint_every": checkpoint_every, "checkpoint_epochs": checkpoint_epochs}
-        for name, value in [*intervals.items(), ("keep", keep)]:
-            if value is not None or name == "keep":
-                integer(name, value)
+        intervals = {name: x if x is None else integer(name, x) for name, x in intervals.items()}
+        run = Run(step, dataset, epochs, folder)
         if resume not in (True, False, ANYWAY):
             expected = f"True, False or {ANYWAY!r}"
             raise wrong("resume", resume, expected, nearest(resume, [ANYWAY]))

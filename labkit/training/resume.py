@@ -20,7 +20,7 @@ from labkit.steps.step import Step
 Rates = dict[str, Tensor]
 
 _RATES = ("learning_rate", "momentum")
-_REPEATED = ("init_params", "init_learning_rate", "group_lr")  # values as they were given
+_REPEATED = ("init_args", "init_params", "init_learning_rate", "group_lr")  # values as given
 
 
 def settings_of(step: Step, dataset: Dataset, rates: Rates, updates: int) -> dict[str, Any]:
@@ -81,13 +81,14 @@ def _of_cell(cell: nn.Cell, rates: Rates, updates: int) -> dict[str, Any]:
     values: dict[str, Any] = {"class": type(cell).__name__}
     if isinstance(cell, nn.Optimizer):
         values["weights"] = [parameter.name for parameter in cell.parameters]
-    parts = {**vars(cell), **cell._cells}
-    for name in parts.keys() - _of_every_cell() - set(_REPEATED):
-        if not name.startswith("_"):
-            values[name] = _plain(parts[name], rates, updates)
+    parts = {**getattr(cell, "init_args", {}), **vars(cell), **cell._cells}
+    for name, part in parts.items():
+        if not (name.startswith("_") or name in _of_every_cell() or name in _REPEATED):
+            values[name] = _plain(part, rates, updates)
     for name in _RATES:
         if held := _parameters(getattr(cell, name, None)):
-            values[name] = [_rate(rates[parameter.name].asnumpy(), updates) for parameter in held]
+            numbers = [_rate(rates[parameter.name].asnumpy(), updates) for parameter in held]
+            values[name] = numbers[0] if len(numbers) == 1 else numbers
     return {name: value for name, value in values.items() if value is not None}
 
 

@@ -130,7 +130,7 @@ class Retyped(Net):
         (lambda: Net(1, width=6), r"another network: weight is Float32 \(3, 5\), .* \(3, 6\)"),
         (Renamed, "another network or step: it lacks kernel and holds weight beside"),
         (Retyped, r"another network: half is Float16 \(4,\), expected Float32 \(4,\)"),
-        (lambda: nn.ReLU(), "lacks nothing and holds count, half, ready and 1 more beside"),
+        (lambda: nn.Dense(2, 2), "lacks bias and holds count, half, ready beside"),
     ],
 )
 def test_another_network_is_refused_and_left_alone(saved, make, words):
