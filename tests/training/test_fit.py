@@ -369,6 +369,15 @@ def test_workers_are_counted_for_each_map_and_source(monkeypatch):
     assert not np.array_equal(batches(1), batches(2))
 
 
+def test_sink_mode_is_models_and_needs_one_graph(done, step, monkeypatch):
+    """On CPU MindSpore feeds the batches all the same."""
+    records = quiet_fit(step, dataset(), dataset_sink_mode=True)
+    assert_ends_as(done, records, step)
+    monkeypatch.setattr(step, "one_graph", False, raising=False)
+    with pytest.raises(InputError, match="dataset_sink_mode: AccumulatedStep is more than one gra"):
+        quiet_fit(step, dataset(), dataset_sink_mode=True)
+
+
 class TestRecords:
     def test_a_row_for_each_update_with_the_images_of_that_update(self, done):
         records = read_records(done.folder / "records.csv")
