@@ -18,7 +18,6 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from labkit.base.cores import usable_cores
 from labkit.errors import InputError, nearest
 
 C = TypeVar("C", bound=Callable)
@@ -144,7 +143,7 @@ def names_checked(function: C) -> C:
 def fit_workers(workers: object) -> int:
     """Return ``workers``, limited to this process's cores; print a message if that is fewer."""
     workers = integer("num_parallel_workers", workers)
-    cores = len(usable_cores())
+    cores = len(os.sched_getaffinity(0))
     if workers > cores:
         print(f"num_parallel_workers: {workers} asked for, {cores} used: there are {cores} cores")
     return min(workers, cores)

@@ -4,7 +4,7 @@ import contextlib
 import json
 import os
 import re
-import shutil
+import secrets
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +15,8 @@ from filelock import FileLock, Timeout
 
 from labkit.base import arguments
 from labkit.errors import InputError
+
+_PART = ".part-"
 
 
 @contextmanager
@@ -32,16 +34,17 @@ def whole_file(path: str | os.PathLike, what: str, parents: bool = True) -> Iter
         InputError: If the file cannot be written.
     """
     path = arguments.path("path", path)
+    temporary = path.parent / f"{_PART}{secrets.token_hex(4)}{path.suffix}"
     try:
         if parents:
             path.parent.mkdir(parents=True, exist_ok=True)
-        os.stat(path.parent)  # raises an error that names the folder if it is gone
-        with tempfile.TemporaryDirectory(prefix=".part-", dir=path.parent) as scratch:
-            temporary = Path(scratch) / f"part{path.suffix}"
+        try:
             yield temporary
             with open(temporary, "rb") as file:
                 os.fsync(file.fileno())
             os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
         _sync_folder(path.parent)
     except OSError as error:
         raise InputError(f"cannot write {what} {path}: {error}") from error
@@ -85,13 +88,25 @@ def write_json(
     write_text(path, text, what, parents)
 
 
+def remove_unfinished(folder: str | os.PathLike) -> None:
+    """Remove what killed processes have left in ``folder``, which this process has locked."""
+    for unfinished in Path(folder).glob(f"{_PART}*"):
+        unfinished.unlink(missing_ok=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Flush the names in ``folder`` to disk: until then, a power cut loses a rename."""
+    with contextlib.suppress(OSError):  # not every file system supports it
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
 @contextmanager
 def locked(folder: str | os.PathLike, what: str) -> Iterator[None]:
     """Create ``folder`` and hold its lock; the system releases it when the process ends.
-
-    Args:
-        folder: the folder; the lock is its file .lock.
-        what: what writes there, for the message: "a training".
 
     Raises:
         InputError: if another process holds it, or the folder cannot be made.
@@ -102,32 +117,11 @@ def locked(folder: str | os.PathLike, what: str) -> Iterator[None]:
     try:
         lock.acquire()
     except Timeout as error:
-        message = f"{folder} is in use by another process: {what} writes there"
-        raise InputError(message) from error
+        raise InputError(f"{folder} is in use by another process: {what} writes there") from error
     try:
         yield
     finally:
         lock.release()
-
-
-def _sync_folder(folder: str | os.PathLike) -> None:
-    """Flush the names in ``folder`` to disk: until then, a power cut loses a rename."""
-    try:
-        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError:
-        return  # a folder that may be written but not listed
-    try:
-        # Not every file system supports it (EINVAL); the file's bytes are on the disk already.
-        with contextlib.suppress(OSError):
-            os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def remove_unfinished(folder: str | os.PathLike) -> None:
-    """Remove what a killed process has left half written; the caller holds the folder's lock."""
-    for unfinished in Path(folder).glob(".part-*"):
-        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def make_folder(folder: Path) -> None:
@@ -143,20 +137,3 @@ def natural_order(path: str | os.PathLike) -> list[int | str]:
     """Return a key that sorts file names by the numbers in them: step-9 before step-10."""
     parts = re.split(r"([0-9]+)", Path(path).name)
     return [int(part) if index % 2 else part for index, part in enumerate(parts)]
-
-
-def refusal(folder: str | os.PathLike) -> str:
-    """Return why ``folder`` cannot be written to or created, else ""; leave no trace."""
-    existing = Path(folder).absolute()
-    while not os.path.lexists(existing):
-        existing = existing.parent
-    if not os.path.isdir(existing):
-        dangles = os.path.islink(existing) and not os.path.exists(existing)
-        target = f": a link to {os.readlink(existing)}, which is not there" if dangles else ""
-        return f"{existing} is not a folder{target}"
-    try:
-        # Checking permissions is not enough: root may write anywhere, but not in /proc.
-        with tempfile.TemporaryFile(dir=existing):
-            return ""
-    except OSError as error:
-        return f"{error.strerror} in {existing}"

@@ -144,7 +144,7 @@ def convert_back(
         InputError: if the checkpoint lacks a parameter of ``network`` or has one of another shape
             or type.
     """
-    saved = checkpoint.read(source, network)
+    saved = checkpoint.read(source)
     names = [parameter.name for parameter in network.get_parameters()]
     missing = [name for name in names if name not in saved]
     if missing:

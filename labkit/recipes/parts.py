@@ -286,7 +286,8 @@ def load_network(network: nn.Cell, checkpoint_path: str | Path) -> None:
             pooling.append(name)
         return resnet_names.own_name(name)
 
-    values = checkpoint.read(checkpoint_path, network, own_name)
+    values = checkpoint.read(checkpoint_path)
+    values = {own_name(name): value for name, value in values.items()}
     own = {parameter.name for parameter in network.get_parameters()}
     kept = {name: value for name, value in values.items() if name in own}
     checkpoint.load_into(network, kept, checkpoint_path)

@@ -223,8 +223,7 @@ def beside(checkpoint_path: str | Path, name: str) -> Path | None:
 
 def newest(folder: Path) -> Path | None:
     """Return the newest checkpoint of ``fit`` in the run folder, or None."""
-    from labkit.training.checkpoint import checkpoints
-    from labkit.training.fit import CHECKPOINTS
+    from labkit.training.checkpoint import CHECKPOINTS, checkpoints
 
     paths = checkpoints(folder / CHECKPOINTS)
     return paths[-1] if paths else None

@@ -1,6 +1,7 @@
-"""Checkpoints that survive being killed: the whole state of a step, and the place in the data.
+"""Checkpoints of a training, as safetensors files, and MindSpore's ``.ckpt`` files.
 
-A checkpoint is written with a CRC to a temporary name, synced, and renamed; MindSpore's
+A training's own checkpoint holds every Parameter of its step and, as metadata, where it stood and
+its settings. It is written to a temporary name, synced, and renamed; MindSpore's
 ``save_checkpoint`` deletes the old file before it writes the new one (killed while overwriting
 160 MB, it left nothing in 10 of 10 tries).
 """
@@ -8,66 +9,67 @@ A checkpoint is written with a CRC to a temporary name, synced, and renamed; Min
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import mindspore as ms
+import numpy as np
 from mindspore import Tensor, nn
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import load_file, save_file
 
-from labkit.base import arguments, checkpoint_files
-from labkit.base.arguments import names_checked
-from labkit.base.checkpoint_files import DamagedCheckpoint, Unread
+from labkit.base import arguments
 from labkit.base.files import remove_unfinished, whole_file
 from labkit.errors import InputError
 from labkit.steps.gradients import set_state
-from labkit.training.position import Position, parse_position
-from labkit.training.rank_state import of_this_rank, own_name
 
-_NAME = re.compile(r"step-(\d{9})\.ckpt")
+CHECKPOINTS = "checkpoint"
+_NAME = re.compile(r"step-(\d{9})\.safetensors")
 _POSITION = "labkit_position"
 
-# Called with a position and the values by name; raises to refuse them, and may change the values.
-Accept = Callable[[Position, dict], None]
 
+@dataclass(frozen=True)
+class Position:
+    """Where a training stood when its checkpoint was written.
 
-@names_checked
-def save(
-    step: nn.Cell,
-    position: Position,
-    folder: str | os.PathLike,
-    keep: int = 2,
-    of_ranks: Mapping[str, Tensor] | None = None,
-) -> Path:
-    """Write a checkpoint of ``step`` into ``folder`` and return its path.
-
-    Later checkpoints in the folder are damaged, or the training would have resumed from them: they
-    are neither counted nor removed.
-
-    Args:
-        step: The step whose Parameters are saved.
-        position: Where its training stands.
-        folder: Created if it does not exist.
-        keep: Number of checkpoints to keep, including this one.
-        of_ranks: Values that differ on other ranks, named as by ``rank_state.of_others``.
+    Attributes:
+        micro_batches: Batches consumed since the start, over all epochs.
+        updates: Updates made.
+        seconds: Training time so far.
+        records: Rows of the records so far.
+        settings: What a resumed training must share, as ``resume.settings_of`` returns it.
     """
+
+    micro_batches: int
+    updates: int
+    seconds: float
+    records: int
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+def save(cell: nn.Cell, position: Position, folder: str | os.PathLike) -> Path:
+    """Write all Parameters of ``cell`` into a checkpoint in ``folder``; return its path."""
     folder = arguments.path("folder", folder)
-    path = folder / f"step-{position.micro_batches:09d}.ckpt"
-    remove_unfinished(folder)  # left by a process killed while it wrote
-    write(step, path, {_POSITION: json.dumps(asdict(position)), **(of_ranks or {})})
-    until_now = [other for other in checkpoints(folder) if other.name <= path.name]
-    for old in until_now[:-keep]:
-        old.unlink()
+    path = folder / f"step-{position.micro_batches:09d}.safetensors"
+    values = {p.name: np.asarray(p.asnumpy()) for p in cell.get_parameters()}
+    with whole_file(path, "the checkpoint") as temporary:
+        save_file(values, temporary, {_POSITION: json.dumps(asdict(position))})
     return path
 
 
-def write(cell: nn.Cell | list[dict], path: str | os.PathLike, extra: dict | None = None) -> None:
-    """Write all Parameters of ``cell``, and ``extra``, to ``path``, completely or not at all.
+def keep_newest(folder: str | os.PathLike, keep: int, until: Path) -> None:
+    """Remove all checkpoints in ``folder`` but the ``keep`` that end with ``until``.
 
-    ``cell`` may also be a list of names and data, as for ``ms.save_checkpoint``.
+    Later ones are damaged, or not on every rank: otherwise the training would have resumed there.
     """
-    with whole_file(path, "the checkpoint") as temporary:
-        ms.save_checkpoint(cell, str(temporary), append_dict=extra, crc_check=True)
+    paths = checkpoints(folder)
+    kept = [path for path in paths if path.name <= until.name][-keep:]
+    for path in paths:
+        if path not in kept:
+            path.unlink()
+    remove_unfinished(folder)  # left by a process that was killed while it wrote
 
 
 def checkpoints(folder: str | os.PathLike) -> list[Path]:
@@ -78,78 +80,60 @@ def checkpoints(folder: str | os.PathLike) -> list[Path]:
     return sorted(path for path in folder.iterdir() if _NAME.fullmatch(path.name))
 
 
-@names_checked
-def load(step: nn.Cell, path: str | os.PathLike, accept: Accept | None = None) -> Position:
-    """Load a checkpoint that ``save`` wrote into ``step`` and return its position.
+def readable(folder: str | os.PathLike) -> dict[int, Path]:
+    """Return number of micro-batches -> checkpoint for ``folder``; print which are damaged."""
+    found = {}
+    for path in checkpoints(folder):
+        try:
+            with safe_open(path, "numpy") as file:
+                whole = _POSITION in (file.metadata() or {})
+        except (SafetensorError, OSError):
+            whole = False
+        if whole:
+            found[int(path.stem[-9:])] = path
+        else:
+            print(f"labkit: the checkpoint {path} is damaged; it is passed over", flush=True)
+    return found
 
-    Args:
-        step: The step whose Parameters are set; if the checkpoint is refused, it stays as it was.
-        path: The file.
-        accept: Called with the position and the values by name; it raises to refuse them, and may
-            change the values.
+
+def load(path: str | os.PathLike) -> tuple[Position, dict[str, np.ndarray]]:
+    """Return the position and the values by name of a checkpoint that ``save`` wrote.
 
     Raises:
-        InputError: For a missing or damaged file and for a checkpoint of another network or step,
-            naming what differs.
+        InputError: For a file that is missing, damaged or not written by ``save``.
     """
-    values = read(path, step)
-    if _POSITION not in values:
-        raise InputError(
-            f"{path}: expected a checkpoint written by labkit's fit, got one without position"
-        )
+    path = _existing(path)
     try:
-        position = parse_position(str(values.pop(_POSITION)))
-    except InputError as error:
-        raise InputError(
-            f"the position in {path} is damaged or of another version of labkit: {error}"
-        ) from error
-    values = of_this_rank(values)
-    if accept is not None:
-        accept(position, values)
-    load_into(step, values, path)
-    return position
+        with safe_open(path, "numpy") as file:
+            text = (file.metadata() or {})[_POSITION]
+        return Position(**json.loads(text)), load_file(path)
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{path} is damaged or no checkpoint of labkit's fit: {error}") from error
 
 
-@names_checked
-def load_latest(
-    step: nn.Cell, folder: str | os.PathLike, accept: Accept | None = None
-) -> Position | None:
-    """Load the newest readable checkpoint of ``folder``; return None if there is no checkpoint.
+def write(cell: nn.Cell | list[dict], path: str | os.PathLike, extra: dict | None = None) -> None:
+    """Write all Parameters of ``cell``, and ``extra``, to a ``.ckpt`` file of MindSpore's.
 
-    A damaged one is skipped with a message; if all are damaged, the last error is raised. Arguments
-    and errors as in ``load``.
+    ``cell`` may also be a list of names and data, as for ``ms.save_checkpoint``. The file is
+    written completely or not at all, with a CRC.
     """
-    error = None
-    for path in reversed(checkpoints(folder)):
-        try:
-            return load(step, path, accept)
-        except DamagedCheckpoint as damage:
-            print(f"labkit: {damage}; trying the one before it", flush=True)
-            error = damage
-    if error is not None:
-        raise error
-    return None
+    with whole_file(path, "the checkpoint") as temporary:
+        ms.save_checkpoint(cell, str(temporary), append_dict=extra, crc_check=True)
 
 
-def read(
-    path: str | os.PathLike,
-    cell: nn.Cell | None = None,
-    rename: Callable[[str], str] | None = None,
-) -> dict:
-    """Return the values of a checkpoint file by name, verified; see ``checkpoint_files.read``.
+def read(path: str | os.PathLike) -> dict[str, Any]:
+    """Return the values by name of a ``.ckpt`` file or of a training's own checkpoint.
 
-    Args:
-        path: The file.
-        cell: Large tensors other than its Parameters are ``Unread``. None: all are read.
-        rename: Name in the file -> name of the value.
+    Raises:
+        InputError: For a file that is missing or damaged.
     """
-    expected = None
-    if cell is not None:
-        expected = {p.name: (p.dtype, p.shape) for p in cell.get_parameters()}
-        expected |= {own_name(name): held for name, held in expected.items()}
-    # All checkpoints that labkit writes end with a CRC; if it is missing, so is the end.
-    need_crc = bool(_NAME.fullmatch(Path(path).name))
-    return checkpoint_files.read(path, need_crc, expected, rename)
+    path = _existing(path)
+    if path.suffix == ".safetensors":
+        return {name: ms.Parameter(Tensor(value), name) for name, value in load(path)[1].items()}
+    try:
+        return ms.load_checkpoint(str(path), crc_check=True)
+    except Exception as error:  # MindSpore raises a different one for each kind of damage
+        raise InputError(f"the checkpoint {path} is damaged and cannot be read") from error
 
 
 def load_into(cell: nn.Cell, values: Mapping, origin: object = "the checkpoint") -> None:
@@ -166,25 +150,27 @@ def load_into(cell: nn.Cell, values: Mapping, origin: object = "the checkpoint")
             f"{origin} is of another network or step: it lacks {_few(missing)} and holds "
             f"{_few(unknown)} beside what was expected"
         )
+    tensors = {name: _tensor(values[name]) for name in parameters}
     for name, parameter in parameters.items():
-        _check(name, values[name], parameter, origin)
+        value = tensors[name]
+        if (value.shape, value.dtype) != (parameter.shape, parameter.dtype):
+            raise InputError(
+                f"{origin} is of another network: {name} is {value.dtype} {value.shape}, expected "
+                f"{parameter.dtype} {parameter.shape}"
+            )
     for name, parameter in parameters.items():
-        set_state(parameter, values[name])
+        set_state(parameter, tensors[name])
 
 
-def _check(name: str, value: str | Tensor | Unread, expected: ms.Parameter, origin: object) -> None:
-    if isinstance(value, str):
-        raise InputError(f"{origin} is of another network: {name} is a text")
-    if value.shape != expected.shape or value.dtype != expected.dtype:
-        raise InputError(
-            f"{origin} is of another network: {name} is {value.dtype} {value.shape}, expected "
-            f"{expected.dtype} {expected.shape}"
-        )
-    if expected.dtype == ms.bfloat16 and ms.get_context("device_target") == "CPU":
-        raise InputError(
-            f"{origin} cannot be loaded here: {name} is BFloat16, and MindSpore's CPU assigns "
-            "no such Parameter; expected another device, or a network in Float32"
-        )
+def _tensor(value: object) -> Tensor:
+    return value if isinstance(value, Tensor) else Tensor(value)
+
+
+def _existing(path: str | os.PathLike) -> Path:
+    path = arguments.path("path", path)
+    if not path.is_file():
+        raise InputError(f"no checkpoint at {path}")
+    return path
 
 
 def _few(names: list[str]) -> str:

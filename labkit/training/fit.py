@@ -1,25 +1,32 @@
 """``fit`` over ``mindspore.train.Model``, with records, progress, checkpoints and resume."""
 
 import os
+import sys
+import time
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 
+import mindspore as ms
 from mindspore.dataset import Dataset
 from mindspore.train import Callback, Model, RunContext
 
-from labkit.base.arguments import flag, integer, names_checked, wrong
+from labkit.base import arguments
+from labkit.base.arguments import flag, integer, wrong
+from labkit.base.files import locked, remove_unfinished
 from labkit.base.progress import Progress
-from labkit.errors import nearest
+from labkit.errors import InputError, nearest
 from labkit.ranks import cluster
 from labkit.steps.step import Step
-from labkit.training import checkpoint, rank_state, sinking
-from labkit.training.records import Records
-from labkit.training.run import CHECKPOINTS as CHECKPOINTS
-from labkit.training.run import NEW_SETTINGS, Run
-from labkit.training.update_rows import row_of
+from labkit.training import checkpoint
+from labkit.training.checkpoint import CHECKPOINTS, Position
+from labkit.training.records import RECORDS, Records
+from labkit.training.resume import own_rates, refuse_other, settings_of
+
+ANYWAY = "anyway"
+_LOOKED_AT = 16  # newest checkpoints of a rank among which the one that all ranks have is sought
 
 
-@names_checked
 def fit(
     step: Step,
     dataset: Dataset,
@@ -30,7 +37,6 @@ def fit(
     checkpoint_every: int | None = None,
     checkpoint_epochs: int | None = 1,
     keep: int = 2,
-    write: bool | None = None,
     progress: str | None = "training",
     callbacks: Sequence[Callback] = (),
     dataset_sink_mode: bool = False,
@@ -45,7 +51,9 @@ def fit(
     state, and draw from the start again. If records.csv lacks rows that the checkpoint had (after a
     power cut), the training continues without them, and says so.
 
-    On several ranks, call it on all of them; if one raises, all do.
+    On several ranks, call it on all of them; if one raises, all do. The first writes ``folder``,
+    rank r the folder ``rank_r`` in it: BatchNorm's running statistics, a dynamic loss scale and a
+    partly gathered group are each rank's own.
 
     Args:
         step: A step cell, called with each batch; its ``end_epoch`` is called after each epoch.
@@ -53,63 +61,67 @@ def fit(
         epochs: Epochs of the whole training, including those before a resume.
         folder: Where records.csv and checkpoint/ are written; None writes nothing. It is locked
             during the call: a second training in it is refused.
-        resume: Continue from the newest checkpoint in ``folder``, if there is one. The optimizer's
-            numbers must be those that the training began with (an array of rates may be longer);
-            "new settings" continues with different ones: rates, schedules, momentum, weight decay,
-            THOR's array of damping, and functions of the number of updates (micro_steps, THOR's)
+        resume: Continue from the newest checkpoint in ``folder``, if there is one. Step, optimizer,
+            data, seed and ranks must be those of the checkpoint; a schedule must be the same up to
+            its update. "anyway" continues with different ones: the optimizer's rates and momentum
             are then those of ``step``.
         checkpoint_every: Micro-batches between checkpoints within an epoch; None writes none there.
             A step that keeps a group's rows (``SubspaceStep``) is saved at the group's end.
         checkpoint_epochs: Epochs between checkpoints; the last epoch always has one. None: no
             checkpoint after any epoch.
         keep: Number of checkpoints to keep.
-        write: Whether this rank writes ``folder`` or only reads from it. None: of the ranks with
-            the same folder, the first writes. All of them must see the folder. Its checkpoints also
-            hold what differs on other ranks: BatchNorm's running statistics, a dynamic loss scale,
-            a partly gathered group.
         progress: Name on the progress display; None shows none.
         callbacks: Further MindSpore callbacks, called after labkit's own.
-        dataset_sink_mode: Whether the data set goes into the step's graph, so that one call runs an
-            epoch: on Ascend and GPU, see ``labkit.training.sinking``; on CPU MindSpore has no such
-            mode, and a message says so. The numbers are the same. The host sees only the end of an
-            epoch: it writes one record, of the last update, and callbacks see one step. Only the
-            first batch's labels are checked: a later label that is not a class makes its batch
-            non-finite, which is counted and reported. All batches must have the same shape.
+        dataset_sink_mode: Handed to ``Model``: on Ascend and GPU an epoch is one call, with one
+            record; on CPU MindSpore has no such mode and trains batch by batch.
 
     Raises:
-        InputError: For invalid arguments; before anything is written, for an array of learning
-            rates or of damping that is shorter than the training; for a folder that another process
-            writes; and for a checkpoint of another network, step, seed, batch size, number of data
-            workers or of ranks, or with other numbers of the optimizer. With ``dataset_sink_mode``,
-            on any device, also for a step that is more than one graph or needs the host between
-            micro-batches, a smaller batch at an epoch's end, ``checkpoint_every``, and a checkpoint
-            within an epoch.
+        InputError: For invalid arguments; for an array of learning rates or of damping that is
+            shorter than the training; for a folder that another process writes or that holds an
+            earlier training; for a checkpoint with other settings, naming them; and for
+            ``dataset_sink_mode`` with a step that is more than one graph.
     """
-    intervals = {"checkpoint_every": checkpoint_every, "checkpoint_epochs": checkpoint_epochs}
     with cluster.together():
         further = _callbacks(step, callbacks)
         epochs, keep = integer("epochs", epochs), integer("keep", keep)
-        flag("dataset_sink_mode", dataset_sink_mode)
+        intervals = {"checkpoint_every": checkpoint_every, "checkpoint_epochs": checkpoint_epochs}
         intervals = {name: x if x is None else integer(name, x) for name, x in intervals.items()}
-        _check_folder(folder, resume, checkpoint_every, write)
-        if dataset_sink_mode:
-            sinking.check(step, dataset, checkpoint_every)
-        run = Run(step, dataset, epochs, folder, whole_epochs=dataset_sink_mode)
-    run.share(write)
-    length = {"number of batches in an epoch": run.epoch_size}
-    sinks = {"dataset_sink_mode": dataset_sink_mode}
-    cluster.agree(resume=bool(resume), epochs=epochs, **sinks, **intervals, **length)
+        run = Run(step, dataset, epochs, folder)
+        if resume not in (True, False, ANYWAY):
+            expected = f"True, False or {ANYWAY!r}"
+            raise wrong("resume", resume, expected, nearest(resume, [ANYWAY]))
+        if folder is None and (resume or checkpoint_every):
+            raise wrong("folder", folder, "a path, for resume and checkpoint_every")
+        if flag("dataset_sink_mode", dataset_sink_mode) and not getattr(step, "one_graph", True):
+            raise InputError(
+                f"dataset_sink_mode: {type(step).__name__} is more than one graph, between which "
+                "the host acts; expected False"
+            )
+        if not resume:
+            run.check_schedules()
+    cluster.agree(
+        resume=resume,
+        epochs=epochs,
+        **intervals,
+        **{"number of batches in an epoch": run.epoch_size, "writing a folder": folder is not None},
+    )
     with ExitStack() as held:
-        _take_up(run, resume, held)
-        own: list[Callback] = [sinking.Sunk(step), Recorder(run, progress)]
-        if any(writer is not None for writer in run.writers):
-            every, after = intervals.values()
-            own.append(Checkpointer(run, every, after, keep))
+        with cluster.together():
+            if run.folder is not None:
+                held.enter_context(locked(run.folder, "a training"))
+                remove_unfinished(run.folder)  # left by a process that was killed while it wrote
+        if resume:
+            run.resume(anyway=resume == ANYWAY)
+        with cluster.together():
+            run.check_schedules()
+            run.begin(resuming=bool(resume))
+        own: list[Callback] = [Recorder(run, progress)]
+        if run.folder is not None:
+            own.append(Checkpointer(run, checkpoint_every, checkpoint_epochs, keep))
         if run.micro_batches < epochs * run.epoch_size:
-            if dataset_sink_mode:
-                sinking.say_where_not()
             try:
-                train(step, dataset, epochs, [*own, *further], run.micro_batches, **sinks)
+                all_of_them = [*own, *further]
+                train(step, dataset, epochs, all_of_them, run.micro_batches, dataset_sink_mode)
             finally:
                 run.records.close()
     return run.records
@@ -126,15 +138,107 @@ def _callbacks(step: object, callbacks: object) -> list[Callback]:
     return list(callbacks)
 
 
-def _take_up(run: Run, resume: bool | str, held: ExitStack) -> None:
-    """Lock the folder until ``held`` closes, and load what an earlier training has left there."""
-    with cluster.together():
-        run.begin(resume, held)
-    # If each rank has its own folder, one may have been killed before it wrote its checkpoint.
-    cluster.agree(**{"number of micro-batches done": run.micro_batches})
-    # Not before all ranks have accepted the checkpoint: a refused one must lose no row.
-    with cluster.together():
-        run.keep_rows()
+class Run:
+    """One training on one rank: its step and data, its progress, and its folder."""
+
+    def __init__(
+        self, step: Step, dataset: Dataset, epochs: int, folder: str | os.PathLike | None
+    ) -> None:
+        if not isinstance(dataset, Dataset):
+            raise wrong("dataset", dataset, "a MindSpore dataset")
+        self.step, self.dataset, self.epochs = step, dataset, epochs
+        self.folder: Path | None = None
+        if folder is not None:
+            self.folder = arguments.path("folder", folder, "a path or None")
+            if rank := cluster.rank_and_size()[0]:
+                self.folder /= f"rank_{rank}"
+        self.records = Records(None if self.folder is None else self.folder / RECORDS)
+        self.epoch_size = dataset.get_dataset_size()
+        if not self.epoch_size:
+            raise InputError("dataset: expected at least one batch, got none")
+        self.micro_batches = 0
+        self.resumed_from: Position | None = None
+        self._started = time.monotonic()
+        self._rates = own_rates(step)  # those it begins with: a callback may change them
+
+    def resume(self, anyway: bool) -> None:
+        """Load the newest checkpoint that every rank has, if there is one."""
+        assert self.folder is not None
+        with cluster.together():
+            if ms.dataset.config.get_fast_recovery():
+                raise InputError(
+                    "cannot resume: call labkit.start first, it sets the order of the data"
+                )
+            paths = checkpoint.readable(self.folder / CHECKPOINTS)
+        # A rank may have been killed before it wrote the newest one.
+        number = _newest_of_all(list(paths))
+        with cluster.together():
+            if number is not None:
+                self._take_up(paths[number], anyway)
+            elif checkpoint.checkpoints(self.folder / CHECKPOINTS):
+                raise InputError(
+                    f"{self.folder / CHECKPOINTS} has no checkpoint that is whole on every rank; "
+                    "expected one, or an empty folder to start from the beginning"
+                )
+
+    def check_schedules(self) -> None:
+        """Refuse arrays of rates or damping that are too short for what is left of the training."""
+        epochs, done = divmod(self.micro_batches, self.epoch_size)
+        if left := [self.epoch_size] * (self.epochs - epochs):
+            left[0] -= done
+            self.step.check_length(self.step.updates_ahead(left))
+
+    def begin(self, resuming: bool) -> None:
+        """Take over or refuse what the folder holds."""
+        if self.folder is None:
+            return
+        path = self.folder / RECORDS
+        if self.resumed_from is not None:
+            self.records.go_on_from(self.resumed_from.records)
+            print(f"labkit: resumed after micro-batch {self.micro_batches}", flush=True)
+        elif resuming and path.exists():
+            print(f"labkit: no checkpoint in {self.folder}; starting from the beginning")
+            path.unlink()
+        elif path.exists() or checkpoint.checkpoints(self.folder / CHECKPOINTS):
+            raise InputError(
+                f"{self.folder} holds an earlier training; give resume=True to continue it, or "
+                "another folder"
+            )
+
+    def save(self, keep: int) -> None:
+        """Write a checkpoint of this rank; older ones go when all ranks have written theirs."""
+        assert self.folder is not None
+        updates = int(self.step.updates.asnumpy())
+        settings = settings_of(self.step, self.dataset, self._rates, updates)
+        done = self.micro_batches, updates, self.seconds(), len(self.records)
+        with cluster.together():
+            # The rows first: a checkpoint whose rows are not on the disk yet could lose them.
+            self.records.sync()
+            path = checkpoint.save(self.step, Position(*done, settings), self.folder / CHECKPOINTS)
+        checkpoint.keep_newest(path.parent, keep, path)
+
+    def seconds(self) -> float:
+        """Return the seconds of training so far, including those before a resume."""
+        before = 0.0 if self.resumed_from is None else self.resumed_from.seconds
+        return before + time.monotonic() - self._started
+
+    def _take_up(self, path: Path, anyway: bool) -> None:
+        position, values = checkpoint.load(path)
+        if not anyway:
+            own = settings_of(self.step, self.dataset, self._rates, position.updates)
+            refuse_other(own, position.settings)
+        # An array of rates may be longer than it was.
+        rates = {name: rate for name, rate in self._rates.items() if anyway or rate.size > 1}
+        checkpoint.load_into(self.step, {**values, **rates}, path)
+        self.micro_batches, self.resumed_from = position.micro_batches, position
+
+
+def _newest_of_all(numbers: list[int]) -> int | None:
+    """Return the largest number that is in the list of every rank; None if there is none."""
+    own = sorted(numbers)[-_LOOKED_AT:]
+    gathered = cluster.gather(own + [-1] * (_LOOKED_AT - len(own)))
+    common = set.intersection(*(set(row[row >= 0].astype(int)) for row in gathered))
+    return max(common, default=None)
 
 
 def train(
@@ -161,36 +265,28 @@ def train(
         dataset.set_init_step(0)
         # Model claims a dataset for itself, and would refuse it to the next Model.
         dataset.__dict__.pop("__model_hash__", None)
-        if dataset_sink_mode:
-            sinking.release(dataset)
 
 
-class EndOfEpoch(sinking.Sunk):
+class EndOfEpoch(Callback):
     """Tell a step that an epoch is over, for training by ``Model(step).train`` without ``fit``.
 
     Put it first: it acts right after an epoch's last micro-batch, so that the flushed update comes
     before any save. ``ModelCheckpoint`` also saves at that point, not at the end of the epoch.
 
-    With ``Model(step).train(..., dataset_sink_mode=True)`` it checks the first batch on behalf of
-    all that are sunk, see ``labkit.training.sinking``; every step that is one graph then needs it.
-    On CPU MindSpore silently trains batch by batch all the same.
-
     Args:
         step: The step cell that is trained.
-
-    Raises:
-        InputError: When the training begins with a sunk data set, as for ``fit``; and if it begins
-            within a sink, or an epoch ends within one and the step acts at an epoch's end.
     """
 
+    def __init__(self, step: Step) -> None:
+        super().__init__()
+        self._step = step
+
     def on_train_begin(self, run_context: RunContext) -> None:
-        super().on_train_begin(run_context)
         dataset = run_context.original_args().train_dataset
         self._done, self._size = dataset.get_init_step(), dataset.get_dataset_size()
 
     def on_train_step_end(self, run_context: RunContext) -> None:
-        super().on_train_step_end(run_context)
-        self._done += sinking.micro_batches_of(run_context)
+        self._done += _micro_batches_of(run_context)
         if self._done % self._size == 0:
             self._step.end_epoch()
 
@@ -212,26 +308,22 @@ class Recorder(Callback):
             self._progress = Progress(self._name, run.epochs * run.epoch_size, run.micro_batches)
 
     def on_train_step_end(self, run_context: RunContext) -> None:
-        run, count = self._run, sinking.micro_batches_of(run_context)
+        run, count = self._run, _micro_batches_of(run_context)
         run.micro_batches += count
         # Now, not in on_train_epoch_end: ModelCheckpoint saves in this very event.
         if run.micro_batches % run.epoch_size == 0:
             run.step.end_epoch()
-        self._record((run.micro_batches - 1) // run.epoch_size + 1)
+        if int(run.step.updates.asnumpy()) != self._updates:
+            epoch = (run.micro_batches - 1) // run.epoch_size + 1
+            row = _row_of(run.step, epoch, run.seconds())
+            self._updates = row["update"]
+            run.records.add(**row)
         if self._progress is not None:
             self._progress.advance(self._text, count)
 
     def on_train_end(self, run_context: RunContext) -> None:
         if self._progress is not None:
             self._progress.close()
-
-    def _record(self, epoch: int) -> None:
-        run = self._run
-        if int(run.step.updates.asnumpy()) == self._updates:
-            return
-        row = row_of(run.step, epoch, run.seconds())
-        self._updates = row["update"]
-        run.records.add(**row)
 
     def _text(self) -> str:
         if not self._run.records.rows:
@@ -265,23 +357,39 @@ class Checkpointer(Callback):
             self._save()
 
     def _save(self) -> None:
-        run, self._due = self._run, False
-        others = rank_state.of_others(run.step, run.writers)
-        with cluster.together():
-            if run.writes:
-                # The rows first: a checkpoint whose rows are not on the disk yet could lose them.
-                run.records.sync()
-                folder = run.own_folder / CHECKPOINTS
-                checkpoint.save(run.step, run.position(), folder, self._keep, others)
+        self._due = False
+        self._run.save(self._keep)
 
 
-def _check_folder(
-    folder: str | os.PathLike | None, resume: bool | str, every: int | None, write: bool | None
-) -> None:
-    if resume not in (True, False, NEW_SETTINGS):
-        expected = f"True, False or {NEW_SETTINGS!r}"
-        raise wrong("resume", resume, expected, nearest(resume, [NEW_SETTINGS]))
-    if write not in (None, True, False):
-        raise wrong("write", write, "None, True or False")
-    if folder is None and (resume or every):
-        raise wrong("folder", folder, "a path, for resume and checkpoint_every")
+def _row_of(step: Step, epoch: int, seconds: float) -> dict[str, float]:
+    """Return the row of a step's last update, made in ``epoch`` (from 1)."""
+    last = step.last_update
+    rates = {
+        "learning_rate" if group == 0 else f"learning_rate_{group}": rate
+        for group, rate in enumerate(last.learning_rate)
+    }
+    return {
+        "epoch": epoch,
+        "update": last.number,
+        "images": last.images,
+        "loss": last.loss,
+        "gradient_norm": last.gradient_norm,
+        **rates,
+        **step.update.more_to_record,
+        "seconds": round(seconds, 3),
+        "peak_memory_mb": round(_peak_memory_mb(), 1),
+    }
+
+
+def _peak_memory_mb() -> float:
+    """Return the largest resident memory of this process so far, in MB (10^6 bytes)."""
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / 1e6 if sys.platform == "darwin" else peak * 1024 / 1e6
+
+
+def _micro_batches_of(run_context: RunContext) -> int:
+    """Return how many micro-batches one step of ``Model`` stands for: in sink mode an epoch."""
+    arguments = run_context.original_args()
+    return arguments.batch_num if arguments.get("dataset_sink_mode") else 1

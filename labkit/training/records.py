@@ -4,22 +4,14 @@ import csv
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, TextIO
+from typing import TextIO
 
 from labkit.base import arguments
-from labkit.base.arguments import names_checked, wrong
+from labkit.base.arguments import wrong
 from labkit.base.files import whole_file
-from labkit.base.input_files import open_file
 from labkit.errors import InputError
 
-_BYTES = 512 << 20
-# Columns times lines: some 60 bytes and a microsecond each. 90 epochs of ImageNet in batches of 256
-# are 0.45 million rows of 8 columns.
-_CELLS = 6_000_000
-_LONGEST_LINE = 1 << 16
-# Columns of a search in the subspace, as they were named up to version 0.1.0.
-_OLD_SEARCH, _SEARCH = ("trials", "rate", "failed_searches"), {"rate": "step_size"}
-_NO_FLOAT = 10**300  # a figure cannot convert a larger integer to a float
+RECORDS = "records.csv"
 
 
 class Records:
@@ -40,8 +32,14 @@ class Records:
         if self.rows and row.keys() != self.rows[0].keys():
             raise wrong("columns of a row", list(row), str(list(self.rows[0])))
         self.rows.append(row)
-        if self.path is not None:
-            self._write(self.path, row)
+        if self.path is None:
+            return
+        if self._file is None:
+            try:
+                self._file = self.path.open("a", newline="", buffering=1)
+            except OSError as error:
+                raise InputError(f"cannot write the records {self.path}: {error}") from error
+        _write(self._file, [row], header=len(self.rows) == 1)
 
     def column(self, name: str) -> list:
         """Return one column, in order."""
@@ -50,33 +48,27 @@ class Records:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def keep_first(self, count: int) -> None:
-        """Discard all rows after the first ``count``; the file is replaced, never half-written.
+    def go_on_from(self, count: int) -> None:
+        """Take over the first ``count`` rows of the file, which is cut there.
 
-        Raises:
-            InputError: If the file cannot be written; it then stays as it was.
+        After a power cut the end of the file may be missing, or zeros: what is missing is printed.
         """
-        del self.rows[count:]
-        self.close()
         if self.path is None:
             return
-        with (
-            whole_file(self.path, "the records") as temporary,
-            temporary.open("w", newline="") as file,
-        ):
-            if self.rows:
-                writer = csv.DictWriter(file, list(self.rows[0]), lineterminator="\n")
-                writer.writeheader()
-                writer.writerows(self.rows)
-
-    def remove_file(self) -> None:
-        """Remove an earlier training's file, if any; raise ``InputError`` if that fails."""
-        if self.path is None:
-            return
-        try:
-            self.path.unlink(missing_ok=True)
-        except OSError as error:
-            raise InputError(f"cannot replace the records {self.path}: {error.strerror}") from error
+        rows = _rows(self.path) if self.path.is_file() else iter(())
+        self.rows = []
+        for _, row in rows:
+            if row is None or len(self) == count:
+                break
+            self.rows.append(row)
+        if len(self) < count:
+            print(
+                f"labkit: {self.path} lacks rows {len(self) + 1} to {count} of those written "
+                "before the checkpoint; the training continues without them",
+                flush=True,
+            )
+        with whole_file(self.path, "the records") as part, part.open("w", newline="") as file:
+            _write(file, self.rows, header=bool(self.rows))
 
     def sync(self) -> None:
         """Flush the rows to disk: a power cut loses what the system still holds in memory."""
@@ -90,117 +82,46 @@ class Records:
             self._file.close()
             self._file = None
 
-    def _write(self, path: Path, row: dict) -> None:
-        if self._file is None:
-            try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                self._file = open(path, "a", newline="", buffering=1)
-            except OSError as error:
-                raise InputError(f"cannot write the records {path}: {error}") from error
-        writer = csv.DictWriter(self._file, list(row), lineterminator="\n")
-        if len(self.rows) == 1:
-            writer.writeheader()
-        writer.writerow(row)
 
-
-@names_checked
 def read_records(path: str | os.PathLike) -> Records:
     """Read a CSV file of records; a last line cut short by a kill is left out.
 
     Raises:
-        InputError: For a file that is missing or cannot be read, and for a row with values that
-            are not numbers.
+        InputError: For a file that is missing, and for a row with values that are not numbers.
     """
+    path = arguments.path("path", path)
+    if not path.is_file():
+        raise InputError(f"no records at {path}")
     records = Records()
-    for number, row in _rows(path):
-        if isinstance(row, Exception):
-            raise InputError(f"{path}, line {number}: {row}; expected numbers") from row
+    for line, row in _rows(path):
+        if row is None:
+            raise InputError(f"{path}, line {line}: expected a number in each column")
         records.rows.append(row)
     return records
 
 
-def read_usable(path: str | os.PathLike) -> list[dict]:
-    """Return the rows of a CSV file of records that can be read, skipping those that cannot.
-
-    After a power cut the end of a file may be missing, or zeros.
-
-    Raises:
-        InputError: For a file that is missing or cannot be read at all.
-    """
-    return [row for _, row in _rows(path) if not isinstance(row, Exception)]
+def _write(file: TextIO, rows: list[dict], header: bool) -> None:
+    names = list(rows[0]) if rows else []
+    writer = csv.DictWriter(file, names, lineterminator="\n")
+    if header:
+        writer.writeheader()
+    writer.writerows(rows)
 
 
-def _rows(path: str | os.PathLike) -> Iterator[tuple[int, dict | Exception]]:
-    """Yield (line, row) of a file of records; for a bad row, the exception that says why."""
-    path = arguments.path("path", path)
-    if not path.is_file():
-        raise InputError(f"no records at {path}")
-    try:
-        with open_file(path) as file:
-            size = os.fstat(file.fileno()).st_size
-            if size > _BYTES:
-                raise InputError(f"{path} has {size} bytes; expected at most {_BYTES}")
-            yield from _parsed(path, file)
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}") from error
-
-
-def _parsed(path: Path, file: BinaryIO) -> Iterator[tuple[int, dict | Exception]]:
-    names = None
-    for number, line in enumerate(_lines(file), start=1):
-        if number * len(names or (0,)) > _CELLS:
-            raise InputError(
-                f"{path} has more than {_CELLS} cells (columns times lines); expected no more"
-            )
-        if len(line) > _LONGEST_LINE:
-            yield number, ValueError(f"a line of more than {_LONGEST_LINE} bytes")
-            if names is None:
-                return
-            continue
-        cells = _cells(line.removesuffix(b"\r").decode(errors="replace"))
-        if names is None:
-            names = cells
-            if set(_OLD_SEARCH) <= set(names):
-                names = [_SEARCH.get(name, name) for name in names]
-            if len(set(names)) < len(names) or not all(name.isprintable() for name in names):
-                yield number, ValueError(f"{line[:80]!r} as names of columns")
-                return
-        elif cells:
-            try:
-                yield number, dict(zip(names, map(_number, cells), strict=True))
-            except ValueError:
-                yield number, ValueError(f"{dict(zip(names, cells, strict=False))}"[:300])
-
-
-def _lines(file: BinaryIO) -> Iterator[bytes]:
-    """Yield each line without its line end; for a line that is too long, its beginning.
-
-    Text after the last line end was cut short, and is left out.
-    """
-    while line := file.readline(_LONGEST_LINE + 1):
-        end = line
-        while len(end) > _LONGEST_LINE and not end.endswith(b"\n"):
-            end = file.readline(_LONGEST_LINE + 1)
-        if not end.endswith(b"\n"):
-            return
-        yield line.removesuffix(b"\n")
-
-
-def _cells(line: str) -> list[str]:
-    try:
-        return next(csv.reader([line]), [])
-    except csv.Error:
-        return [line]
+def _rows(path: Path) -> Iterator[tuple[int, dict | None]]:
+    """Yield (line number, row) of the whole lines of a file; for a bad line, None as the row."""
+    text = path.read_text(encoding="utf-8", errors="replace")
+    reader = csv.DictReader(text[: text.rfind("\n") + 1].splitlines())
+    for cells in reader:
+        try:
+            row = {name: _number(cell) for name, cell in cells.items()}
+        except (TypeError, ValueError):  # too few cells, too many, or text
+            row = None
+        yield reader.line_num, row
 
 
 def _number(text: str) -> float:
-    # Plain numbers only: Python also accepts 1_000, spaces, and digits of other scripts.
-    if not text.isascii() or "_" in text or text != text.strip():
-        raise ValueError(text)
     try:
-        number = int(text)
+        return int(text)
     except ValueError:
         return float(text)
-    if abs(number) >= _NO_FLOAT:
-        raise ValueError(f"an integer of {len(text)} digits")
-    return number

@@ -1,180 +1,153 @@
-"""Whether a checkpoint is this training's: what it must share with the step that resumes it."""
+"""What a resumed training must share with the interrupted one: one dict of plain JSON values."""
 
-import ast
+import functools
+import hashlib
+import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import mindspore as ms
+import numpy as np
+from mindspore import Parameter, Tensor, nn
+from mindspore.dataset import Dataset
+from mindspore.dataset.engine.datasets import MapDataset
 
-from labkit.base.printable import printable
 from labkit.errors import InputError
 from labkit.ranks import cluster
-from labkit.steps.gradients import set_state
-from labkit.steps.options import GradientOptions
 from labkit.steps.step import Step
-from labkit.training import optimizer_numbers
-from labkit.training.number_differences import Differences, differences, not_compared
-from labkit.training.position import Position
 
-# Values of options that are not stated. A checkpoint holds all options, an older one only those
-# that were given; a weight that is not stated was the number of rows.
-_DEFAULTS = GradientOptions().settings(weighted=True) | {"normalise": "'samples'"}
-del _DEFAULTS["nonfinite"]
-_LONGEST = 1000  # characters of a setting that is a value
-# Compared separately, or only taken over.
-_OF_WEIGHTS = ("normalise", "derived", "elements_per_row")
+# Rates and momentum by the name of their Parameter.
+Rates = dict[str, Tensor]
+
+_RATES = ("learning_rate", "momentum")
+_REPEATED = ("init_args", "init_params", "init_learning_rate", "group_lr")  # values as given
 
 
-def refuse_others(own: Position, then: Position) -> None:
-    """Refuse a checkpoint whose settings, data, seed or ranks are not this training's."""
-    if ms.dataset.config.get_fast_recovery():
-        raise InputError("cannot resume: call labkit.start first, it sets the order of the data")
-    names = ["settings", "epoch_size", "batch_size", "seed", "workers"]
-    for name in names + ["ranks"] * (then.ranks is not None):
-        here, before = getattr(own, name), getattr(then, name)
-        if name == "settings":
-            here, before = _differing_settings(own, then)
-        if here != before:
-            raise InputError(f"cannot resume: {_expected(name, here, before)}")
+def settings_of(step: Step, dataset: Dataset, rates: Rates, updates: int) -> dict[str, Any]:
+    """Return the settings of a training that began with ``rates``, after ``updates`` updates.
 
-
-def _differing_settings(own: Position, then: Position) -> tuple[dict, dict]:
-    here, before = own.settings, then.settings
-    if all("damping" in (position.optimizer or {}) for position in (own, then)):
-        # An array of damping may be longer: it is compared with the optimizer's numbers.
-        here, before = here | {"damping": None}, before | {"damping": None}
-    return differing(here, before)
-
-
-def differing(own: dict, saved: dict) -> tuple[dict, dict]:
-    """Return a step's settings that differ from a checkpoint's: (own, the checkpoint's).
-
-    A default is the same whether stated or not. A step that derives its weights from the loss can
-    resume from weights of its own kind, and from weights by rows that have been equal to them so
-    far. If the rows were requested explicitly, it was not checked that they are equal, and a step
-    with other weights does not resume from them; an older checkpoint does not say which it was.
+    A schedule over updates (an array of rates, THOR's damping, a function that gives the size of a
+    group) is the SHA-256 of its values up to there: what it says about later updates may change.
     """
-    older = "batch_axis" not in saved
-    own, saved = _DEFAULTS | own, _DEFAULTS | saved
-    names = [
-        name
-        for name in sorted((own.keys() | saved.keys()).difference(_OF_WEIGHTS))
-        if _value(own.get(name)) != _value(saved.get(name))
-    ]
-    derived = own.get("derived")
-    if saved["normalise"] not in (own["normalise"], derived):
-        names.append("normalise")
-    elif not older and derived and "derived" not in saved and derived != repr("unknown"):
-        # An unknown loss is assumed to be a mean over rows.
-        own["normalise"] = derived
-        names.append("normalise")
-    return {n: own.get(n) for n in names}, {n: saved.get(n) for n in names}
+    schedules = {name: _used(values, updates) for name, values in step.schedules().items()}
+    settings = {
+        **step.settings,
+        **schedules,
+        "optimizer": _of_cell(step.optimizer, rates, updates),
+        "epoch_size": dataset.get_dataset_size(),
+        "batch_size": dataset.get_batch_size(),
+        "seed": ms.dataset.config.get_seed(),
+        "workers": data_workers(dataset),
+        "ranks": cluster.rank_and_size()[1],
+    }
+    return json.loads(json.dumps(settings, default=repr))
 
 
-def take_over(step: Step, saved: dict) -> None:
-    """Give a step what it cannot know about the interrupted training: the unit of its weights."""
-    if "elements_per_row" in saved:
-        step.gradient.objective.check.elements_per_row = _value(saved["elements_per_row"])
+def refuse_other(own: dict[str, Any], saved: dict[str, Any]) -> None:
+    """Raise ``InputError`` unless ``own`` settings are the ``saved`` ones, naming what differs."""
+    if own == saved:
+        return
+    found = [f"{n}: expected {a}, as in the checkpoint, got {b}" for n, a, b in _differ(saved, own)]
+    more = f"; {len(found) - 3} more differ" if len(found) > 3 else ""
+    raise InputError(
+        f"cannot resume: {'; '.join(found[:3])}{more}; resume='anyway' goes on with what is new"
+    )
 
 
-def _value(text: object) -> Any:
-    """Return the value that a text represents, so that 1 equals 1.0, or else the text itself."""
-    if not isinstance(text, str) or len(text) > _LONGEST:
-        return text
-    try:
-        return _of_node(ast.parse(text, mode="eval").body)
-    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        # Deep nesting makes the parser raise MemoryError or RecursionError.
-        return text
+def own_rates(step: Step) -> Rates:
+    """Return, by name, the Parameters that hold the optimizer's rates and momentum."""
+    held: list[Parameter] = []
+    for _, cell in step.optimizer.cells_and_names():
+        for name in _RATES:
+            held += _parameters(getattr(cell, name, None))
+    return {p.name: Tensor(p.asnumpy()) for p in held}
 
 
-def _of_node(node: ast.expr) -> Any:
-    """Return the value of a literal, or the name and arguments of a call (a dataclass's repr)."""
-    if not isinstance(node, ast.Call):
-        return ast.literal_eval(node)
-    given = {keyword.arg: _of_node(keyword.value) for keyword in node.keywords}
-    return ast.unparse(node.func), [_of_node(argument) for argument in node.args], given
+def data_workers(dataset: Dataset) -> list[int]:
+    """Return the numbers of workers of a pipeline's sources and maps, from its end to its start.
 
-
-def settle_numbers(
-    step: Step, noted: dict[str, Any], then: dict[str, Any] | None, values: dict, take_new: bool
-) -> None:
-    """Refuse optimizer numbers that differ from the checkpoint's, or adopt them if ``take_new``.
-
-    ``noted`` is the step's ``optimizer_numbers.noted`` and ``then`` the checkpoint's, or None.
-    ``noted`` and ``values``, the checkpoint's values by name, become what the step continues with.
+    Each of them affects random augmentation: a map with one worker draws different numbers from the
+    same map with two.
     """
-    speaks = cluster.rank_and_size()[0] == 0
-    if then is None and speaks:
-        print(
-            "labkit: the checkpoint does not say what the optimizer's numbers were, so they "
-            "could not be compared: rate and momentum are the checkpoint's, weight decay and "
-            "all that is no Parameter are this optimizer's",
-            flush=True,
-        )
-    differ = differences(then, values, step)
-    if differ and not take_new:
-        raise InputError(
-            f"cannot resume: {_in_words(differ, _expected)}; give the optimizer what "
-            "it had, or resume='new settings' to go on with what it has now"
-        )
-    if differ and speaks:
-        print(f"labkit: new settings: {_in_words(differ, _changed)}", flush=True)
-    if speaks and (names := not_compared(then, step)):
-        print(
-            f"labkit: not compared with the checkpoint's: {', '.join(names)}; resumed as if "
-            "they were the same",
-            flush=True,
-        )
-    optimizer_numbers.keep_own(values, then, step.optimizer, differ)
-    if then is not None:
-        begun = {n: v for n, v in then["parameters"].items() if n not in differ}
-        for name in noted["parameters"].keys() & begun.keys():
-            noted["parameters"][name] = begun[name]
+    numbers = [workers for child in dataset.children for workers in data_workers(child)]
+    if not dataset.children or isinstance(dataset, MapDataset):
+        default = ms.dataset.config.get_num_parallel_workers()
+        numbers.insert(0, dataset.num_parallel_workers or default)
+    return numbers
 
 
-def _expected(name: str, own: object, theirs: object) -> str:
-    return f"{name}: expected {theirs}, as in the checkpoint, got {own}"
+def _of_cell(cell: nn.Cell, rates: Rates, updates: int) -> dict[str, Any]:
+    """Return the class and the public numbers of an optimizer or of a schedule, by name."""
+    values: dict[str, Any] = {"class": type(cell).__name__}
+    if isinstance(cell, nn.Optimizer):
+        values["weights"] = [parameter.name for parameter in cell.parameters]
+    parts = {**getattr(cell, "init_args", {}), **vars(cell), **cell._cells}
+    for name, part in parts.items():
+        if not (name.startswith("_") or name in _of_every_cell() or name in _REPEATED):
+            values[name] = _plain(part, rates, updates)
+    for name in _RATES:
+        if held := _parameters(getattr(cell, name, None)):
+            numbers = [_rate(rates[parameter.name].asnumpy(), updates) for parameter in held]
+            values[name] = numbers[0] if len(numbers) == 1 else numbers
+    return {name: value for name, value in values.items() if value is not None}
 
 
-def _changed(name: str, own: object, theirs: object) -> str:
-    return f"{name} is {own}, was {theirs}"
+def _plain(value: Any, rates: Rates, updates: int) -> Any:
+    """Return a plain value as JSON has it, a large array as its SHA-256, and None for the rest."""
+    if isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, nn.Cell):
+        return _of_cell(value, rates, updates)
+    if isinstance(value, Tensor | np.ndarray | np.generic):
+        array = np.asarray(value.asnumpy() if isinstance(value, Tensor) else value)
+        return _number(array) if array.size == 1 else _sha256(array)
+    if isinstance(value, dict):
+        return {str(name): _plain(part, rates, updates) for name, part in value.items()}
+    if isinstance(value, list | tuple) and not any(isinstance(part, Parameter) for part in value):
+        return [_plain(part, rates, updates) for part in value]
+    return None
 
 
-def _in_words(differ: Differences, say: Callable[[str, object, object], str]) -> str:
-    text = "; ".join(say(name, own, theirs) for name, (own, theirs) in differ.items())
-    # The text is from a file that may be anybody's: make it safe for a terminal, in one line.
-    return printable(text).replace("\n", "\\n")
+def _rate(values: np.ndarray, updates: int) -> float | str:
+    return _number(values) if values.size == 1 else _used(values, updates)
 
 
-@contextmanager
-def counting_from(values: dict, step: Step) -> Iterator[None]:
-    """Set a step's counters to a checkpoint's inside the block: the updates ahead depend on them.
+def _number(array: np.ndarray) -> float:
+    number = array.ravel()[0]
+    return float(str(number)) if array.dtype.kind == "f" else number.item()  # 0.1 of float32
 
-    Raises:
-        InputError: For a place in a group that is not within the group.
-    """
-    own = []
-    try:
-        for parameter in step.get_parameters():
-            value = values.get(parameter.name)
-            if parameter.size != 1 or parameter.dtype not in (ms.int32, ms.int64):
-                continue
-            # Another shape or type belongs to another network: reported when it is loaded.
-            if value is None or getattr(value, "shape", None) != parameter.shape:
-                continue
-            if value.dtype == parameter.dtype:
-                own.append((parameter, parameter.asnumpy().copy()))
-                set_state(parameter, value)
-        if hasattr(step, "group_size"):
-            held, size = int(step.micro_step.asnumpy()), int(step.group_size.asnumpy())
-            if not 0 <= held <= size or not size:
-                raise InputError(
-                    f"cannot resume: the checkpoint is after {held} of a group's {size} "
-                    "micro-batches; expected a place within a group"
-                )
-        yield
-    finally:
-        for parameter, value in own:
-            set_state(parameter, value)
+
+def _used(schedule: Callable | np.ndarray, updates: int) -> str:
+    """Return the SHA-256 of the values that a schedule has for the first ``updates`` updates."""
+    if callable(schedule):
+        values = [schedule(update) for update in range(updates)]
+    else:
+        values = schedule[:updates]
+    return _sha256(np.asarray(values, np.float64))
+
+
+def _sha256(array: np.ndarray) -> str:
+    digest = hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
+    return f"{array.size} values, SHA-256 {digest}"
+
+
+def _parameters(value: object) -> list[Parameter]:
+    parts = value if isinstance(value, list | tuple) else [value]
+    return [part for part in parts if isinstance(part, Parameter)]
+
+
+def _differ(saved: Any, own: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Yield (name, saved, own) of the values that differ; names of nested ones have dots."""
+    if isinstance(saved, list) and isinstance(own, list) and len(saved) == len(own):
+        saved, own = (dict(enumerate(values)) for values in (saved, own))
+    if isinstance(saved, dict) and isinstance(own, dict):
+        for key in dict.fromkeys((*saved, *own)):
+            place = f"{name}.{key}" if name else str(key)
+            yield from _differ(saved.get(key, "nothing"), own.get(key, "nothing"), place)
+    elif saved != own:
+        yield name, saved, own
+
+
+@functools.cache
+def _of_every_cell() -> frozenset[str]:
+    return frozenset(vars(nn.Cell()))

@@ -1,19 +1,16 @@
 """The shared checks of arguments: what each accepts and refuses, and its message."""
 
-from dataclasses import dataclass
+import os
 from fractions import Fraction
 
 import numpy as np
 import pytest
 
-from labkit.base import arguments
 from labkit.base.arguments import (
-    UnknownName,
     choice,
     fit_workers,
     flag,
     integer,
-    names_checked,
     number,
     seed,
 )
@@ -113,47 +110,9 @@ def test_seed():
 
 
 def test_workers_are_at_most_the_cores(monkeypatch, capsys):
-    monkeypatch.setattr(arguments, "usable_cores", lambda: [0, 1])
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
     assert (fit_workers(1), fit_workers(np.int64(2))) == (1, 2)
     assert capsys.readouterr().out == ""
     assert fit_workers(3) == 2
     assert "3 asked for, 2 used: there are 2 cores" in capsys.readouterr().out
     assert refusal(fit_workers, 0).startswith("num_parallel_workers: expected an integer >= 1")
-
-
-def test_a_misspelled_keyword_is_answered_with_the_nearest():
-    class Step:
-        @names_checked
-        def __init__(self, loss_net, *, micro_steps=1):
-            self.micro_steps = micro_steps
-
-    assert Step(1, micro_steps=2).micro_steps == 2
-    with pytest.raises(UnknownName) as refused:
-        Step(1, micro_step=2)
-    assert isinstance(refused.value, InputError) and isinstance(refused.value, TypeError)
-    assert str(refused.value).endswith(
-        "Step has no argument 'micro_step'. Did you mean 'micro_steps'?"
-    )
-    with pytest.raises(TypeError, match="loss_net"):
-        Step()
-
-
-def test_what_cannot_be_given_by_name_is_no_nearest_name():
-    @names_checked
-    def start(script, *arguments, workers=1):
-        return script, arguments, workers
-
-    assert start("a", "b", workers=2) == ("a", ("b",), 2)
-    with pytest.raises(UnknownName, match=r"start has no argument 'argument'\.$"):
-        start("a", argument=1)
-
-
-def test_a_dataclass_is_checked_as_well():
-    @names_checked
-    @dataclass(frozen=True)
-    class Scale:
-        factor: float = 2.0
-
-    assert Scale(factor=3.0) == Scale(3.0)
-    with pytest.raises(UnknownName, match="Scale has no argument 'facter'. Did you mean 'factor'"):
-        Scale(facter=1)

@@ -1,18 +1,16 @@
 """The trainings that are killed: ``python -m tests.support.killed_training KIND FOLDER [MOMENT]``.
 
 Starts or continues a training in FOLDER/run and writes the SHA-256 of all Parameters into
-FOLDER/ended-RANK. At MOMENT it sends SIGKILL to itself; without a MOMENT, another process may kill
-it. ``Training`` starts it.
+FOLDER/ended. At MOMENT, a name in ``MOMENTS`` or a number of micro-batches, it sends SIGKILL to
+itself. ``Training`` starts it.
 """
 
 import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
-import mindspore as ms
 from mindspore import nn
 from mindspore.train import Callback
 
@@ -24,30 +22,24 @@ from labkit.ranks import cluster
 from labkit.steps.accumulation import AccumulatedStep
 from labkit.steps.gradients import DynamicLossScale
 from labkit.steps.losses import LossNet
+from labkit.steps.plain import PlainStep
+from labkit.training import checkpoint, records
 from labkit.training.fit import fit
-from labkit.training.records import Records, read_records
-from tests.support.living import MARK, marked, wait_until
+from labkit.training.records import read_records
 from tests.support.subspace_cells import basis_of
-from tests.support.trainings import (
-    ROOT,
-    comparable,
-    dataset,
-    loss_fn,
-    make_step,
-    network,
-)
+from tests.support.trainings import ROOT, comparable, dataset, loss_fn, make_step, network
 
-EPOCHS, EVERY = 16, 3
-RANKS = {"two ranks": 2}
-SECONDS = 300  # for a process to begin, or to end
-LAUNCH = (
-    "import sys; from labkit import launch; launch('-m', 'tests.support.killed_training', "
-    "*sys.argv[2:], workers=int(sys.argv[1]), timeout=600)"
-)
+EPOCHS, EVERY = 4, 3
+SECONDS = 300  # for a process to end
 
 
 def loss_net(**options):
     return LossNet(network(**options), loss_fn())
+
+
+def plain():
+    net = loss_net()
+    return PlainStep(net, nn.Momentum(net.trainable_params(), 0.02, 0.9))
 
 
 def accumulation(**options):
@@ -77,12 +69,12 @@ def subspace():
 
 
 STEPS = {
+    "plain": plain,
     "accumulation": accumulation,
     "THOR": thor,
     "Adasum": adasum,
     "subspace": subspace,
-    "two ranks": lambda: accumulation(norm=True),
-    # Large enough that a write takes a while; killed at MOMENTS.
+    # Large enough that a write takes a while.
     "wide": lambda: make_step(width=8000),
 }
 
@@ -94,14 +86,14 @@ def die(*_, **__):
 
 def in_a_checkpoint():
     """Die when half of a checkpoint's bytes are written."""
-    save = ms.save_checkpoint
+    save = checkpoint.save_file
 
-    def half(cell, path, **options):
-        save(cell, path, **options)
+    def half(values, path, metadata):
+        save(values, path, metadata)
         os.truncate(path, Path(path).stat().st_size // 2)
         die()
 
-    ms.save_checkpoint = half
+    checkpoint.save_file = half
 
 
 def before_the_rename():
@@ -111,25 +103,25 @@ def before_the_rename():
 
 def after_the_rename():
     """Die when a checkpoint has its name and the one it supersedes is not yet deleted."""
-    Path.unlink = die
+    checkpoint.keep_newest = die
 
 
 def in_a_record():
     """Die when half of a line is written, in every third row, so that other rows are whole."""
-    write = Records._write
+    write, written = records._write, []
 
-    def half(self, path, row):
-        write(self, path, row)
-        if len(self) % 3 == 0:
-            self.close()
-            os.truncate(path, path.stat().st_size - 25)
+    def half(file, rows, header):
+        write(file, rows, header)
+        written.append(rows)
+        if len(written) % 3 == 0:
+            file.flush()
+            os.truncate(file.name, Path(file.name).stat().st_size - 25)
             die()
 
-    Records._write = half
+    records._write = half
 
 
 MOMENTS = {
-    "in_a_group": lambda: None,
     "in_a_checkpoint": in_a_checkpoint,
     "before_the_rename": before_the_rename,
     "after_the_rename": after_the_rename,
@@ -139,24 +131,19 @@ MOMENTS = {
 
 
 class Kill(Callback):
-    """Prepares the moment, and makes the training slow enough to be killed from outside."""
+    """Prepares the moment, or dies after as many micro-batches."""
 
     def __init__(self, moment):
         super().__init__()
-        self.moment, self.micro_batches = moment, 0
+        self.moment, self.left = moment, int(moment) if moment.isdigit() else 0
 
     def on_train_begin(self, run_context):
         MOMENTS.get(self.moment, lambda: None)()
 
     def on_train_step_end(self, run_context):
-        time.sleep(0.01)
-        self.micro_batches += 1
-        if self.moment == "in_a_group" and self.micro_batches == 7:
+        self.left -= 1
+        if self.left == 0:
             die()
-
-
-class Failed(AssertionError):
-    """A training did not end as it should have."""
 
 
 class Training:
@@ -164,82 +151,51 @@ class Training:
 
     def __init__(self, kind, folder):
         self.kind, self.folder, self.run = kind, Path(folder), Path(folder) / "run"
-        self.ranks = RANKS.get(kind, 1)
         self.folder.mkdir()
 
-    def started(self, *moment):
-        """Start a process that continues the training; at a given moment it kills itself."""
-        command = ["-m", "tests.support.killed_training", self.kind, str(self.folder), *moment]
-        if self.ranks > 1:
-            command = ["-c", LAUNCH, str(self.ranks), *command[2:]]
-        variables = os.environ | {"PYTHONPATH": str(ROOT), MARK: str(self.folder)}
+    def go_on(self, *moment):
+        """Continue the training in a process, which kills itself at a moment; return its code."""
+        command = [sys.executable, "-m", "tests.support.killed_training", self.kind]
         with (self.folder / "log").open("ab") as log:
-            return subprocess.Popen(
-                [sys.executable, *command], cwd=ROOT, stdout=log, stderr=log, env=variables
-            )
-
-    def exit_code(self, process):
-        """Return a process's exit code once no process of the training is left; kill it if late."""
-        try:
-            process.wait(SECONDS)
-        finally:
-            process.kill()
-            process.wait()
-        wait_until(lambda: not marked(self.folder), SECONDS)  # labkit ends the ranks
-        return process.returncode
-
-    def ended(self):
-        return all((self.folder / f"ended-{rank}").exists() for rank in range(self.ranks))
-
-    def result(self):
-        """Return the digests of all ranks and the records."""
-        digests = [(self.folder / f"ended-{n}").read_text() for n in range(self.ranks)]
-        left = [path.name for path in self.run.rglob(".*")]
-        if left:
-            raise Failed(f"{left} left in {self.run}")
-        return digests, comparable(read_records(self.run / "records.csv").rows)
+            return subprocess.run(
+                [*command, str(self.folder), *map(str, moment)],
+                cwd=ROOT,
+                stdout=log,
+                stderr=log,
+                env=os.environ | {"PYTHONPATH": str(ROOT)},
+                timeout=SECONDS,
+                check=False,
+            ).returncode
 
     def to_its_end(self):
-        """Train to the end without a kill; return the result."""
-        code = self.exit_code(self.started())
-        if code or not self.ended():
-            raise Failed(f"exit code {code}:\n{self.last_lines()}")
-        return self.result()
+        """Train to the end without a kill; return the digest of all Parameters and the records."""
+        code = self.go_on()
+        assert code == 0, self.log()[-3000:]
+        assert not list(self.run.rglob(".part-*"))
+        digest = (self.folder / "ended").read_text()
+        return digest, comparable(read_records(self.run / "records.csv").rows)
 
     def log(self):
         """Return what all processes have printed, one after another."""
         return (self.folder / "log").read_text(errors="replace")
 
-    def last_lines(self):
-        return self.log()[-3000:]
 
-    def written(self):
-        """Return what changes with each checkpoint and each record."""
-        names = {path.name for path in (self.run / "checkpoint").glob("step-*")}
-        records = self.run / "records.csv"
-        return names, records.stat().st_size if records.exists() else 0
-
-
-def main(kind, folder, moment=None):
-    folder, ranks = Path(folder), RANKS.get(kind, 1)
-    labkit.start("CPU", seed=1, distribute=ranks > 1)
-    rank = cluster.rank_and_size()[0]
-    shard = {"num_shards": ranks, "shard_id": rank} if ranks > 1 else {}
-    data = dataset(46 * ranks, augment=ranks == 1, drop=kind != "wide" and ranks == 1, **shard)
-    step = STEPS[kind]()
+def main(kind, folder, moment=""):
+    labkit.start("CPU", seed=1)
+    step, data = STEPS[kind](), dataset(46, augment=True, drop=kind != "wide")
     if moment == "in_the_resume":
         MOMENTS[moment]()
     fit(
         step,
         data,
-        6 if kind == "wide" else EPOCHS,
-        folder=folder / "run",
+        EPOCHS,
+        folder=Path(folder) / "run",
         resume=True,
         checkpoint_every=EVERY,
         progress=None,
         callbacks=[Kill(moment)],
     )
-    (folder / f"ended-{rank}").write_text(cluster.digest(step))
+    (Path(folder) / "ended").write_text(cluster.digest(step))
 
 
 if __name__ == "__main__":

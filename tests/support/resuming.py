@@ -1,12 +1,11 @@
 """A training with a checkpoint after every micro-batch, which tests resume from any of them."""
 
-import json
 import shutil
 
 from mindspore import nn
 
 from labkit.algorithms.subspace import SubspaceStep
-from labkit.algorithms.thor import LevenbergMarquardt, ThorStep, TraceRule
+from labkit.algorithms.thor import ThorStep, TraceRule
 from labkit.steps.losses import LossNet
 from labkit.training import checkpoint
 from labkit.training.fit import fit
@@ -24,10 +23,8 @@ def thor(**options):
     momentum = nn.Momentum(net.trainable_params(), rates, 0.9, 1e-3)
     options = {
         "frequency": 3,
-        "factor_frequency": 2,
         "factor_decay": 0.7,
         "trace_rule": TraceRule(0.2, 0.02),
-        "adapt_damping": LevenbergMarquardt(0.5),
     } | options
     return ThorStep(LossNet(net, loss_fn()), momentum, 0.3, **options)
 
@@ -47,7 +44,7 @@ def quiet_fit(step, data, epochs=EPOCHS, **options):
 
 def position_of(path):
     """Return the position that a checkpoint holds."""
-    return json.loads(str(checkpoint.read(path)["labkit_position"]))
+    return checkpoint.load(path)[0]
 
 
 class Training:
@@ -67,7 +64,7 @@ class Training:
         (folder / "checkpoint").mkdir(parents=True)
         shutil.copy(path, folder / "checkpoint")
         lines = (self.folder / "records.csv").read_text().splitlines(keepends=True)
-        count = position_of(path)["records"]
+        count = position_of(path).records
         # Two rows of later updates, the last one cut short: no checkpoint was written after them.
         kept, later = lines[: count + 1], lines[count + 1 : count + 3] or ["3,99,1"]
         (folder / "records.csv").write_text("".join(kept + later)[:-5])

@@ -12,7 +12,6 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from mindspore.dataset import NumpySlicesDataset
 from mindspore.train import Callback
 
 EPOCHS = 3
@@ -47,31 +46,13 @@ def refusals(step, rank, ranks, out):
         return refused(lambda: fit(step, rows or data(rank, ranks), folder=out / folder, **options))
 
     return {
-        "all insist": said(write=True),
-        "one insists on a wrong value": said(write="yes" if rank == 1 else None),
         "other epochs": said(epochs=EPOCHS + rank),
         "an earlier training": said(resume=False),
-        "one has no folder": said(folder=f"own-{rank}" if rank else "run"),
         "in use": said(folder="in use"),
         "batches": said(rows=data(rank, ranks, batch=2)),
-        "one alone has other numbers": said(epochs=EPOCHS) if rank else other_rate(said, step),
-        "a label of no class": evaluation(step, rank),
+        "one alone has other numbers": said() if rank else other_rate(said, step),
         "resumed when ended": said(),
     }
-
-
-def evaluation(step, rank):
-    """Return the error of ``evaluate`` over the ranks if rank 1 holds a label of no class."""
-    from labkit import evaluate
-    from tests.support.rank_programs import refused
-    from tests.support.trainings import CLASSES, images_and_labels, loss_fn
-
-    images, labels = images_and_labels(8)
-    labels[5] = CLASSES if rank == 1 else 0
-    arrays = images.transpose(0, 3, 1, 2), labels
-    rows = NumpySlicesDataset(arrays, ["images", "labels"], shuffle=False).batch(4)
-    network = step.gradient.loss_net.network
-    return refused(lambda: evaluate(network, loss_fn(), rows, over_ranks=True))
 
 
 def other_rate(said, step):

@@ -1,27 +1,40 @@
-"""A training killed by SIGKILL at the worst moments ends like an undisturbed one.
+"""A training killed by SIGKILL, anywhere and at the worst moments, ends like an undisturbed one."""
 
-``python -m tests.campaigns.kills`` kills trainings of every kind at random moments.
-"""
-
+import random
 import signal
 
 import pytest
 
 from labkit.training.checkpoint import checkpoints
-from tests.support.killed_training import MOMENTS, Training
+from tests.support.killed_training import EPOCHS, MOMENTS, STEPS, Training
+
+KINDS = [kind for kind in STEPS if kind != "wide"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_at_a_random_micro_batch(kind, tmp_path):
+    """Killed twice: within the first epochs, and again in what has been resumed."""
+    undisturbed = Training(kind, tmp_path / "undisturbed").to_its_end()
+    killed = Training(kind, tmp_path / "killed")
+    draw = random.Random()
+    moments = draw.randint(4, 18), draw.randint(4, 18)
+    for moment in moments:
+        assert killed.go_on(moment) == -signal.SIGKILL, killed.log()[-3000:]
+    assert killed.to_its_end() == undisturbed, moments
+    assert killed.log().count("labkit: resumed after micro-batch") == 2
 
 
 @pytest.mark.long
 def test_at_the_worst_moments(tmp_path):
     """All processes use one folder; each resumes what the killed one before it left."""
-    peace = Training("wide", tmp_path / "peace").to_its_end()
+    undisturbed = Training("wide", tmp_path / "undisturbed").to_its_end()
     killed = Training("wide", tmp_path / "killed")
-    for moment in MOMENTS:
-        code = killed.exit_code(killed.started(moment))
-        assert code == -signal.SIGKILL, f"{moment}:\n{killed.last_lines()}"
+    for moment in (7, *MOMENTS):
+        assert killed.go_on(moment) == -signal.SIGKILL, f"{moment}:\n{killed.log()[-3000:]}"
     # Far enough that every kill hit a training under way, and not at its end.
-    assert 8 <= int(checkpoints(killed.run / "checkpoint")[-1].stem[-9:]) < 60
+    assert 6 <= int(checkpoints(killed.run / "checkpoint")[-1].stem[-9:]) < 12 * EPOCHS
     before = killed.log()
-    assert killed.to_its_end() == peace
+    assert killed.to_its_end() == undisturbed
     assert "resumed after micro-batch" in killed.log().removeprefix(before)
     assert len(checkpoints(killed.run / "checkpoint")) == 2

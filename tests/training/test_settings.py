@@ -1,118 +1,224 @@
-"""Which settings a resumed training must share with the interrupted one."""
+"""What a resumed training must share: one dict of plain values, compared by ==."""
+
+import json
+from functools import partial
 
 import numpy as np
 import pytest
-from mindspore import nn, ops
+from mindspore import Parameter, Tensor, nn
 
+from labkit.algorithms.thor import ThorStep
+from labkit.errors import InputError
 from labkit.steps.accumulation import AccumulatedStep
-from labkit.steps.losses import CrossEntropySmooth, LossNet
-from labkit.steps.options import DynamicLossScale
-from labkit.training.resume import differing
-from tests.support.step_cells import linear
+from labkit.steps.losses import LossNet
+from labkit.steps.plain import PlainStep
+from labkit.training import checkpoint
+from labkit.training.resume import own_rates, refuse_other, settings_of
+from tests.support.resuming import quiet_fit
+from tests.support.step_cells import snapshot
+from tests.support.trainings import dataset, loss_fn, network
 
 pytestmark = pytest.mark.usefixtures("runtime")
-# As labkit wrote settings when a checkpoint held only the options that were given.
-OLD = {
-    "step": "AccumulatedStep",
-    "nonfinite": "drop_micro",
-    "weighted": "True",
-    "tail": "flush",
-    "micro_steps": 2,
+
+
+class Own(nn.Momentum):
+    """An optimizer of the user's own, with a number and a switch."""
+
+    def __init__(self, parameters, factor=2.0, switch=True):
+        super().__init__(parameters, 0.1, 0.9)
+        self.factor, self.switch = factor, switch
+
+
+def stepping(make):
+    """A PlainStep whose optimizer is ``make(parameters)``."""
+    net = network()
+    return PlainStep(LossNet(net, loss_fn()), make(net.trainable_params()))
+
+
+def momentum(rate=0.1, value=0.9, **options):
+    return stepping(lambda parameters: nn.Momentum(parameters, rate, value, **options))
+
+
+def adam(rate=0.1, **options):
+    return stepping(lambda parameters: nn.Adam(parameters, rate, **options))
+
+
+def grouped(rate=0.2, decay=0.01, swapped=False):
+    def make(parameters):
+        first, *others = parameters
+        groups = [{"params": [first], "lr": rate, "weight_decay": decay}, {"params": others}]
+        return nn.Momentum(groups[::-1] if swapped else groups, 0.1, 0.9)
+
+    return stepping(make)
+
+
+def grouping(micro_steps):
+    net = network()
+    adam = nn.Adam(net.trainable_params(), 0.1)
+    return AccumulatedStep(LossNet(net, loss_fn()), adam, micro_steps)
+
+
+def thor(damping):
+    net = network()
+    return ThorStep(LossNet(net, loss_fn()), nn.Momentum(net.trainable_params(), 0.1, 0.9), damping)
+
+
+def settings(step, updates=4):
+    return settings_of(step, dataset(), own_rates(step), updates)
+
+
+DECAYING = nn.ExponentialDecayLR
+# name -> (functions that make the step that resumes and the checkpoint's, words of the message)
+DIFFERENT = {
+    "class": (partial(momentum), partial(adam), "optimizer.class: expected Adam, .* got Momentum"),
+    "rate": (partial(momentum, 0.5), partial(momentum), "learning_rate: expected 0.1, .* got 0.5"),
+    "rates": (
+        partial(momentum, [0.1] * 6),
+        partial(momentum, [0.2] * 6),
+        "learning_rate.* SHA-256",
+    ),
+    "too few rates": (
+        partial(momentum, [0.1] * 3),
+        partial(momentum, [0.1] * 6),
+        "expected 4 values.* got 3 values",
+    ),
+    "momentum": (
+        partial(momentum, value=0.8),
+        partial(momentum),
+        "momentum: expected 0.9, .* got 0.8",
+    ),
+    "decay": (
+        partial(momentum, weight_decay=0.01),
+        partial(momentum),
+        "weight_decay: expected 0.0, as in the checkpoint, got 0.01",
+    ),
+    "nesterov": (
+        partial(momentum, use_nesterov=True),
+        partial(momentum),
+        "use_nesterov: expected False, .* True",
+    ),
+    "beta": (partial(adam, beta2=0.99), partial(adam), "beta2: expected 0.999, .* got 0.99"),
+    "schedule": (
+        partial(adam, DECAYING(0.1, 0.5, 2)),
+        partial(adam, DECAYING(0.1, 0.5, 3)),
+        "learning_rate.decay_steps: expected 3, .* got 2",
+    ),
+    "schedule's class": (
+        partial(adam, DECAYING(0.1, 0.5, 2)),
+        partial(adam, nn.NaturalExpDecayLR(0.1, 0.5, 2)),
+        "learning_rate.class: expected NaturalExpDecayLR, .* got ExponentialDecayLR",
+    ),
+    "rate of a group": (
+        partial(grouped, rate=0.3),
+        partial(grouped),
+        r"learning_rate.0: expected 0.2, .* got 0.3",
+    ),
+    "decay of a group": (
+        partial(grouped, decay=0.5),
+        partial(grouped),
+        "weight_decay.0.*: expected 0.01, .* 0.5",
+    ),
+    "groups": (
+        partial(grouped, swapped=True),
+        partial(grouped),
+        "optimizer.weights.0: expected 1.weight, .* got 1",
+    ),
+    "within LARS": (
+        partial(stepping, lambda p: nn.LARS(nn.Momentum(p, 0.1, 0.9))),
+        partial(stepping, lambda p: nn.LARS(nn.Momentum(p, 0.3, 0.9))),
+        "opt.learning_rate.*: expected 0.3, .* got 0.1",
+    ),
+    "a number of one's own": (
+        partial(stepping, lambda p: Own(p, factor=3.0)),
+        partial(stepping, Own),
+        "optimizer.factor: expected 2.0, .* got 3.0",
+    ),
+    "group sizes": (
+        partial(grouping, lambda update: 2 + update),
+        partial(grouping, lambda update: 3),
+        "micro_steps",
+    ),
+    "a size and a function": (
+        partial(grouping, lambda update: 3),
+        partial(grouping, 3),
+        "micro_steps: expected 3",
+    ),
+    "damping": (
+        partial(thor, np.full(6, 0.1)),
+        partial(thor, np.full(6, 0.2)),
+        "damping: expected 4 values",
+    ),
 }
-ALOUD = {
-    "normalise": "samples",
-    "batch_axis": None,
-    "reduction": "mean",
-    "precision": "O0",
-    "loss_scale": 1,
-    "clip_norm": None,
-    "nonfinite": "drop_micro",
-    "tail": "flush",
+# name -> two steps that may resume from one another after four updates
+SAME = {
+    "numbers": (partial(momentum, Tensor(0.1)), partial(momentum, 0.1)),
+    "longer rates": (partial(momentum, [0.1] * 4 + [0.7] * 9), partial(momentum, [0.1] * 6)),
+    "groups": (partial(grouped), partial(grouped)),
+    "rates of a group": (partial(grouped, [0.1] * 9), partial(grouped, [0.1] * 4 + [0.5])),
+    "damping": (partial(thor, [0.1] * 9), partial(thor, np.array([0.1] * 4 + [0.3]))),
+    "functions": (
+        partial(grouping, lambda update: 2),
+        partial(grouping, lambda update: 2 if update < 4 else 8),
+    ),
 }
 
 
-def settings(loss_fn=None, **options):
-    network = linear()
-    loss_net = LossNet(network, loss_fn or nn.MSELoss())
-    return AccumulatedStep(loss_net, nn.SGD(network.trainable_params()), 2, **options).settings
+@pytest.mark.parametrize("case", DIFFERENT)
+def test_what_differs_is_named_with_both_values(case):
+    own, saved, words = DIFFERENT[case]
+    with pytest.raises(InputError, match=f"cannot resume: .*{words}.*resume='anyway' goes on"):
+        refuse_other(settings(own()), settings(saved()))
 
 
-def test_a_default_that_is_said_aloud_is_the_default():
-    assert differing(settings(**ALOUD), settings()) == ({}, {})
-    others = {name: value for name, value in ALOUD.items() if name != "normalise"}
-    assert differing(settings(), settings(**others)) == ({}, {})
+@pytest.mark.parametrize("case", SAME)
+def test_what_is_the_same_up_to_the_update_goes_on(case):
+    own, saved = SAME[case]
+    refuse_other(settings(own()), settings(saved()))
 
 
-@pytest.mark.parametrize(
-    ("loss_fn", "over"),
-    [
-        (nn.MSELoss(), "elements"),
-        (nn.CrossEntropyLoss(), "labels"),
-        (nn.SoftmaxCrossEntropyWithLogits(True, "mean"), "rows"),
-    ],
-)
-def test_rows_that_were_asked_for_are_not_what_is_derived(loss_fn, over):
-    """A step that weighs by rows does not check whether the loss's own weights are the same."""
-    own, aloud = settings(loss_fn), settings(loss_fn, normalise="samples")
-    expected = {"normalise": repr(over)}, {"normalise": "'samples'"}
-    assert differing(own, aloud) == expected
-    assert differing(aloud, aloud) == differing(aloud, own) == ({}, {})
-    older = {name: value for name, value in aloud.items() if name != "batch_axis"}
-    assert differing(own, older) == ({}, {})
+def test_settings_are_json():
+    for make, *_ in DIFFERENT.values():
+        own = settings(make())
+        assert json.loads(json.dumps(own)) == own
 
 
-def test_a_mean_over_rows_is_that_however_it_is_asked_for():
-    def own(outputs, labels):
-        return ops.mean(ops.square(outputs[:, 0] - labels))
-
-    assert differing(settings(own), settings(own, normalise="samples")) == ({}, {})
-
-
-def test_an_older_checkpoint():
-    for own in (settings(), settings(**ALOUD)):
-        assert differing(own, OLD) == ({}, {})
-    assert differing(settings(loss_scale=1024), OLD | {"loss_scale": "1024.0"}) == ({}, {})
-    assert differing(settings(), OLD | {"normalise": "'samples'"}) == ({}, {})
+def test_at_most_three_are_named():
+    own, saved = ({f"s{i}": i + shift for i in range(5)} for shift in (0, 1))
+    with pytest.raises(InputError, match="s0: expected 1, .*s2: expected 3.* got 2; 2 more differ"):
+        refuse_other(own, saved)
 
 
-def test_a_number_is_the_same_of_whatever_type_it_is():
-    """This also holds in a ``DynamicLossScale``, of which a checkpoint holds the repr."""
-    whole, real = DynamicLossScale(2**16, 2, 9), DynamicLossScale(np.float32(2**16), 2.0, 9)
-    assert differing(settings(loss_scale=whole), settings(loss_scale=real)) == ({}, {})
-    single = settings(loss_scale=np.float32(1024), clip_norm=np.float64(0.5))
-    assert differing(single, settings(loss_scale=1024, clip_norm=0.5)) == ({}, {})
-    for other in (DynamicLossScale(2**16, 2, 8), DynamicLossScale(2**15, 2, 9), 2**16):
-        own, saved = differing(settings(loss_scale=whole), settings(loss_scale=other))
-        assert own == {"loss_scale": repr(whole)} and saved == {"loss_scale": repr(other)}
+class TestTrained:
+    """Settings are those that the training began with; ``anyway`` takes the new ones."""
 
+    @pytest.fixture
+    def begun(self, tmp_path):
+        quiet_fit(momentum(), dataset(), 1, folder=tmp_path)
+        return tmp_path
 
-@pytest.mark.parametrize(
-    ("options", "own", "saved"),
-    [
-        ({"normalise": "steps"}, "'steps'", "'samples'"),
-        ({"clip_norm": 1.0}, "1.0", "None"),
-        ({"precision": "O2"}, "'O2'", "'O0'"),
-        ({"batch_axis": 1}, "1", "None"),
-    ],
-)
-def test_what_differs(options, own, saved):
-    (name,) = options
-    for other in (settings(), OLD):
-        assert differing(settings(**options), other) == ({name: own}, {name: saved})
-    assert differing(settings(), settings(**options)) == ({name: saved}, {name: own})
+    def test_another_rate_is_refused_and_taken_anyway(self, begun):
+        step = momentum(0.5, 0.8)
+        with pytest.raises(InputError, match="learning_rate: expected 0.1, .* got 0.5"):
+            quiet_fit(step, dataset(), 2, folder=begun, resume=True)
+        records = quiet_fit(step, dataset(), 2, folder=begun, resume="anyway")
+        rates = [np.float32(0.1)] * 11 + [0.5] * 11
+        assert records.column("learning_rate") == rates
+        assert snapshot(step)["momentum"] == np.float32(0.8)
+        # From then on the new rate is that of the training.
+        quiet_fit(momentum(0.5, 0.8), dataset(), 3, folder=begun, resume=True)
 
+    def test_a_rate_that_a_callback_has_changed_is_the_checkpoints(self, begun):
+        (path,) = checkpoint.checkpoints(begun / "checkpoint")
+        position, values = checkpoint.load(path)
+        step = momentum()
+        changed = Parameter(Tensor(np.float32(0.25)), name="learning_rate")
+        checkpoint.load_into(step, values | {"learning_rate": changed})
+        checkpoint.save(step, position, path.parent)
+        records = quiet_fit(momentum(), dataset(), 2, folder=begun, resume=True)
+        assert records.column("learning_rate")[11:] == [0.25] * 11
 
-def test_weights_that_are_not_the_rows():
-    """Once labels have been ignored, weights by rows differ from the loss's own."""
-    derived = settings(CrossEntropySmooth(num_classes=2))
-    ignored = derived | {"normalise": "'labels'"}
-    assert differing(derived, ignored) == ({}, {})
-    aloud = settings(CrossEntropySmooth(num_classes=2), normalise="samples")
-    assert differing(aloud, derived) == ({}, {})
-    assert differing(aloud, ignored) == ({"normalise": "'samples'"}, {"normalise": "'labels'"})
-
-
-@pytest.mark.parametrize("text", ["-" * 100_000, "[" * 900, "-" * 900, "9" * 5000, "\0", None, [1]])
-def test_a_text_that_is_no_value_is_compared_as_it_is(text):
-    assert differing({"option": text}, {"option": text}) == ({}, {})
-    assert differing({"option": "1"}, {"option": text}) == ({"option": "1"}, {"option": text})
+    def test_an_array_of_rates_may_be_longer(self, tmp_path):
+        quiet_fit(momentum([0.1] * 11), dataset(), 1, folder=tmp_path)
+        longer = momentum([0.1] * 11 + [0.2] * 11)
+        records = quiet_fit(longer, dataset(), 2, folder=tmp_path, resume=True)
+        assert records.column("learning_rate")[11:] == [np.float32(0.2)] * 11

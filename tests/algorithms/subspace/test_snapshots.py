@@ -21,7 +21,7 @@ from labkit.steps.gradients import set_state
 from labkit.steps.losses import LossNet
 from labkit.training.checkpoint import checkpoints
 from labkit.training.fit import EndOfEpoch, fit
-from tests.support.leftovers import DEAD, left_over
+from tests.support.leftovers import left_over
 from tests.support.step_cells import assert_bit_equal, snapshot, unchanged
 from tests.support.trainings import dataset, loss_fn, network
 
@@ -209,7 +209,7 @@ class TestInterrupted:
         for number in numbers(folder):
             if number > int(held[-1].stem[5:]):
                 (folder / f"step-{number:09d}.safetensors").write_bytes(b"of another future")
-        left = left_over(folder, DEAD)
+        left = left_over(folder)
         self.train(built, tmp_path, resume=True)
         assert not left.exists()
         assert digests(folder) == whole
@@ -283,7 +283,7 @@ class TestLoading:
             for parameter in parameters:
                 set_state(parameter, np.full(parameter.shape, value, np.float32))
             module.write_snapshot(tmp_path / f"step-{value:09d}.safetensors", parameters)
-        left_over(tmp_path, DEAD)  # half a snapshot, left by a process that was killed
+        left_over(tmp_path)  # half a snapshot, left by a process that was killed
         return tmp_path
 
     @pytest.mark.parametrize(("which", "value"), [("last", 3), ("first", 1), (1, 2), (-1, 3)])
