@@ -18,12 +18,12 @@ from datetime import date
 from pathlib import Path
 
 from _lab_tolerances import ANY_SEED, TOLERANCES
+from labkit.tools.reports import reference
+from labkit.tools.reports.read import LabRun, read_all
 
 from labkit.base.command_line import Parser
 from labkit.base.files import write_json
 from labkit.errors import InputError
-from labkit.tools.reports import reference
-from labkit.tools.reports.read import LabRun, read_all
 
 
 def main(arguments=None) -> int:

@@ -12,7 +12,6 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not run __getattr__
     from labkit.algorithms.adasum import AdasumUpdate as AdasumUpdate
     from labkit.algorithms.subspace import SubspaceStep as SubspaceStep
     from labkit.algorithms.subspace import SubspaceUpdate as SubspaceUpdate
-    from labkit.algorithms.thor import LevenbergMarquardt as LevenbergMarquardt
     from labkit.algorithms.thor import ThorStep as ThorStep
     from labkit.algorithms.thor import ThorUpdate as ThorUpdate
     from labkit.algorithms.thor import TraceRule as TraceRule
@@ -58,7 +57,7 @@ _NAMES = {
     "labkit.algorithms.adasum": ("AdasumStep", "AdasumUpdate"),
     "labkit.steps.plain": ("PlainStep", "PlainUpdate"),
     "labkit.algorithms.subspace": ("SubspaceStep", "SubspaceUpdate"),
-    "labkit.algorithms.thor": ("LevenbergMarquardt", "ThorStep", "ThorUpdate", "TraceRule"),
+    "labkit.algorithms.thor": ("ThorStep", "ThorUpdate", "TraceRule"),
     "labkit.upstream.thor_model": ("ConvertModelUtils",),
     "labkit.upstream.thor_optimizer": ("thor",),
     "labkit.upstream.boost": ("boost_step",),

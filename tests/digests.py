@@ -88,12 +88,6 @@ def thor(damping=0.3, **options):
     return ThorStep(*parts(), damping, **({"frequency": 3} | options))
 
 
-def adaptive_thor():
-    from labkit import LevenbergMarquardt
-
-    return thor(adapt_damping=LevenbergMarquardt(), clip_norm=0.8)
-
-
 def traced_thor():
     from labkit import TraceRule
 
@@ -140,7 +134,6 @@ ALONE = {
         False,
     ),
     "thor, trace rule": (traced_thor, False),
-    "thor, adapted damping, clipped": (adaptive_thor, False),
     "thor, running factors, KL clip": (lambda: thor(factor_decay=0.9, kl_clip=1e-3), False),
     "thor, formulas of the GPU": (lambda: thor(formulas="upstream_gpu"), False),
     "thor, accumulated": (accumulated_thor, False),

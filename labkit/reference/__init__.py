@@ -50,7 +50,6 @@ from labkit.reference.losses import token_cross_entropy as token_cross_entropy
 from labkit.reference.rules import TraceRule as TraceRule
 from labkit.reference.rules import fisher_quadratic as fisher_quadratic
 from labkit.reference.rules import kl_clip_factor as kl_clip_factor
-from labkit.reference.rules import levenberg_marquardt as levenberg_marquardt
 from labkit.reference.rules import running_average as running_average
 from labkit.reference.rules import trace_of_fisher as trace_of_fisher
 from labkit.reference.schedules import cosine_schedule as cosine_schedule

@@ -71,28 +71,3 @@ def kl_clip_factor(
         abs(learning_rate**2 * np.sum(u * g)) for u, g in zip(directions, gradients, strict=True)
     )
     return 1.0 if moved <= kl_clip else math.sqrt(kl_clip / moved)
-
-
-def levenberg_marquardt(
-    damping: float,
-    loss_before: float,
-    loss_after: float,
-    slope: float,
-    quadratic: float,
-    *,
-    omega: float = 0.95,
-    interval: int = 5,
-) -> tuple[float, float]:
-    """Return (rho, the new damping), where rho is the share of the predicted change achieved.
-
-    ``slope`` is <g, s> for the gradient and the step made, ``quadratic`` s^T (F + damping I) s from
-    ``fisher_quadratic``, summed over layers.
-
-    rho = (L(w + s) - L(w)) / (slope + quadratic / 2); if it is above 3/4, the damping is multiplied
-    by omega^interval; if it is below 1/4 or not finite, the damping is divided by it.
-    Martens and Grosse 2015, section 6.5.
-    """
-    rho = (loss_after - loss_before) / (slope + quadratic / 2)
-    if not math.isfinite(rho) or rho < 1 / 4:
-        return rho, damping / omega**interval
-    return rho, damping * omega**interval if rho > 3 / 4 else damping

@@ -20,7 +20,6 @@ from labkit.algorithms.thor.update import ThorUpdate
 from labkit.base.arguments import choice, flag, integer, names_checked
 from labkit.errors import InputError, warn
 from labkit.steps.losses import LossNet
-from labkit.steps.modes import modes, set_modes
 from labkit.steps.options import PRECISION
 from labkit.steps.plain import PlainStep
 from labkit.steps.state import set_state
@@ -166,12 +165,16 @@ class ThorModel(Model):
         """Return the network's outputs; see ``mindspore.train.Model.predict``."""
         # A Model sets the mode once and then relies on it, even if a second Model has changed it.
         network = self.step.gradient.loss_net.network
-        kept, phase = modes(network), network.phase
+        kept = [(c, c.get_flags().get("training")) for _, c in network.cells_and_names()]
+        phase = network.phase
         network.set_train(False)
         try:
             return self._predictor.predict(*predict_data, backend=backend, config=config)
         finally:
-            set_modes(kept)
+            for cell, mode in kept:
+                cell.add_flags(training=bool(mode))
+                if mode is None:
+                    cell.get_flags().pop("training")
             network.phase = phase  # selects the graph that a call runs
 
     def _callbacks(self, callbacks: Callbacks) -> list[Callback]:

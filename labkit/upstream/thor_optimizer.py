@@ -23,7 +23,7 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
 from labkit.algorithms.thor.options import Options
-from labkit.algorithms.thor.rules import LevenbergMarquardt, TraceRule
+from labkit.algorithms.thor.rules import TraceRule
 from labkit.base.arguments import flag, integer, names_checked, number
 from labkit.errors import InputError, warn
 from labkit.upstream.thor_arguments import OfUpdate, checked_split, learning_rates, schedule
@@ -134,7 +134,6 @@ def thor(
     damping_split: str = "equal",
     trace_rule: TraceRule | None = None,
     kl_clip: float | None = None,
-    adapt_damping: LevenbergMarquardt | None = None,
     skip: tuple[nn.Cell | str, ...] | list[nn.Cell | str] = (),
     formulas: str = "thor",
     loss: str = "known",
@@ -170,7 +169,6 @@ def thor(
         damping_split: ``equal`` or ``pi``.
         trace_rule: rule that decides which layers' inverses are refreshed, or None.
         kl_clip: limit of the update's length, or None.
-        adapt_damping: rule that adapts the damping, or None.
         skip: layers that take the plain update.
         formulas: ``thor`` or ``upstream_gpu``.
         loss: ``known`` or ``sample mean``.

@@ -2,7 +2,7 @@
 
 import pytest
 
-from labkit.algorithms.thor import LevenbergMarquardt, TraceRule
+from labkit.algorithms.thor import TraceRule
 from tests.support.resuming import subspace, thor
 
 pytestmark = [
@@ -18,7 +18,6 @@ THOR = {
     "bias": "plain",
     "damping_split": "pi",
     "trace_rule": TraceRule(0.2, 0.03),
-    "adapt_damping": LevenbergMarquardt(0.6),
     "kl_clip": 1e-3,
     "skip": ("4",),
     "nan": "drop",

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.image_files import numbered
 from labkit.ranks.launch import free_port
+from tests.support.image_files import numbered
 from tests.support.programs import run_code
 
 COUNTS = {"ant": 7, "bee": 7, "cow": 9}

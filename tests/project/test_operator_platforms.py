@@ -13,7 +13,7 @@ from labkit.algorithms.adasum import AdasumStep
 from labkit.algorithms.grad_freeze import GradFreezeUpdate, freeze_schedule
 from labkit.algorithms.less_bn import less_bn
 from labkit.algorithms.subspace import SubspaceStep
-from labkit.algorithms.thor import LevenbergMarquardt, ThorStep, ThorUpdate, TraceRule
+from labkit.algorithms.thor import ThorStep, ThorUpdate, TraceRule
 from labkit.nets.lenet import LeNet5
 from labkit.nets.resnet import ResidualBlockBase, ResNet
 from labkit.nets.small import NextToken, NormNet
@@ -44,7 +44,6 @@ EVERY_OPTION = {
     "factor_decay": 0.9,
     "damping_split": "pi",
     "kl_clip": 1e-3,
-    "adapt_damping": LevenbergMarquardt(),
     "trace_rule": TraceRule(),
     "clip_norm": 1.0,
 }

@@ -21,7 +21,6 @@ CASES = {
         {"frequency": 1, "trace_rule": (0.5, 0.05), "kl_clip": 1e-2, "factor_decay": 0.5},
         None,
     ),
-    "damping adapts": ("mlp", 0, {"frequency": 2, "adapt_damping": 0.5, "clip_norm": 9.0}, None),
     "accumulated": ("mlp", 2, {"frequency": 2}, None),
     "nan on one rank": ("mlp", 0, {"frequency": 2, "nan": "drop"}, (1, 2)),
     "retried": ("degenerate", 0, {"frequency": 1, "split": None}, None),
@@ -45,7 +44,7 @@ def build(kind, micro_steps, options):
     """Return (network, step) with the same weights on all ranks."""
     from mindspore import nn
 
-    from labkit.algorithms.thor import LevenbergMarquardt, ThorStep, ThorUpdate, TraceRule
+    from labkit.algorithms.thor import ThorStep, ThorUpdate, TraceRule
     from labkit.steps.accumulation import AccumulatedStep
     from labkit.steps.losses import LossNet
     from labkit.steps.state import set_state
@@ -75,8 +74,6 @@ def build(kind, micro_steps, options):
         damping = 1e-6
     if "trace_rule" in options:
         options["trace_rule"] = TraceRule(*options["trace_rule"])
-    if "adapt_damping" in options:
-        options["adapt_damping"] = LevenbergMarquardt(options["adapt_damping"])
     optimizer = momentum(network, 0.05, weight_decay=0.1)
     if micro_steps:
         update = ThorUpdate(loss_net, optimizer, damping, **options)

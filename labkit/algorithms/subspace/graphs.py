@@ -17,8 +17,8 @@ from collections.abc import Sequence
 import mindspore as ms
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
-from labkit.steps.statistics import running_statistics
 from labkit.steps.state import copied, flat, keep_also, part_of
+from labkit.steps.statistics import running_statistics
 
 
 class Project(nn.Cell):

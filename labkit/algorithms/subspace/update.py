@@ -23,8 +23,8 @@ from labkit.algorithms.words import SEARCH_METHODS, SUBSPACE_ON_HOST, WHOLE_TAIL
 from labkit.base.arguments import choice
 from labkit.errors import InputError
 from labkit.ranks import cluster
-from labkit.steps.statistics import running_statistics
 from labkit.steps.state import integer_of, set_state, state
+from labkit.steps.statistics import running_statistics
 from labkit.steps.update import Summary, UpdateStage
 
 

@@ -29,8 +29,8 @@ Departures from MindSpore's THOR, with the published formulas (``formulas="thor"
 """
 
 from labkit.algorithms.thor.options import Options
-from labkit.algorithms.thor.rules import LevenbergMarquardt, TraceRule
+from labkit.algorithms.thor.rules import TraceRule
 from labkit.algorithms.thor.step import ThorStep
 from labkit.algorithms.thor.update import ThorUpdate
 
-__all__ = ["LevenbergMarquardt", "Options", "ThorStep", "ThorUpdate", "TraceRule"]
+__all__ = ["Options", "ThorStep", "ThorUpdate", "TraceRule"]

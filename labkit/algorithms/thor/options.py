@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from mindspore import mint, nn
 
 from labkit.algorithms.thor.curvature import DAMPING_SPLITS
-from labkit.algorithms.thor.rules import LevenbergMarquardt, TraceRule
+from labkit.algorithms.thor.rules import TraceRule
 from labkit.base.arguments import choice, integer, names_checked, number, wrong
 from labkit.errors import InputError
 from labkit.steps.losses import CrossEntropySmooth
@@ -52,7 +52,6 @@ class Options:
         trace_rule: rule for each layer; None: each refresh recomputes every layer's inverses.
         kl_clip: None, or c > 0: U is scaled by min(1, sqrt(c / s)), s = |sum of rate^2 <U, grad>
             over the layers|.
-        adapt_damping: rule that adapts the damping, starting from ``damping``, or None.
         skip: layers that take the plain update: Cells, or names as in ``layers``. Layers whose
             weight is tied to another Cell's or used without their call must be skipped.
         formulas: ``thor``, or ``upstream_gpu``: what MindSpore's THOR computes on GPU, to compare.
@@ -73,7 +72,6 @@ class Options:
     damping_split: str = "equal"
     trace_rule: TraceRule | None = None
     kl_clip: float | None = None
-    adapt_damping: LevenbergMarquardt | None = None
     skip: Sequence[nn.Cell | str] = ()
     formulas: str = "thor"
     loss: str = "known"
@@ -87,10 +85,8 @@ class Options:
         number("factor_decay", self.factor_decay, at_least=0, below=1)
         if self.kl_clip is not None:
             number("kl_clip", self.kl_clip, above=0)
-        for name, kind in (("trace_rule", TraceRule), ("adapt_damping", LevenbergMarquardt)):
-            value = getattr(self, name)
-            if not isinstance(value, kind | None):
-                raise wrong(name, value, f"a {kind.__name__} or None")
+        if not isinstance(self.trace_rule, TraceRule | None):
+            raise wrong("trace_rule", self.trace_rule, "a TraceRule or None")
         if not isinstance(self.skip, tuple | list):
             raise wrong("skip", self.skip, "a tuple of Cells or layer names")
 

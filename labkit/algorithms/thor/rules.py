@@ -1,6 +1,5 @@
 """When factors and inverses are refreshed, and with how much damping: plain Python, on the host."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -51,46 +50,6 @@ class TraceRule:
         if not change <= self.refresh:  # NaN if the traces are infinite
             return REFRESH
         return SKIP if change >= self.freeze else FREEZE
-
-
-@names_checked
-@dataclass(frozen=True)
-class LevenbergMarquardt:
-    """Damping that follows how well the quadratic model predicts an update (Martens 2010, 4.1).
-
-        M(s) = <grad, s> + 1/2 s^T (F + damping I) s,     rho = (L(w + s) - L(w)) / M(s)
-        rho > 3/4: damping *= decay;  rho < 1/4: damping /= decay
-
-    Args:
-        decay: factor, 0 < decay < 1, applied at each refresh.
-        least: smallest damping, above 0.
-        largest: largest damping, finite.
-
-    Raises:
-        InputError: unless 0 < decay < 1 and 0 < least <= largest.
-    """
-
-    decay: float = 0.95
-    least: float = 1e-6
-    largest: float = 1e3
-
-    def __post_init__(self) -> None:
-        number("decay", self.decay, above=0, below=1)
-        largest = number("largest", self.largest, above=0)
-        number("least", self.least, above=0, at_most=largest)
-
-    def adjust(self, damping: float, rho: float) -> float:
-        """Return the new damping.
-
-        Args:
-            damping: the old damping.
-            rho: see above; a value that is not finite counts as a bad prediction.
-        """
-        if 0.75 < rho < math.inf:
-            damping *= self.decay
-        elif not 0.25 <= rho < math.inf:
-            damping /= self.decay
-        return min(max(damping, self.least), self.largest)
 
 
 class Damping:

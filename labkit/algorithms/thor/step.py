@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from mindspore import nn
 
 from labkit.algorithms.thor.options import Options
-from labkit.algorithms.thor.rules import LevenbergMarquardt, TraceRule
+from labkit.algorithms.thor.rules import TraceRule
 from labkit.algorithms.thor.update import DampingSchedule, ThorUpdate
 from labkit.base.arguments import names_checked
 from labkit.steps.plain import PlainStep
@@ -32,7 +32,6 @@ class ThorStep(PlainStep):
         damping_split: ``equal`` or ``pi``.
         trace_rule: ``TraceRule``, or None.
         kl_clip: limit of the update, measured by rate^2 <U, grad>, or None.
-        adapt_damping: ``LevenbergMarquardt``, or None.
         skip: layers that take the plain update.
         formulas: ``thor`` or ``upstream_gpu``.
         loss: ``known`` or ``sample mean``.
@@ -68,7 +67,6 @@ class ThorStep(PlainStep):
         damping_split: str = Options.damping_split,
         trace_rule: TraceRule | None = None,
         kl_clip: float | None = None,
-        adapt_damping: LevenbergMarquardt | None = None,
         skip: Sequence[nn.Cell | str] = (),
         formulas: str = Options.formulas,
         loss: str = Options.loss,
@@ -93,7 +91,6 @@ class ThorStep(PlainStep):
             damping_split=damping_split,
             trace_rule=trace_rule,
             kl_clip=kl_clip,
-            adapt_damping=adapt_damping,
             skip=skip,
             formulas=formulas,
             loss=loss,

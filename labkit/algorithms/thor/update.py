@@ -6,18 +6,15 @@ import mindspore as ms
 import numpy as np
 from mindspore import ParameterTuple, Tensor, nn, ops
 
-from labkit.algorithms.thor.adapt import Adaptation
 from labkit.algorithms.thor.directions import Directions
 from labkit.algorithms.thor.geometry import find_layers
 from labkit.algorithms.thor.inverses import Inverses, LayerState
 from labkit.algorithms.thor.options import Options, check_loss, settled
-from labkit.algorithms.thor.rules import Damping, Frequency, LevenbergMarquardt, TraceRule
+from labkit.algorithms.thor.rules import Damping, Frequency, TraceRule
 from labkit.algorithms.thor.stops import check_factors, check_loss_value
 from labkit.algorithms.thor.taps import Tap, release_layers, tap_layers, tapped_cells
 from labkit.algorithms.thor.upstream_gpu import UpstreamTap
 from labkit.algorithms.words import THOR_ON_HOST
-from labkit.errors import InputError
-from labkit.steps.accumulation import AccumulatedStep
 from labkit.steps.state import integer_of, set_state, state, zeros_like
 from labkit.steps.update import Summary, UpdateStage
 
@@ -40,7 +37,6 @@ class ThorUpdate(UpdateStage):
         damping_split: ``equal`` or ``pi``.
         trace_rule: ``TraceRule``, or None.
         kl_clip: limit of the update, measured by rate^2 <U, grad>, or None.
-        adapt_damping: ``LevenbergMarquardt``, or None.
         skip: layers that take the plain update.
         formulas: ``thor`` or ``upstream_gpu``.
         loss: ``known`` or ``sample mean``.
@@ -78,7 +74,6 @@ class ThorUpdate(UpdateStage):
         damping_split: str = Options.damping_split,
         trace_rule: TraceRule | None = None,
         kl_clip: float | None = None,
-        adapt_damping: LevenbergMarquardt | None = None,
         skip: Sequence[nn.Cell | str] = (),
         formulas: str = Options.formulas,
         loss: str = Options.loss,
@@ -94,7 +89,6 @@ class ThorUpdate(UpdateStage):
             damping_split=damping_split,
             trace_rule=trace_rule,
             kl_clip=kl_clip,
-            adapt_damping=adapt_damping,
             skip=tuple(skip) if isinstance(skip, list) else skip,
             formulas=formulas,
             loss=loss,
@@ -112,9 +106,6 @@ class ThorUpdate(UpdateStage):
         self._make_state()
         self.directions = Directions(self.layers, self.places, optimizer, kl_clip)
         self.inverses = Inverses(list(self.layers), damping_split)
-        self.adaptation = None
-        if adapt_damping is not None:
-            self.adaptation = Adaptation(adapt_damping, self, loss_net)
         self.apply_pending = _ApplyPending(self)
         self.decisions: dict[str, str] = {}
         self.gathers = False
@@ -228,9 +219,6 @@ class ThorUpdate(UpdateStage):
         if self.gathers and integer_of(self.pending):
             values = self.refresh()
             self.apply_pending(*values)
-            if self.adaptation is not None and int(values[0]) == int(values[1]):
-                damping = self.adaptation.adjusted(step, batch, float(self.damping.asnumpy()))
-                set_state(self.damping, damping)
         if loss is not None and self.options.nan == "stop":
             check_loss_value(step.gradient, loss, batch, self.record.updates, self.damping)
 
@@ -247,20 +235,12 @@ class ThorUpdate(UpdateStage):
         values[0] = np.int32(update)
         if self.frequency.is_due(update, int(values[1])):
             values[1] = np.int32(update)
-            if self.adaptation is None or update == 0:
-                values[2] = np.float32(self.schedule.at(update))
+            values[2] = np.float32(self.schedule.at(update))
             rule, layers = self.options.trace_rule, LayerState(*values[3:])
             self.decisions = self.inverses.refresh(measured, float(values[2]), rule, layers)
-            if self.adaptation is not None:
-                self.adaptation.remember()
         return [Tensor(value) for value in values]
 
     def attach(self, step: nn.Cell) -> None:
-        if self.adaptation is not None and isinstance(step, AccumulatedStep):
-            raise InputError(
-                "adapt_damping looks at the loss of the update's batch before and after; expected "
-                "a step that updates at every batch, not one that accumulates"
-            )
         super().attach(step)
         if step.gradient.scaled:
             for cell in tapped_cells(self.places):

@@ -7,7 +7,7 @@ import pytest
 from mindspore import Tensor, mint, nn
 from mindspore.nn import TrainOneStepCell, WithLossCell
 
-from labkit.algorithms.thor import LevenbergMarquardt, Options, ThorStep, ThorUpdate, TraceRule
+from labkit.algorithms.thor import Options, ThorStep, ThorUpdate, TraceRule
 from labkit.algorithms.thor.options import LOSSES, check_loss
 from labkit.errors import InputError
 from labkit.nets.small import NextToken
@@ -32,7 +32,6 @@ NAMES = [field.name for field in dataclasses.fields(Options)]
         (dict(factor_decay=1.0), "factor_decay: expected a finite number >= 0 and < 1, got 1.0"),
         (dict(kl_clip=0), "kl_clip: expected a finite number > 0, got 0"),
         (dict(trace_rule=0.01), "trace_rule: expected a TraceRule or None, got 0.01"),
-        (dict(adapt_damping=TraceRule()), "expected a LevenbergMarquardt or None, got TraceRule"),
         (dict(skip="fc"), "skip: expected a tuple of Cells or layer names, got 'fc'"),
         (dict(frequency=0), "^frequency: expected an integer >= 1, got 0"),
         (dict(factor_frequency=1.5), "factor_frequency: expected an integer >= 1, got 1.5"),
@@ -63,7 +62,7 @@ def test_a_refused_step_leaves_it_too(options):
 
 def test_what_is_right_is_taken():
     right = dict(split=None, factor_decay=0, kl_clip=1, skip=["fc", nn.Dense(1, 1)], nan="drop")
-    right |= dict(trace_rule=TraceRule(), adapt_damping=LevenbergMarquardt())
+    right |= dict(trace_rule=TraceRule())
     assert vars(Options(**right)).items() >= right.items()
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from mindspore import Tensor
 
 from labkit import reference
-from labkit.algorithms.thor.rules import Damping, Frequency, LevenbergMarquardt, TraceRule
+from labkit.algorithms.thor.rules import Damping, Frequency, TraceRule
 from labkit.errors import InputError
 
 pytestmark = pytest.mark.usefixtures("runtime")
@@ -47,41 +47,6 @@ class TestTraceRule:
 
     def test_the_papers_thresholds(self):
         assert TraceRule() == TraceRule(refresh=0.01, freeze=0.001)
-
-
-class TestLevenbergMarquardt:
-    @given(
-        st.floats(0.01, 10), st.floats(0.1, 0.99), st.floats(0.1, 10), st.floats(-3, 3),
-        st.integers(1, 6),
-    )  # fmt: skip
-    def test_adjusts_as_the_reference(self, damping, omega, slope, rho, interval):
-        """The reference's omega^interval is labkit's decay."""
-        expected_rho, expected = reference.levenberg_marquardt(
-            damping, 1.0, 1.0 - rho * slope, -slope, 0.0, omega=omega, interval=interval
-        )
-        decay = omega**interval
-        adjusted = LevenbergMarquardt(decay, 1e-9, 1e9).adjust(damping, expected_rho)
-        assert adjusted == pytest.approx(expected, rel=1e-12)
-
-    @pytest.mark.parametrize(
-        "rho, factor",
-        [
-            (0.76, 0.5),
-            (0.75, 1),
-            (0.25, 1),
-            (0.24, 2),
-            (-1.0, 2),
-            (math.nan, 2),
-            (math.inf, 2),
-            (-math.inf, 2),
-        ],
-    )
-    def test_thresholds(self, rho, factor):
-        assert LevenbergMarquardt(0.5).adjust(0.25, rho) == 0.25 * factor
-
-    @given(positive, st.floats(-2, 2))
-    def test_stays_between_its_ends(self, damping, rho):
-        assert 0.01 <= LevenbergMarquardt(0.5, 0.01, 10.0).adjust(damping, rho) <= 10
 
 
 class TestDamping:
@@ -137,10 +102,6 @@ class TestFrequency:
     [
         (lambda: TraceRule(refresh=math.inf), "refresh: expected a finite number >= 0, got inf"),
         (lambda: TraceRule(0.001, 0.01), "freeze: expected .* >= 0 and <= 0.001, got 0.01"),
-        (lambda: LevenbergMarquardt(1.0), "decay: expected .* > 0 and < 1, got 1.0"),
-        (lambda: LevenbergMarquardt(least=0.0), "least: expected .* > 0 and <= 1000, got 0.0"),
-        (lambda: LevenbergMarquardt(largest=math.inf), "largest: expected .* > 0, got inf"),
-        (lambda: LevenbergMarquardt(least=2.0, largest=1.0), "least: expected .* <= 1, got 2.0"),
         (lambda: Damping(0), "damping: expected a finite number > 0, got 0"),
         (lambda: Damping([0.1, math.nan]), "damping: expected a finite number > 0, got nan"),
         (lambda: Damping([]), r"damping: expected shape \(\) or \(updates,\), got \(0,\)"),
