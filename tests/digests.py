@@ -108,6 +108,20 @@ def adasum(name="Adam", workers=3, **options):
     return AdasumStep(*parts(name), workers=workers, **options)
 
 
+def unsure(**options):
+    """Adasum of a step whose first answer always counts as too inexact: all go to the tree."""
+    step = adasum(**options)
+    combination = step.update.combination
+    attempt = combination.attempt
+
+    def never_sure(rows, present):
+        combined, sure = attempt(rows, present)
+        return combined, sure < 0
+
+    combination.attempt = never_sure
+    return step
+
+
 def subspace(components=6, **options):
     from labkit import SubspaceStep
 
@@ -144,6 +158,10 @@ ALONE = {
         True,
     ),
     "adasum, micro-batches, mean": (lambda: adasum(micro_steps=2, reduction="mean"), False),
+    "adasum of 4": (lambda: adasum(workers=4), False),
+    "adasum of 5": (lambda: adasum(workers=5), True),
+    "adasum of 7": (lambda: adasum("Momentum", workers=7, scope="network"), False),
+    "adasum of 5, by the tree": (lambda: unsure(workers=5), False),
     "subspace, bfgs": (lambda: subspace(alpha=1.0, gamma=0.0), False),
     "subspace, bfgs, accumulated": (lambda: subspace(micro_steps=3), True),
     "subspace, sgd": (lambda: subspace(method="sgd"), False),
