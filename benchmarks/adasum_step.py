@@ -198,12 +198,12 @@ def ranks_ms(rounds, data):
     step, adasum = fresh(AdasumStep)
     sizes = step.update.sizes
     if sizes != SIZES or step.total_workers != ranks:
-        raise ValueError(f"LeNet has parameters of {sizes}, {step.team.sizes.text()}; see SIZES")
+        raise ValueError(f"LeNet has parameters of {sizes}, {step.team.text()}; see SIZES")
     calls = {"AdasumStep": adasum, "PlainStep": fresh(PlainStep)[1]}
     calls |= _combinations(step.team, Tensor(random.standard_normal((1, sum(SIZES)), np.float32)))
     measured = {"ms": interleaved_ms(calls, rounds, STEPS["rank"])}
     step.check_replicas()
-    return measured | {"bytes_received": step.team.sizes.bytes_received(sum(SIZES) + NOTES)}
+    return measured | {"bytes_received": step.team.bytes_received(sum(SIZES) + NOTES)}
 
 
 def _combinations(team, row):

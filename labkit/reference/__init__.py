@@ -23,8 +23,6 @@ from labkit.reference.convolution import convolve as convolve
 from labkit.reference.convolution import patches as patches
 from labkit.reference.convolution import same_padding as same_padding
 from labkit.reference.convolution import sum_of_patches as sum_of_patches
-from labkit.reference.grad_freeze import first_group_shares as first_group_shares
-from labkit.reference.grad_freeze import frozen_momentum_update as frozen_momentum_update
 from labkit.reference.kronecker import block_bounds as block_bounds
 from labkit.reference.kronecker import block_diagonal as block_diagonal
 from labkit.reference.kronecker import damped_inverse as damped_inverse
@@ -41,8 +39,6 @@ from labkit.reference.kronecker import thor_direction as thor_direction
 from labkit.reference.kronecker import weight_and_bias as weight_and_bias
 from labkit.reference.lenet import lenet_gradients as lenet_gradients
 from labkit.reference.lenet import lenet_parameters as lenet_parameters
-from labkit.reference.less_bn import normalised_dense as normalised_dense
-from labkit.reference.less_bn import normalised_dense_slopes as normalised_dense_slopes
 from labkit.reference.losses import linear_regression as linear_regression
 from labkit.reference.losses import smoothed_cross_entropy as smoothed_cross_entropy
 from labkit.reference.losses import softmax_regression as softmax_regression

@@ -3,18 +3,14 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from labkit.algorithms.subspace import basis_files
 from labkit.algorithms.subspace.basis import Basis, Parameters, basis_of
-from labkit.algorithms.subspace.snapshot_files import snapshot_paths
-from labkit.algorithms.subspace.snapshot_folder import SnapshotFolder
-from labkit.base.arguments import names_checked, wrong
+from labkit.base.arguments import wrong
 from labkit.errors import InputError
 from labkit.ranks.cluster import gather, rank_and_size
 
-_NAME = "pca_mat.npy"  # file of a basis beside its snapshots
+_NAME = "pca_mat.safetensors"  # file of a basis beside its snapshots
 
 
-@names_checked
 def basis_from(
     path: str | Path | None,
     snapshots: str | Path | None,
@@ -27,8 +23,8 @@ def basis_from(
     On several ranks, the first one computes it.
 
     Args:
-        path: pca_mat_path. If the file exists, it is loaded and nothing is computed, whether or not
-            its snapshots still exist; otherwise it is made. None: pca_mat.npy beside the
+        path: pca_mat_path, a ``.npy`` or ``.safetensors`` file. If it exists, it is loaded and
+            nothing is computed; otherwise it is made. None: pca_mat.safetensors beside the
             snapshots, made again if it belongs to other snapshots.
         snapshots: weight_load_dir, a folder of snapshots, or None.
         parameters: parameters that the basis must belong to.
@@ -43,7 +39,7 @@ def basis_from(
     # The first rank decides: a slower one may find the file that the first has just made, load it,
     # and leave the first waiting in basis_of.
     there = bool(gather([float(there)])[0, 0])
-    if not there:
+    if path is None or not there:
         if snapshots is None:
             raise InputError(
                 f"dim_reduce needs weights to make its basis of: weight_load_dir is None, and "
@@ -51,28 +47,10 @@ def basis_from(
                 "snapshots, or a basis"
             )
         return basis_of(path or Path(snapshots) / _NAME, snapshots, parameters, components, report)
-    if path is None:
-        raise InputError(
-            "pca_mat_path is None on this rank, and a basis on the first; expected one"
-        )
     basis = Basis.load(path, parameters)
     if len(basis.matrix) != components:
         rows = len(basis.matrix)
         raise wrong("n_components", components, f"{rows}, the number in the basis in {path}")
     if rank_and_size()[0] == 0:
-        others = _other_snapshots(basis, snapshots, parameters)
-        if basis_files.is_bare(path):
-            others = "; no .json describes it: its columns are taken in the parameters' order"
-        report(f"labkit: basis loaded from {path}, nothing computed{others}")
+        report(f"labkit: basis loaded from {path}, nothing computed")
     return basis
-
-
-def _other_snapshots(basis: Basis, folder: str | Path | None, parameters: Parameters) -> str:
-    """Return a remark if a folder holds snapshots other than those of a loaded basis, else ''."""
-    if folder is None or not snapshot_paths(Path(folder)):
-        return ""
-    try:
-        reason = basis.difference(SnapshotFolder(folder, parameters))
-    except InputError as error:
-        reason = str(error)
-    return f", though {folder} holds other snapshots ({reason})" if reason else ""

@@ -1,173 +1,108 @@
 """``boost_step``: MindSpore's ``boost_level`` and ``boost_config_dict``, with the steps of labkit.
 
-    less_bn            the last Dense normalised, BatchNorms removed, before the step is built
-    grad_freeze        GradFreezeUpdate instead of the optimizer alone; with adasum in each worker
     adasum             AdasumStep; a server's ``device_number`` ranks are averaged first
     grad_accumulation  AccumulatedStep; with adasum or dim_reduce, their step's own micro-batches
     dim_reduce         SubspaceStep in the basis of the weights in ``weight_load_dir``
 
 Source: as for ``labkit.upstream.boost_config``. Departures, besides those listed there:
 - the caller's optimizer is kept (for dim_reduce MindSpore silently replaces it by an SGD of rate 1
-  without weight decay), except with less_bn, which changes the parameters to train: an optimizer
-  with the same arguments is made for them, and is ``step.optimizer``;
-- grad_freeze groups the parameters that less_bn has left (in MindSpore also those of BatchNorms
-  that are not in the graph);
-- trainings with the same seed, that of ``labkit.start``, have the same schedule of grad_freeze;
+  without weight decay);
 - gradients are unscaled once, losses averaged as floats, the line search leaves BatchNorm alone,
   and failed searches are counted: see ``labkit.algorithms.subspace``;
 - an epoch's last micro-batches are applied (in MindSpore they wait for the next epoch's).
 """
 
-from __future__ import annotations
-
-import itertools
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
-from mindspore import get_seed, nn
+from mindspore import nn
 
 from labkit.algorithms.adasum import AdasumStep
-from labkit.algorithms.grad_freeze import GradFreezeUpdate, freeze_schedule
-from labkit.algorithms.less_bn import fit_to, less_bn
 from labkit.algorithms.subspace import Basis, SubspaceStep
-from labkit.base.arguments import names_checked, wrong
-from labkit.errors import InputError, warn
+from labkit.base.arguments import wrong
+from labkit.errors import InputError, refuse_unknown, warn
 from labkit.ranks import cluster
 from labkit.steps.accumulation import AccumulatedStep
+from labkit.steps.options import GradientOptions
 from labkit.steps.plain import PlainStep
-from labkit.steps.precision import DynamicLossScale
 from labkit.steps.step import Step, check_optimizer
 from labkit.upstream.basis import basis_from
 from labkit.upstream.boost_config import Boost, read_boost
 
-_FREEZE = ("param_groups", "freeze_type", "freeze_p", "total_steps")
 # MindSpore's number: in MindSpore, fewer than two servers of 8 have no Adasum.
 _DEVICES = 8
-# Options of every step, and function -> options that its step accepts and a plain step does not.
-_OPTIONS = "precision loss_scale nonfinite reduction clip_norm".split()
-_OWN_OPTIONS = {
-    "adasum": ("workers", "on", "scope", "tail"),
-    "dim_reduce": ("trials", "curvature", "start", "failure", "tail"),
-    "grad_accumulation": ("tail",),
+# Options that a step takes beside those of every step. What the dictionary says is none of them.
+_OWN_OPTIONS: Mapping[type[Step], tuple[str, ...]] = {
+    AdasumStep: ("workers", "on", "scope", "tail"),
+    SubspaceStep: ("trials", "curvature", "start", "failure", "tail"),
+    AccumulatedStep: ("tail",),
+    PlainStep: (),
 }
 
 
-@names_checked
 def boost_step(
     loss_net: nn.Cell,
     optimizer: nn.Optimizer,
     boost_level: str = "O0",
     boost_config_dict: Mapping[str, Mapping[str, Any]] | str | None = None,
     *,
-    missing: str = "refuse",
     basis: Basis | None = None,
-    precision: str | None = None,
-    loss_scale: float | DynamicLossScale | None = None,
-    nonfinite: str | None = None,
-    reduction: str | None = None,
-    clip_norm: float | None = None,
-    tail: str | None = None,
-    workers: int | None = None,
-    on: str | None = None,
-    scope: str | None = None,
-    trials: int | None = None,
-    curvature: float | None = None,
-    start: str | None = None,
-    failure: str | None = None,
+    **options: Any,
 ) -> Step:
     """Return the step that a level and a dictionary ask for, and print what is turned on.
-
-    less_bn changes the network in place. The optimizer is then made again, and is
-    ``step.optimizer``, unless ``less_bn(network)`` was called before it was made.
 
     >>> step = boost_step(loss_net, optimizer, "O1", {"boost": {"mode": "manual", "adasum": True}})
     >>> Model(step).train(90, dataset, callbacks=[EndOfEpoch(step)], dataset_sink_mode=False)
 
-    One notice says what differs and what has no effect. None leaves an option at its default.
+    One notice says what differs and what has no effect.
 
     Args:
         loss_net: batch -> mean loss.
-        optimizer: any ``nn.Optimizer``, which is kept except with less_bn; for dim_reduce
-            MindSpore uses ``nn.SGD(..., learning_rate=1)``.
+        optimizer: any ``nn.Optimizer``, which is kept; for dim_reduce MindSpore uses
+            ``nn.SGD(..., learning_rate=1)``.
         boost_level: as for ``read_boost``.
         boost_config_dict: as for ``read_boost``.
-        missing: as for ``read_boost``.
         basis: for dim_reduce, in place of pca_mat_path and weight_load_dir.
-        precision: option of every step, like the next six.
-        loss_scale: number or ``DynamicLossScale``.
-        nonfinite: what happens to a batch that is not finite.
-        reduction: how gradients, or Adasum's workers, are combined.
-        clip_norm: largest norm of the gradient.
-        tail: what happens to an epoch's last micro-batches.
-        workers: option of AdasumStep.
-        on: option of AdasumStep.
-        scope: option of AdasumStep.
-        trials: option of SubspaceStep; MindSpore uses 2.
-        curvature: option of SubspaceStep.
-        start: option of SubspaceStep.
-        failure: option of SubspaceStep.
+        **options: ``GradientOptions``; of AdasumStep also workers, on, scope and tail; of
+            SubspaceStep trials (MindSpore uses 2), curvature, start, failure and tail; of
+            AccumulatedStep tail.
 
     Raises:
-        InputError: as ``read_boost`` and the step do, and for an option of a function that is off.
+        InputError: as ``read_boost`` and the step do, and for an option that the step does not
+            take, with the nearest that it does.
     """
-    known = {*_OPTIONS, *itertools.chain(*_OWN_OPTIONS.values())}
-    options = {n: value for n, value in locals().items() if n in known and value is not None}
     check_optimizer(optimizer)
-    boost = read_boost(boost_level, boost_config_dict, missing=missing)
-    _refuse_options(boost, options)
+    boost = read_boost(boost_level, boost_config_dict)
+    kind = _kind(boost)
+    known = [*_OWN_OPTIONS[kind], *(each.name for each in fields(GradientOptions))]
+    for name in options:
+        refuse_unknown(f"option of {kind.__name__}", name, known)
     if basis is not None:
         _check_basis(basis, boost, boost_config_dict)
-    step, used = _build(boost, loss_net, optimizer, basis, options)
-    notes = [*boost.notes, *_notes_on_optimizer(boost, optimizer, step)]
-    if notes:
-        warn(f"boost_step: {'; '.join(notes)}")
-    print(f"labkit: boost_level {boost.level}, mode {boost.mode}: {_text(boost, used)}", flush=True)
+    used = {}
+    if "grad_accumulation" in boost.on:
+        used["micro_steps"] = boost.values["grad_accumulation_step"]
+    if kind is AdasumStep:
+        used["node_size"] = _node_size(boost)
+    if kind is SubspaceStep:
+        used |= {name: boost.values[name] for name in ("rho", "sigma", "gamma", "alpha")}
+        options["basis"] = basis or _basis(boost, optimizer)
+    step: Any = kind(loss_net, optimizer, **used, **options)
+    if kind is SubspaceStep:
+        components = len(options["basis"].matrix)
+        used |= {"n_components": components, "trials": step.update.constants.trials}
+    _report(boost, used, _notes_on_optimizer(kind, optimizer))
     return step
 
 
-def _refuse_options(boost: Boost, options: Mapping[str, Any]) -> None:
-    """Refuse options of a step that is not built."""
-    right = {name for function in boost.on for name in _OWN_OPTIONS.get(function, ())}
-    for name, value in options.items():
-        owners = [function for function, own in _OWN_OPTIONS.items() if name in own]
-        if owners and name not in right:
-            verb = "is" if len(owners) == 1 else "are"
-            raise wrong(name, value, f"none where {' and '.join(owners)} {verb} off")
-
-
-def _build(
-    boost: Boost,
-    loss_net: nn.Cell,
-    optimizer: nn.Optimizer,
-    basis: Basis | None,
-    options: Mapping[str, Any],
-) -> tuple[Step, dict[str, Any]]:
-    """Return (step, values that it uses)."""
-    micro_steps = boost.values.get("grad_accumulation_step")
-    used = {} if micro_steps is None else {"micro_steps": micro_steps}
-    if "dim_reduce" in boost.on:
-        basis = _basis(boost, basis, optimizer)
-        used |= {name: boost.values[name] for name in ("rho", "sigma", "gamma", "alpha")}
-        step = SubspaceStep(loss_net, optimizer, basis, **used, **options)
-        more = {"n_components": len(basis.matrix), "trials": step.update.constants.trials}
-        return step, used | more
-    if "less_bn" in boost.on:
-        print(f"labkit: {less_bn(loss_net, fn_flag=boost.values['fn_flag']).text()}", flush=True)
-        optimizer = fit_to(optimizer, loss_net)
-    freeze, frozen = None, {}
-    if "grad_freeze" in boost.on:
-        words = {name: boost.values[name] for name in _FREEZE if name in boost.values}
-        schedule = freeze_schedule(loss_net, **words, seed=get_seed() or 0)
-        freeze = GradFreezeUpdate(optimizer, schedule)
-        frozen = {name: schedule.settings[name] for name in _FREEZE}
+def _kind(boost: Boost) -> Any:
+    """Return the class of the step."""
     if "adasum" in boost.on:
-        used["node_size"] = _node_size(boost)
-        step = AdasumStep(loss_net, optimizer, freeze=freeze, **used, **options)
-    elif "grad_accumulation" in boost.on:
-        step = AccumulatedStep(loss_net, optimizer, update=freeze, **used, **options)
-    else:
-        step = PlainStep(loss_net, optimizer, update=freeze, **options)
-    return step, used | frozen
+        return AdasumStep
+    if "dim_reduce" in boost.on:
+        return SubspaceStep
+    return AccumulatedStep if "grad_accumulation" in boost.on else PlainStep
 
 
 def _check_basis(basis: Basis, boost: Boost, dictionary: Any) -> None:
@@ -185,9 +120,7 @@ def _check_basis(basis: Basis, boost: Boost, dictionary: Any) -> None:
         raise wrong("n_components", components, f"{rows}, the number in the basis")
 
 
-def _basis(boost: Boost, basis: Basis | None, optimizer: nn.Optimizer) -> Basis:
-    if basis is not None:
-        return basis
+def _basis(boost: Boost, optimizer: nn.Optimizer) -> Basis:
     path, folder = boost.values["pca_mat_path"], boost.values["weight_load_dir"]
     return basis_from(path, folder, optimizer.parameters, boost.values["n_components"])
 
@@ -199,16 +132,10 @@ def _node_size(boost: Boost) -> int:
     return int(boost.values.get("device_number", default))
 
 
-def _notes_on_optimizer(boost: Boost, optimizer: nn.Optimizer, step: Step) -> list[str]:
-    """Return notes on what a caller may not expect to happen, or not, to the optimizer."""
-    if step.optimizer is not optimizer:
-        before, now = len(optimizer.parameters), len(step.optimizer.parameters)
-        return [
-            f"less_bn has replaced your {type(optimizer).__name__} by one for {now} parameters "
-            f"instead of {before}: step.optimizer is the one that trains"
-        ]
+def _notes_on_optimizer(kind: Any, optimizer: nn.Optimizer) -> list[str]:
+    """Return a note if MindSpore would train with another optimizer."""
     same = isinstance(optimizer, nn.SGD) and not optimizer.dynamic_lr and not optimizer.is_group_lr
-    if "dim_reduce" not in boost.on or same and float(optimizer.learning_rate.asnumpy()) == 1:
+    if kind is not SubspaceStep or same and float(optimizer.learning_rate.asnumpy()) == 1:
         return []
     return [
         f"the optimizer stays your {type(optimizer).__name__}; for dim_reduce MindSpore puts "
@@ -216,9 +143,11 @@ def _notes_on_optimizer(boost: Boost, optimizer: nn.Optimizer, step: Step) -> li
     ]
 
 
-def _text(boost: Boost, used: Mapping[str, Any]) -> str:
-    """Return what is turned on, with its values, in one line."""
-    if not boost.on:
-        return "nothing is turned on, a plain step"
-    values = ", ".join(f"{name} {value}" for name, value in used.items())
-    return f"{' and '.join(boost.on)}" + (f" ({values})" if values else "")
+def _report(boost: Boost, used: Mapping[str, Any], notes: list[str]) -> None:
+    """Warn of what differs, and print what is turned on, with its values, in one line."""
+    if boost.notes or notes:
+        warn(f"boost_step: {'; '.join([*boost.notes, *notes])}")
+    text = " and ".join(boost.on) or "nothing is turned on, a plain step"
+    if used:
+        text += f" ({', '.join(f'{name} {value}' for name, value in used.items())})"
+    print(f"labkit: boost_level {boost.level}, mode {boost.mode}: {text}", flush=True)

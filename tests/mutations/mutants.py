@@ -162,27 +162,27 @@ MUTANTS = {
     "04_adasum": {
         # 1 + <a, b> / 2 |a|^2 instead of 1 - <a, b> / 2 |a|^2.
         "Adasum, coefficient": Mutant(
-            file="labkit/algorithms/adasum/gram.py",
+            file="labkit/algorithms/adasum/combine.py",
             right="factors = 1 - products / (squares + TINY)",
             wrong="factors = 1 + products / (squares + TINY)",
             test="tests/algorithms/adasum/test_gram.py::test_equals_the_float64_tree[2]",
         ),
         # Parallel vectors cancel: the whole overlap is subtracted from both.
         "Adasum, the overlap not halved": Mutant(
-            file="labkit/algorithms/adasum/gram.py",
-            right="return i, j, m / (m + n), n / (m + n)",
-            wrong="return i, j, 1.0, 1.0",
+            file="labkit/algorithms/adasum/combine.py",
+            right="shares = made_by / made_by.sum(axis=1, keepdims=True)",
+            wrong="shares = np.ones(made_by.shape)",
             test="tests/algorithms/adasum/test_gram.py::test_equals_the_float64_tree[2]",
         ),
         # The overlap is divided by the other vector's length: right only for equal lengths.
         "Adasum, lengths exchanged": Mutant(
-            file="labkit/algorithms/adasum/gram.py",
-            right="pick[first, first, 0, every] = pick[second, second, 1, every] = 1",
-            wrong="pick[second, second, 0, every] = pick[first, first, 1, every] = 1",
+            file="labkit/algorithms/adasum/combine.py",
+            right="for i in first + second])",
+            wrong="for i in second + first])",
             test="tests/algorithms/adasum/test_gram.py::test_equals_the_float64_tree[2]",
         ),
         "Adasum, vector by vector": Mutant(
-            file="labkit/algorithms/adasum/tree.py",
+            file="labkit/algorithms/adasum/combine.py",
             right="combined = (length_a - self.of_first * cosine * length_b) * unit_a",
             wrong="combined = (length_a - self.of_first * cosine * length_a) * unit_a",
             test="tests/algorithms/adasum/test_combination.py::TestAgainstFloat64"
@@ -196,8 +196,8 @@ MUTANTS = {
         ),
         # Every worker continues with the first worker's momentum.
         "Adasum, one momentum for all workers": Mutant(
-            file="labkit/algorithms/adasum/update.py",
-            right="index = ops.reshape(self.side * self.workers + self.worker, (1,))",
+            file="labkit/algorithms/adasum/workers.py",
+            right="index = ops.reshape(self.side * self.workers + worker, (1,))",
             wrong="index = ops.reshape(self.side * self.workers, (1,))",
             test="tests/algorithms/adasum/test_step.py::test_each_worker_has_an_optimizer_of_its_own",
         ),

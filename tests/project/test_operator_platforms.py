@@ -10,8 +10,6 @@ import pytest
 from mindspore import nn
 
 from labkit.algorithms.adasum import AdasumStep
-from labkit.algorithms.grad_freeze import GradFreezeUpdate, freeze_schedule
-from labkit.algorithms.less_bn import less_bn
 from labkit.algorithms.subspace import SubspaceStep
 from labkit.algorithms.thor import ThorStep, ThorUpdate, TraceRule
 from labkit.nets.lenet import LeNet5
@@ -54,11 +52,6 @@ def accumulated_thor(loss_net, optimizer):
     return AccumulatedStep(loss_net, optimizer, micro_steps=1, update=update)
 
 
-def freezing(make, loss_net, optimizer, name, **options):
-    schedule = freeze_schedule(loss_net.network, param_groups=2)
-    return make(loss_net, optimizer, **{name: GradFreezeUpdate(optimizer, schedule)}, **options)
-
-
 def subspace(loss_net, optimizer, **options):
     return SubspaceStep(loss_net, optimizer, basis_of(optimizer.parameters, 4), **options)
 
@@ -67,12 +60,6 @@ def loss_net_of(network):
     if isinstance(network, NextToken):
         return TokenLossNet(network)
     return LossNet(network, nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean"))
-
-
-def with_less_bn():
-    network = LeNet5()
-    less_bn(network)
-    return network
 
 
 def small():
@@ -157,9 +144,6 @@ STEPS = {
     "adasum, gradients": (AdasumStep, smallest, {"workers": 3, "on": "gradients"}),
     "adasum, mean": (AdasumStep, smallest, {"workers": 2, "reduction": "mean"}),
     "adasum, float16": (AdasumStep, smallest, {"workers": 2, "scope": "network"} | FLOAT16),
-    "less_bn": (PlainStep, with_less_bn, {}),
-    "freezing": (partial(freezing, PlainStep, name="update"), LeNet5, {"clip_norm": 1.0}),
-    "freezing, adasum": (partial(freezing, AdasumStep, name="freeze"), LeNet5, {"workers": 2}),
     "subspace, BatchNorm, micro-batches": (subspace, norm, {"micro_steps": 3} | FLOAT16),
     "subspace, tokens": (subspace, NextToken, {"clip_norm": 1.0}),
     "subspace, sgd": (subspace, smallest, {"method": "sgd", "reduction": "sum"}),

@@ -1,15 +1,26 @@
 """The step: workers take turns, each with its own micro-batches; then all are combined."""
 
 from collections.abc import Sequence
+from typing import TypedDict, Unpack
 
 import numpy as np
 from mindspore import nn
 
 from labkit.algorithms.adasum.update import AdasumUpdate
-from labkit.algorithms.grad_freeze import GradFreezeUpdate
-from labkit.base.arguments import names_checked
 from labkit.steps.accumulation import AccumulatedStep, MicroSteps
-from labkit.steps.precision import DynamicLossScale
+from labkit.steps.options import DynamicLossScale, gradient_options
+
+_OWN = ("workers", "micro_steps", "on", "reduction", "scope", "node_size", "tail")
+
+
+class WorkerOptions(TypedDict, total=False):
+    """Names and types of the ``GradientOptions`` of a worker."""
+
+    precision: str
+    loss_scale: float | DynamicLossScale
+    nonfinite: str
+    clip_norm: float | None
+    all_reduce_fusion_config: Sequence[int] | None
 
 
 class AdasumStep(AccumulatedStep):
@@ -28,16 +39,10 @@ class AdasumStep(AccumulatedStep):
             ``network`` combines all parameters as one vector.
         node_size: ranks per node: averaged within a node, combined across nodes (in one process,
             ``node_size`` times as many micro-batches make up a worker's vector).
-        freeze: a ``GradFreezeUpdate`` of the same optimizer: the parameters that it freezes in an
-            update enter as zeros, and keep their values and moments in all workers.
         tail: what ``end_epoch`` does if not all workers have had their turn: ``flush`` combines
             those that have, ``drop`` discards them.
-        precision: ``O0``, ``O2`` or ``O3``.
-        loss_scale: number > 0, or ``DynamicLossScale``.
-        nonfinite: ``drop_micro``, ``drop_group`` or ``propagate``.
-        clip_norm: maximum global norm of a worker's averaged gradient, or None.
-        all_reduce_fusion_config: index of the last gradient of each message between the ranks of a
-            node, or None.
+        **options: see ``GradientOptions``. ``clip_norm`` limits each worker's averaged gradient;
+            ``all_reduce_fusion_config`` is for the messages between the ranks of a node.
 
     Raises:
         InputError: if an argument has an invalid value, there is only one worker, or replicas
@@ -63,7 +68,6 @@ class AdasumStep(AccumulatedStep):
     >>> step.end_epoch()
     """
 
-    @names_checked
     def __init__(
         self,
         loss_net: nn.Cell,
@@ -75,48 +79,27 @@ class AdasumStep(AccumulatedStep):
         reduction: str = "adasum",
         scope: str = "layer",
         node_size: int = 1,
-        freeze: GradFreezeUpdate | None = None,
         tail: str = "flush",
-        precision: str = "O0",
-        loss_scale: float | DynamicLossScale = 1.0,
-        nonfinite: str = "drop_micro",
-        clip_norm: float | None = None,
-        all_reduce_fusion_config: Sequence[int] | None = None,
+        **options: Unpack[WorkerOptions],
     ):
-        super().__init__(
-            loss_net,
-            optimizer,
-            micro_steps,
-            update=AdasumUpdate(
-                optimizer,
-                workers=workers,
-                on=on,
-                reduction=reduction,
-                scope=scope,
-                node_size=node_size,
-                freeze=freeze,
-            ),
-            tail=tail,
-            precision=precision,
-            loss_scale=loss_scale,
-            nonfinite=nonfinite,
-            clip_norm=clip_norm,
-            all_reduce_fusion_config=all_reduce_fusion_config,
+        gradient_options(options, *_OWN)  # before a misspelled "workers" means a team of one
+        update = AdasumUpdate(
+            optimizer, workers=workers, on=on, reduction=reduction, scope=scope, node_size=node_size
         )
-        self.team, self.workers = self.update.team, workers
-
-    @property
-    def total_workers(self) -> int:
-        """The number of workers whose vectors are combined."""
-        return self.team.total
+        super().__init__(loss_net, optimizer, micro_steps, update=update, tail=tail, **options)
+        self.team, self.workers, self.total_workers = update.team, workers, update.team.total
 
     def vectors(self) -> dict[str, np.ndarray]:
         """Return each parameter's vectors (workers, size) that this process last contributed."""
-        return self.update.vectors()
+        update = self.update
+        # A copy: on CPU asnumpy is the bank itself, which the next call overwrites.
+        rows = update.rows.asnumpy()[:, : update.numbers].copy()
+        names = [parameter.name for parameter in update.parameters]
+        return dict(zip(names, np.split(rows, update.ends[:-1], axis=1), strict=True))
 
     def check_replicas(self) -> None:
         """Raise ``InputError`` unless all ranks hold the same bits in every trained parameter.
 
         Call it on every rank. The step calls it when it is built and at the end of every epoch.
         """
-        self.update.team.check_replicas(self.update.parameters)
+        self.team.check_replicas(self.update.parameters)

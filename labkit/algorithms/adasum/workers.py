@@ -1,49 +1,65 @@
-"""Data that belongs to one worker: the state of its optimizer, and the notes on its turn."""
+"""The workers: who they are, what each of them keeps, and how all ranks come to hold their rows."""
 
-from itertools import product
+import functools
+import hashlib
+from collections.abc import Sequence
 from typing import Any
 
 import mindspore as ms
 import numpy as np
-from mindspore import Parameter, Tensor, nn, ops
+from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
+from mindspore.communication import create_group
 
-from labkit.steps.state import rated
+from labkit.base.arguments import integer
+from labkit.errors import InputError
+from labkit.ranks.cluster import gather_bytes, rank_and_size
+from labkit.steps.state import rated, state
 
+# The notes that follow a worker's vector in its row, float32, in this order: the sum of w_i L_i
+# over its micro-batches; the sum of w_i; the number of rows; the norm of its averaged gradient
+# before clipping; and 1, or 0 for a worker without a finite micro-batch.
+NOTES, WEIGHT, PRESENT = 5, 1, 4
 # Attributes of an optimizer that are not per-worker state: settings that a callback may change, and
 # the step count.
 SETTINGS = ("learning_rate", "weight_decay", "momentum", "global_step")
 
 
-# The notes that follow a worker's vector in the bank, float32, in this order: the sum of w_i L_i
-# over its micro-batches; the sum of w_i; the number of rows; the norm of its averaged gradient
-# before clipping; and 1, or 0 for a worker without a finite micro-batch.
-NOTES = 5
-LOSS_SUM, WEIGHT, IMAGES, NORM, PRESENT = range(NOTES)
+class WorkerStates(nn.Cell):
+    """The state of an optimizer, once for each worker of this process.
+
+    A bank holds each worker's state twice: half ``side`` has the states before the current update,
+    the other half receives those after it, so that a dropped update leaves no trace. A single
+    worker needs no bank: the optimizer holds its state.
+    """
+
+    def __init__(self, optimizer: nn.Optimizer, workers: int):
+        super().__init__(auto_prefix=False)
+        self.workers, self.map = workers, ops.HyperMap()
+        self.states = ParameterTuple(states_of(optimizer) if workers > 1 else ())
+        self.banks = ParameterTuple(_bank(each, 2 * workers) for each in self.states)
+        self.side = state("adasum_side", 0)
+
+    def load(self, worker: Tensor) -> bool:
+        """Give the optimizer the state of a worker."""
+        if self.workers > 1:
+            index = ops.reshape(self.side * self.workers + worker, (1,))
+            self.map(ops.partial(_load, index), self.states, self.banks)
+        return True
+
+    def store(self, worker: Tensor) -> bool:
+        """Keep the optimizer's state as that of a worker after the current update."""
+        if self.workers > 1:
+            index = ops.reshape((1 - self.side) * self.workers + worker, (1,))
+            self.map(ops.partial(_store, index), self.states, self.banks)
+        return True
 
 
 def states_of(optimizer: nn.Optimizer) -> list[Parameter]:
     """Return the Parameters of the optimizer's own state: moments and powers of betas."""
-    kept_out = {id(parameter) for parameter in optimizer.parameters}
-    for each, name in product((optimizer, rated(optimizer)), SETTINGS):
-        kept_out |= {id(parameter) for parameter in _parameters(getattr(each, name, None))}
+    owners = (optimizer, rated(optimizer))
+    settings = [getattr(owner, name, None) for owner in owners for name in SETTINGS]
+    kept_out = {id(parameter) for parameter in (*optimizer.parameters, *_parameters(settings))}
     return [parameter for parameter in optimizer.get_parameters() if id(parameter) not in kept_out]
-
-
-def memory_usage(optimizer: nn.Optimizer, workers: int, on: str) -> dict[str, int]:
-    """Return the bytes of an ``AdasumUpdate``'s Parameters by part, except its few scalars.
-
-    Args:
-        optimizer: that of the update.
-        workers: virtual workers in one process.
-        on: ``updates`` or ``gradients``.
-    """
-    numbers = sum(parameter.size for parameter in optimizer.parameters)
-    parts = {"workers' vectors": 4 * workers * (numbers + NOTES)}
-    if on == "updates":
-        parts["weights that workers start from"] = sum(p.nbytes for p in optimizer.parameters)
-        states = sum(state.nbytes for state in states_of(optimizer)) if workers > 1 else 0
-        parts["workers' optimizer states"] = 2 * workers * states
-    return parts
 
 
 def _parameters(value: Any) -> list[Parameter]:
@@ -55,24 +71,110 @@ def _parameters(value: Any) -> list[Parameter]:
     return list(value.get_parameters()) if hasattr(value, "get_parameters") else []
 
 
-def bank_of(parameter: Parameter, count: int) -> Parameter:
-    """Return ``count`` copies of a state, (count, ...)."""
-    values = np.repeat(parameter.asnumpy()[None], count, 0)
-    return Parameter(
-        Tensor(values, parameter.dtype), name=f"adasum.bank.{parameter.name}", requires_grad=False
-    )
+def _bank(parameter: Parameter, count: int) -> Parameter:
+    values = Tensor(np.repeat(parameter.asnumpy()[None], count, 0), parameter.dtype)
+    return Parameter(values, name=f"adasum.bank.{parameter.name}", requires_grad=False)
 
 
-def load(index: Tensor, value: Parameter, bank: Parameter) -> Tensor:
-    """Set a state to the row ``index`` (1,) of its bank."""
+def _load(index: Tensor, value: Parameter, bank: Parameter) -> Tensor:
     return ops.assign(value, ops.reshape(ops.gather(bank, index, 0), value.shape))
 
 
-def store(index: Tensor, value: Parameter, bank: Parameter) -> Tensor:
-    """Set the row ``index`` (1,) of a bank to the state."""
+def _store(index: Tensor, value: Parameter, bank: Parameter) -> Tensor:
     return ops.scatter_update(bank, index, ops.expand_dims(value, 0))
 
 
-def difference(a: Tensor, b: Tensor) -> Tensor:
-    """Return a - b as a vector, float32."""
-    return ops.reshape(ops.cast(a, ms.float32) - ops.cast(b, ms.float32), (-1,))
+class Team(nn.Cell):
+    """All workers, rank by rank: rows (workers, C) of this process -> those of all, (total, C).
+
+    Args:
+        workers: virtual workers in each process.
+        node_size: ranks per node: their gradients are averaged, and the node counts as one process
+            (in a single process it multiplies the micro-batches that a worker averages).
+
+    Raises:
+        InputError: if a count is below 1, ``ranks`` > 1 is not a multiple of ``node_size``, or the
+            team has only one worker.
+    """
+
+    def __init__(self, workers: int = 1, node_size: int = 1):
+        super().__init__(auto_prefix=False)
+        self.workers, self.node_size = integer("workers", workers), integer("node_size", node_size)
+        self.rank, self.ranks = rank, ranks = rank_and_size()
+        if ranks > 1 and ranks % node_size:
+            raise InputError(
+                f"node_size is {node_size} and there are {ranks} ranks; expected a divisor"
+            )
+        self.nodes = ranks // node_size if ranks > 1 else 1
+        self.total = self.nodes * workers
+        if self.total < 2:
+            raise InputError(
+                f"nothing to combine: {self.text()}; expected at least two workers (workers=..., "
+                "or more ranks, or a smaller node_size)"
+            )
+        if ranks > 1:
+            self.all_gather, self.all_reduce = ops.AllGather(), ops.AllReduce()
+        # Which of all rows this rank fills: those of its node, if it is the first rank there.
+        node, place = divmod(rank, node_size)
+        filled = (np.arange(self.total) // workers == node) & (place == 0)
+        self.filled, self.nothing = Tensor(filled[:, None]), Tensor(-0.0, ms.float32)
+
+    def construct(self, rows: Tensor) -> Tensor:
+        if self.ranks == 1:
+            return rows
+        if self.node_size == 1:
+            return self.all_gather(rows)
+        # All ranks of a node hold the same rows: one of them sends. (AllGather over a subset of the
+        # ranks is refused on CPU: "only support mccl_world_group".) The others add -0.0, which
+        # changes no bit, not even those of a 0.
+        own = ops.select(self.filled, ops.tile(rows, (self.nodes, 1)), self.nothing)
+        return self.all_reduce(own)
+
+    def all_of(self, truth: Tensor) -> Tensor:
+        """Return whether ``truth`` () holds on every rank; all ranks get the same answer."""
+        if self.ranks == 1:
+            return truth
+        return self.all_reduce(ops.cast(truth, ms.float32)) > self.ranks - 0.5
+
+    def rank_group(self) -> str:
+        """Return the group of ranks whose gradients are averaged; "" for this rank alone."""
+        if self.ranks == 1 or self.node_size == 1:
+            return ""
+        return _node_group(self.rank // self.node_size * self.node_size, self.node_size)
+
+    def check_replicas(self, parameters: Sequence[Parameter]) -> None:
+        """Raise ``InputError`` unless all ranks hold the same bits in every parameter."""
+        if self.ranks == 1:
+            return
+        digests = [hashlib.sha256(p.asnumpy().tobytes()).digest() for p in parameters]
+        gathered = gather_bytes(b"".join(digests)).reshape(self.ranks, len(parameters), -1)
+        differ = np.argwhere((gathered != gathered[0]).any(axis=2).T)
+        if differ.size:
+            index, rank = differ[0]
+            raise InputError(
+                f"parameter {parameters[index].name!r} of rank {rank} is not that of rank 0; "
+                "expected the same bits on all ranks: the same seed and the same checkpoint"
+            )
+
+    def text(self) -> str:
+        """Return a description: "2 workers (1 in each process, 4 ranks, 2 nodes of 2, ...)"."""
+        parts = [f"{self.workers} in each process" if self.ranks > 1 else f"{self.workers} virtual"]
+        if self.ranks > 1:
+            parts.append(f"{self.ranks} ranks")
+            if self.node_size > 1:
+                parts.append(f"{self.nodes} nodes of {self.node_size}, averaged inside")
+        elif self.node_size > 1:
+            parts.append(f"each the mean of {self.node_size}")
+        return f"{self.total} worker{'s' * (self.total > 1)} ({', '.join(parts)})"
+
+    def bytes_received(self, numbers: int) -> int:
+        """Return the bytes that one rank receives, in a ring, for ``numbers`` of each worker."""
+        messages = 1 if self.node_size == 1 else 2 / self.node_size
+        return int(messages * 4 * (self.ranks - 1) * self.workers * numbers)
+
+
+@functools.cache
+def _node_group(first: int, size: int) -> str:
+    name = f"labkit_node_{first}_{size}"
+    create_group(name, list(range(first, first + size)))
+    return name

@@ -9,6 +9,7 @@ l_k is a squared length, so a direction 10^-4 as long as the first one affects o
 of G.
 """
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +19,6 @@ import numpy as np
 
 from labkit.algorithms.subspace.snapshot_folder import SnapshotFolder
 from labkit.base.arguments import wrong
-from labkit.base.cores import usable_cores
 
 # Columns that a thread reads at once (64 kB of a file; reading took twice as long with 16 kB) and
 # columns whose float64 copies stay in a core's cache.
@@ -107,7 +107,7 @@ class _Blocks:
     def __init__(self, snapshots: SnapshotFolder):
         self.snapshots = snapshots
         self.count, self.size = len(snapshots), snapshots.size
-        self.threads = len(usable_cores())
+        self.threads = len(os.sched_getaffinity(0))
         self._own = threading.local()
 
     def __enter__(self) -> "_Blocks":

@@ -12,12 +12,10 @@ an argument of the graphs that read it, not a Parameter: a checkpoint does not h
 as arguments, since they belong to one update.
 """
 
-from collections.abc import Sequence
-
 import mindspore as ms
-from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
+from mindspore import ParameterTuple, Tensor, nn, ops
 
-from labkit.steps.state import copied, flat, keep_also, part_of
+from labkit.steps.state import copied, flat, part_of
 from labkit.steps.statistics import running_statistics
 
 
@@ -64,8 +62,8 @@ class Trial(nn.Cell):
     """(step size, P^T d (M,), w (M,), rows) -> (mean loss at w + step size P^T d, weight).
 
     It is a forward pass in training mode, because the training loss is what is minimised. The graph
-    itself restores what the pass changes, the weights and running averages of any kind, so that no
-    interruption leaves a trial's weights behind.
+    itself restores what the pass changes, the weights and BatchNorm's running statistics, so that
+    no interruption leaves a trial's weights behind.
     """
 
     def __init__(self, step: nn.Cell):
@@ -93,12 +91,6 @@ class Trial(nn.Cell):
             kept = ops.depend(self.kept, loss)
             restored = (restored, self.map(ops.assign, self.statistics, kept))
         return ops.depend(loss, restored), weight
-
-    def protect(self, parameters: Sequence[Parameter]) -> None:
-        """Also restore ``parameters`` that a forward pass assigns; weights are restored anyway."""
-        weights = {id(weight) for weight in self.weights}
-        others = [parameter for parameter in parameters if id(parameter) not in weights]
-        keep_also(self, others, "kept.trial")
 
     def put(self, vector: Tensor) -> tuple:
         """Set the weights to those of a flat vector (M,)."""

@@ -6,18 +6,18 @@ import.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypedDict
 
 import numpy as np
 
 from labkit.algorithms.words import SEARCH_FAILURES, SEARCH_STARTS
-from labkit.base.arguments import choice, integer, names_checked, number
+from labkit.base.arguments import choice, integer, number
 from labkit.errors import InputError
 
 # A longer direction is rejected: its squares leave the range of float32.
 _LONGEST = 1e18
 
 
-@names_checked
 @dataclass(frozen=True)
 class Constants:
     """Constants of the search and of the residual.
@@ -60,6 +60,19 @@ class Constants:
         integer("trials", self.trials)
 
 
+class ConstantNames(TypedDict, total=False):
+    """Names and types of ``Constants``, for ``**constants``."""
+
+    rho: float
+    sigma: float
+    trials: int
+    gamma: float
+    alpha: float
+    curvature: float
+    start: str
+    failure: str
+
+
 def refuse_constants(constants: Constants) -> None:
     """Refuse constants of the search for a method that does not search."""
     default = vars(Constants())
@@ -86,11 +99,6 @@ class LastSearch:
     accepted: bool
     step_size: float
     failures: int
-
-    @property
-    def rate(self) -> float:
-        """``step_size`` under its name up to version 0.1.0."""
-        return self.step_size
 
 
 @dataclass(frozen=True)

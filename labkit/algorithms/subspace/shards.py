@@ -1,19 +1,20 @@
 """The rows of the basis that a rank holds, with columns in the order of the optimizer."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import mindspore as ms
 import numpy as np
-from mindspore import Parameter, Tensor, nn
+from mindspore import Parameter, Tensor
 
-from labkit.algorithms.subspace.basis_files import ORTHONORMAL, off_orthonormal
+from labkit.algorithms.subspace.basis import check_orthonormal
 from labkit.errors import InputError
 from labkit.ranks.cluster import rank_and_size
 from labkit.steps.state import bounds
 
 
-class Shard(nn.Cell):
+class Shard:
     """This rank's components of a basis, in the order of the optimizer's parameters.
 
     Args:
@@ -27,12 +28,11 @@ class Shard(nn.Cell):
         starts: where each parameter starts among the M numbers; ``ends``: where it ends.
 
     Raises:
-        InputError: if ``basis`` is not a basis, is of other weights, is not finite, or has rows
-            that are not orthonormal.
+        InputError: if ``basis`` is not a basis, is of other weights, or has rows that are not
+            orthonormal.
     """
 
     def __init__(self, basis: Any, parameters: Sequence[Parameter]):
-        super().__init__(auto_prefix=False)
         if not all(hasattr(basis, name) for name in ("matrix", "names", "shapes", "checksum")):
             raise InputError(
                 f"basis: expected a Basis, got a {type(basis).__name__}; Basis.load reads one from "
@@ -41,17 +41,15 @@ class Shard(nn.Cell):
         columns = _columns(basis, parameters)
         self.components, self.numbers = basis.matrix.shape
         self.starts, self.ends = zip(*bounds([p.size for p in parameters]), strict=True)
-        _check_rows(basis.matrix)
+        check_orthonormal(basis.matrix, "the rows of the basis")
         self.rank, self.ranks = rank_and_size()
-        self.rows = rows_of_rank(self.components, self.ranks)
+        self.rows = math.ceil(self.components / self.ranks)
         self.first = self.rank * self.rows
         own = basis.matrix[self.first : self.first + self.rows]
-        if columns is not None or len(own) < self.rows:
+        if columns != [(0, self.numbers)] or len(own) < self.rows:
             padded = np.zeros((self.rows, self.numbers), np.float32)
-            start = 0
-            for begin, end in columns or [(0, self.numbers)]:
-                padded[: len(own), start : start + end - begin] = own[:, begin:end]
-                start += end - begin
+            parts = [own[:, begin:end] for begin, end in columns]
+            padded[: len(own)] = np.concatenate(parts, axis=1)
             own = padded
         self.tensor = Tensor(np.ascontiguousarray(own, np.float32))
 
@@ -69,13 +67,8 @@ class Shard(nn.Cell):
         return Tensor(np.ascontiguousarray(padded[:, self.first : self.first + self.rows]))
 
 
-def rows_of_rank(components: int, ranks: int) -> int:
-    """Return how many rows of the basis each rank holds."""
-    return -(-components // ranks)
-
-
-def _columns(basis: Any, parameters: Sequence[Parameter]) -> list[tuple[int, int]] | None:
-    """Return the columns (first, end) of each parameter in the basis; None if they are in order."""
+def _columns(basis: Any, parameters: Sequence[Parameter]) -> list[tuple[int, int]]:
+    """Return the columns (first, end) of each parameter in the basis; of all if in its order."""
     names = list(basis.names)
     shapes = dict(zip(names, map(tuple, basis.shapes), strict=True))
     expected = {parameter.name: tuple(parameter.shape) for parameter in parameters}
@@ -85,25 +78,11 @@ def _columns(basis: Any, parameters: Sequence[Parameter]) -> list[tuple[int, int
             f"the basis is of other weights: {name!r} is {shapes.get(name, 'not there')} in the "
             f"basis and {expected.get(name, 'not there')} in the optimizer"
         )
-    sizes = [int(np.prod(shape)) for shape in shapes.values()]
-    matrix = basis.matrix
-    if matrix.ndim != 2 or not len(matrix) or matrix.shape[1] != sum(sizes):
+    places = dict(zip(names, bounds([math.prod(shape) for shape in shapes.values()]), strict=True))
+    numbers, matrix = places[names[-1]][1], basis.matrix
+    if matrix.ndim != 2 or not len(matrix) or matrix.shape[1] != numbers:
         raise InputError(
-            f"the basis has shape {matrix.shape}; expected (components, {sum(sizes)}), a column "
-            "for every weight"
+            f"the basis has shape {matrix.shape}; expected (components, {numbers}), a column for "
+            "every weight"
         )
-    if names == list(expected):
-        return None
-    ends = dict(zip(names, np.cumsum(sizes), strict=True))
-    return [(int(ends[n] - np.prod(shapes[n])), int(ends[n])) for n in expected]
-
-
-def _check_rows(matrix: np.ndarray) -> None:
-    off = off_orthonormal(matrix)
-    if not np.isfinite(off):
-        raise InputError("the basis holds numbers that are not finite")
-    if off > ORTHONORMAL:
-        raise InputError(
-            f"the basis' rows are not orthonormal: P P^T differs from I by {off:.2g}; "
-            f"expected at most {ORTHONORMAL}"
-        )
+    return [(0, numbers)] if names == list(expected) else [places[name] for name in expected]

@@ -1,24 +1,45 @@
-"""Read snapshots in parts, from many files at a time."""
+"""A folder of snapshots, read in parts from many files at a time.
+
+The package safetensors checks each file; its tensors are then read at their places, so that several
+threads can read at once (the package's own slices hold the interpreter lock and cut along rows, and
+a flat weight may be a single row of 100 MB).
+
+A folder without such a file may hold the ``.ckpt`` files of a tutorial's first stage: each is
+loaded once and copied to a temporary file. Everything in them except the parameters is ignored, and
+the names of the tutorials' ResNets are translated to labkit's (``labkit.nets.resnet_names``).
+"""
 
 import bisect
+import contextlib
 import hashlib
+import json
 import math
 import os
-from collections.abc import Iterable
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from io import FileIO
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
 
-from labkit.algorithms.subspace.snapshot_files import check, existing_paths, read_header
 from labkit.base.arguments import wrong
-from labkit.base.cores import usable_cores
+from labkit.base.files import natural_order
 from labkit.errors import InputError
+from labkit.nets.resnet_names import own_name
 
-_HASHED = 1 << 20  # bytes at a time, for each thread
+Described = list[tuple[str, tuple[int, ...]]]
+BASIS = "labkit_basis"  # the metadata of a basis, which may lie beside its snapshots
+
+
+class Place(NamedTuple):
+    """Where a tensor is in a file: its type (F32, ...), its shape and its first byte."""
+
+    kind: str
+    shape: tuple[int, ...]
+    start: int
 
 
 class SnapshotFolder:
@@ -35,77 +56,62 @@ class SnapshotFolder:
 
     Attributes:
         paths: Paths of the N files.
-        names: Names of the parameters.
-        shapes: Shapes of the parameters.
         described: (name, shape) of each parameter.
         size: M, the count of numbers in a snapshot.
-        notes: The note saved with each snapshot.
 
     Raises:
-        InputError: If the folder is missing or holds no snapshot, a file is truncated or damaged,
-            or a file is of another network; the message names the parameter.
+        InputError: If the folder is missing or holds no snapshot, a file is damaged, or it is of
+            another network; the message names the parameter.
     """
 
     def __init__(self, folder: str | os.PathLike, parameters: Any = None) -> None:
         self.folder = Path(folder)
-        self.paths = existing_paths(self.folder)
-        wanted = None
-        if parameters is not None:
-            self.described = describe(parameters)
-            wanted = {name for name, _ in self.described}
-        headers = [read_header(path, wanted) for path in self.paths]
-        self.notes = [header.note for header in headers]
-        if parameters is None:
-            first = headers[0].tensors
-            self.described = [(name, held.shape) for name, held in sorted(first.items())]
-        self.names = tuple(name for name, _ in self.described)
-        self.shapes = tuple(shape for _, shape in self.described)
-        for path, header in zip(self.paths, headers, strict=True):
-            check(path, header.tensors, self.described)
+        self.paths = files = snapshot_paths(self.folder)
+        if not files:
+            raise InputError(f"{self.folder} holds no snapshot; expected .safetensors or .ckpt")
+        wanted = None if parameters is None else describe(parameters)
+        if files[0].suffix == ".ckpt":
+            self._copies = tempfile.TemporaryDirectory()  # removed with this object
+            files = [_converted(path, Path(self._copies.name), wanted) for path in files]
+        held = [places(file) for file in files]
+        self.described = wanted or [(name, place.shape) for name, place in sorted(held[0].items())]
+        for path, own in zip(self.paths, held, strict=True):
+            _check(path, own, self.described)
         # Where each parameter begins, in a row and in each file.
-        self._starts = [0, *accumulate(math.prod(shape) for shape in self.shapes)]
-        self._places = [[header.tensors[name].start for name in self.names] for header in headers]
-        self._files: list[int] = []
+        self._starts = [0, *accumulate(math.prod(shape) for _, shape in self.described)]
+        self._places = [[own[name].start for name, _ in self.described] for own in held]
+        self._to_read, self._files = files, contextlib.ExitStack()
+        self._handles: list[int] = []
         self.size = self._starts[-1]
 
     def __len__(self) -> int:
         return len(self.paths)
 
     def __enter__(self) -> Self:
-        opened: list[int] = []
-        for path in self.paths:
-            try:
-                opened.append(os.open(path, os.O_RDONLY))
-            except OSError as error:
-                _close(opened)
-                raise InputError(f"the snapshot {path} cannot be read: {error}") from error
-        self._files += opened
+        opened = [self._files.enter_context(open(path, "rb")) for path in self._to_read]
+        self._handles = [file.fileno() for file in opened]
         return self
 
     def __exit__(self, *_: object) -> None:
-        # Close the files of the innermost block, which were opened last.
-        _close(self._files[-len(self.paths) :])
-        del self._files[-len(self.paths) :]
+        self._files.close()
 
     def read(self, start: int, part: np.ndarray) -> None:
         """Fill ``part``, (N, n) float32, with each snapshot's numbers from ``start`` on."""
         for index in range(len(self)):
-            self.read_snapshot(index, start, part[index])
+            self._read_row(index, start, part[index])
 
-    def read_snapshot(self, index: int, start: int, part: np.ndarray) -> None:
-        """Fill ``part``, (n,) float32, with one snapshot's numbers from ``start`` on."""
+    def _read_row(self, index: int, start: int, row: np.ndarray) -> None:
         parameter, done = bisect.bisect_right(self._starts, start) - 1, 0
-        while done < part.size:
+        while done < row.size:
             inside = start + done - self._starts[parameter]
             end = self._starts[parameter + 1] - start
-            self._fill(index, self._places[index][parameter] + 4 * inside, part[done:end])
+            self._fill(index, self._places[index][parameter] + 4 * inside, row[done:end])
             done, parameter = end, parameter + 1
 
     def _fill(self, index: int, place: int, part: np.ndarray) -> None:
-        """Read a part at byte ``place`` of a file, in as many reads as needed (2 GB at a time)."""
         left = part.data.cast("B") if part.size else memoryview(b"")
-        while len(left):
-            count = os.preadv(self._files[index], [left], place)
+        while len(left):  # the system reads at most 2 GB at a time
+            count = os.preadv(self._handles[index], [left], place)
             if not count:
                 raise InputError(f"the snapshot {self.paths[index]} was cut while it was read")
             left, place = left[count:], place + count
@@ -113,9 +119,9 @@ class SnapshotFolder:
     def load(self, index: int) -> dict[str, np.ndarray]:
         """Return the weights of one snapshot by name; raise InputError if one is not finite."""
         values = {}
-        for name, shape, start in zip(self.names, self.shapes, self._starts[:-1], strict=True):
+        for (name, shape), start in zip(self.described, self._starts, strict=False):
             flat = np.empty(math.prod(shape), np.float32)
-            self.read_snapshot(index, start, flat)
+            self._read_row(index, start, flat)
             bad = np.flatnonzero(~np.isfinite(flat))
             if bad.size:
                 raise InputError(
@@ -136,69 +142,74 @@ class SnapshotFolder:
             most = f"at most {len(self) - 1}, one less than the snapshots in {self.folder}"
             raise wrong("components", components, most)
 
-    def identities(self) -> list[dict]:
-        """Return name, bytes and SHA-256 of each snapshot, which identify it.
+    def identities(self) -> dict[str, str]:
+        """Return the SHA-256 of each file by its name; one thread per core reads the files."""
 
-        The SHA-256 is that of the weights if ``write_snapshot`` saved it with them, and otherwise
-        that of the file. All files are read for it, with one thread per available core.
+        def identity(path: Path) -> str:
+            with open(path, "rb") as file:
+                return hashlib.file_digest(file, "sha256").hexdigest()
 
-        Raises:
-            InputError: If a snapshot's weights do not match the SHA-256 saved with them.
-        """
-        with ThreadPoolExecutor(len(usable_cores())) as pool:
-            return list(pool.map(self._identity, range(len(self))))
-
-    def _identity(self, index: int) -> dict[str, Any]:
-        path, noted = self.paths[index], self.notes[index].get("sha256")
-        try:
-            with open(path, "rb", buffering=0) as file:
-                if noted is None:
-                    digest = hashlib.file_digest(file, "sha256").hexdigest()
-                else:
-                    digest = self._weights_digest(file, index)
-                size = os.fstat(file.fileno()).st_size
-        except OSError as error:
-            raise InputError(f"the snapshot {path} cannot be read: {error}") from error
-        if noted not in (None, digest):
-            raise InputError(f"the snapshot {path} is damaged: its weights have another SHA-256")
-        return {"name": path.name, "bytes": size, "sha256": digest}
-
-    def _weights_digest(self, file: FileIO, index: int) -> str:
-        """Return ``snapshots.weights_digest`` of a file, without the arrays in memory."""
-        digest, part = hashlib.sha256(), memoryview(bytearray(_HASHED))
-        tensors = zip(self.names, self.shapes, self._places[index], strict=True)
-        for name, shape, place in sorted(tensors):
-            digest.update(name.encode())
-            file.seek(place)
-            left = 4 * math.prod(shape)
-            while left:
-                count = file.readinto(part[:left])
-                if not count:
-                    raise InputError(f"the snapshot {self.paths[index]} was cut while it was read")
-                digest.update(part[:count])
-                left -= count
-        return digest.hexdigest()
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            digests = list(pool.map(identity, self.paths))
+        return dict(zip((path.name for path in self.paths), digests, strict=True))
 
 
-def _close(files: Iterable[int]) -> None:
-    for file in files:
-        os.close(file)
+def snapshot_paths(folder: Path) -> list[Path]:
+    """Return a folder's ``.safetensors`` files, or its ``.ckpt`` files, in their natural order."""
+    if not folder.is_dir():
+        raise InputError(f"no folder of snapshots at {folder}")
+    paths = [path for path in folder.glob("*.safetensors") if BASIS not in metadata(path)]
+    return sorted(paths or folder.glob("*.ckpt"), key=natural_order)
 
 
-def difference(then: Iterable[dict], now: Iterable[dict]) -> str | None:
-    """Describe the first difference between two lists of ``identities``; None if they agree."""
-    before = {snapshot["name"]: snapshot for snapshot in then}
-    after = {snapshot["name"]: snapshot for snapshot in now}
-    for name, snapshot in after.items():
-        if name not in before:
-            return f"the one there was made without {name}"
-        if snapshot != before[name]:
-            return f"the one there was made of another {name}"
-    gone = sorted(before.keys() - after.keys())
-    return f"the one there was made with {gone[0]}, which is gone" if gone else None
+def metadata(path: Path) -> dict[str, str]:
+    """Return the texts beside the tensors of a file; raise ``InputError`` if it is damaged."""
+    try:
+        with safe_open(path, "numpy") as file:
+            return file.metadata() or {}
+    except (SafetensorError, OSError) as error:
+        raise InputError(f"{path} is damaged and cannot be read ({error})") from error
 
 
-def describe(parameters: Any) -> list[tuple[str, tuple[int, ...]]]:
+def places(path: Path) -> dict[str, Place]:
+    """Return name -> place of the tensors in a file; raise ``InputError`` if it is damaged."""
+    metadata(path)
+    with open(path, "rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+    header.pop("__metadata__", None)
+    begin = 8 + length
+    return {
+        name: Place(tensor["dtype"], tuple(tensor["shape"]), begin + tensor["data_offsets"][0])
+        for name, tensor in header.items()
+    }
+
+
+def _converted(path: Path, folder: Path, wanted: Described | None) -> Path:
+    """Copy a ``.ckpt`` file's parameters, those of ``wanted`` if given, into ``folder``."""
+    from labkit.training import checkpoint
+
+    held = {own_name(name): value for name, value in checkpoint.read(path).items()}
+    names = held.keys() if wanted is None else held.keys() & dict(wanted).keys()
+    save_file({name: np.array(held[name].asnumpy()) for name in names}, folder / path.name)
+    return folder / path.name
+
+
+def _check(path: Path, held: dict[str, Place], described: Described) -> None:
+    """Raise ``InputError`` unless a file holds exactly these parameters, all float32."""
+    of_another = f"the snapshot {path} is of another network"
+    for name, shape in described:
+        if name not in held:
+            raise InputError(f"{of_another}: it lacks {name}")
+        if (held[name].kind, held[name].shape) != ("F32", shape):
+            kind, other, _ = held[name]
+            raise InputError(f"{of_another}: {name} is {kind} {other}; expected F32 {shape}")
+    more = sorted(held.keys() - dict(described).keys())
+    if more:
+        raise InputError(f"{of_another}: it also holds {more[0]}")
+
+
+def describe(parameters: Any) -> Described:
     """Return (name, shape) of each parameter; ``parameters`` as in ``SnapshotFolder``."""
     if hasattr(parameters, "trainable_params"):
         parameters = parameters.trainable_params()
@@ -208,10 +219,6 @@ def describe(parameters: Any) -> list[tuple[str, tuple[int, ...]]]:
     except (TypeError, ValueError, AttributeError):
         expected = "a network, Parameters or pairs (name, shape)"
         raise wrong("parameters", parameters, expected) from None
-    names = {name for name, _ in described}
-    if not described or len(names) < len(described):
-        raise InputError(
-            f"parameters: expected at least one, each with a name of its own, got "
-            f"{len(described)} with {len(names)} names"
-        )
+    if not described:
+        raise InputError("parameters: expected at least one, got none")
     return described

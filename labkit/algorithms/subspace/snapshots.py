@@ -5,7 +5,6 @@ can be read without the rest. ``SnapshotFolder`` reads them. A checkpoint, in co
 whole state of a step (``labkit.training.checkpoint``).
 """
 
-import hashlib
 import json
 import math
 import os
@@ -14,13 +13,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import mindspore as ms
-import numpy as np
 from mindspore import Parameter, nn
 from mindspore.train import Callback, RunContext
+from safetensors.numpy import save_file
 
-from labkit.algorithms.subspace.snapshot_files import NOTE, SUFFIX
 from labkit.algorithms.subspace.snapshot_folder import SnapshotFolder
-from labkit.base.arguments import choice, flag, integer, names_checked, wrong
+from labkit.base.arguments import choice, flag, integer, wrong
 from labkit.base.files import make_folder, remove_unfinished, whole_file
 from labkit.errors import InputError
 from labkit.ranks.cluster import rank_and_size
@@ -60,7 +58,6 @@ class Snapshots(Callback):
             which runs a whole epoch (MindSpore calls each sink an epoch) in one call.
     """
 
-    @names_checked
     def __init__(
         self,
         network: nn.Cell,
@@ -128,7 +125,7 @@ class Snapshots(Callback):
             self._save(number, arguments.batch_num)
 
     def _path(self, number: int) -> Path:
-        return self._folder / f"step-{number:09d}{SUFFIX}"
+        return self._folder / f"step-{number:09d}.safetensors"
 
     def _save(self, number: int, size: int) -> None:
         """Save the weights after micro-batch ``number`` if a snapshot is due there."""
@@ -142,7 +139,6 @@ class Snapshots(Callback):
                 old.unlink()
 
 
-@names_checked
 def write_snapshot(
     path: str | os.PathLike,
     parameters: Iterable[Parameter],
@@ -153,18 +149,14 @@ def write_snapshot(
     Args:
         path: The file.
         parameters: The Parameters to write.
-        note: Plain values to store with them as JSON, along with the SHA-256 of the weights.
+        note: Plain values to store with them as JSON.
     """
-    from safetensors.numpy import save_file
-
     values = {parameter.name: parameter.asnumpy() for parameter in parameters}
-    note = {**(note or {}), "sha256": weights_digest(values)}
     with whole_file(path, "the snapshot") as temporary:
         # A single entry: the order of several, and so the bits, would vary between processes.
-        save_file(values, temporary, metadata={NOTE: json.dumps(note, sort_keys=True)})
+        save_file(values, temporary, metadata={"labkit": json.dumps(dict(note or {}))})
 
 
-@names_checked
 def load_snapshot(network: nn.Cell, folder: str | os.PathLike, which: str | int = "last") -> Path:
     """Set the trainable weights of ``network`` from a snapshot in ``folder``; return its path.
 
@@ -176,7 +168,7 @@ def load_snapshot(network: nn.Cell, folder: str | os.PathLike, which: str | int 
         which: ``last``, ``first``, or the number of a snapshot, from 0; -1 is the last.
 
     Raises:
-        InputError: As in ``SnapshotFolder``, or if the snapshot is damaged or not finite.
+        InputError: As in ``SnapshotFolder``, or if the snapshot is not finite.
     """
     parameters = trainable(network)
     with SnapshotFolder(folder, parameters) as snapshots:
@@ -186,9 +178,6 @@ def load_snapshot(network: nn.Cell, folder: str | os.PathLike, which: str | int 
         if index >= len(snapshots):
             raise wrong("which", which, f"at most {len(snapshots) - 1}, the last in {folder}")
         path, values = snapshots.paths[index], snapshots.load(index)
-        expected = snapshots.notes[index].get("sha256")
-    if expected is not None and weights_digest(values) != expected:
-        raise InputError(f"the snapshot {path} is damaged: its weights have another SHA-256")
     for parameter in parameters:
         set_state(parameter, values[parameter.name])
     return path
@@ -208,15 +197,6 @@ def trainable(network: nn.Cell) -> list[Parameter]:
                 "precision= of a step computes in float16 and keeps float32 weights)"
             )
     return parameters
-
-
-def weights_digest(values: Mapping[str, np.ndarray]) -> str:
-    """Return the SHA-256 over the names and bytes of arrays, in the order of their names."""
-    digest = hashlib.sha256()
-    for name in sorted(values):
-        digest.update(name.encode())
-        digest.update(values[name].ravel().data)  # hashlib takes one dimension only
-    return digest.hexdigest()
 
 
 def _saved(folder: Path) -> dict[int, Path]:

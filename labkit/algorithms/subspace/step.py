@@ -1,15 +1,21 @@
 """The step: gradients as usual, then a search in the subspace on the update's own rows."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, Unpack
 
 from mindspore import nn
 
 from labkit.algorithms.subspace.basis import Basis
-from labkit.algorithms.subspace.search import Constants, LastSearch
+from labkit.algorithms.subspace.search import ConstantNames, Constants, LastSearch
 from labkit.algorithms.subspace.update import SubspaceUpdate
-from labkit.base.arguments import names_checked
+from labkit.errors import refuse_unknown
 from labkit.steps.accumulation import AccumulatedStep, MicroSteps
-from labkit.steps.precision import DynamicLossScale
+from labkit.steps.options import GradientOptions, OptionNames
+
+
+class SearchOptions(ConstantNames, OptionNames, total=False):
+    """Names and types of the ``**options`` of a ``SubspaceStep``."""
 
 
 class SubspaceStep(AccumulatedStep):
@@ -25,23 +31,9 @@ class SubspaceStep(AccumulatedStep):
         micro_steps: micro-batches that an update averages, as in ``AccumulatedStep``; a trial's
             loss is then their weighted mean, and the step keeps them until the update is made.
         tail: what ``end_epoch`` does with a partly filled group: ``flush`` or ``drop``.
-        rho: factor between the step sizes of consecutive trials; see ``Constants``, as for the
-            arguments down to ``failure``.
-        sigma: share of the predicted decrease that the loss must show.
-        trials: maximum number of trials of a search.
-        gamma: momentum of the residual.
-        alpha: factor of the residual.
-        curvature: a pair enters B only if y.s > curvature |y| |s|.
-        start: B before its first pair, ``identity`` or ``scaled``.
-        failure: what a failed search does to B and the pair, ``reset`` or ``rollback``.
-        reduction: ``mean`` or ``sum``.
-        precision: ``O0``, ``O2`` or ``O3``.
-        loss_scale: number > 0, or ``DynamicLossScale``.
-        nonfinite: ``drop_micro``, ``drop_group`` or ``propagate``.
-        clip_norm: maximum global norm of g, or None. g is clipped first of all: B learns from
-            clipped gradients, and a trial must show only the decrease that the clipped gradient
-            predicts, which is smaller.
-        all_reduce_fusion_config: index of the last gradient of each message between ranks, or None.
+        **options: ``Constants`` of the search and ``GradientOptions``. g is clipped first of all: B
+            learns from clipped gradients, and a trial must show only the decrease that the clipped
+            gradient predicts, which is smaller.
 
     Raises:
         InputError: if an argument has an invalid value, the basis is of other weights, or ranks
@@ -60,7 +52,6 @@ class SubspaceStep(AccumulatedStep):
     LastSearch(trials=1, accepted=True, step_size=1.0, failures=0)
     """
 
-    @names_checked
     def __init__(
         self,
         loss_net: nn.Cell,
@@ -70,49 +61,23 @@ class SubspaceStep(AccumulatedStep):
         method: str = "bfgs",
         micro_steps: MicroSteps = 1,
         tail: str = "flush",
-        rho: float = Constants.rho,
-        sigma: float = Constants.sigma,
-        trials: int = Constants.trials,
-        gamma: float = Constants.gamma,
-        alpha: float = Constants.alpha,
-        curvature: float = Constants.curvature,
-        start: str = Constants.start,
-        failure: str = Constants.failure,
-        reduction: str = "mean",
-        precision: str = "O0",
-        loss_scale: float | DynamicLossScale = 1.0,
-        nonfinite: str = "drop_micro",
-        clip_norm: float | None = None,
-        all_reduce_fusion_config: Sequence[int] | None = None,
+        **options: Unpack[SearchOptions],
     ):
-        update = SubspaceUpdate(
-            optimizer,
-            basis,
-            method=method,
-            rho=rho,
-            sigma=sigma,
-            trials=trials,
-            gamma=gamma,
-            alpha=alpha,
-            curvature=curvature,
-            start=start,
-            failure=failure,
-        )
-        super().__init__(
-            loss_net,
-            optimizer,
-            micro_steps,
-            update=update,
-            tail=tail,
-            reduction=reduction,
-            precision=precision,
-            loss_scale=loss_scale,
-            nonfinite=nonfinite,
-            clip_norm=clip_norm,
-            all_reduce_fusion_config=all_reduce_fusion_config,
-        )
+        constants, others = _divided(options)
+        update = SubspaceUpdate(optimizer, basis, method=method, **constants)
+        super().__init__(loss_net, optimizer, micro_steps, update=update, tail=tail, **others)
 
     @property
     def last_search(self) -> LastSearch:
         """The search of the most recent update, read from the device."""
         return self.update.last_search
+
+
+def _divided(options: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return the options that are ``Constants``, and the others; refuse unknown names."""
+    constants = [each.name for each in fields(Constants)]
+    known = [*constants, *(each.name for each in fields(GradientOptions))]
+    for name in options:
+        refuse_unknown("option", name, ["method", "micro_steps", "tail", *known])
+    ours = {name: value for name, value in options.items() if name in constants}
+    return ours, {name: value for name, value in options.items() if name not in constants}

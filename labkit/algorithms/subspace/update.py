@@ -1,14 +1,16 @@
 """The update stage: the state kept between updates, and the search that makes an update."""
 
-from collections.abc import Sequence
+from dataclasses import fields
+from typing import Unpack
 
 import mindspore as ms
 import numpy as np
-from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
+from mindspore import ParameterTuple, Tensor, nn, ops
 
 from labkit.algorithms.subspace.basis import Basis
 from labkit.algorithms.subspace.graphs import Descend, Finish, Prepare, Project, Trial
 from labkit.algorithms.subspace.search import (
+    ConstantNames,
     Constants,
     LastSearch,
     Memory,
@@ -18,13 +20,12 @@ from labkit.algorithms.subspace.search import (
     refuse_constants,
     updated_inverse,
 )
-from labkit.algorithms.subspace.shards import Shard, rows_of_rank
+from labkit.algorithms.subspace.shards import Shard
 from labkit.algorithms.words import SEARCH_METHODS, SUBSPACE_ON_HOST, WHOLE_TAILS
 from labkit.base.arguments import choice
-from labkit.errors import InputError
+from labkit.errors import InputError, refuse_unknown
 from labkit.ranks import cluster
 from labkit.steps.state import integer_of, set_state, state
-from labkit.steps.statistics import running_statistics
 from labkit.steps.update import Summary, UpdateStage
 
 
@@ -33,16 +34,9 @@ class SubspaceUpdate(UpdateStage):
 
     Args:
         optimizer: any ``nn.Optimizer``; applies alpha r at every update.
-        basis: as in ``SubspaceStep``, like the arguments below.
+        basis: as in ``SubspaceStep``.
         method: ``bfgs`` or ``sgd``.
-        rho: see ``Constants``, as for the arguments below.
-        sigma: share of the predicted decrease.
-        trials: maximum number of trials of a search.
-        gamma: momentum of the residual.
-        alpha: factor of the residual.
-        curvature: bound on the curvature of a pair that enters B.
-        start: B before its first pair.
-        failure: what a failed search does to B and the pair.
+        **constants: see ``Constants``.
 
     Raises:
         InputError: if an argument has an invalid value, constants are given for ``sgd``, which has
@@ -59,18 +53,13 @@ class SubspaceUpdate(UpdateStage):
         basis: Basis,
         *,
         method: str = "bfgs",
-        rho: float = Constants.rho,
-        sigma: float = Constants.sigma,
-        trials: int = Constants.trials,
-        gamma: float = Constants.gamma,
-        alpha: float = Constants.alpha,
-        curvature: float = Constants.curvature,
-        start: str = Constants.start,
-        failure: str = Constants.failure,
+        **constants: Unpack[ConstantNames],
     ):
         super().__init__(optimizer)
         choice("method", method, SEARCH_METHODS)
-        self.constants = Constants(rho, sigma, trials, gamma, alpha, curvature, start, failure)
+        for name in constants:
+            refuse_unknown("constant", name, [each.name for each in fields(Constants)])
+        self.constants = Constants(**constants)
         self.searches = method == "bfgs"
         if not self.searches:
             refuse_constants(self.constants)
@@ -115,10 +104,6 @@ class SubspaceUpdate(UpdateStage):
         if self.gradient.ranks > 1:
             digest = cluster.digest(self.optimizer)
             cluster.agree(**{"basis": self.checksum, "state of weights and optimizer": digest})
-
-    def protect(self, parameters: tuple[Parameter, ...]) -> None:
-        if self.searches:
-            self.trial.protect(parameters)
 
     # --- in the step's graph -------------------------------------------------------------------
 
@@ -266,27 +251,3 @@ class SubspaceUpdate(UpdateStage):
     def can_be_saved(self) -> bool:
         """Whether no search still needs the rows of a group, which a checkpoint does not hold."""
         return not self.searches or integer_of(self.micro_step) == 0
-
-
-def memory_usage(
-    network: nn.Cell, parameters: Sequence[Parameter], components: int, ranks: int, method: str
-) -> dict[str, int]:
-    """Return the bytes that a ``SubspaceUpdate`` holds on a rank by part, except its few scalars.
-
-    Args:
-        network: the network whose running statistics a trial restores.
-        parameters: those of the optimizer.
-        components: K of the basis, which is counted although it is not a Parameter.
-        ranks: number of ranks that share the rows of the basis.
-        method: ``bfgs`` or ``sgd``.
-    """
-    weights = 4 * sum(parameter.size for parameter in parameters)
-    parts = {"share of the basis": rows_of_rank(components, ranks) * weights}
-    if method == "bfgs":
-        memory = Memory.empty(components)
-        pair = (memory.inverse, memory.gradient, memory.step)
-        parts["residual"] = weights
-        parts["inverse Hessian and last pair"] = sum(array.nbytes for array in pair)
-        statistics = running_statistics(network)
-        parts["running statistics before a trial"] = sum(each.nbytes for each in statistics)
-    return parts

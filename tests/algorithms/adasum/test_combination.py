@@ -8,9 +8,8 @@ import pytest
 from mindspore import Tensor
 
 from labkit import reference
-from labkit.algorithms.adasum import combination
-from labkit.algorithms.adasum.combination import LARGEST, SMALLEST, ByGram
-from labkit.algorithms.adasum.gram import SOUND, Coefficients
+from labkit.algorithms.adasum import combination, combine
+from labkit.algorithms.adasum.combine import LARGEST, SMALLEST, SOUND, ByGram
 from labkit.errors import InputError
 from labkit.runtime import pynative
 from labkit.steps.state import bounds
@@ -147,15 +146,13 @@ class TestAgainstFloat64:
 @pytest.fixture(scope="module")
 def alone():
     """The Gram path without its fallback."""
-    names, of_sound = ByGram.construct.__globals__, Coefficients.construct.__globals__
+    limits = {"SOUND": -1e9, "SOUND_AT_THE_END": -1e9, "SMALLEST": -1.0, "LARGEST": 3e38}
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("SOUND", "SOUND_AT_THE_END"):
-            patch.setitem(of_sound, name, -1e9)
-        for name, value in (("SMALLEST", -1.0), ("LARGEST", 3e38)):
-            patch.setitem(names, name, value)
+        for name, value in limits.items():
+            patch.setattr(combine, name, value)
         cell = ByGram(LAYERS, 4)
         cell(Tensor(normal(4).astype(np.float32)))
-    assert of_sound["SOUND"] == SOUND
+    assert combine.SOUND == SOUND
     return lambda rows: cell(Tensor(rows)).asnumpy()
 
 

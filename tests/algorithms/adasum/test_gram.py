@@ -1,4 +1,4 @@
-"""Adasum's coefficients from scalar products alone, their soundness, and the tree's levels."""
+"""Adasum's coefficients from scalar products alone, their soundness, and the tree's rounds."""
 
 import mindspore as ms
 import numpy as np
@@ -6,8 +6,7 @@ import pytest
 from mindspore import Tensor
 
 from labkit import reference
-from labkit.algorithms.adasum.gram import SOUND, SOUND_AT_THE_END, Coefficients
-from labkit.algorithms.adasum.tree import Tree
+from labkit.algorithms.adasum.combine import SOUND, SOUND_AT_THE_END, ByGram, ByTree, rounds
 
 pytestmark = pytest.mark.usefixtures("eager")
 
@@ -16,9 +15,8 @@ def of_products(vectors):
     """Return the Adasum, by layer, of vectors (L, N, d) from Gram matrices, and its soundness."""
     grams = vectors @ np.swapaxes(vectors, -1, -2)
     lengths = np.linalg.norm(vectors, axis=-1)
-    weights, sound = Coefficients(vectors.shape[1])(
-        Tensor(grams, ms.float32), Tensor(lengths, ms.float32)
-    )
+    cell = ByGram([1] * len(vectors), vectors.shape[1])
+    weights, sound = cell.coefficients(Tensor(grams, ms.float32), Tensor(lengths, ms.float32))
     units = vectors / np.where(lengths, lengths, 1)[..., None]
     return (weights.asnumpy().astype(np.float64) @ units)[:, 0], bool(sound)
 
@@ -33,6 +31,16 @@ def soundness(a, b):
     combined, product = reference.adasum_pair(a, b), a @ b
     parts = [(1 - product / (2 * x @ x)) ** 2 * (x @ x) for x in (a, b)]
     return combined @ combined / sum(parts)
+
+
+def levels_of(count):
+    """Return the number of workers behind each vector at the end of each level of the tree.
+
+    Three vectors take two rounds, the first of which also leaves the three themselves.
+    """
+    tree = rounds(count)
+    ends = [tree[k + 1].counts if k + 1 < len(tree) else (count,) for k in range(len(tree))]
+    return [counts for one, counts in zip(tree, ends, strict=True) if not one.keeps or one.averaged]
 
 
 # The numbers of workers that each level of the tree combines. Cases: one; pairs; three; three after
@@ -54,7 +62,7 @@ LEVELS = {
 @pytest.mark.parametrize("count", [*LEVELS, 64])
 def test_equals_the_float64_tree(count):
     if count in LEVELS:
-        assert [level.combined for level in Tree(count).levels] == LEVELS[count]
+        assert levels_of(count) == LEVELS[count]
     random = np.random.default_rng(count)
     vectors = random.normal(size=(3, count, 50)) + random.normal(size=(3, 1, 50))
     combined, sound = of_products(vectors)
@@ -64,16 +72,14 @@ def test_equals_the_float64_tree(count):
         assert np.linalg.norm(row - expected) <= 2e-6 * np.linalg.norm(expected)
 
 
-def test_the_tree_keeps_leading_axes():
-    """Layers of one size are combined at once; a single row is returned as it is."""
+def test_layers_of_one_size_are_combined_at_once():
+    """A single worker's row is returned as it is."""
     rows = np.random.default_rng(3).normal(size=(2, 7, 5)).astype(np.float32)
-    combined = Tree(7)(Tensor(rows)).asnumpy()
-    assert combined.shape == (2, 1, 5)
-    for layer in range(2):
-        expected = reference.adasum_tree(rows[layer])
-        np.testing.assert_allclose(combined[layer, 0], expected, rtol=1e-5, atol=1e-6)
-    alone = np.ascontiguousarray(rows[:, :1])
-    np.testing.assert_array_equal(Tree(1)(Tensor(alone)).asnumpy(), alone)
+    combined = ByTree((5, 5), 7)(Tensor(np.hstack(rows))).asnumpy().reshape(2, 5)
+    for layer, row in zip(rows, combined, strict=True):
+        np.testing.assert_allclose(row, reference.adasum_tree(layer), rtol=1e-5, atol=1e-6)
+    alone = rows[0, :1]
+    np.testing.assert_array_equal(ByTree((5,), 1)(Tensor(alone)).asnumpy(), alone[0])
 
 
 def test_lengths_may_differ_by_any_factor():

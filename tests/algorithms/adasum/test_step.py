@@ -12,7 +12,7 @@ from mindspore import nn, ops
 from labkit import reference
 from labkit.algorithms.adasum import AdasumStep
 from labkit.algorithms.adasum import update as update_module
-from labkit.algorithms.adasum.combination import ByGram
+from labkit.algorithms.adasum.combine import ByGram
 from labkit.algorithms.adasum.workers import states_of
 from labkit.errors import InputError
 from labkit.nets.small import NormNet
@@ -132,9 +132,9 @@ def feed(step, seeds):
 @pytest.fixture
 def second_graphs(monkeypatch):
     """A list that grows with each call of the second graph, for what the first is unsure of."""
-    seen, combine = [], update_module._Whole.__call__
+    seen, combine = [], update_module._Fallback.__call__
     monkeypatch.setattr(
-        update_module._Whole, "__call__", lambda graph: (seen.append(1), combine(graph))
+        update_module._Fallback, "__call__", lambda graph: (seen.append(1), combine(graph))
     )
     return seen
 
@@ -271,7 +271,7 @@ class TestSecondGraph:
         before = weights_of(net)
         step(*tensors(inputs, targets))
         with monkeypatch.context() as patch:
-            patch.setattr(update_module._Whole, "__call__", interrupt)
+            patch.setattr(update_module._Fallback, "__call__", interrupt)
             with pytest.raises(KeyboardInterrupt):
                 step(*tensors(inputs, opposite_rows(inputs, targets, before)))
         vectors = [part.copy() for part in step.vectors().values()]
@@ -421,13 +421,13 @@ class TestBetweenWorkers:
         _, step = three()
         feed(step, range(3))
         bank = {p.name: p for p in step.get_parameters()}["adasum.bank.moments.weight"]
-        side = int(step.update.side.asnumpy())
+        side = int(step.update.states.side.asnumpy())
         kept = bank.asnumpy()[3 * side + 1].copy()
         feed(step, [3])
         inputs, targets = rows(4)
         step(*tensors(inputs, targets * np.float32(np.inf)))
         feed(step, [4])
-        side = int(step.update.side.asnumpy())
+        side = int(step.update.states.side.asnumpy())
         np.testing.assert_array_equal(bank.asnumpy()[3 * side + 1], kept)
         assert not np.array_equal(bank.asnumpy()[3 * side], kept)
         assert not step.vectors()["weight"][1].any() and kept.any()
@@ -508,10 +508,10 @@ class TestWhoIsCombined:
         net, loss_net = regression()
         step = AdasumStep(loss_net, momentum(net), workers=16, node_size=2, on="gradients")
         assert step.total_workers == 16
-        assert step.team.sizes.text() == "16 workers (16 virtual, each the mean of 2)"
-        said = f"labkit: adasum over {step.team.sizes.text()}, on gradients, by layer"
+        assert step.team.text() == "16 workers (16 virtual, each the mean of 2)"
+        said = f"labkit: adasum over {step.team.text()}, on gradients, by layer"
         assert capsys.readouterr().out.splitlines() == [said]
-        assert step.team.sizes.bytes_received(1000) == 0
+        assert step.team.bytes_received(1000) == 0
 
     def test_another_team_is_not_resumed(self):
         """Its settings differ, and ``fit`` compares them."""
@@ -543,6 +543,7 @@ class TestWhoIsCombined:
                 {"workers": 2, "reduction": "average"},
                 "reduction: expected one of .*, got 'average'",
             ),
+            ({"worker": 2}, "unknown option 'worker'.*Did you mean 'workers'"),
             ({"workers": 2, "on": "weights"}, "on: expected one of .*, got 'weights'"),
             ({"workers": 2, "scope": "layers"}, "scope: .*got 'layers'. Did you mean 'layer'"),
             ({"workers": 2, "nonfinite": "drop"}, "nonfinite: expected one of .*, got 'drop'"),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from mindspore import Parameter, Tensor
 
-from labkit.algorithms.adasum import team as module
+from labkit.algorithms.adasum import workers as module
 from labkit.errors import InputError
 
 pytestmark = pytest.mark.usefixtures("runtime")

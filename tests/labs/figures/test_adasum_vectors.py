@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from labkit.algorithms.adasum.tree import Tree
+from labkit.algorithms.adasum.combine import rounds
 from labkit.labs.figures import adasum_vectors
 from labkit.reference import adasum_pair
 from tests.support.figures import drawn, lines
@@ -62,8 +62,9 @@ def test_at_the_assumed_rate_adasum_is_the_mean_of_both_orders_and_all_is_in_sig
 @pytest.mark.parametrize("workers", range(2, 17))
 def test_the_tree_is_that_of_the_compiled_one(workers):
     levels = adasum_vectors.levels(workers)
-    tree = Tree(workers).levels
+    # Where three are combined, a round of three pairs keeps the third ones for a second round.
+    tree = [one for one in rounds(workers) if not one.averaged]
     assert len(levels) == len(tree)
-    for groups, level in zip(levels, tree, strict=True):
-        assert sum(len(group) == 2 for group in groups) == level.pairs
-        assert any(len(group) == 3 for group in groups) == level.triple
+    for groups, one in zip(levels, tree, strict=True):
+        assert sum(len(group) == 2 for group in groups) == len(one.of_first) - 3 * one.keeps
+        assert any(len(group) == 3 for group in groups) == one.keeps
