@@ -75,7 +75,7 @@ def run(case, ranks, rank=None):
         if step.update.searches:
             search = step.last_search
             arrays[f"{case}/search/{number}"] = np.array(
-                [search.trials, search.rate, search.failures]
+                [search.trials, search.step_size, search.failures]
             )
     return arrays
 
@@ -110,9 +110,10 @@ def of_snapshots(out, rank):
         write(out / "snapshots", with_spectrum(6, size(), 2.0 ** -np.arange(5.0)))
     said = []
     made, loaded = (
-        basis_of(out / "pca_mat.npy", out / "snapshots", None, 3, said.append) for _ in range(2)
+        basis_of(out / "pca_mat.safetensors", out / "snapshots", None, 3, said.append)
+        for _ in range(2)
     )
-    refused_basis = refused(lambda: basis_of(out / "other.npy", out / "snapshots", None, 7))
+    refused_basis = refused(lambda: basis_of(out / "other.safetensors", out / "snapshots", None, 7))
     expected = Basis.of(out / "snapshots", None, 3).checksum
     checksums = np.array([made.checksum, loaded.checksum, expected])
     return {"basis/checksums": checksums, "basis/said": said, "basis/refused": refused_basis}

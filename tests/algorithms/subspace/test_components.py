@@ -97,7 +97,7 @@ def test_any_shape_in_blocks_of_any_size(count, numbers, block, data):
         patch.setattr(module, "_BLOCK", block)
         patch.setattr(module, "_CHUNK", 3 * block)
         patch.setattr(module, "_ITEM", 7 * count * count)
-        patch.setattr(module, "usable_cores", lambda: range(2))
+        patch.setattr(module.os, "sched_getaffinity", lambda process: range(2))
         matrix, variance, total = principal_components(Rows(rows), components)
     wide = matrix.astype(np.float64)
     np.testing.assert_allclose(wide @ wide.T, np.eye(components), **ORTHONORMAL)
@@ -126,7 +126,9 @@ def test_bits_do_not_depend_on_the_number_of_threads(monkeypatch):
     rows = np.random.default_rng(0).normal(size=(40, 50001)).astype(np.float32)
     results = []
     for threads in (1, 2, 3, 2):
-        monkeypatch.setattr(module, "usable_cores", lambda threads=threads: range(threads))
+        monkeypatch.setattr(
+            module.os, "sched_getaffinity", lambda process, threads=threads: range(threads)
+        )
         results.append(principal_components(Rows(rows), 32))
     for matrix, variance, total in results[1:]:
         np.testing.assert_array_equal(matrix, results[0][0])

@@ -22,7 +22,7 @@ from labkit.steps.losses import LossNet
 from labkit.training.checkpoint import checkpoints
 from labkit.training.fit import EndOfEpoch, fit
 from tests.support.leftovers import left_over
-from tests.support.step_cells import assert_bit_equal, snapshot, unchanged
+from tests.support.step_cells import assert_bit_equal, snapshot
 from tests.support.trainings import dataset, loss_fn, network
 
 pytestmark = [
@@ -136,7 +136,8 @@ class TestSaving:
         net = network()
         net[1].weight.requires_grad = False
         pretend(Snapshots(net, tmp_path))
-        assert SnapshotFolder(tmp_path, net).names == ("1.bias", "3.weight", "3.bias")
+        described = SnapshotFolder(tmp_path, net).described
+        assert [name for name, _ in described] == ["1.bias", "3.weight", "3.bias"]
 
     def test_only_the_first_rank_writes(self, tmp_path, monkeypatch):
         monkeypatch.setattr(module, "rank_and_size", lambda: (1, 2))
@@ -307,17 +308,6 @@ class TestLoading:
         expected = "at most 2, the last in" if which == 3 else ""
         with pytest.raises(InputError, match=f"which: expected {expected}"):
             load_snapshot(network(), saved, which)
-
-    def test_a_flipped_bit_is_found_and_the_network_left_alone(self, saved):
-        path = saved / "step-000000003.safetensors"
-        data = bytearray(path.read_bytes())
-        data[-3] ^= 1
-        path.write_bytes(data)
-        net = network()
-        with unchanged(net):
-            with pytest.raises(InputError, match="000003.safetensors is damaged: its weights have"):
-                load_snapshot(net, saved)
-        load_snapshot(net, saved, "first")
 
     def test_another_network_is_refused_by_the_parameter(self, saved):
         with pytest.raises(InputError, match=r"1.weight is F32 \(7, 16\); expected F32 \(8, 16\)"):
