@@ -286,7 +286,7 @@ class TestBesideMindSporesOwn:
 
 
 class Sum(nn.Cell):
-    """The mean of a . x + b . x^2; its gradients are the means of the inputs and their squares."""
+    """The mean of a . x + b . x^2, weight 1; gradients: the means of inputs and of squares."""
 
     def __init__(self):
         super().__init__()
@@ -294,7 +294,7 @@ class Sum(nn.Cell):
         self.b = Parameter(ms.Tensor(np.ones(INPUTS, np.float32)), name="b")
 
     def construct(self, inputs, targets):
-        return ops.mean(ops.matmul(inputs, self.a) + ops.matmul(ops.square(inputs), self.b))
+        return ops.mean(ops.matmul(inputs, self.a) + ops.matmul(ops.square(inputs), self.b)), 1
 
 
 class TestUnderAdasum:
@@ -304,7 +304,7 @@ class TestUnderAdasum:
         schedule = FreezeSchedule({"a": 0, "b": 1}, np.array(first, np.int32), {"freeze": "a"})
         stage = GradFreezeUpdate(optimizer, schedule)
         return loss_net, AdasumStep(
-            loss_net, optimizer, workers=2, on=on, scope=scope, freeze=stage, normalise="steps"
+            loss_net, optimizer, workers=2, on=on, scope=scope, freeze=stage
         )
 
     @pytest.mark.parametrize("scope", ["layer", "network"])

@@ -43,7 +43,8 @@ def existing_paths(folder: Path) -> list[Path]:
 
 def snapshot_paths(folder: Path) -> list[Path]:
     """Return a folder's ``.safetensors`` files, or its ``.ckpt`` files, in their natural order."""
-    paths = list(folder.glob(f"*{SUFFIX}")) or list(folder.glob(f"*{CHECKPOINT}"))
+    # A dot begins the names of files that a killed process left half-written.
+    paths = list(folder.glob(f"[!.]*{SUFFIX}")) or list(folder.glob(f"[!.]*{CHECKPOINT}"))
     return sorted(paths, key=natural_order)
 
 
