@@ -1,17 +1,13 @@
 """One training step of LeNet with THOR and with Momentum, side by side, refreshes included.
 
     python benchmarks/thor_step.py [--batch 128] [--processes 5] [--rounds 5]
-                                   [--kfac-jax PYTHON]
 
 All have the same network, batch, optimizer (momentum, for THOR too) and number of threads. Within a
 process the contestants take turns of 50 steps: whole cycles of frequencies 10 and 50. Medians over
-rounds, then over processes. --kfac-jax adds rows for kfac-jax and the momentum that it is compared
-with, measured with an interpreter that has the package kfac-jax 0.0.8 installed.
+rounds, then over processes.
 """
 
 import json
-import subprocess
-from pathlib import Path
 
 from _side_by_side import (
     Target,
@@ -34,7 +30,6 @@ LIMITS = {10: 1.2, 50: 1.06}  # upper limits, in multiples of Momentum's step
 def main():
     """Run the processes and print the table; as a child, measure and print JSON."""
     parser = step_parser(__doc__, batch=128, processes=5, rounds=5)
-    parser.add_argument("--kfac-jax", metavar="PYTHON")
     parser.add_argument("--child", action="store_true")
     options = parser.parse_args()
     if options.child:
@@ -46,8 +41,6 @@ def main():
     ratios = medians([{name: ms / run["Momentum"] for name, ms in run.items()} for run in runs])
     taken = medians(runs)
     rows = [[name, taken[name], ratios[name]] for name in taken]
-    if options.kfac_jax:
-        rows += _kfac_rows(options.kfac_jax, options.batch, options.rounds)
     print(f"LeNet, batch {options.batch}, mean of {STEPS} steps\n")
     print_table(["per step", "ms", "/ Momentum"], rows)
     results = {"batch": options.batch, "steps_ms": taken, "ratios": ratios, "runs": runs}
@@ -84,17 +77,6 @@ def steps_ms(batch, rounds):
 
 def _name(frequency):
     return f"THOR, frequency {frequency}"
-
-
-def _kfac_rows(python, batch, rounds):
-    program = Path(__file__).with_name("_kfac_jax.py")
-    command = [python, str(program), str(batch), str(rounds), *map(str, LIMITS)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr}")
-    taken = json.loads(done.stdout.splitlines()[-1])
-    momentum = taken["kfac-jax, momentum"]
-    return [[name, ms, ms / momentum] for name, ms in taken.items()]
 
 
 if __name__ == "__main__":

@@ -119,7 +119,7 @@ def prepare(
     if form == "official" and _is_complete(known, out):
         say(f"{known.title} is in {out} already, verified:")
     else:
-        with staging(out, alone=True) as work:
+        with staging(out) as work:
             folders = ClassFolders(out, known.title, SPLITS, form == "official")
             if form == "official":
                 _convert(known, folders, work, where, say)

@@ -108,7 +108,7 @@ def prepare(
         say(f"{known.title} is in {out} already, complete by number and bytes:")
     else:
         where = _checked_source(source, request.archives(known))
-        with staging(out, alone=True) as work:
+        with staging(out) as work:
             target = ClassFolders(out, known.title, request.folders.values(), official=True)
             job = _Job(known, request, target, work, say)
             job.convert(job.archives(where))

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import secrets
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -91,7 +92,10 @@ def write_json(
 def remove_unfinished(folder: str | os.PathLike) -> None:
     """Remove what killed processes have left in ``folder``, which this process has locked."""
     for unfinished in Path(folder).glob(f"{_PART}*"):
-        unfinished.unlink(missing_ok=True)
+        if unfinished.is_dir():
+            shutil.rmtree(unfinished)
+        else:
+            unfinished.unlink(missing_ok=True)
 
 
 def _sync_folder(folder: Path) -> None:
@@ -121,6 +125,8 @@ def locked(folder: str | os.PathLike, what: str) -> Iterator[None]:
     try:
         yield
     finally:
+        # While it is held: a process that has just opened it sees that it is gone, and tries again.
+        (folder / ".lock").unlink(missing_ok=True)
         lock.release()
 
 

@@ -96,9 +96,9 @@ class Run:
         Args:
             name: name of the folder.
         """
-        records = Records(self.path(f"{name}/{RECORDS}"))
-        records.remove_file()
-        return records
+        place = self.path(f"{name}/{RECORDS}")
+        place.unlink(missing_ok=True)
+        return Records(place)
 
     def finish(self, metrics: Mapping[str, Any], headline: Sequence[str] = ()) -> Path:
         """Write results.json with status "passed".

@@ -48,6 +48,7 @@ def now() -> str:
 
 def last_lines(path: Path, count: int) -> list[str]:
     """Return the last lines of a log that are not empty, as a terminal shows them."""
-    text = path.read_text("utf-8", "replace") if path.exists() else ""
+    # As bytes: text mode would make a line of each state of a progress bar.
+    text = path.read_bytes().decode("utf-8", "replace") if path.exists() else ""
     lines = (line.rstrip("\r").rsplit("\r", 1)[-1].rstrip() for line in text.split("\n"))
     return [line for line in lines if line][-count:]

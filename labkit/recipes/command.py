@@ -1,7 +1,7 @@
 """The command line of the recipes; ``labkit train|eval RECIPE ...`` is the same.
 
-python -m labkit.recipes train RECIPE --data_path FOLDER [--SETTING VALUE ...] [--ranks N]
-python -m labkit.recipes eval RECIPE --data_path FOLDER --checkpoint_path FILE
+python -m labkit.recipes train RECIPE --dataset_path FOLDER [--SETTING VALUE ...] [--ranks N]
+python -m labkit.recipes eval RECIPE --dataset_path FOLDER --checkpoint_path FILE
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import argparse
 import signal
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from labkit import runtime
 from labkit.base.command_line import Parser
@@ -22,6 +22,15 @@ if TYPE_CHECKING:
 
 COMMANDS = {"train": "train, and evaluate", "eval": "evaluate a checkpoint"}
 USAGE = f"usage: {{}} {'|'.join(COMMANDS)} RECIPE [OPTION ...]\n"
+
+
+def _end(number: int, frame: object) -> NoReturn:
+    """End as after Ctrl-C: the training closes its files and its lock.
+
+    Once: a shell that passes the signal on to its group sends a second one during the cleanup.
+    """
+    signal.signal(number, lambda *_: None)
+    sys.exit(128 + number)
 
 
 def main(arguments: Sequence[str], program: str) -> int:
@@ -47,8 +56,7 @@ def main(arguments: Sequence[str], program: str) -> int:
     command, name, *rest = given
     chosen = recipe(name)
     options = _parser(chosen, command, f"{program} {command} {name}").parse_args(rest)
-    # SIGTERM as Ctrl-C: the training closes its files and its lock.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    signal.signal(signal.SIGTERM, _end)
     try:
         base = chosen.named[options.settings]
         if command == "eval":
@@ -92,7 +100,7 @@ def _parser(chosen: Recipe, command: str, program: str) -> argparse.ArgumentPars
     """Return the parser of a command's options."""
     parser = Parser(
         prog=program,
-        usage=f"{program} --data_path FOLDER [OPTION ...] [--SETTING VALUE ...]",
+        usage=f"{program} --dataset_path FOLDER [OPTION ...] [--SETTING VALUE ...]",
         description=chosen.description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import numpy as np
 from mindspore import Tensor, nn
@@ -122,6 +123,8 @@ def _measured(
     wanted = rows[1].asnumpy()
     counts = wanted != ignored if ignored is not None else np.ones(wanted.shape, bool)
     # Operator by operator: a graph took 0.4 s to compile in every evaluation.
+    loss: Any
+    weight: Any
     with pynative():
         if loss_net.over is None:
             loss, weight = loss_net.of_outputs(logits, labels), counts.sum()

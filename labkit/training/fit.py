@@ -316,7 +316,7 @@ class Recorder(Callback):
         if int(run.step.updates.asnumpy()) != self._updates:
             epoch = (run.micro_batches - 1) // run.epoch_size + 1
             row = _row_of(run.step, epoch, run.seconds())
-            self._updates = row["update"]
+            self._updates = int(row["update"])
             run.records.add(**row)
         if self._progress is not None:
             self._progress.advance(self._text, count)

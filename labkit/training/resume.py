@@ -120,10 +120,8 @@ def _number(array: np.ndarray) -> float:
 def _used(schedule: Callable | np.ndarray, updates: int) -> str:
     """Return the SHA-256 of the values that a schedule has for the first ``updates`` updates."""
     if callable(schedule):
-        values = [schedule(update) for update in range(updates)]
-    else:
-        values = schedule[:updates]
-    return _sha256(np.asarray(values, np.float64))
+        schedule = np.array([schedule(update) for update in range(updates)])
+    return _sha256(np.asarray(schedule[:updates], np.float64))
 
 
 def _sha256(array: np.ndarray) -> str:

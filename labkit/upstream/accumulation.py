@@ -218,6 +218,7 @@ class GradientAccumulation:
 
         epoch: 1 step: 1 loss is  2.302572
         """
+        assert self._step is not None
         last = self._step.last_update
         if last.number == self._printed:
             return done

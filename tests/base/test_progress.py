@@ -82,7 +82,7 @@ def test_lines_where_nobody_watches(monkeypatch, variables, kernel, terminal, ex
     assert is_headless() is expected
 
 
-CELL = """from labkit import interactive
+CELL = """from labkit.labs.figures import interactive
 from labkit.base.progress import Progress, has_front_end
 with Progress("training", 3) as display:
     for _ in range(3):

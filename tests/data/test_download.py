@@ -54,16 +54,6 @@ def test_a_download_is_whole_and_leaves_nothing_else(server, get, tmp_path):
     assert names(tmp_path) == ["file"] and ranges(server) == [None]
 
 
-def test_nothing_is_written_through_a_link(server, tmp_path):
-    mine = tmp_path / "mine"
-    mine.write_text("mine")
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "file.part").symlink_to(mine)
-    with pytest.raises(InputError, match="file.part is a link or a pipe"):
-        download(server.address, tmp_path / "out" / "file", limit=LIMIT)
-    assert mine.read_text() == "mine"  # base/test_files.py tests the record beside it
-
-
 def test_what_broke_off_is_continued(server, get, tmp_path):
     break_off(server, get, tmp_path)
     assert "  continued after 100000 bytes" in get()

@@ -54,15 +54,13 @@ def test_a_read_only_folder_is_refused(tmp_path):
         tmp_path.chmod(0o700)
 
 
-def test_alone_means_alone(tmp_path):
-    with staging(tmp_path / "out", alone=True) as folder:
-        with pytest.raises(
-            InputError, match="out is in use by the preparation of a data set, process"
-        ):
-            with staging(tmp_path / "out", alone=True):
+def test_only_one_program_prepares_a_folder(tmp_path):
+    with staging(tmp_path / "out") as folder:
+        with pytest.raises(InputError, match="in use.*: the preparation of a data set writes"):
+            with staging(tmp_path / "out"):
                 pass
         assert folder.is_dir()
-    with staging(tmp_path / "out", alone=True):
+    with staging(tmp_path / "out"):
         pass
 
 

@@ -27,7 +27,6 @@ KILLS = [
     ("imagenet", os, "replace", 4, 0),
     ("imagenet", os, "rename", 3, 2),
     ("imagenet", os, "rename", 6, 5),
-    ("mnist", os, "fstat", 1, 0),
     ("mnist", os, "replace", 1, 0),
     ("mnist", os, "replace", 4, 3),
     ("color digits", Path, "mkdir", 9, 0),

@@ -53,11 +53,6 @@ def test_its_weights_are_those_of_the_paper(program):
         np.testing.assert_allclose(parameter.asnumpy(), expected, rtol=2e-5, atol=1e-6)
 
 
-def test_a_misspelled_argument_of_a_strangers_stage_is_refused_with_the_nearest(program):
-    with pytest.raises(InputError, match="Did you mean 'period'"):
-        program.Lookahead(None, perid=3)
-
-
 def test_a_step_size_of_one_is_the_optimizer_alone(program, eager):
     network, step = build(program, step_size=1.0)
     plain, loss_net = regression()

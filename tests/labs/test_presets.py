@@ -1,12 +1,12 @@
 """The settings of the labs."""
 
 import pytest
-from labkit.recipes.adasum_config import NAMED as ADASUM
-from labkit.recipes.resnet50_config import Config
-from labkit.recipes.subspace_config import STAGE_TWO, StageOneConfig
-from labkit.recipes.thor_config import NAMED as THOR
 
 from labkit.labs.presets import LABS, PRESETS, choose
+from labkit.recipes.adasum import NAMED as ADASUM
+from labkit.recipes.resnet50 import Config
+from labkit.recipes.subspace import STAGE_TWO, StageOneConfig
+from labkit.recipes.thor import NAMED as THOR
 
 LAB = "01_gradient_accumulation"
 

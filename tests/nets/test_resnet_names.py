@@ -3,11 +3,11 @@
 import mindspore as ms
 import numpy as np
 import pytest
-from labkit.recipes.resnet50_parts import load_network
 from mindspore import nn, ops
 
 from labkit.nets import resnet
 from labkit.nets.resnet_names import own_name, pools
+from labkit.recipes.parts import load_network
 
 
 class Block(nn.Cell):

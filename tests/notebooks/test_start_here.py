@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from labkit.tools import notebook_files as files
-from labkit.tools.labs import find_labs
+from labkit.tools.labs import find_labs, read_notebook
 from tests.support.texts import markdown
 
 ROOT = Path(__file__).parents[2]
-CELLS = files.read(ROOT / "notebooks" / "00_start_here.ipynb")["cells"]
+CELLS = read_notebook(ROOT / "notebooks" / "00_start_here.ipynb")["cells"]
 CODE = [cell["source"] for cell in CELLS if cell["cell_type"] == "code"]
 
 
@@ -73,7 +72,7 @@ def sections():
     """Text of each section of each lab, by file name and anchor."""
     texts = {}
     for lab in find_labs(ROOT):
-        notebook = files.read(lab.path)
+        notebook = read_notebook(lab.path)
         text = "\n".join(markdown(notebook["cells"]))
         _, *parts = re.split(r'<a id="([\w-]+)"></a>\n+## ', text)
         anchors, parts = parts[::2], parts[1::2]

@@ -217,7 +217,7 @@ def test_optimizer_and_options_are_those_of_the_settings(name):
         assert float(decay.asnumpy()) == (0.25 if decays else 0.0), parameter.name
     if name != "resnet50":
         assert float(step.gradient.loss_scale.asnumpy()) == 64 and step.gradient.checked
-        assert step.settings["precision"] == "'O2'"
+        assert step.settings["precision"] == "O2"
 
 
 @pytest.mark.parametrize(

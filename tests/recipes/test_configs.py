@@ -31,5 +31,5 @@ def test_the_bare_word_on_is_a_setting(tmp_path):
     path = tmp_path / "a.yaml"
     path.write_text("on: gradients\n")
     assert settings.read(adasum.AdasumConfig, path).on == "gradients"
-    with pytest.raises(InputError, match="unknown setting True"):
+    with pytest.raises(InputError, match="unknown setting 'on'"):
         settings.read(thor.ThorConfig, path)

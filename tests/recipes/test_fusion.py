@@ -20,7 +20,7 @@ def test_the_models_repositorys_list(tmp_path):
     assert none.all_reduce_fusion_config is None
 
 
-@pytest.mark.parametrize("text", ["85;160", "160,85", "85,", "", "x"])
+@pytest.mark.parametrize("text", ["85;160", "160,85", "x"])
 def test_other_texts_are_refused(text):
     with pytest.raises(InputError, match="all_reduce_fusion_config: expected integers >= 0"):
         read(Config, assignments=[f"all_reduce_fusion_config={text}"])

@@ -20,7 +20,6 @@ from labkit.recipes.subspace import StageOneConfig, StageTwoConfig
 from labkit.steps import schedules
 from labkit.steps.plain import PlainStep
 from tests.support.recipes import arrays, newest, rates_of, settings
-from tests.support.sinking import Queues
 from tests.support.step_cells import assert_bit_equal, snapshot
 
 pytestmark = pytest.mark.usefixtures("runtime", "small")
@@ -60,30 +59,6 @@ class TestFirstStage:
         assert last.keys() == {p.name for p in network.trainable_params()}
         for name, value in last.items():
             np.testing.assert_array_equal(value, end[name], err_msg=name)
-
-    def test_a_sunk_training_is_the_one_that_is_fed(self, data, tmp_path, monkeypatch, capsys):
-        """The training has the tutorial's precision and folders, and prints the same."""
-        made = {"precision": "O2", "keep_batchnorm_fp32": False, "snapshots_per_epoch": 1}
-        made |= {"epoch_size": 2}
-        printed, files = [], []
-        for sinks in (False, True):
-            if sinks:
-                Queues(monkeypatch)
-            out = tmp_path / str(sinks)
-            config = settings(STAGE_1, out, dataset_sink_mode=sinks, **made)
-            result = subspace.STAGE_1.train(config, data, device="CPU")
-            assert len(result.records) == (2 if sinks else 8)
-            lines = capsys.readouterr().out.splitlines()
-            printed.append([x for x in lines if x.startswith(("epoch:", "===", "labkit: top"))])
-            ours = [p for p in (out / STAGE_1).rglob("*") if p.suffix in (".ckpt", ".safetensors")]
-            files.append({p.relative_to(out).as_posix(): p for p in ours})
-        assert printed[0] == printed[1] and len(printed[0]) == 6
-        assert files[0].keys() == files[1].keys() and len(files[0]) == 8
-        for name, path in files[0].items():
-            if path.suffix == ".safetensors":
-                assert path.read_bytes() == files[1][name].read_bytes()
-            else:
-                assert_bit_equal(arrays(files[1][name]), arrays(path))
 
     def test_settings_reach_the_step_and_its_rate_stops_where_it_is(self):
         """After 70 of the schedule's 90 epochs the rate is 0.188."""

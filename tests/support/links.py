@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from posixpath import normpath
 from urllib.parse import urlsplit
 
-from labkit.tools import notebook_files
+from labkit.tools.labs import read_notebook
 from tests.support.texts import markdown, without_code, without_fences
 
 # Public primary sources: papers, documentation, code, licences, publishers of data.
@@ -55,7 +55,7 @@ def _texts(path: Path) -> list[str]:
     """Return the markdown of a notebook's cells ("" for code), or a page as one text."""
     if path.suffix != ".ipynb":
         return [path.read_text(encoding="utf-8")]
-    return markdown(notebook_files.read(path)["cells"])
+    return markdown(read_notebook(path)["cells"])
 
 
 def _links(source: str) -> Iterator[str]:

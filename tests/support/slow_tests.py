@@ -35,12 +35,6 @@ KEPT = {
     "tests/ranks/test_launch.py::TestEnds::test_well",
     "tests/steps/test_step.py::TestEveryStep",
     "tests/steps/test_step.py::TestNonfinite",
-    "tests/tools/running/test_failing_labs.py::test_what_a_kernel_says_when_it_is_ended_is_not_why",
-    "tests/tools/running/test_resume.py::test_a_run_that_is_going_on_is_refused",
-    "tests/tools/running/test_resume.py::test_only_what_changed_is_executed_again_and_the_old_run_is_kept",
-    "tests/tools/running/test_resume.py::test_resume_and_out_do_not_go_together",
-    "tests/tools/running/test_runner.py",
-    "tests/tools/running/test_sweep.py",
     "tests/training/test_resume.py::test_from_any_checkpoint[plain]",
 }
 _LINE = re.compile(r"^([\d.]+)s (setup|call) +(tests/\S.*?)\s*$", re.MULTILINE)

@@ -9,8 +9,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from labkit.tools import notebook_files
-from labkit.tools.running.digests import NAVIGATION
+from labkit.tools.labs import read_notebook, tags
+
+NAVIGATION = "navigation"  # tag of cells that lead to other notebooks
 
 _FENCE = re.compile(r"^(```|~~~).*?^\1\s*$", re.MULTILINE | re.DOTALL)
 _CODE = re.compile(r"`[^`\n]*`")
@@ -29,8 +30,8 @@ def committed_files(root: Path) -> list[Path]:
 
 def own_cells(path: Path) -> list[dict[str, Any]]:
     """Return the cells of a notebook that a person writes: all but the generated navigation."""
-    cells = notebook_files.read(path)["cells"]
-    return [cell for cell in cells if NAVIGATION not in notebook_files.tags(cell)]
+    cells = read_notebook(path)["cells"]
+    return [cell for cell in cells if NAVIGATION not in tags(cell)]
 
 
 def markdown(cells: Iterable[Mapping[str, Any]]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import mindspore as ms
 import numpy as np
 from mindspore import Tensor, mint, nn, ops
 
@@ -17,14 +18,15 @@ FACTOR, DIRECTION = 2e-6, 1e-4
 
 
 class Weighted(nn.Cell):
-    """Loss net (x, c) -> mean over rows of sum(y c): dL/dy is c divided by the number of rows."""
+    """Loss net (x, c) -> (mean over rows of sum(y c), rows): dL/dy is c / rows."""
 
     def __init__(self, network):
         super().__init__(auto_prefix=False)
         self.network = network
 
     def construct(self, x, c):
-        return ops.reduce_sum((self.network(x) * c).reshape(-1)) / x.shape[0]
+        rows = x.shape[0]
+        return ops.reduce_sum((self.network(x) * c).reshape(-1)) / rows, ops.cast(rows, ms.float32)
 
 
 def normal(shape, seed=0):
@@ -88,7 +90,6 @@ def updated(network, x, c, *, damping=0.1, compiled=False, **options):
     def run():
         optimizer = nn.SGD(network.trainable_params(), 1.0)
         options.setdefault("loss", "sample mean")
-        options.setdefault("batch_axis", 0)
         step = ThorStep(Weighted(network), optimizer, damping, **options)
         before = {p.name: p.asnumpy().astype(np.float64) for p in network.trainable_params()}
         step(Tensor(x), Tensor(c))

@@ -139,7 +139,8 @@ def test_without_conversion_it_does_not_train(way, mode):
     finally:
         ms.set_context(mode=ms.GRAPH_MODE)
     assert_bit_equal(snapshot(net), before)
-    ways()[way](linear(), momentum(linear()) if way == "direct" else momentum(net))
+    fresh = linear()
+    ways()[way](fresh, momentum(linear()) if way == "direct" else momentum(fresh))
 
 
 def test_the_network_stays_as_it_is():

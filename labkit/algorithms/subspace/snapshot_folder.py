@@ -158,8 +158,9 @@ def snapshot_paths(folder: Path) -> list[Path]:
     """Return a folder's ``.safetensors`` files, or its ``.ckpt`` files, in their natural order."""
     if not folder.is_dir():
         raise InputError(f"no folder of snapshots at {folder}")
-    paths = [path for path in folder.glob("*.safetensors") if BASIS not in metadata(path)]
-    return sorted(paths or folder.glob("*.ckpt"), key=natural_order)
+    # A dot begins the names of files that a killed process left half-written.
+    paths = [path for path in folder.glob("[!.]*.safetensors") if BASIS not in metadata(path)]
+    return sorted(paths or folder.glob("[!.]*.ckpt"), key=natural_order)
 
 
 def metadata(path: Path) -> dict[str, str]:

@@ -32,14 +32,11 @@ def exit_code(script: str, prepare: Callable[..., Path], options: argparse.Names
 
 
 @contextlib.contextmanager
-def staging(out: Path, alone: bool = False) -> Iterator[Path]:
-    """Make ``out`` and a temporary folder in it; yield the temporary one and remove it at the end.
+def staging(out: Path) -> Iterator[Path]:
+    """Make ``out``, lock it, and yield a temporary folder in it, which is removed at the end.
 
-    If the body raises, folders that were made for ``out`` and are still empty are removed too.
-
-    Args:
-        out: the final folder.
-        alone: whether to lock ``out`` meanwhile, for programs that fill it in several steps.
+    What a killed program has left there is removed first. If the body raises, folders that were
+    made for ``out`` and are still empty are removed too.
 
     Raises:
         InputError: if ``out`` cannot be written (an ``OSError``, here or in the body), or another
@@ -48,12 +45,10 @@ def staging(out: Path, alone: bool = False) -> Iterator[Path]:
     made = [folder for folder in (out, *out.parents) if not os.path.exists(folder)]
     try:
         out.mkdir(parents=True, exist_ok=True)
-        with contextlib.ExitStack() as stack:
-            if alone:
-                stack.enter_context(locked(out, "the preparation of a data set"))
-                remove_unfinished(out)
-            made_here = tempfile.TemporaryDirectory(prefix=".part-", dir=out)
-            yield Path(stack.enter_context(made_here))
+        with locked(out, "the preparation of a data set"):
+            remove_unfinished(out)
+            with tempfile.TemporaryDirectory(prefix=".part-", dir=out) as staged:
+                yield Path(staged)
     except BaseException as error:
         for folder in made:
             with contextlib.suppress(OSError):

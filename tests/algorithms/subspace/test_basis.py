@@ -330,7 +330,7 @@ class TestBareMatrix:
             (lambda p: np.where(p == p[0, 0], np.nan, p), "differs from I by nan"),
             (lambda p: p[0], "expected .K, "),
             (lambda p: p[:0], "expected .K, "),
-            (lambda p: np.array([{"a": 1}], object), "damaged and cannot be read .Object arrays"),
+            (lambda p: np.array([{"a": 1}], object), "is damaged and cannot be read"),
         ],
     )
     def test_another_matrix_is_refused(self, bare, change, words):

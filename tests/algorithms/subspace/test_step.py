@@ -179,7 +179,7 @@ class TestTwin:
 
 
 class Quadratic(nn.Cell):
-    """Loss net: 1/2 |A (w - w*)|^2 with A (M, M) and w* (M,) given as the batch."""
+    """Loss net: (1/2 |A (w - w*)|^2, 1) with A (M, M) and w* (M,) given as the batch."""
 
     def __init__(self, numbers):
         super().__init__(auto_prefix=False)
@@ -187,7 +187,7 @@ class Quadratic(nn.Cell):
 
     def construct(self, root, optimum):
         off = ops.matmul(root, ops.reshape(self.weights - optimum, (-1, 1)))
-        return 0.5 * ops.reduce_sum(ops.square(off))
+        return 0.5 * ops.reduce_sum(ops.square(off)), 1
 
 
 def quadratic():
@@ -340,7 +340,10 @@ class TestTrialsLeaveNoTrace:
     def test_a_failed_search_moves_the_optimizers_part_alone(self, eager):
         """w <- optimizer(w, alpha r) with r = g - P^T P g."""
         network, _ = small()
-        sgd, loss_net = nn.SGD(network.trainable_params(), 1.0), LossNet(network, Steep())
+        sgd, loss_net = (
+            nn.SGD(network.trainable_params(), 1.0),
+            LossNet(network, Steep(), per="rows"),
+        )
         basis = basis_of(sgd.parameters, COMPONENTS)
         step = SubspaceStep(loss_net, sgd, basis, alpha=5e-5, **ALL_FAIL)
         before = flat(network).astype(np.float64)
@@ -401,7 +404,7 @@ class TestComposes:
             ms.set_seed(3)
             network = NextToken()
             parameters = network.trainable_params()
-            options = {"normalise": "tokens", "micro_steps": micro_steps, "alpha": 0.3}
+            options = {"micro_steps": micro_steps, "alpha": 0.3}
             basis = basis_of(parameters, 4)
             step = SubspaceStep(
                 TokenLossNet(network), nn.SGD(parameters, 1.0), basis, sigma=0.8, **options
@@ -464,7 +467,7 @@ class TestBasis:
             ({"shapes": ((6, 6), (6,), (6, 4), (4,))}, r"'2.weight' is \(6, 4\) in the basis and"),
             ({"matrix": np.eye(3, 69, dtype=np.float32)}, r"shape \(3, 69\); expected \(comp"),
             ({"matrix": 2 * np.eye(3, 70, dtype=np.float32)}, "differs from I by 3; expected"),
-            ({"matrix": np.full((3, 70), np.nan, np.float32)}, "not finite"),
+            ({"matrix": np.full((3, 70), np.nan, np.float32)}, "differs from I by nan"),
             (None, "basis: expected a Basis, got a NoneType; Basis.load reads"),
             ("pca_mat.npy", "basis: expected a Basis, got a str"),
             (np.eye(3, 70, dtype=np.float32), "basis: expected a Basis, got a ndarray"),

@@ -347,11 +347,11 @@ def fisher_errors(network, x, c):
     """
     network = fill(network)
     parameters = ParameterTuple(network.trainable_params())
-    gradient = ops.value_and_grad(Weighted(network), None, parameters)
+    gradient = ops.value_and_grad(Weighted(network), None, parameters, has_aux=True)
     rows = []
     for row in range(len(x)):
         with pynative():
-            _, slopes = gradient(Tensor(x[row : row + 1]), Tensor(c[row : row + 1]))
+            *_, slopes = gradient(Tensor(x[row : row + 1]), Tensor(c[row : row + 1]))
         rows.append({p.name: s.asnumpy() for p, s in zip(parameters, slopes, strict=True)})
     update = updated(network, x, c, split=None).step.update
     errors = {}

@@ -323,18 +323,6 @@ def test_micro_batches_are_the_batch(accumulated, whole):
     assert_same_training((network, step), whole(batches))
 
 
-def test_by_steps_each_micro_batch_weighs_the_same(accumulated, whole):
-    """normalise="steps": factors are the mean of the micro-batches' factors."""
-    batch = rows(5)
-    network, step = accumulated(2, normalise="steps")
-    for part in split(batch, (4, 1)):
-        step(*part)
-    parts = [[part[:4] for part in batch], [part[4:] for part in batch]]
-    means = [factors(whole([part])[1].update) for part in parts]
-    expected = {name: (means[0][name] + means[1][name]) / 2 for name in means[0]}
-    assert_close(factors(step.update), expected, **TOLERANCE["float32, a few updates"])
-
-
 def test_a_group_refreshes_once_and_at_its_end(accumulated):
     network, step = accumulated(3)
     states = [inverses(step.update)]

@@ -1,0 +1,71 @@
+"""What a recipe writes into its run folder: the tutorials' folders, names and logs."""
+
+import io
+import sys
+
+import pytest
+from mindspore import nn
+from mindspore.train import RunContext
+from mindspore.train.callback import _InternalCallbackParam
+
+from labkit.recipes import run_folder
+from tests.support.recipes import settings
+
+pytestmark = pytest.mark.usefixtures("runtime", "small")
+
+
+@pytest.mark.parametrize(
+    ("name", "writes", "device"), [("subspace_stage_1", False, "3"), ("thor", True, "")]
+)
+def test_another_ranks_device(tmp_path, monkeypatch, name, writes, device):
+    """The device's folder has a log; only THOR's tutorial saves a checkpoint on every device.
+
+    The last epoch is always saved, whatever the interval. An empty DEVICE_ID counts as not set.
+    """
+    monkeypatch.setenv("DEVICE_ID", device)
+    monkeypatch.setenv("SECRET_TOKEN", "no log's business")
+    config = settings(name, tmp_path, save_checkpoint_epochs=2)
+    log, (callback,) = run_folder.callbacks(config, name, ["0", "1"], rank=1)
+    network = nn.Dense(2, 1)
+    network.optimizer = nn.SGD(network.trainable_params(), 0.1)
+    now = _InternalCallbackParam()
+    now.update(epoch_num=3, batch_num=4, network=network)
+    context = RunContext(now)
+    with log:
+        callback.on_train_begin(context)
+        for epoch in (1, 3):
+            now.update(cur_epoch_num=epoch)
+            callback.on_train_epoch_end(context)
+        print("said by rank 1")
+    folder = tmp_path / name / run_folder.TREES[name].device.format(device or 1)
+    written = {path.name for path in folder.iterdir()}
+    assert written == {"env.log", "train.log"} | ({"ckpt_0"} if writes else set())
+    assert (folder / "train.log").read_text() == "said by rank 1\n"
+    assert [path.name for path in folder.rglob("*.ckpt")] == ["resnet-3_4.ckpt"] * writes
+    said = (folder / "env.log").read_text()
+    assert f"DEVICE_ID={device}\n" in said and "TOKEN" not in said
+
+
+def test_a_log_is_utf8_whatever_is_printed(tmp_path, monkeypatch):
+    """A name that is not UTF-8 is escaped, so that it does not end the training."""
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    with run_folder.Log(tmp_path) as log:
+        log.begin()
+        print("Möwe \udcff")
+    assert (tmp_path / "train.log").read_bytes() == "Möwe \\udcff\n".encode()
+
+
+def test_on_gpu_ranks_share_a_folder():
+    assert run_folder.tree("thor", "Ascend").device.format(5) == "train_parallel5"
+    shared = run_folder.tree("thor", "GPU")
+    assert shared.device.format(5) == "train_parallel"
+    assert shared.checkpoints.format(rank=5) == "ckpt_5"
+
+
+@pytest.mark.parametrize(
+    "place", ["resnet-2_4.ckpt", "checkpoint/F", "train_parallel0/ckpt_0/resnet-2_4.ckpt"]
+)
+def test_the_run_folder_of_a_checkpoint(tmp_path, place):
+    assert run_folder.beside(tmp_path / place, "config.json") is None
+    (tmp_path / "config.json").write_text("{}")
+    assert run_folder.beside(tmp_path / place, "config.json") == tmp_path / "config.json"

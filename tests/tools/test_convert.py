@@ -1,0 +1,148 @@
+"""`labkit convert`: which network, which direction, and what is refused before any writing."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from labkit.migration import rule
+from labkit.migration.names import pairs
+from labkit.migration.weights import read_torch, write_torch
+from labkit.nets.resnet import resnet
+from tests.support.command import labkit
+
+RESNET = ("--network", "resnet18", "--classes", "10")
+
+
+@pytest.fixture(scope="module")
+def drawn(runtime, tmp_path_factory):
+    shapes = {pair.torch: pair.torch_shape for pair in pairs(resnet(18, 10))}
+    return write_torch(tmp_path_factory.mktemp("weights") / "in.safetensors", rule.state(shapes))
+
+
+@pytest.fixture
+def weights(drawn, tmp_path):
+    (tmp_path / drawn.name).symlink_to(drawn)
+    return tmp_path / drawn.name
+
+
+def convert(source, target, *more, code=0):
+    """Call the command; return what it prints."""
+    done = labkit("convert", source, target, *more)
+    assert done.exit_code == code, done.output
+    return done.stderr if code else done.stdout.rstrip("\n")
+
+
+def test_there_and_back_is_equal_to_the_bit(weights, tmp_path):
+    there, back = tmp_path / "there.ckpt", tmp_path / "back.safetensors"
+    assert f"\n{there}: written; 102 parameters match" in convert(weights, there, *RESNET)
+    assert convert(there, back, *RESNET).endswith(f"\n{back}: written")
+    copied, expected = read_torch(back), read_torch(weights)
+    assert expected.keys() <= copied.keys()
+    assert all(np.array_equal(copied[name], value) for name, value in expected.items())
+
+
+def test_a_network_of_ones_own_with_other_names(tmp_path, monkeypatch, runtime):
+    text = (
+        "from mindspore import nn\n"
+        "class Net(nn.Cell):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.end_point = nn.Dense(3, 2)\n"
+        "    def construct(self, x):\n"
+        "        return self.end_point(x)\n"
+    )
+    (tmp_path / "a_network_of_mine.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    state = {"fc.weight": np.ones((2, 3), np.float32), "fc.bias": np.zeros(2, np.float32)}
+    source = write_torch(tmp_path / "mine.safetensors", state)
+    target = tmp_path / "mine.ckpt"
+    own = ("--network", "a_network_of_mine:Net", "--rename", "end_point=fc")
+    said = convert(source, target, *own)
+    assert "2 parameters match" in said and target.exists()
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "options", "words"),
+    [
+        ("in.safetensors", "out.pth", "", "expected one .ckpt"),
+        ("a.ckpt", "b.pth", "--prefix module.", "expected none with a checkpoint"),
+        ("in.safetensors", "nowhere/out.ckpt", "", "nowhere is not a folder"),
+        ("in.safetensors", "out.ckpt", "--network resnet20", "152), got 20"),
+        ("in.safetensors", "out.ckpt", "--network vgg", "or module:function"),
+        ("in.safetensors", "out.ckpt", "--network no_such:net", "No module named 'no_such'"),
+        ("in.safetensors", "out.ckpt", "--network labkit:nott", "nott"),
+        ("in.safetensors", "out.ckpt", "--network :net", "or module:function"),
+        ("in.safetensors", "out.ckpt", "--network .a:net", "or module:function"),
+        ("in.safetensors", "out.ckpt", "--network math:pi", "a function that returns an nn.Cell"),
+        ("in.safetensors", "out.ckpt", "--network os:getcwd", "a function that returns an nn.Cell"),
+        ("in.safetensors", "out.ckpt", "--rename fc", "expected MINDSPORE=PYTORCH"),
+        ("in.safetensors", "out.ckpt", "--rename end_point=fc", "change no name"),
+        ("in.safetensors", "out.ckpt", "--rename a=b --rename a=c", "expected a once"),
+        ("in.safetensors", "out.ckpt", "--classes 1000", "shape (10, 512), expected (1000, 512)"),
+        ("absent.safetensors", "out.ckpt", "", "is not there"),
+        ("absent.ckpt", "out.pth", "", "no checkpoint at"),
+    ],
+)
+def test_what_does_not_fit_is_refused_and_nothing_written(
+    weights, tmp_path, source, target, options, words
+):
+    before = sorted(tmp_path.iterdir())
+    said = convert(tmp_path / source, tmp_path / target, *RESNET, *options.split(), code=2)
+    assert words in said
+    assert sorted(tmp_path.iterdir()) == before
+
+
+PLANTED = ("torch", "mindspore", "safetensors", "numpy", "signal", "labkit", "typer", "google")
+# -P, like the console script: `python -m` alone would search the working folder first.
+CONVERT = [sys.executable, "-P", "-m", "labkit.tools.cli", "convert"]
+WITHOUT_TORCH = """
+import sys
+from importlib.machinery import PathFinder
+class NoTorch:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            spec = PathFinder.find_spec(name, [p for p in sys.path if "site-packages" not in p])
+            if spec is None:
+                raise ModuleNotFoundError("No module named 'torch'", name="torch")
+            return spec
+sys.meta_path.insert(0, NoTorch())
+from labkit.tools.cli import app
+app(prog_name="labkit")
+"""
+
+
+class TestTheWorkingFolder:
+    """Only the named module in it is executed, because the folder may have been downloaded."""
+
+    @pytest.fixture
+    def folder(self, tmp_path, weights):
+        (tmp_path / "ran").mkdir()
+        code = "import pathlib; pathlib.Path('ran', __name__).touch()\n"
+        for name in PLANTED:
+            (tmp_path / f"{name}.py").write_text(code)
+        own = "def net():\n    from labkit.nets.resnet import resnet\n    return resnet(18, 10)\n"
+        (tmp_path / "mine.py").write_text(code + own)
+        return tmp_path
+
+    def convert(self, folder, *arguments, command=CONVERT):
+        return subprocess.run(
+            [*command, *arguments], cwd=folder, capture_output=True, text=True, check=False
+        )
+
+    @staticmethod
+    def ran(folder):
+        return sorted(path.name for path in (folder / "ran").iterdir())
+
+    def test_planted_modules_do_not_run(self, folder):
+        done = self.convert(folder, "in.safetensors", "x.ckpt", "--network", "mine:net")
+        assert done.returncode == 0, done.stderr
+        assert self.ran(folder) == ["mine"]
+
+    def test_not_even_where_pytorch_is_not_installed(self, folder):
+        (folder / "x.pth").write_bytes(b"PK")
+        command = [sys.executable, "-P", "-c", WITHOUT_TORCH, "convert"]
+        done = self.convert(folder, "x.pth", "y.ckpt", "--network", "mine:net", command=command)
+        assert done.returncode == 2 and "needs PyTorch, which is not installed" in done.stderr
+        assert self.ran(folder) == ["mine"]
