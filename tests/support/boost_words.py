@@ -1,6 +1,6 @@
 """Boost dictionaries: those of the tutorials, and short ones."""
 
-from labkit.upstream.boost_config import FUNCTIONS
+from labkit.upstream.boost_config import ABSENT, FUNCTIONS
 
 # The first tutorial's dictionary, with its names and values unchanged.
 DIM_REDUCE = {
@@ -34,7 +34,7 @@ ACCUMULATION = {
 }
 # The format that MindSpore 2.10.0 recommends, with every entry of its table.
 WHOLE = {
-    "boost": {"mode": "auto"} | dict.fromkeys(FUNCTIONS, False),
+    "boost": {"mode": "auto"} | dict.fromkeys((*FUNCTIONS, *ABSENT), False),
     "common": {"gradient_split_groups": [50, 100], "device_number": 8},
     "less_bn": {"fn_flag": True, "gc_flag": True},
     "grad_freeze": {"param_groups": 10, "freeze_type": 1, "freeze_p": 0.7, "total_steps": 65536},

@@ -1,13 +1,10 @@
 """``boost_step``: what each dictionary builds, beside what MindSpore makes of the same words."""
 
 import copy
-import inspect
 import json
 import shutil
 import warnings
-from dataclasses import fields
 
-import mindspore as ms
 import numpy as np
 import pytest
 from mindspore import Tensor, nn
@@ -15,14 +12,10 @@ from mindspore.dataset import GeneratorDataset
 from mindspore.train import Callback, Model
 
 from labkit import AccumulatedStep, AdasumStep, EndOfEpoch, PlainStep, boost_step
-from labkit.algorithms.grad_freeze import GradFreezeUpdate, freeze_schedule
-from labkit.algorithms.less_bn import less_bn
 from labkit.algorithms.subspace import Basis, SubspaceStep
-from labkit.algorithms.subspace.search import Constants
 from labkit.algorithms.subspace.snapshots import write_snapshot
 from labkit.errors import InputError
 from labkit.steps.gradients import set_state
-from labkit.steps.losses import LossNet
 from labkit.upstream import basis as basis_module
 from labkit.upstream import boost
 from tests.support.boost_words import ACCUMULATION, ADASUM, DIM_REDUCE, manual
@@ -48,32 +41,22 @@ def parts():
 
 
 def assert_same_step(step, other):
-    """Check that the steps have equal classes, settings, constants, groups and Parameters."""
+    """Check that the steps have equal classes, settings, constants and Parameters."""
     assert type(step) is type(other) and step.settings == other.settings
     assert step.micro_batches == other.micro_batches
     assert_bit_equal(snapshot(step), snapshot(other))
     if isinstance(step, SubspaceStep):
         assert step.update.constants == other.update.constants
-    mine, theirs = step.update, other.update
-    if isinstance(step, AdasumStep):
-        assert step.team.sizes.text() == other.team.sizes.text()
-        mine, theirs = mine.freeze, theirs.freeze
-    assert type(mine) is type(theirs)
-    if isinstance(theirs, GradFreezeUpdate):
-        assert mine.groups == theirs.groups
-        np.testing.assert_array_equal(mine.first.asnumpy(), theirs.first.asnumpy())
+    assert type(step.update) is type(other.update)
 
 
 SAME = {
+    "O1": (("O1", None, {}), PlainStep, {}),
+    "O2": (("O2", None, {"workers": 2}), AdasumStep, {"workers": 2}),
     "nothing": (("O0", None, {}), PlainStep, {}),
     "disabled": (("O2", {"boost": {"mode": "disable_all"}}, {}), PlainStep, {}),
     "accumulation": (("O1", ACCUMULATION, {}), AccumulatedStep, {"micro_steps": 4}),
     "adasum": (("O2", ADASUM, {"workers": 2}), AdasumStep, {"workers": 2}),
-    "missing": (
-        ("O2", manual("adasum", "loss_scale_group"), {"workers": 2, "missing": "skip"}),
-        AdasumStep,
-        {"workers": 2},
-    ),
     "both": (
         (
             "O1",
@@ -98,79 +81,6 @@ def test_it_is_the_step_that_the_words_mean(name):
     step = boost_step(*parts()[1:], level, dictionary, **options)
     assert type(step) is kind
     assert_same_step(step, kind(*parts()[1:], **arguments))
-
-
-FREEZING = {"param_groups": 2, "freeze_type": 0, "freeze_p": 0.5, "total_steps": 20}
-
-
-def three_layers():
-    """Return (network, loss_net, optimizer), with dense layers of sizes 3, 4, 4, 2."""
-    ms.set_seed(5)
-    network = nn.SequentialCell(nn.Dense(3, 4), nn.Tanh(), nn.Dense(4, 4), nn.Dense(4, 2))
-    return network, LossNet(network, nn.MSELoss()), momentum(network)
-
-
-@pytest.mark.filterwarnings("ignore:boost_step")
-class TestTheLevels:
-    """O1 and O2 build the same steps as one builds by hand."""
-
-    @pytest.mark.parametrize(
-        ("level", "sections", "options", "kind", "given"),
-        [
-            ("O1", {}, {}, PlainStep, {}),
-            ("O2", {}, {"workers": 2}, AdasumStep, {"workers": 2}),
-            (
-                "O1",
-                manual("less_bn", "grad_freeze", "grad_accumulation")
-                | {"common": {"grad_accumulation_step": 2}},
-                {"loss_scale": 8.0, "clip_norm": 0.5},
-                AccumulatedStep,
-                {"micro_steps": 2, "loss_scale": 8.0, "clip_norm": 0.5},
-            ),
-        ],
-    )
-    def test_it_is_the_step_built_by_hand(self, level, sections, options, kind, given):
-        _, loss_net, optimizer = three_layers()
-        words = sections | {"grad_freeze": FREEZING}
-        step = boost_step(loss_net, optimizer, level, words, **options)
-        network, loss_net, _ = three_layers()
-        less_bn(network)
-        optimizer = momentum(network)
-        freeze = GradFreezeUpdate(optimizer, freeze_schedule(network, **FREEZING, seed=5))
-        stage = {"freeze" if kind is AdasumStep else "update": freeze}
-        assert_same_step(step, kind(loss_net, optimizer, **given, **stage))
-        names = [parameter.name for parameter in step.optimizer.parameters]
-        assert "3.multiplier" in names and "3.bias" not in names
-
-    def test_it_says_what_was_done(self, capsys):
-        _, loss_net, optimizer = three_layers()
-        with pytest.warns(UserWarning) as caught:
-            step = boost_step(loss_net, optimizer, "O1", {"grad_freeze": FREEZING})
-        printed = capsys.readouterr().out
-        assert "labkit: less_bn: the last Dense `network.3` is normalised; 0 BatchNorms " in printed
-        assert "mode auto: less_bn and grad_freeze (param_groups 2, freeze_type 0," in printed
-        (said,) = [w for w in caught if "boost_step" in str(w.message)]
-        assert said.filename == __file__
-        said = str(said.message)
-        assert "gc_flag (gradients are not centralised)" in said
-        assert "less_bn has replaced your Momentum by one for 6 parameters instead of 6" in said
-        assert step.optimizer is not optimizer
-
-    def test_an_optimizer_that_was_made_afterwards_stays(self):
-        network, loss_net, _ = three_layers()
-        less_bn(network)
-        optimizer = momentum(network)
-        step = boost_step(loss_net, optimizer, "O1", manual("less_bn"))
-        assert step.optimizer is optimizer
-
-    def test_a_refused_call_can_be_made_again(self):
-        """The first call has changed the network; the step that results is the same."""
-        _, loss_net, optimizer = three_layers()
-        words = {"grad_freeze": FREEZING}
-        with pytest.raises(InputError, match="nothing to combine: 1 worker"):
-            boost_step(loss_net, optimizer, "O2", words)
-        step = boost_step(loss_net, optimizer, "O2", words, workers=2)
-        assert_same_step(step, boost_step(*three_layers()[1:], "O2", words, workers=2))
 
 
 def basis():
@@ -242,7 +152,7 @@ class TestTheBasisOfTheDictionary:
         step = self.step(weight_load_dir=folder)
         parameters = regression()[0].trainable_params()
         assert step.settings["basis"] == Basis.of(folder, parameters, 3).checksum
-        kept = Basis.load(folder / "pca_mat.npy", parameters)
+        kept = Basis.load(folder / "pca_mat.safetensors", parameters)
         assert kept.matrix.shape == (3, 8) and kept.checksum == step.settings["basis"]
         assert "n_components 3" in capsys.readouterr().out
         # Other snapshots make another basis.
@@ -255,32 +165,30 @@ class TestTheBasisOfTheDictionary:
         step = self.step(weight_load_dir=folder)
         moved = tmp_path / "moved"
         shutil.move(folder, moved)
-        again = self.step(pca_mat_path=moved / "pca_mat.npy", weight_load_dir=folder)
-        assert f"basis loaded from {moved}/pca_mat.npy, nothing computed" in capsys.readouterr().out
+        again = self.step(pca_mat_path=moved / "pca_mat.safetensors", weight_load_dir=folder)
+        assert (
+            f"basis loaded from {moved}/pca_mat.safetensors, nothing computed"
+            in capsys.readouterr().out
+        )
         assert again.settings["basis"] == step.settings["basis"]
-        again = self.step(pca_mat_path=moved / "pca_mat.npy", weight_load_dir=moved)
-        assert "holds other snapshots" not in capsys.readouterr().out
-        # A file that the dictionary names is never overwritten, whatever the other folder holds.
-        before = (moved / "pca_mat.npy").read_bytes()
+        # A file that the dictionary names is never overwritten, whatever the folder holds.
+        before = (moved / "pca_mat.safetensors").read_bytes()
         (moved / "step-000000000.safetensors").unlink()
-        again = self.step(pca_mat_path=moved / "pca_mat.npy", weight_load_dir=moved)
-        gone = "the one there was made with step-000000000.safetensors, which is gone"
-        said = f"nothing computed, though {moved} holds other snapshots ({gone})"
-        assert said in capsys.readouterr().out
+        again = self.step(pca_mat_path=moved / "pca_mat.safetensors", weight_load_dir=moved)
         assert again.settings["basis"] == step.settings["basis"]
-        assert (moved / "pca_mat.npy").read_bytes() == before
+        assert (moved / "pca_mat.safetensors").read_bytes() == before
 
     def test_a_file_that_is_not_there_is_made(self, folder, tmp_path):
         path = tmp_path / "own.npy"
         step = self.step(pca_mat_path=path, weight_load_dir=folder)
         parameters = regression()[0].trainable_params()
         assert Basis.load(path, parameters).checksum == step.settings["basis"]
-        assert not (folder / "pca_mat.npy").exists()
+        assert not (folder / "pca_mat.safetensors").exists()
 
     def test_all_ranks_do_what_the_first_one_sees(self, folder, monkeypatch):
         """A slow rank may find the file that the first has just made, and must still join it."""
         self.step(weight_load_dir=folder)
-        path = folder / "pca_mat.npy"
+        path = folder / "pca_mat.safetensors"
         parameters, calls = regression()[0].trainable_params(), []
         monkeypatch.setattr(basis_module, "gather", lambda values: np.array([[0.0], values]))
         monkeypatch.setattr(basis_module, "basis_of", lambda *given: calls.append(given))
@@ -290,8 +198,10 @@ class TestTheBasisOfTheDictionary:
     def test_what_is_refused(self, folder, tmp_path):
         self.step(weight_load_dir=folder)
         _, loss_net, optimizer = parts()
-        words = manual("dim_reduce", dim_reduce={"pca_mat_path": folder / "pca_mat.npy"})
-        message = r"n_components: expected 3, the number in the basis in .*pca_mat\.npy, got 32"
+        words = manual("dim_reduce", dim_reduce={"pca_mat_path": folder / "pca_mat.safetensors"})
+        message = (
+            r"n_components: expected 3, the number in the basis in .*pca_mat\.safetensors, got 32"
+        )
         with pytest.raises(InputError, match=message):
             boost_step(loss_net, optimizer, "O1", words)
         with pytest.raises(InputError, match="no folder of snapshots at"):
@@ -312,11 +222,18 @@ class TestWhatIsSaid:
         assert len(lines) == 1 and len(notes) <= 1
         return lines[0], notes
 
-    def test_one_line_says_what_is_on(self, capsys):
+    def test_one_line_says_what_is_on_and_one_what_is_left_off(self, capsys):
         line, notes = self.said(capsys, "O1", manual("adasum"), workers=2)
-        assert line == "labkit: boost_level O1, mode manual: adasum (node_size 1)"
-        line, _ = self.said(capsys)
+        assert line == "labkit: boost_level O1, mode manual: adasum (node_size 1)" and not notes
+        line, notes = self.said(capsys)
         assert line == "labkit: boost_level O0, mode auto: nothing is turned on, a plain step"
+        assert not notes
+        line, notes = self.said(capsys, "O2", workers=2)
+        assert line == "labkit: boost_level O2, mode auto: adasum (node_size 1)"
+        assert notes == [
+            "boost_step: MindSpore's O2 also turns on less_bn and grad_freeze, which are not part "
+            "of labkit"
+        ]
         words = manual("adasum", "grad_accumulation", common={"grad_accumulation_step": 3})
         line, _ = self.said(capsys, "O2", words, workers=2)
         assert line.endswith(
@@ -344,53 +261,27 @@ class TestWhatIsSaid:
                 boost_step(loss_net, other, "O1", words, basis=basis())
 
 
-class TestRefused:
-    @pytest.mark.parametrize(
-        ("words", "name", "value", "owners"),
-        [
-            (ACCUMULATION, "workers", 2, "adasum"),
-            (ACCUMULATION, "trials", 2, "dim_reduce"),
-            (None, "tail", "drop", "adasum and dim_reduce and grad_accumulation"),
-        ],
-    )
-    def test_options_of_a_function_that_is_off(self, words, name, value, owners):
-        _, loss_net, optimizer = parts()
-        level = "O1" if words else "O0"
-        verb = "are" if " and " in owners else "is"
-        expected = f"{name}: expected none where {owners} {verb} off, got {value!r}"
-        with pytest.raises(InputError, match=expected):
-            boost_step(loss_net, optimizer, level, words, **{name: value})
-
-    def test_values_that_the_dictionary_says_are_no_arguments(self):
-        names = set(inspect.signature(boost_step).parameters)
-        assert not names & {"micro_steps", "node_size", "rho", "sigma", "gamma", "alpha"}
-        with pytest.raises(InputError, match="boost_step has no argument 'trails'. Did you mean"):
-            boost_step(None, None, trails=3)
-
-    def test_every_option_of_the_steps_is_an_argument(self):
-        """This holds for the options that a caller may choose beside the dictionary."""
-        names = set(inspect.signature(boost_step).parameters)
-        constants = {each.name for each in fields(Constants)} - {"rho", "sigma", "gamma", "alpha"}
-        assert constants <= names
-        own = {name for options in boost._OWN_OPTIONS.values() for name in options}
-        assert own <= names and constants == set(boost._OWN_OPTIONS["dim_reduce"]) - {"tail"}
-
-    @pytest.mark.parametrize(
-        ("words", "options", "message"),
-        [
-            (manual("loss_scale_group"), {}, "turns on loss_scale_group; labkit has no loss_sc"),
-            (manual("grad_freeze"), {}, "expected parameters for 2 pieces of 3 and more"),
-            (ADASUM, {}, "nothing to combine: 1 worker"),
-            (ACCUMULATION, {"optimizer": "SGD"}, "optimizer: expected an nn.Optimizer, got a str"),
-            (ACCUMULATION, {"basis": object()}, "basis: expected None where dim_reduce is off"),
-            (manual("dim_reduce"), {}, "weight_load_dir is None, and pca_mat_path None is no"),
-        ],
-    )
-    def test_what_does_not_fit(self, words, options, message):
-        _, loss_net, optimizer = parts()
-        given = {"loss_net": loss_net, "optimizer": optimizer, "boost_level": "O1"} | options
-        with pytest.raises(InputError, match=message):
-            boost_step(**given, boost_config_dict=words)
+@pytest.mark.parametrize(
+    ("words", "options", "message"),
+    [
+        (ACCUMULATION, {"workers": 2}, "unknown option of AccumulatedStep 'workers'; expected one"),
+        (ACCUMULATION, {"trials": 2}, "unknown option of AccumulatedStep 'trials'"),
+        (None, {"tail": "drop"}, "unknown option of PlainStep 'tail'"),
+        (ADASUM, {"workers": 2, "node_size": 2}, "unknown option of AdasumStep 'node_size'"),
+        (manual("dim_reduce"), {"trails": 3}, "SubspaceStep 'trails'.*Did you mean 'trials'"),
+        (manual("loss_scale_group"), {}, "turns on loss_scale_group, not part of labkit"),
+        (manual("grad_freeze"), {}, "turns on grad_freeze, not part of labkit"),
+        (ADASUM, {}, "nothing to combine: 1 worker"),
+        (ACCUMULATION, {"optimizer": "SGD"}, "optimizer: expected an nn.Optimizer, got a str"),
+        (ACCUMULATION, {"basis": object()}, "basis: expected None where dim_reduce is off"),
+        (manual("dim_reduce"), {}, "weight_load_dir is None, and pca_mat_path None is no"),
+    ],
+)
+def test_what_does_not_fit(words, options, message):
+    _, loss_net, optimizer = parts()
+    given = {"loss_net": loss_net, "optimizer": optimizer, "boost_level": "O1"} | options
+    with pytest.raises(InputError, match=message):
+        boost_step(**given, boost_config_dict=words)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from labkit.errors import InputError
 from labkit.upstream.boost_config import (
+    ABSENT,
     FUNCTIONS,
     LEVELS,
     MODES,
@@ -29,85 +30,35 @@ VALUES = {
     "weight_load_dir": "./checkpoint_stage_1/checkpoint_pca",
 }
 OFF = "without effect here: device_number (adasum is off), timeout (no rank waits for a file)"
-LACKING = "labkit has no loss_scale_group: left off"
-GC = "without effect here: gc_flag (gradients are not centralised)"
-O1 = {"fn_flag": True, "freeze_type": 1, "freeze_p": 0.7, "total_steps": 65536}
-ALONE = "mode 'manual' is the dictionary alone: {} of {} stay off"
+LEFT = "MindSpore's {} also turns on less_bn and grad_freeze, which are not part of labkit"
 STEP_4 = {"grad_accumulation_step": 4}
-# (level, dictionary, missing) -> (functions that are on, values, notes)
+# (level, dictionary) -> (functions that are on, values, notes)
 TAKEN = {
-    "nothing": (("O0", None, "refuse"), ((), {}, ())),
-    "an empty text": (("O0", "", "refuse"), ((), {}, ())),
-    "an empty dictionary": (("O0", {}, "refuse"), ((), {}, ())),
-    "dim_reduce": (("O1", DIM_REDUCE, "refuse"), (("dim_reduce",), VALUES, (OFF,))),
-    "dim_reduce on O2": (("O2", DIM_REDUCE, "refuse"), (("dim_reduce",), VALUES, (OFF,))),
+    "nothing": (("O0", None), ((), {}, ())),
+    "an empty text": (("O0", ""), ((), {}, ())),
+    "an empty dictionary": (("O0", {}), ((), {}, ())),
+    "O1": (("O1", None), ((), {}, (LEFT.format("O1"),))),
+    "O2": (("O2", None), (("adasum",), {}, (LEFT.format("O2"),))),
+    "dim_reduce": (("O1", DIM_REDUCE), (("dim_reduce",), VALUES, (OFF,))),
+    "dim_reduce on O2": (("O2", DIM_REDUCE), (("dim_reduce",), VALUES, (OFF,))),
     "dim_reduce by default": (
-        ("O1", manual("dim_reduce"), "refuse"),
+        ("O1", manual("dim_reduce")),
         (("dim_reduce",), {n: v for n, v in WHOLE["dim_reduce"].items() if n != "timeout"}, ()),
     ),
-    "adasum": (("O2", ADASUM, "refuse"), (("adasum",), {}, ())),
+    "adasum": (("O2", ADASUM), (("adasum",), {}, ())),
     "adasum of servers": (
-        ("O2", ADASUM | {"common": {"device_num": 8}}, "refuse"),
+        ("O2", ADASUM | {"common": {"device_num": 8}}),
         (("adasum",), {"device_number": 8}, ()),
     ),
-    "accumulation": (
-        ("O1", ACCUMULATION, "refuse"),
-        (("grad_accumulation",), STEP_4, (ALONE.format("less_bn and grad_freeze", "O1"),)),
-    ),
-    "accumulation in common, on O2": (
-        ("O2", manual("grad_accumulation", common=STEP_4), "refuse"),
-        (
-            ("grad_accumulation",),
-            STEP_4,
-            (ALONE.format("less_bn, grad_freeze and adasum", "O2"),),
-        ),
-    ),
+    "accumulation": (("O1", ACCUMULATION), (("grad_accumulation",), STEP_4, ())),
     "two": (
-        ("O2", manual("adasum", "grad_accumulation", common=STEP_4), "refuse"),
-        (
-            ("adasum", "grad_accumulation"),
-            STEP_4,
-            (ALONE.format("less_bn and grad_freeze", "O2"),),
-        ),
+        ("O2", manual("adasum", "grad_accumulation", common=STEP_4)),
+        (("adasum", "grad_accumulation"), STEP_4, ()),
     ),
-    "O1": (("O1", None, "refuse"), (("less_bn", "grad_freeze"), O1, (GC,))),
-    "O2": (("O2", None, "refuse"), (("less_bn", "grad_freeze", "adasum"), O1, (GC,))),
-    "less_bn as it is here": (
-        ("O1", manual("less_bn", less_bn={"gc_flag": False, "fn_flag": False}), "refuse"),
-        (("less_bn",), {"fn_flag": False}, (ALONE.format("grad_freeze", "O1"),)),
-    ),
-    "grad_freeze": (
-        ("O1", manual("grad_freeze", grad_freeze={"param_groups": 3, "freeze_p": 0.5}), "refuse"),
-        (
-            ("grad_freeze",),
-            {"freeze_type": 1, "freeze_p": 0.5, "total_steps": 65536, "param_groups": 3},
-            (ALONE.format("less_bn", "O1"),),
-        ),
-    ),
-    "without what is missing": (
-        ("O1", manual("adasum", "loss_scale_group", less_bn={}), "skip"),
-        (("adasum",), {}, (ALONE.format("less_bn and grad_freeze", "O1"), LACKING)),
-    ),
-    "a split point of less_bn": (
-        ("O1", manual("less_bn", common={"gradient_split_groups": [50]}), "refuse"),
-        (
-            ("less_bn",),
-            {"fn_flag": True},
-            (
-                ALONE.format("grad_freeze", "O1"),
-                "without effect here: gradient_split_groups (it says how MindSpore fuses the sums "
-                "over ranks), gc_flag (gradients are not centralised)",
-            ),
-        ),
-    ),
-    "all off": (("O2", {"boost": {"mode": "disable_all"}}, "refuse"), ((), {}, ())),
-    "manual, silently": (("O2", manual(), "refuse"), ((), {}, ())),
-    "False for what labkit has not": (
-        ("O1", {"boost": {"mode": "manual", "less_bn": False}}, "refuse"),
-        ((), {}, ()),
-    ),
+    "all off": (("O2", {"boost": {"mode": "disable_all"}}), ((), {}, ())),
+    "manual, silently": (("O2", manual()), ((), {}, ())),
     "one split point": (
-        ("O1", manual(common={"gradient_split_groups": 50}), "refuse"),
+        ("O1", manual(common={"gradient_split_groups": 50})),
         ((), {}, ("without effect here: gradient_split_groups (less_bn is off)",)),
     ),
 }
@@ -115,9 +66,9 @@ TAKEN = {
 
 @pytest.mark.parametrize("case", TAKEN)
 def test_what_is_turned_on(case):
-    (level, dictionary, missing), expected = TAKEN[case]
+    (level, dictionary), expected = TAKEN[case]
     before = copy.deepcopy(dictionary)
-    boost = read_boost(level, dictionary, missing=missing)
+    boost = read_boost(level, dictionary)
     assert (boost.on, dict(boost.values), boost.notes) == expected
     assert boost.level == level and dictionary == before
 
@@ -139,34 +90,23 @@ def test_every_value_counts_under_either_name(name, value):
 def test_the_levels_modes_and_names_are_mindspores():
     from mindspore.boost import boost
 
+    left = {"O0": (), "O1": ABSENT[:2], "O2": ABSENT[:2]}
     for level, table in boost._boost_config_level.items():
-        assert tuple(name for name in FUNCTIONS if table[name]) == LEVELS[level]
-        assert table.keys() == set(FUNCTIONS)
+        assert {name for name in table if table[name]} == {*LEVELS[level], *left[level]}
+        assert table.keys() == {*FUNCTIONS, *ABSENT}
     assert boost._boost_config_level.keys() == LEVELS.keys()
     assert tuple(boost._boost_config_mode) == MODES
     known = {name for keys in SECTIONS.values() for name in keys}
     assert set(boost.AutoBoost._boost_config_func_map) == known
 
 
-def test_a_refusal_says_what_is_on_and_what_to_give():
-    words = manual("adasum", "grad_freeze", "loss_scale_group")
-    with pytest.raises(InputError) as error:
-        read_boost("O2", words)
-    text = str(error.value)
-    assert text.startswith(
-        "boost_config_dict turns on grad_freeze, adasum and loss_scale_group; labkit has no "
-        "loss_scale_group. For grad_freeze and adasum alone give boost_config_dict="
-    )
-    shown = eval(re.search(r"boost_config_dict=(\{.*\})\.", text)[1])
-    assert read_boost("O2", shown).on == ("grad_freeze", "adasum")
-
-
-def test_no_call_changes_another():
-    read_boost("O1", DIM_REDUCE)
-    with pytest.raises(InputError):
-        read_boost("O1", manual("loss_scale_group"))
-    assert read_boost("O1", ACCUMULATION).on == ("grad_accumulation",)
-    assert LEVELS["O1"] == ("less_bn", "grad_freeze")
+@pytest.mark.parametrize("name", ABSENT)
+@pytest.mark.parametrize("mode", ["auto", "manual", "disable_all"])
+def test_what_labkit_has_not_is_refused_by_name(name, mode):
+    for level in LEVELS:
+        with pytest.raises(InputError, match=f"turns on {name}, not part of labkit; expected"):
+            read_boost(level, {"boost": {"mode": mode, name: True}})
+        assert name not in read_boost(level, {"boost": {"mode": mode, name: False}}).on
 
 
 # Section, setting, the nearest wrong value, the nearest right value, what is expected.
@@ -182,14 +122,6 @@ ENDS = [
     ("dim_reduce", "timeout", 0, 0.1, "a finite number > 0"),
     ("common", "device_num", 0, 1, "an integer >= 1"),
     ("common", "device_number", "8", 8, "an integer >= 1"),
-    ("common", "gradient_split_groups", [], [0], "a list of integers >= 0"),
-    ("common", "gradient_split_groups", [50, -1], (50,), "an integer >= 0"),
-    ("less_bn", "fn_flag", 1, True, "True or False"),
-    ("less_bn", "gc_flag", None, False, "True or False"),
-    ("grad_freeze", "param_groups", 0, 1, "an integer >= 1"),
-    ("grad_freeze", "freeze_type", 2, 0, "an integer >= 0 and <= 1"),
-    ("grad_freeze", "freeze_p", 1, 0.999, "a finite number >= 0 and < 1"),
-    ("grad_freeze", "total_steps", 0.5, 1, "an integer >= 1"),
     ("grad_accumulation", "grad_accumulation_step", 0, 1, "an integer >= 1"),
 ]
 
@@ -203,31 +135,19 @@ def test_values_are_checked_where_the_function_is_off_too(section, name, wrong, 
 
 REFUSED = [
     ("O3", None, "boost_level: expected one of 'O0', 'O1', 'O2', got 'O3'"),
-    (["O1"], None, "boost_level: expected one of 'O0', 'O1', 'O2', got ['O1']"),
-    ("O1", {"boost": {"mode": "enable_all"}}, "labkit has no loss_scale_group. For less_bn, grad"),
-    ("O1", manual("loss_scale_group"), "loss_scale_group. missing='skip' leaves off what is not"),
-    ("O1", manual("less_bn", "dim_reduce"), "less_bn and dim_reduce are both True"),
-    ("O1", manual("grad_freeze", "dim_reduce"), "grad_freeze and dim_reduce are both True"),
-    ("O1", manual("loss_scale_group"), "turns on loss_scale_group; labkit has no loss_scale_group"),
-    (
-        "O0",
-        DIM_REDUCE,
-        "boost_level: expected 'O1' or 'O2' where the dictionary turns on dim_reduce",
-    ),
+    ("O1", {"boost": {"mode": "enable_all"}}, "turns on less_bn and grad_freeze and loss_scale_gr"),
+    ("O0", DIM_REDUCE, "boost_level: expected 'O1' or 'O2' where the dictionary turns on dim_redu"),
     ("O1", manual("adasum", "dim_reduce"), "adasum and dim_reduce are both True"),
-    ("O0", {"boost": {"adasum": True}}, "adasum of boost is True, and mode 'auto' takes what boo"),
-    ("O2", {"boost": {"less_bn": False}}, "less_bn of boost is False, and mode 'auto'"),
-    ("O1", {"boost": {"mode": "disable_all", "adasum": True}}, "'disable_all' takes what the mode"),
-    ("O1", {"boost": {"mode": "enable_all", "adasum": False}}, "adasum of boost is False"),
+    ("O0", {"boost": {"adasum": True}}, "adasum of boost is True, and mode 'auto' does not look a"),
+    ("O2", {"boost": {"adasum": False}}, "adasum of boost is False, and mode 'auto'"),
+    ("O1", {"boost": {"mode": "disable_all", "adasum": True}}, "mode 'disable_all' does not look"),
     ("O1", "boost.json", "boost_config_dict: expected a dictionary of sections, got a str"),
     ("O1", {"boosts": {}}, "unknown section of boost_config_dict 'boosts'"),
     ("O1", {"dim_reduce": None}, "boost_config_dict['dim_reduce']: expected a dictionary of sett"),
     ("O1", {"boost": {"mode": "Manual"}}, "unknown boost mode 'Manual'"),
     ("O1", {"boost": {"dimreduce": True}}, "Did you mean 'dim_reduce'?"),
     ("O1", {"boost": {"adasum": 1}}, "adasum of boost: expected True or False, got 1"),
-    ("O1", manual(dim_reduce={5: 1}), "unknown setting 5 of dim_reduce"),
-    ("O1", manual(common={"rho": 0.5}), "rho belongs to dim_reduce."),
-    ("O1", manual(dim_reduce={"device_num": 8}), "device_num belongs to common."),
+    ("O1", manual(common={"rho": 0.5}), "unknown setting of common 'rho'; expected one of: gradi"),
     (
         "O1",
         manual("dim_reduce", dim_reduce={"n_component": 8, "n_components": 8}),
@@ -248,66 +168,24 @@ def test_what_is_refused(level, dictionary, message):
         read_boost(level, dictionary)
 
 
-def test_missing_is_one_of_two():
-    with pytest.raises(InputError, match="missing: expected one of 'refuse', 'skip', got 'warn'"):
-        read_boost("O2", missing="warn")
-    with pytest.raises(InputError, match="adasum and dim_reduce are both True"):
-        read_boost("O1", {"boost": {"mode": "enable_all"}}, missing="skip")
-
-
-SETTINGS = [(section, name) for section, keys in SECTIONS.items() for name in keys] + [
-    ("boost", name) for name in ("mode", *FUNCTIONS)
-]
-ANYTHING = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(-2, 70),
-    st.floats(),
-    st.text(max_size=3),
-    st.sampled_from(["manual", "auto", "enable_all", "disable_all"]),
-    st.lists(st.integers(-1, 3), max_size=2),
-    st.dictionaries(st.text(max_size=2), st.integers(), max_size=1),
-    st.just(object()),
-)
-NAMES = ANYTHING.filter(lambda value: not isinstance(value, list | dict))
-DICTIONARIES = st.dictionaries(
-    st.sampled_from(["boost", *SECTIONS, "adasum"]), st.dictionaries(NAMES, ANYTHING)
-)
-OF_SECTIONS = st.fixed_dictionaries(
-    {},
-    optional={
-        section: st.fixed_dictionaries({}, optional=dict.fromkeys(keys, ANYTHING))
-        for section, keys in SECTIONS.items()
-    },
-)
-
-
-@given(st.sampled_from([*LEVELS, "O3", None, []]), st.data())
-def test_whatever_comes_is_read_or_refused(level, data):
-    """InputError is the only error, and nothing is turned on that the input does not ask for."""
-    # In a single strategy, the nine kinds of ANYTHING would crowd out the others.
-    dictionary = data.draw(data.draw(st.sampled_from([ANYTHING, DICTIONARIES, OF_SECTIONS])))
-    try:
-        boost = read_boost(level, dictionary)
-    except InputError:
-        return
-    assert boost.on in ((), LEVELS.get(level)) and level in LEVELS
-
-
 @given(
     st.sampled_from(list(LEVELS)),
-    st.fixed_dictionaries({}, optional=dict.fromkeys(FUNCTIONS, st.booleans())),
+    st.fixed_dictionaries({}, optional=dict.fromkeys((*FUNCTIONS, *ABSENT), st.booleans())),
 )
 def test_manual_turns_on_what_it_says_or_says_why_not(level, asked):
     on = {name for name, value in asked.items() if value}
-    lacking = on & {"loss_scale_group"}
-    crossed = "dim_reduce" in on and on & {"less_bn", "grad_freeze", "adasum"}
+    lacking, crossed = on & set(ABSENT), {"adasum", "dim_reduce"} <= on
     try:
         boost = read_boost(level, ACCUMULATION | {"boost": {"mode": "manual"} | asked})
     except InputError:
         assert lacking or crossed or (level == "O0" and on)
     else:
         assert set(boost.on) == on and not lacking
+
+
+SETTINGS = [(section, name) for section, keys in SECTIONS.items() for name in keys] + [
+    ("boost", name) for name in ("mode", *FUNCTIONS, *ABSENT)
+]
 
 
 @given(st.sampled_from(SETTINGS), st.data())
