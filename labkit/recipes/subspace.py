@@ -9,9 +9,9 @@
 FOLDER holds train/ and val/ (or validation_preprocess/, as in the tutorial's text), each with one
 folder per class. The first stage is an ordinary training that keeps snapshots of its weights. The
 second starts from the run folder of the first: from its newest checkpoint, and from its snapshots,
-of which the basis is made and saved as pca_mat.npy; if the file pca_mat_path exists, it is loaded
-and nothing is computed. Its named settings are "tutorial" (the default) and "as_it_ran". --ranks 8
-starts eight ranks.
+of which the basis is made and saved as pca_mat.safetensors; if the file pca_mat_path exists, it is
+loaded and nothing is computed. Its named settings are "tutorial" (the default) and "as_it_ran".
+--ranks 8 starts eight ranks.
 
 Source: "Dimension Reduction Training" (MindSpore tutorial r1.6), train_stage_1.py and
 train_boost_stage_2.py (256 images on each device: with 1 281 167 images an epoch has 625 steps),
@@ -181,7 +181,7 @@ class StageTwoConfig(MixedConfig):
     pca_mat_path: str | None = path(
         None,
         "the basis: loaded where the file is there, else made of the snapshots and saved there; "
-        "None: pca_mat.npy beside the snapshots",
+        "None: pca_mat.safetensors beside the snapshots",
         "a path",
     )
     start_from: str = one_of(

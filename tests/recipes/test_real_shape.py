@@ -20,6 +20,7 @@ import numpy as np
 import psutil
 import pytest
 from PIL import Image
+from safetensors.numpy import load_file
 
 from labkit.data.imagefolder import load_image
 from labkit.migration.weights import state_dict
@@ -244,7 +245,7 @@ def test_subspace_2(stage_1, tmp_path):
     assert f"\nlabkit: starts from {stage_1.checkpoint}\n" in run.said
     start = arrays(stage_1.checkpoint)
     check(run, 24, {name: start[name] for name in initial("subspace-2")})
-    matrix = np.load(stage_1.folder / "checkpoint_pca" / "pca_mat.npy", mmap_mode="r")
+    matrix = load_file(stage_1.folder / "checkpoint_pca" / "pca_mat.safetensors")["matrix"]
     assert matrix.shape == (2, sum(weight.size for weight in initial("subspace-2").values()) + 1001)
     assert all(row["trials"] >= 1 for row in run.rows)
     assert run.rows[-1]["failed_searches"] == 0

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from labkit.ranks import rank_table
 from labkit.ranks.launch import free_port
@@ -352,7 +353,8 @@ def test_two_ranks_train_both_stages(digits, tmp_path):
     assert f"labkit: starts from {start}\n" in said
     rows = assert_trained_on_two_ranks(second, epochs=2)
     assert all(int(row["trials"]) >= 1 for row in rows)
-    basis = np.load(first / "checkpoint_pca" / "pca_mat.npy").astype(np.float64)
+    kept = load_file(first / "checkpoint_pca" / "pca_mat.safetensors")
+    basis = kept["matrix"].astype(np.float64)
     assert basis.shape[0] == 2 and basis.shape[1] > 11_000_000  # ResNet-18's weights
     np.testing.assert_allclose(basis @ basis.T, np.eye(2), atol=1e-5)
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from mindspore import FixedLossScaleManager, nn
 from mindspore.train.metrics import get_metrics
+from safetensors.numpy import load_file
 
 from labkit.algorithms.subspace import search
 from labkit.algorithms.subspace.basis import Basis
@@ -134,8 +135,8 @@ class TestStart:
 
 class TestSecondStage:
     def test_the_basis_is_kept_and_loaded_again(self, stages, monkeypatch):
-        """With a pca_mat.npy, the tutorial's third argument, nothing is computed."""
-        path = stages / STAGE_1 / "checkpoint_pca" / "pca_mat.npy"
+        """With a saved basis, the tutorial's third argument, nothing is computed."""
+        path = stages / STAGE_1 / "checkpoint_pca" / "pca_mat.safetensors"
         config, kept = settings(STAGE_2, stages), path.read_bytes()
         network = build_network(config)
         monkeypatch.setattr(Basis, "of", lambda *a, **o: pytest.fail("computed again"))
@@ -146,9 +147,9 @@ class TestSecondStage:
 
     def test_a_basis_elsewhere_needs_no_snapshots(self, stages, tmp_path):
         """With method sgd, which does not search, it needs no constants of a search either."""
-        for name in ("pca_mat.npy", "pca_mat.json"):
-            shutil.copy(stages / STAGE_1 / "checkpoint_pca" / name, tmp_path / name)
+        kept = load_file(stages / STAGE_1 / "checkpoint_pca" / "pca_mat.safetensors")
         start, path = str(newest(stages / STAGE_1)), str(tmp_path / "pca_mat.npy")
+        np.save(path, kept["matrix"])
         changed = {"pretrained_weight_path": start, "pca_mat_path": path, "method": "sgd"}
         config = settings(STAGE_2, tmp_path, **changed)
         network = build_network(config)
@@ -168,7 +169,7 @@ class TestSecondStage:
         start, end = (arrays(newest(stages / stage)) for stage in (STAGE_1, STAGE_2))
         names = [p.name for p in resnet.resnet(18, 12).trainable_params()]
         moved = np.concatenate([(end[name] - start[name]).ravel() for name in names])
-        basis = np.load(stages / STAGE_1 / "checkpoint_pca" / "pca_mat.npy")
+        basis = load_file(stages / STAGE_1 / "checkpoint_pca/pca_mat.safetensors")["matrix"]
         inside = basis.T @ (basis @ moved)
         # The residual's rate is a thousandth: measured 0.017. If a loss scale of 1024 stayed in the
         # residual, as in MindSpore, nearly the whole move would lie outside.
@@ -240,7 +241,7 @@ class TestDocuments:
         step = subspace.STAGE_2.build_step(config, network, 4)
         held, own = arrays(path), snapshot(network)
         assert_bit_equal(own, {name: held[name] for name in own})
-        kept = Basis.load(first / "checkpoint_pca/pca_mat.npy", network.trainable_params())
+        kept = Basis.load(first / "checkpoint_pca/pca_mat.safetensors", network.trainable_params())
         assert step.settings["basis"] == kept.checksum and len(kept.matrix) == 2
 
 
