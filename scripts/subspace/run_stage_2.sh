@@ -1,13 +1,13 @@
 #!/bin/sh
-# Second stage of dimension reduction: run_stage_2.sh DATA CHECKPOINT [PCA_MAT.npy] [OPTION ...]
+# Second stage of dimension reduction: run_stage_2.sh DATA CHECKPOINT [PCA_MAT] [OPTION ...]
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/../common.sh"
-usage="usage: $(basename "$0") DATA CHECKPOINT [PCA_MAT.npy] [OPTION ...]
+usage="usage: $(basename "$0") DATA CHECKPOINT [PCA_MAT] [OPTION ...]
   DATA         folder with train/ and val/, or one folder a class
-  CHECKPOINT   RUN/checkpoint/step-N.ckpt of the first stage; its snapshots are in
-               RUN/checkpoint_pca
-  PCA_MAT.npy  a basis of an earlier run, with its .json: then none is computed
+  CHECKPOINT   of the first stage, RUN/device0_stage_1/checkpoint_stage_1/resnet-E_S.ckpt; its
+               snapshots are in checkpoint_pca beside it
+  PCA_MAT      a basis of an earlier run, .safetensors or .npy: then none is computed
   OPTION       of 'labkit train subspace-2', such as --trials 2
 From the environment: DEVICES (default 8), LOG_DIR (default RUN-log), MASTER_PORT (a free one)"
 data_and_checkpoint "$@"
@@ -15,7 +15,7 @@ data=$1
 checkpoint=$2
 shift 2
 case ${1-} in
-*.npy)
+*.npy | *.safetensors)
     [ -f "$1" ] || refuse "$1 is not a file"
     basis=$1
     shift
