@@ -179,7 +179,7 @@ def labels_of_text(path: str | os.PathLike, images: int, classes: int) -> list[s
             for each of the ``classes``.
     """
     try:
-        labels = read_text(path, _MAX_TEXT).split()
+        labels = read_text(path).split()
     except (OSError, InputError) as error:
         raise InputError(f"labels {path} cannot be read ({error})") from error
     for number, wnid in enumerate(labels, 1):
