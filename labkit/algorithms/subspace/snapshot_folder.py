@@ -21,6 +21,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+import mindspore as ms
 import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
@@ -188,9 +189,11 @@ def places(path: Path) -> dict[str, Place]:
 
 def _converted(path: Path, folder: Path, wanted: Described | None) -> Path:
     """Copy a ``.ckpt`` file's parameters, those of ``wanted`` if given, into ``folder``."""
-    from labkit.training import checkpoint
-
-    held = {own_name(name): value for name, value in checkpoint.read(path).items()}
+    try:
+        values = ms.load_checkpoint(str(path), crc_check=True)
+    except Exception as error:  # MindSpore raises a different one for each kind of damage
+        raise InputError(f"the checkpoint {path} is damaged and cannot be read") from error
+    held = {own_name(name): value for name, value in values.items()}
     names = held.keys() if wanted is None else held.keys() & dict(wanted).keys()
     save_file({name: np.array(held[name].asnumpy()) for name in names}, folder / path.name)
     return folder / path.name
