@@ -112,8 +112,9 @@ WRITTEN = {
 def test_what_is_written(ranks):
     said, _, out = ranks
     for folder, names in WRITTEN.items():
-        assert {path.name for path in (out / folder).iterdir()} == names, folder
-    assert not (out / "none").exists()
+        # Beside them: the documents' own files, and the folder of the second rank.
+        assert names <= {path.name for path in (out / folder).iterdir()}, folder
+    assert (out / "resnet50" / "rank_1").is_dir() and not (out / "none").exists()
     assert len((out / "resnet50" / "records.csv").read_text().splitlines()) == 4
     assert len(list((out / "resnet50" / "checkpoint").iterdir())) == 2
     names = {path.name for path in (out / "thor/train_parallel1/ckpt_0").glob("*.ckpt")}
