@@ -10,7 +10,6 @@ of G.
 """
 
 import os
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -97,7 +96,7 @@ def _centred(gram: np.ndarray) -> np.ndarray:
 
 
 class _Blocks:
-    """A pool of threads over the columns of the snapshots, each with its own buffers.
+    """A pool of threads over the columns of the snapshots.
 
     There is one thread per available core; the bits do not depend on their number. The middle
     snapshot is subtracted from the rows, in float64, instead of their mean: the differences are as
@@ -107,11 +106,9 @@ class _Blocks:
     def __init__(self, snapshots: SnapshotFolder):
         self.snapshots = snapshots
         self.count, self.size = len(snapshots), snapshots.size
-        self.threads = len(os.sched_getaffinity(0))
-        self._own = threading.local()
 
     def __enter__(self) -> "_Blocks":
-        self._pool = ThreadPoolExecutor(self.threads)
+        self._pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -155,21 +152,18 @@ class _Blocks:
     def orthonormalise(self, matrix: np.ndarray) -> None:
         """Orthonormalise nearly orthonormal rows in place, by the Cholesky factor of P P^T."""
 
-        def blocks(start: int) -> Iterator[slice]:
-            for begin in range(start, min(start + _CHUNK, self.size), _BLOCK):
-                yield slice(begin, min(begin + _BLOCK, start + _CHUNK, self.size))
-
         def products(start: int) -> np.ndarray:
-            outer = (_outer(matrix[:, part].astype(np.float64)) for part in blocks(start))
-            return sum(outer, np.zeros(()))
-
-        inverse = np.linalg.inv(np.linalg.cholesky(sum(self._in_order(products), np.zeros(()))))
+            part = matrix[:, start : start + _BLOCK].astype(np.float64)
+            return _outer(part)
 
         def correct(start: int) -> None:
-            for part in blocks(start):
-                matrix[:, part] = _times(inverse, matrix[:, part].astype(np.float64))
+            part = matrix[:, start : start + _BLOCK]
+            part[:] = _times(inverse, part.astype(np.float64))
 
-        for _ in self._in_order(correct):
+        starts = range(0, self.size, _BLOCK)
+        total = sum(self._pool.map(products, starts), np.zeros(()))
+        inverse = np.linalg.inv(np.linalg.cholesky(total))
+        for _ in self._pool.map(correct, starts):
             pass
 
     def _in_order(self, chunk: Callable[[int], T]) -> Iterator[T]:
@@ -178,16 +172,11 @@ class _Blocks:
 
     def _differences(self, start: int) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
         """Yield (begin, rows minus the middle one (N, n) float64, the middle one) of a chunk."""
-        own = self._own
-        if not hasattr(own, "read"):
-            own.read = np.empty((self.count, _CHUNK), np.float32)
-            own.rows = np.empty((self.count, _BLOCK))
         wanted = min(_CHUNK, self.size - start)
-        self.snapshots.read(start, own.read[:, :wanted])
+        read = np.empty((self.count, wanted), np.float32)
+        self.snapshots.read(start, read)
         for begin in range(0, wanted, _BLOCK):
-            width = min(_BLOCK, wanted - begin)
-            rows = own.rows[:, :width]
-            np.copyto(rows, own.read[:, begin : begin + width])
+            rows = read[:, begin : begin + _BLOCK].astype(np.float64)
             middle = rows[self.count // 2].copy()
             rows -= middle
             yield start + begin, rows, middle

@@ -19,15 +19,34 @@ from labkit.steps.state import copied, flat, part_of
 from labkit.steps.statistics import running_statistics
 
 
-class Project(nn.Cell):
-    """P's shard (L, M) -> (P g (padded K,) of all ranks, g (M,)), g from the step's buffer."""
+class _Graph(nn.Cell):
+    """Base of the graphs: the step's weights, as Parameters and in one flat vector (M,)."""
 
     def __init__(self, step: nn.Cell):
         super().__init__(auto_prefix=False)
-        shard = step.update.basis_shard
-        self.gradients, self.map = step.gradient_sum, ops.HyperMap()
-        self.all_reduce = step.gradient.all_reduce
-        self.before, self.after = shard.others()
+        self.optimizer, self.weights = step.optimizer, step.optimizer.parameters
+        self.starts, self.ends = step.update.basis_shard.starts, step.update.basis_shard.ends
+        self.updates, self.pending = step.updates, step.update.pending
+        self.all_reduce, self.map = step.gradient.all_reduce, ops.HyperMap()
+
+    def parts(self, vector: Tensor) -> tuple:
+        """Return a flat vector (M,) split into one tensor for each Parameter."""
+        return self.map(ops.partial(part_of, vector), self.starts, self.ends, self.weights)
+
+    def applied(self, done: object) -> Tensor:
+        """Count an update and clear ``pending``, after ``done``."""
+        released = ops.assign(self.pending, ops.depend(ops.cast(0, ms.int32), done))
+        counted = ops.assign_add(self.updates, 1)
+        return ops.depend(True, (released, counted))
+
+
+class Project(_Graph):
+    """P's shard (L, M) -> (P g (padded K,) of all ranks, g (M,)), g from the step's buffer."""
+
+    def __init__(self, step: nn.Cell):
+        super().__init__(step)
+        self.gradients = step.gradient_sum
+        self.before, self.after = step.update.basis_shard.others()
 
     def construct(self, basis: Tensor) -> tuple:
         gradient = ops.concat(self.map(flat, self.gradients))
@@ -42,13 +61,8 @@ class Project(nn.Cell):
         return own, gradient
 
 
-class Prepare(nn.Cell):
+class Prepare(_Graph):
     """(P's shard (L, M), coefficients (N, L)) -> N products (M,) of all ranks, and w (M,)."""
-
-    def __init__(self, step: nn.Cell):
-        super().__init__(auto_prefix=False)
-        self.weights, self.map = step.optimizer.parameters, ops.HyperMap()
-        self.all_reduce = step.gradient.all_reduce
 
     def construct(self, basis: Tensor, coefficients: Tensor) -> tuple:
         moves = ops.matmul(coefficients, basis)
@@ -58,7 +72,7 @@ class Prepare(nn.Cell):
         return ops.unstack(moves), ops.concat(self.map(flat, self.weights))
 
 
-class Trial(nn.Cell):
+class Trial(_Graph):
     """(step size, P^T d (M,), w (M,), rows) -> (mean loss at w + step size P^T d, weight).
 
     It is a forward pass in training mode, because the training loss is what is minimised. The graph
@@ -67,9 +81,7 @@ class Trial(nn.Cell):
     """
 
     def __init__(self, step: nn.Cell):
-        super().__init__(auto_prefix=False)
-        self.weights, self.map = step.optimizer.parameters, ops.HyperMap()
-        self.starts, self.ends = step.update.basis_shard.starts, step.update.basis_shard.ends
+        super().__init__(step)
         self.objective = step.gradient.objective
         self.statistics = running_statistics(step.gradient.loss_net)
         if self.statistics:
@@ -94,23 +106,17 @@ class Trial(nn.Cell):
 
     def put(self, vector: Tensor) -> tuple:
         """Set the weights to those of a flat vector (M,)."""
-        parts = self.map(ops.partial(part_of, vector), self.starts, self.ends, self.weights)
-        return self.map(ops.assign, self.weights, parts)
+        return self.map(ops.assign, self.weights, self.parts(vector))
 
 
-class Finish(nn.Cell):
+class Finish(_Graph):
     """(step size, P^T d, P^T P g, w, g, memory): move the weights and store the memory."""
 
     def __init__(self, step: nn.Cell):
-        super().__init__(auto_prefix=False)
+        super().__init__(step)
         update = step.update
-        self.optimizer, self.map = step.optimizer, ops.HyperMap()
-        self.weights = step.optimizer.parameters
-        self.starts, self.ends = update.basis_shard.starts, update.basis_shard.ends
         self.gamma, self.alpha = float(update.constants.gamma), float(update.constants.alpha)
         self.residual, self.remembered = update.residual, update.remembered
-        self.pending = update.pending
-        self.updates = step.updates
 
     def construct(
         self,
@@ -124,34 +130,14 @@ class Finish(nn.Cell):
         residual = self.gamma * self.residual + (gradient - inside)
         slope = self.alpha * residual
         kept = ops.assign(self.residual, residual)
-        parts = self.parts(start + size * move)
-        moved = self.map(ops.assign, self.weights, parts)
+        moved = self.map(ops.assign, self.weights, self.parts(start + size * move))
         done = self.optimizer(self.parts(ops.depend(slope, (kept, moved))))
         remembered = self.map(ops.assign, self.remembered, memory)
-        return _applied(self, (done, remembered))
-
-    def parts(self, vector: Tensor) -> tuple:
-        """Return a flat vector (M,) split into one tensor for each parameter."""
-        return self.map(ops.partial(part_of, vector), self.starts, self.ends, self.weights)
+        return self.applied((done, remembered))
 
 
-class Descend(nn.Cell):
+class Descend(_Graph):
     """P^T P g (M,) -> w <- optimizer(w, P^T P g)."""
 
-    def __init__(self, step: nn.Cell):
-        super().__init__(auto_prefix=False)
-        self.optimizer, self.map = step.optimizer, ops.HyperMap()
-        self.weights = step.optimizer.parameters
-        self.starts, self.ends = step.update.basis_shard.starts, step.update.basis_shard.ends
-        self.updates, self.pending = step.updates, step.update.pending
-
     def construct(self, inside: Tensor) -> Tensor:
-        parts = self.map(ops.partial(part_of, inside), self.starts, self.ends, self.weights)
-        return _applied(self, self.optimizer(parts))
-
-
-def _applied(graph: nn.Cell, done: object) -> Tensor:
-    """Count an update and clear ``pending``, after ``done``; ends both graphs that make updates."""
-    released = ops.assign(graph.pending, ops.depend(ops.cast(0, ms.int32), done))
-    counted = ops.assign_add(graph.updates, 1)
-    return ops.depend(True, (released, counted))
+        return self.applied(self.optimizer(self.parts(inside)))

@@ -308,7 +308,7 @@ class TestTrialsLeaveNoTrace:
         ms.set_seed(2)
         network = NormNet("batch")
         adam = nn.Adam(network.trainable_params(), nn.ExponentialDecayLR(0.01, 0.9, 1))
-        step = make(LossNet(network, Steep()), adam)
+        step = make(LossNet(network, Steep(), per="rows"), adam)
         statistics = running_statistics(network)
         before = {p.name: p.asnumpy().copy() for p in statistics}
         step(*tensors(*digits(16)))
