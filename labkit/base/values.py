@@ -26,6 +26,7 @@ _WORDS = (
         list("-+.0123456789"),
     ),
 )
+_ENDS = {"[": "]", "{": "}", "'": "'", '"': '"'}
 
 
 class _Loader(yaml.SafeLoader):
@@ -67,6 +68,27 @@ def parse(text: str) -> Any:
         return _plain(text)
     kind = _Loader("").resolve(yaml.ScalarNode, text, (True, False))
     return text if kind == _TAG + "str" else _plain(text)
+
+
+def parse_several(text: str) -> list[Any]:
+    """Return the values of ``1,2,[3, 4]``: a comma within brackets, braces or quotes is no end.
+
+    Raises:
+        InputError: as ``parse`` does, and where there is nothing between two commas.
+    """
+    parts, ends = [""], []
+    for character in text:
+        if character == "," and not ends:
+            parts.append("")
+            continue
+        if ends and character == ends[-1]:
+            ends.pop()
+        elif character in _ENDS and (ends or not parts[-1].strip()):
+            ends.append(_ENDS[character])
+        parts[-1] += character
+    if not all(part.strip() for part in parts):
+        raise InputError(f"expected values separated by commas, got {text!r}")
+    return [parse(part) for part in parts]
 
 
 def _plain(text: str, first: bool = False) -> Any:

@@ -4,15 +4,16 @@ A command imports what it needs when it is called, so that `labkit --help` answe
 """
 
 import json
+import os
 import signal
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 try:
     import typer
-    from typer.core import TyperGroup
+    from typer.core import TyperCommand, TyperGroup
 except ModuleNotFoundError as missing:
     raise SystemExit(
         f"labkit: {missing}. The command needs the extra labs: in the clone, "
@@ -25,6 +26,9 @@ from labkit.recipes import RECIPES
 from labkit.tools.convert import convert
 from labkit.tools.doctor import command as doctor
 from labkit.tools.work import lab
+
+if TYPE_CHECKING:
+    from labkit.tools.run import Task
 
 
 class _Commands(TyperGroup):
@@ -41,6 +45,19 @@ class _Commands(TyperGroup):
             raise typer.Exit(130) from None
 
 
+class _Run(TyperCommand):
+    """Takes papermill's ``-p NAME VALUE`` beside ``-p NAME=VALUE``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        words, joined = list(args), [""]
+        while words:
+            word = words.pop(0)
+            if joined[-1] in ("-p", "--parameter") and word.isidentifier() and words:
+                word += f"={words.pop(0)}"
+            joined.append(word)
+        return super().parse_args(ctx, joined[1:])
+
+
 app = typer.Typer(
     cls=_Commands,
     help="Training techniques for neural networks with MindSpore, one notebook lab each.",
@@ -52,7 +69,7 @@ app = typer.Typer(
 _LABS = typer.Argument(
     metavar="[LAB]...", help="Number or name, as in `labkit list`, or a notebook's path; none: all."
 )
-_PRESET = typer.Option(envvar="LABKIT_PRESET", help="smoke, lab or paper.")
+_PRESET = typer.Option(help="smoke, lab or paper; $LABKIT_PRESET, or else lab, if not given.")
 _DEVICE = typer.Option(help="auto, Ascend, GPU or CPU.")
 _PARAMETERS = typer.Option(
     "-p", "--parameter", metavar="NAME=VALUE", help="Set one; may be repeated; also NAME VALUE."
@@ -99,7 +116,7 @@ def list_labs() -> None:
     _table(("number", "lab", "title", "presets", "minutes"), rows)
 
 
-@app.command()
+@app.command(cls=_Run)
 def run(
     labs: Annotated[list[str] | None, _LABS] = None,
     preset: Annotated[str | None, _PRESET] = None,
@@ -135,28 +152,30 @@ def run(
     from labkit.tools import run as runner
 
     before = _before(resume) if resume else {}
-    words = list(labs or before.get("labs", ()))
-    words, pairs = _papermill_pairs(words, parameter or [])
     named = read_yaml(parameters) if parameters else {}
     if not isinstance(named, dict):
         raise wrong("-f", str(parameters), "a file of NAME: VALUE lines")
-    named = before.get("parameters", {}) | named | runner.values(pairs)
-    preset = preset or named.pop("preset", None) or before.get("preset", "lab")
-    device = device or named.pop("device", None) or before.get("device", "auto")
-    options = {"preset": preset, "device": device, "parameters": named}
-    runner.tasks(words, Path(), **options)  # refused before a folder is made
-    if resume and out:
+    names = labs or before.get("labs", ())
+    options = {
+        "preset": _first(preset, named.pop("preset", None), before.get("preset"), _preset()),
+        "device": _first(device, named.pop("device", None), before.get("device"), "auto"),
+        "parameters": before.get("parameters", {}) | named | runner.values(parameter or ()),
+    }
+    runner.tasks(names, Path(), **options)  # refused before a folder is made
+    if resume and out is not None:
         raise wrong("--out", out, "none beside --resume, which goes on in its folder")
     project = find_project()
     folder = resume.resolve() if resume else runner.output_folder(out, project)
-    chosen = runner.tasks(words, folder, **options)
+    chosen = runner.tasks(names, folder, **options)
     if not resume and out is None:
         _point_latest(project / "runs", folder)
-    say = (lambda text: None) if quiet or as_json else lambda text: print(text, flush=True)
-    count = runner.jobs_of(jobs, preset, device, len(chosen))
-    results = runner.run(
-        chosen, folder, jobs=count, limits=_limits(preset, timeout, memory), say=say
-    )
+    results = _execute(chosen, folder, jobs, timeout, memory, _say(quiet or as_json))
+    if not as_json:
+        head = ("lab", "status", "device", "seconds", "headline", "notebook")
+        _table(head, [_row(each, folder) for each in results])
+    code = runner.exit_code(results)
+    if code in (1, 130):
+        print(f"go on with: labkit run --resume {_near(folder)}", file=sys.stderr)
     _finish(results, folder, as_json)
 
 
@@ -167,7 +186,7 @@ def sweep(
         list[str] | None,
         typer.Option("-p", "--parameter", metavar="NAME=VALUE,VALUE", help="May be repeated."),
     ] = None,
-    preset: Annotated[str, _PRESET] = "lab",
+    preset: Annotated[str | None, _PRESET] = None,
     device: Annotated[str, _DEVICE] = "auto",
     out: Annotated[
         str | None,
@@ -188,6 +207,7 @@ def sweep(
     from labkit.tools import run as runner
     from labkit.tools import sweep as sweeps
 
+    preset = preset or _preset()
     grid = sweeps.grid_of(parameter or ())
     project = find_project()
     options = {"preset": preset, "device": device}
@@ -195,14 +215,11 @@ def sweep(
     default = str(project / "runs" / "sweeps" / f"{name}-{preset}")
     folder = runner.output_folder(default if out is None else out, project, again=True)
     chosen = sweeps.tasks(lab, grid, folder, **options)
-    say = (lambda text: None) if as_json else lambda text: print(text, flush=True)
-    count = runner.jobs_of(jobs, preset, device, len(chosen))
-    results = runner.run(
-        chosen, folder, jobs=count, limits=_limits(preset, timeout, memory), say=say
-    )
+    results = _execute(chosen, folder, jobs, timeout, memory, _say(as_json))
     written = sweeps.write(results, grid, folder)
     if not as_json:
-        print("written:", *map(str, written))
+        _table((*grid, "status", "seconds", "headline"), map(sweeps.row, results))
+        print("written:", *map(_near, written))
     _finish(results, folder, as_json)
 
 
@@ -233,19 +250,10 @@ def report(
     if not check:
         print(reports.write(runs, out, notebooks))
         return
-    listed = reports.differences([reports.read(folder) for folder in runs])
-    counting = [each for each in listed if not each.is_time]
-    for each in counting:
-        print(f"{each.lab}: {each.name}: {' | '.join(map(str, each.values))}")
-    outside = [
-        f"{lab}: {row[0]} is {row[1]}, stored {row[2]} {row[3]}: outside"
-        for folder in runs
-        for lab, results in reports.read(folder).items()
-        for row in reports.judged(results)
-        if row[4] == "outside"
-    ]
-    print(*outside, sep="\n" if outside else "")
-    raise typer.Exit(1 if counting or outside else 0)
+    found = reports.check(runs)
+    for line in found:
+        print(line)
+    raise typer.Exit(1 if found else 0)
 
 
 app.command()(lab)
@@ -287,29 +295,6 @@ for _name, _texts in _PROGRAMS.items():
     _program(_name, *_texts)
 
 
-def _papermill_pairs(words: Sequence[str], given: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return (labs, NAME=VALUE texts); of papermill's ``-p NAME VALUE`` the VALUE came as a lab."""
-    words, pairs = list(words), []
-    for text in given:
-        if "=" in text or not words:
-            pairs.append(text)
-        else:
-            pairs.append(f"{text}={words.pop(_position(text))}")
-    return words, pairs
-
-
-def _position(name: str) -> int:
-    """Return the place, among the words that are no options, of what follows ``-p name``."""
-    words, count, skip = sys.argv[2:], 0, False
-    for before, word in zip(["", *words], words, strict=False):
-        if before == name and not skip:
-            return count
-        skip = False
-        if not word.startswith("-") and not before.startswith("-"):
-            count += 1
-    raise wrong("-p", name, "NAME=VALUE, as in -p epochs=2")
-
-
 def _before(folder: Path) -> dict[str, Any]:
     from labkit.tools.run import RUN
 
@@ -327,27 +312,71 @@ def _point_latest(runs: Path, folder: Path) -> None:
         link.symlink_to(folder.name)
 
 
-def _limits(preset: str, timeout: float | None, memory: float | None) -> Any:
-    from labkit.tools.run import GB, SECONDS, Limits
+def _preset() -> str:
+    """Return the preset of a new run for which none is given."""
+    return os.environ.get("LABKIT_PRESET") or "lab"
 
-    seconds = SECONDS[preset] if timeout is None else timeout
-    return Limits(seconds, float("inf") if memory is None else memory * GB)
+
+def _first(*values: str | None) -> str:
+    """Return the first value that is given."""
+    return next(value for value in values if value is not None)
+
+
+def _say(silent: bool) -> Callable[[str], None]:
+    """Return what prints a line; as one text, or lines of labs that run at once would mix."""
+    return (lambda text: None) if silent else lambda text: print(f"{text}\n", end="", flush=True)
+
+
+def _execute(
+    chosen: Sequence["Task"],
+    folder: Path,
+    jobs: int | None,
+    timeout: float | None,
+    memory: float | None,
+    say: Callable[[str], None],
+) -> list[dict[str, Any]]:
+    """Execute tasks within the limits of the command line; return their results."""
+    from labkit.tools import run as runner
+
+    preset = chosen[0].preset
+    seconds = runner.SECONDS[preset] if timeout is None else timeout
+    limits = runner.Limits(seconds, float("inf") if memory is None else memory * runner.GB)
+    count = runner.jobs_of(jobs, preset, chosen[0].device, len(chosen))
+    results = runner.run(chosen, folder, jobs=count, limits=limits, say=say)
+    say("")
+    return results
+
+
+def _row(results: dict[str, Any], folder: Path) -> tuple[str, ...]:
+    """Return a lab's line of the closing table."""
+    from labkit.tools.run import headline
+
+    return (
+        results["lab"],
+        results["status"],
+        results.get("device") or "-",
+        f"{results['total_seconds']:.1f}",
+        headline(results) or "-",
+        _near(folder / results["lab"] / results["notebook"]),
+    )
 
 
 def _finish(results: list[dict[str, Any]], folder: Path, as_json: bool) -> None:
-    """Print how labs ended and exit with the code that says so."""
+    """Say why labs failed, and exit with the code that says how they ended."""
     from labkit.tools import run as runner
 
     code = runner.exit_code(results)
     if as_json:
         print(json.dumps({"folder": str(folder), "exit": code, "labs": results}))
-    else:
-        print()
-        _table(("lab", "status", "device", "seconds", "headline"), runner.rows(results))
-        print(f"\nin {folder}")
     for text in runner.complaints(results):
         print(text, file=sys.stderr)
     raise typer.Exit(code)
+
+
+def _near(path: Path) -> str:
+    """Return a path as seen from the working folder, if it is inside, else in full."""
+    here = Path.cwd().resolve()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

@@ -43,11 +43,6 @@ class Lab:
         """Whether it is the second notebook of the lab with the same number."""
         return self.name.endswith(_IN_DEPTH)
 
-    @property
-    def prefix(self) -> str:
-        """Prefix of this notebook's anchors and of no other's: "03", "03-in-depth"."""
-        return self.number + (_IN_DEPTH.replace("_", "-") if self.is_in_depth else "")
-
 
 def find_labs(project: Path) -> tuple[Lab, ...]:
     """Return the labs of ``project`` in reading order: every ``notebooks/NN_name.ipynb``."""

@@ -6,6 +6,7 @@ stored run's, figures, and each executed notebook as a page of its own (nbconver
 
 import base64
 import json
+import os
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,7 +26,7 @@ _HERE = Path(__file__).parent
 # ``amount`` away), "at most" (an error: not above ``amount``), "equal", "none" (shown, not judged:
 # seeds differ too much for any meaningful amount).
 HEADLINES = _HERE / "headlines.json"
-_TIMES = re.compile(r"\b(ms|seconds|minutes)\b|seconds$|^started$|memory")
+_TIMES = re.compile(r"\b(ms|seconds|minutes|total_seconds)\b")
 _COMPARED = ("status", "preset", "device", "git", "parameters", "versions", "metrics")
 _NO_SOURCE = re.compile(r"<script\b[^>]*\bsrc=\"\"[^>]*>\s*</script>")
 _FORMULA = re.compile(r"`[^`]*`|\$\$(.+?)\$\$|\$([^$\n]+?)\$", re.DOTALL)
@@ -41,7 +42,7 @@ class Difference:
 
     @property
     def is_time(self) -> bool:
-        """Whether it is a time or memory, which always differ."""
+        """Whether it is a time, which always differs."""
         return bool(_TIMES.search(self.name))
 
 
@@ -84,6 +85,19 @@ def _flat(results: Mapping[str, Any]) -> dict[str, Any]:
         nested = isinstance(value, Mapping)
         flat |= {f"{name}: {key}": each for key, each in value.items()} if nested else {name: value}
     return flat
+
+
+def check(folders: Sequence[Path]) -> list[str]:
+    """Return a line for each difference of runs and each headline number outside its tolerance."""
+    runs = [read(folder) for folder in folders]
+    differ = [each for each in differences(runs) if not each.is_time]
+    lines = [f"{each.lab}: {each.name}: {' | '.join(map(str, each.values))}" for each in differ]
+    for run in runs:
+        for lab, results in run.items():
+            for name, value, stored, tolerance, verdict in judged(results):
+                if verdict == "outside":
+                    lines.append(f"{lab}: {name} is {value}, stored {stored} {tolerance}: outside")
+    return lines
 
 
 def judged(results: Mapping[str, Any]) -> list[tuple[str, Any, Any, str, str]]:
@@ -138,9 +152,7 @@ def write(folders: Sequence[Path], out: Path | None = None, notebooks: bool = Tr
     """
     from jinja2 import Environment, FileSystemLoader
 
-    runs = {folder.resolve().name or str(folder): read(folder) for folder in folders}
-    if len(runs) < len(folders):
-        raise InputError("expected different runs, got one twice")
+    runs = dict(zip(_names(folders), map(read, folders), strict=True))
     place = out or (folders[0] if len(folders) == 1 else Path()) / "report.html"
     differ = differences(list(runs.values()))
     labs = [(run, lab, each) for run, known in runs.items() for lab, each in known.items()]
@@ -149,7 +161,7 @@ def write(folders: Sequence[Path], out: Path | None = None, notebooks: bool = Tr
         for run, lab, results in labs:
             source = results["folder"] / results.get("notebook", "")
             if source.is_file():
-                name = f"{place.stem}_notebooks/{run}-{lab}.html".replace("/runs/", "-")
+                name = f"{place.stem}_notebooks/{f'{run}-{lab}'.replace('/', '-')}.html"
                 write_text(place.parent / name, page_of(source), "the notebook's page")
                 pages[run, lab] = name
     environment = Environment(loader=FileSystemLoader(_HERE), autoescape=True)
@@ -167,6 +179,16 @@ def write(folders: Sequence[Path], out: Path | None = None, notebooks: bool = Tr
     )
     write_text(place, text, "the report")
     return place
+
+
+def _names(folders: Sequence[Path]) -> list[str]:
+    """Return a name for each run: its folder's, or where two are equal, what their paths add."""
+    paths = [folder.resolve() for folder in folders]
+    if len(set(paths)) < len(paths):
+        raise InputError("expected different runs, got one twice")
+    if len({path.name for path in paths}) == len(paths):
+        return [path.name for path in paths]
+    return [os.path.relpath(path, os.path.commonpath(paths)) for path in paths]
 
 
 def _figures(results: Mapping[str, Any]) -> Iterable[tuple[str, str]]:

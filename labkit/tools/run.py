@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,6 @@ import psutil
 
 from labkit.base import files
 from labkit.base.arguments import wrong
-from labkit.base.cores import equal_shares, keep_to, usable_cores
 from labkit.base.memory import left_in_container
 from labkit.base.project import find_project
 from labkit.base.values import parse
@@ -122,6 +121,8 @@ def tasks(
             refuse_unknown(f"parameter of lab {lab.name}", name, known)
         if lab.name in LABS:
             choose(lab.name, preset, **parameters)
+        if any(task.lab.name == lab.name for task in made):
+            raise InputError(f"LAB: expected one notebook called {lab.name}, got two")
         made.append(Task(lab, preset, device, dict(parameters), out / lab.name))
     return made
 
@@ -179,7 +180,7 @@ def jobs_of(asked: int | None, preset: str, device: str, count: int) -> int:
     """Return how many labs run at once; None: one a core, as memory allows, one on a device."""
     if asked is not None or preset == "paper" or device not in ("auto", "CPU"):
         return min(asked or 1, count)
-    return max(1, min(len(usable_cores()), int(free_memory() // MEMORY), count))
+    return max(1, min(len(os.sched_getaffinity(0)), int(free_memory() // MEMORY), count))
 
 
 def free_memory() -> float:
@@ -200,47 +201,49 @@ def run(
     """Execute the tasks, ``jobs`` at once, each on cores of its own; return their results.
 
     Tasks that have passed in their folder with the same parameters are not executed again. The
-    folder is locked, and Ctrl-C ends every lab that runs before it is raised.
+    folder is locked. Ctrl-C interrupts the labs that run, and those not yet begun have no results.
     """
-    shares = equal_shares(jobs) if jobs > 1 else [set(usable_cores())]
-    free, stop = list(shares), threading.Event()
-    guard = threading.Lock()
+    cores = sorted(os.sched_getaffinity(0))
+    free = [set(cores[number % len(cores) :: jobs]) for number in range(jobs)]
+    stop = threading.Event()
 
     def execute(task: Task) -> dict[str, Any]:
         if before := passed_before(task):
             say(f"{task.lab.name}: passed before with the same parameters, not executed again")
             return before
-        with guard:
-            cores = free.pop()
+        say(f"{task.lab.name}: preset {task.preset}, device {task.device}")
+        share = free.pop()
         try:
-            say(f"{task.lab.name}: preset {task.preset}, device {task.device}")
-            results = run_lab(task, limits, cores if jobs > 1 else None, stop)
+            results = run_lab(task, limits, share, stop)
         finally:
-            with guard:
-                free.append(cores)
+            free.append(share)
         say(f"{task.lab.name}: {results['status']} after {results['total_seconds']:.1f} s")
         return results
 
     with files.locked(folder, "a run"):
         prepare_data(say)
-        record = {"labs": [task.lab.name for task in chosen], "started": now()}
-        files.write_json(folder / RUN, record | _asked(chosen), "the run")
-        with ThreadPoolExecutor(jobs) as pool:
-            pending = {pool.submit(execute, task): n for n, task in enumerate(chosen)}
-            done: dict[int, dict[str, Any]] = {}
-            try:
-                for future in as_completed(pending):
-                    done[pending[future]] = future.result()
-            except BaseException:
-                stop.set()
-                pool.shutdown(cancel_futures=True)
-                raise
-    return [done[number] for number in range(len(chosen))]
+        files.write_json(folder / RUN, _request(chosen) | {"started": now()}, "the run")
+        pool = ThreadPoolExecutor(jobs)
+        futures = [pool.submit(execute, task) for task in chosen]
+        try:
+            wait(futures, return_when=FIRST_EXCEPTION)
+        except KeyboardInterrupt:
+            say("interrupted")
+        finally:
+            stop.set()
+            pool.shutdown(cancel_futures=True)
+    return [future.result() for future in futures if not future.cancelled()]
 
 
-def _asked(chosen: Sequence[Task]) -> dict[str, Any]:
-    first = chosen[0]
-    return {"preset": first.preset, "device": first.device, "parameters": dict(first.parameters)}
+def _request(chosen: Sequence[Task]) -> dict[str, Any]:
+    """Return what ``--resume`` takes from run.json; a notebook of the user's own has its path."""
+    own, first = find_project() / "notebooks", chosen[0]
+    return {
+        "labs": [t.lab.name if t.lab.path.parent == own else str(t.lab.path) for t in chosen],
+        "preset": first.preset,
+        "device": first.device,
+        "parameters": dict(first.parameters),
+    }
 
 
 def prepare_data(say: Any) -> None:
@@ -324,7 +327,7 @@ def _execute(
     def begin() -> None:
         cluster.die_with_parent()
         if cores:
-            keep_to(cores)
+            os.sched_setaffinity(0, cores)
 
     with (folder / LOG).open("wb") as log:
         child = subprocess.Popen(
@@ -377,6 +380,7 @@ def _environment(task: Task) -> dict[str, str]:
         "MPLBACKEND": "module://matplotlib_inline.backend_inline",
         "MATPLOTLIBRC": "/dev/null",
         "IPYTHONDIR": str(task.folder / ".ipython"),
+        "JUPYTER_PATH": "",
         "JUPYTER_PREFER_ENV_PATH": "1",
     }
 
@@ -408,25 +412,13 @@ def end_family(pid: int) -> None:
 
 
 def exit_code(results: Iterable[Mapping[str, Any]]) -> int:
-    """Return 0 if all labs passed, 2 if only bad input stopped some, else 1."""
-    errors = [each.get("error", {}) for each in results if each.get("status") != "passed"]
+    """Return 0 if all labs passed, 130 after Ctrl-C, 2 if only bad input stopped some, else 1."""
+    errors = [each["error"] for each in results if each["status"] != "passed"]
     if not errors:
         return 0
+    if any(error["cause"] == "interrupted" for error in errors):
+        return 130
     return 2 if all(error.get("name") == "InputError" for error in errors) else 1
-
-
-def rows(results: Iterable[Mapping[str, Any]]) -> list[tuple[str, ...]]:
-    """Return the closing table: lab, status, device, seconds, headline metrics."""
-    return [
-        (
-            each["lab"],
-            each["status"],
-            str(each.get("device") or "-"),
-            f"{each.get('total_seconds', 0):.1f}",
-            headline(each) or "-",
-        )
-        for each in results
-    ]
 
 
 def headline(results: Mapping[str, Any]) -> str:
@@ -437,13 +429,20 @@ def headline(results: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in zip(names, shown, strict=True))
 
 
+def parameters_of(results: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters that were set, without preset and device."""
+    asked = results["requested"]
+    return {name: asked[name] for name in asked if name not in ("preset", "device")}
+
+
 def complaints(results: Iterable[Mapping[str, Any]]) -> list[str]:
     """Return a line for each lab that has not passed: its cell, the error, its log's last lines."""
     lines = []
     for each in results:
         if error := each.get("error"):
             where = f"in cell {error['cell']}" if error["cell"] else "outside its cells"
-            first = (f"{error['name']}: {error['message']}".splitlines() or [""])[0]
-            lines += [f"{each['lab']} {each['status']} {where}: {first}"]
+            first = f"{error['name']}: {error['message']}".splitlines()[0]
+            asked = "".join(f" {n}={v}" for n, v in parameters_of(each).items())
+            lines += [f"{each['lab']}{asked} {each['status']} {where}: {first}"]
             lines += [f"    {line}" for line in error["log"]]
     return lines

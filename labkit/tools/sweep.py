@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.base.arguments import is_number, wrong
 from labkit.base.files import whole_file
-from labkit.base.values import parse
+from labkit.base.values import parse_several
 from labkit.errors import InputError
 from labkit.tools import run
 
@@ -35,9 +35,12 @@ def grid_of(texts: Iterable[str]) -> dict[str, list[Any]]:
     """
     grid = {}
     for name, text in run.parse_parameters(texts).items():
-        values = parse(f"[{text}]")
-        if not values:
-            raise wrong("-p", f"{name}=", f"one value or several, as in -p {name}=1,2")
+        try:
+            values = parse_several(text)
+        except InputError as error:
+            raise wrong(
+                "-p", f"{name}={text}", f"values as in -p {name}=1,2", f" {error}"
+            ) from error
         for index, value in enumerate(values):
             if (type(value), value) in [(type(other), other) for other in values[:index]]:
                 raise InputError(f"-p {name}: expected each value once, got {value!r} twice")
@@ -88,13 +91,20 @@ def write(results: Sequence[Mapping[str, Any]], grid: Grid, folder: Path) -> lis
     return [folder / TABLE, folder / FIGURE]
 
 
+def row(results: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return a run's line of the closing table: its parameters, status, seconds, headline."""
+    asked = map(str, run.parameters_of(results).values())
+    seconds = f"{results['total_seconds']:.1f}"
+    return (*asked, results["status"], seconds, run.headline(results) or "-")
+
+
 def _passed(results: Mapping[str, Any]) -> bool:
     return results.get("status") == "passed"
 
 
 def _line(results: Mapping[str, Any]) -> dict[str, Any]:
-    asked = {k: v for k, v in results["requested"].items() if k not in ("preset", "device")}
-    line = {**asked, "status": results["status"], "seconds": results.get("total_seconds", "")}
+    line = {**run.parameters_of(results), "status": results["status"]}
+    line["seconds"] = results.get("total_seconds", "")
     line["peak_memory_mb"] = results.get("peak_memory_mb", "")
     for name, value in results.get("metrics", {}).items():
         if isinstance(value, bool | int | float) or value in ("nan", "inf", "-inf"):

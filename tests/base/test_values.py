@@ -2,7 +2,7 @@
 
 import pytest
 
-from labkit.base.values import parse, read_yaml
+from labkit.base.values import parse, parse_several, read_yaml
 from labkit.errors import InputError
 
 VALUES = {
@@ -43,6 +43,19 @@ def test_on_the_command_line_these_are_texts(text):
 def test_what_does_not_end_is_refused(text):
     with pytest.raises(InputError, match="not YAML"):
         parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("1", [1]),
+        ("1,010,None", [1, 10, None]),
+        ("[1, [2, 3]],{a: 1, b: 2}", [[1, [2, 3]], {"a": 1, "b": 2}]),
+        ("'a,b',don't,c", ["a,b", "don't", "c"]),
+    ],
+)
+def test_several_values(text, values):
+    assert parse_several(text) == values
 
 
 def test_a_file_that_cannot_be_read(tmp_path):

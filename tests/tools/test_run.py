@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,7 +20,9 @@ pytestmark = pytest.mark.usefixtures("project")
 def test_a_lab_that_passes(call, results, project):
     code, out, err = call("run", "01", "--preset", "smoke", "-p", "rate=010", "--out", "r")
     assert (code, err) == (0, "")
-    assert "01_one: passed after" in out and "doubled 20" in out
+    assert "01_one: passed after" in out
+    line = next(line for line in out.splitlines() if line.startswith("01_one  "))
+    assert "doubled 20" in line and line.endswith("  r/01_one/01_one.ipynb")
     held = results("r", "01_one")
     assert held["status"] == "passed" and held["metrics"] == {"doubled": 20, "word": "w"}
     assert held["requested"] == {"preset": "smoke", "device": "auto", "rate": 10}
@@ -29,25 +32,43 @@ def test_a_lab_that_passes(call, results, project):
 
 @pytest.mark.parametrize(
     "words",
-    [["01", "-p", "rate", "1e-3"], ["-p", "rate", "1e-3", "01"], ["01", "-f", "some.yaml"]],
+    [
+        ["-q", "01", "-p", "rate", "-1e-3"],
+        ["-p", "rate", "-1e-3", "01"],
+        ["01", "-f", "some.yaml"],
+        ["01", "-f", "some.yaml", "--preset", "lab", "-p", "rate=-1e-3"],
+    ],
 )
-def test_papermills_own_forms(monkeypatch, call, results, project, words):
-    (project / "some.yaml").write_text("rate: 1e-3\n")
-    monkeypatch.setattr(sys, "argv", ["labkit", "run", *words, "--out", "r"])
+def test_papermills_own_forms(call, results, project, words):
+    (project / "some.yaml").write_text("rate: -1e-3\npreset: smoke\n")
     assert call("run", *words, "--out", "r")[0] == 0
-    assert results("r", "01_one")["requested"]["rate"] == 0.001
+    asked = results("r", "01_one")["requested"]
+    preset = "smoke" if words[-1] == "some.yaml" else "lab"
+    assert asked == {"preset": preset, "device": "auto", "rate": -0.001}
 
 
 def test_a_notebook_by_its_path_and_a_folder_of_home(call, monkeypatch, project):
     monkeypatch.setenv("HOME", str(project / "home"))
-    assert call("run", "notebooks/01_one.ipynb", "--out", "~/r")[0] == 0
-    assert (project / "home/r/01_one/results.json").exists()
+    (project / "mine.ipynb").write_bytes((project / "notebooks/01_one.ipynb").read_bytes())
+    assert call("run", "mine.ipynb", "--out", "~/r")[0] == 0
+    assert (project / "home/r/mine/results.json").exists()
+    code, out, _ = call("run", "--resume", project / "home/r")
+    assert code == 0 and "mine: passed before" in out
+
+
+def test_labkit_preset_is_for_new_runs(call, monkeypatch, results):
+    monkeypatch.setenv("LABKIT_PRESET", "smoke")
+    call("run", "01", "--out", "r")
+    assert results("r", "01_one")["preset"] == "smoke"
+    monkeypatch.setenv("LABKIT_PRESET", "lab")
+    assert "passed before" in call("run", "--resume", "r")[1]
 
 
 def test_a_failing_lab_is_named_with_its_cell_and_the_others_go_on(call, results):
     code, out, err = call("run", "02,01", "--out", "r", "--jobs", "1")
     assert code == 1
     assert "02_fails failed in cell 4: ValueError: of this cell" in err
+    assert "go on with: labkit run --resume r" in err
     error = results("r", "02_fails")["error"]
     assert (error["name"], error["cell"], error["cause"]) == ("ValueError", 4, "exception")
     assert results("r", "01_one")["status"] == "passed"
@@ -88,12 +109,16 @@ def test_ctrl_c_ends_the_kernels_and_is_130(project):
     """The lab is interrupted, and its folder says so."""
     command = [sys.executable, "-m", "labkit.tools.cli", "run", "03", "--out", "r"]
     variables = os.environ | {"PYTHONPATH": str(ROOT), MARK: str(project)}
-    process = subprocess.Popen(command, cwd=project, env=variables, start_new_session=True)
+    process = subprocess.Popen(
+        command, cwd=project, env=variables, stdout=subprocess.PIPE, start_new_session=True
+    )
     try:
         output = project / "r/03_hangs/03_hangs.ipynb"
         wait_until(lambda: output.exists() and "papermill" in output.read_text(), 60)
         os.kill(process.pid, signal.SIGINT)
-        assert process.wait(30) == 130
+        said = process.communicate(timeout=30)[0].decode()
+        assert process.returncode == 130
+        assert "03_hangs  interrupted" in said  # the closing table
         wait_until(lambda: marked(project) == [], 10)
     finally:
         kill_marked(project)
@@ -114,6 +139,7 @@ def test_a_run_in_use_is_refused(call, project):
     [
         (["09"], "unknown lab '09'"),
         (["oen"], "Did you mean 'one'?"),
+        (["01", "copies/01_one.ipynb"], "LAB: expected one notebook called 01_one, got two"),
         (["none.ipynb"], "LAB: expected the path of a notebook that is there"),
         (["--preset", "smok"], "unknown preset 'smok'"),
         (["--device", "TPU"], "unknown device 'TPU'"),
@@ -128,6 +154,7 @@ def test_a_run_in_use_is_refused(call, project):
     ],
 )
 def test_bad_input_is_one_line_and_nothing_is_made(call, project, words, message):
+    shutil.copytree(project / "notebooks", project / "copies")
     before = sorted(project.rglob("*"))
     code, out, err = call("run", *words, *([] if words[0][0] != "-" else ["01"]))
     assert code == 2 and message in err and err.count("\n") == 1
@@ -135,7 +162,7 @@ def test_bad_input_is_one_line_and_nothing_is_made(call, project, words, message
 
 
 def test_how_many_run_at_once(monkeypatch):
-    monkeypatch.setattr("labkit.tools.run.usable_cores", lambda: [0, 1, 2, 3])
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3})
     monkeypatch.setattr("labkit.tools.run.free_memory", lambda: 7e9)
     assert jobs_of(None, "lab", "auto", 9) == 2  # as memory allows
     assert jobs_of(None, "paper", "auto", 9) == jobs_of(None, "lab", "Ascend", 9) == 1

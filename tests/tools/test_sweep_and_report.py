@@ -12,7 +12,8 @@ from labkit.tools.sweep import folder_name, grid_of
 
 def test_a_sweep_is_every_combination_once(call, project):
     words = ("sweep", "01", "--preset", "smoke", "-p", "rate=1,2,010", "-p", "sizes=[1],[2]")
-    assert call(*words)[0] == 0
+    code, out, _ = call(*words)
+    assert code == 0 and "10    [2]    passed  " in out  # the closing table has the parameters
     folder = project / "runs/sweeps/01_one-smoke"
     rows = list(csv.DictReader((folder / "sweep.csv").read_text().splitlines()))
     assert [(row["rate"], row["sizes"], row["doubled"]) for row in rows] == [
@@ -26,7 +27,8 @@ def test_a_sweep_is_every_combination_once(call, project):
     ("texts", "message"),
     [
         ([], "expected at least one parameter"),
-        (["rate="], "expected one value or several"),
+        (["rate="], "expected values as in -p rate=1,2"),
+        (["rate=1,,2"], "expected values as in -p rate=1,2"),
         (["rate=1,1"], "expected each value once, got 1 twice"),
         (["rate"], "expected NAME=VALUE"),
     ],
@@ -37,8 +39,12 @@ def test_grids_that_are_refused(texts, message):
 
 
 def test_values_of_a_grid():
-    grid = grid_of(["a=1,1e-3,True,None,x", "b=[1, 2],3"])
-    assert grid == {"a": [1, 0.001, True, None, "x"], "b": [[1, 2], 3]}
+    grid = grid_of(["a=1,1e-3,True,None,x", "b=[1, 2],3", "c=#a,*b,1:30"])
+    assert grid == {
+        "a": [1, 0.001, True, None, "x"],
+        "b": [[1, 2], 3],
+        "c": ["#a", "*b", "1:30"],
+    }
     assert folder_name({"b": 1, "a": "x"}) == "a=x,b=1"
     assert folder_name({"a": "x/y"}) != folder_name({"a": "x_y"})
 
@@ -72,7 +78,7 @@ def test_a_report_of_two_runs(call, project):
     assert "<math" in pages[0].read_text() and "$x^2$" not in pages[0].read_text()
     code, out, _ = call("report", "a", "b", "--check")
     assert code == 1 and "01_one: metrics: doubled: 2 | 4" in out
-    assert call("report", "a", "--check")[0] == 0
+    assert call("report", "a", "--check")[:2] == (0, "")
 
 
 def test_times_do_not_count(call, project):
@@ -80,6 +86,15 @@ def test_times_do_not_count(call, project):
         call("run", "01", "-p", "rate=1", "--out", name)
     listed = differences([read(project / name) for name in "ab"])
     assert listed and all(each.is_time for each in listed)
+
+
+def test_runs_of_one_name_are_told_apart(call, project):
+    for folder in ("a/run", "b/run"):
+        call("run", "01", "--out", folder)
+    assert call("report", "a/run", "b/run", "--no-notebooks")[0] == 0
+    text = (project / "report.html").read_text()
+    assert "<th>a/run</th><th>b/run</th>" in text
+    assert "got one twice" in call("report", "a/run", "a/../a/run")[2]
 
 
 def test_a_folder_without_a_run(call, project):
