@@ -76,7 +76,8 @@ def parse_several(text: str) -> list[Any]:
     Raises:
         InputError: as ``parse`` does, and where there is nothing between two commas.
     """
-    parts, ends = [""], []
+    parts: list[str] = [""]
+    ends: list[str] = []  # that close what is open
     for character in text:
         if character == "," and not ends:
             parts.append("")

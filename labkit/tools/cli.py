@@ -52,8 +52,8 @@ class _Run(TyperCommand):
         words, joined = list(args), [""]
         while words:
             word = words.pop(0)
-            if joined[-1] in ("-p", "--parameter") and word.isidentifier() and words:
-                word += f"={words.pop(0)}"
+            if joined[-1] in ("-p", "--parameter") and word.isidentifier():
+                word += f"={words.pop(0)}" if words and not words[0].startswith("--") else ""
             joined.append(word)
         return super().parse_args(ctx, joined[1:])
 

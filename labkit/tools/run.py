@@ -114,7 +114,7 @@ def tasks(
     refuse_unknown("preset", preset, PRESETS)
     refuse_unknown("device", device, DEVICES)
     parameters = parameters or {}
-    made = []
+    made: list[Task] = []
     for lab in pick(find_labs(find_project()), names):
         known = [name for name in parameter_names(lab) if name not in ("preset", "device")]
         for name in parameters:
@@ -439,7 +439,8 @@ def complaints(results: Iterable[Mapping[str, Any]]) -> list[str]:
     """Return a line for each lab that has not passed: its cell, the error, its log's last lines."""
     lines = []
     for each in results:
-        if error := each.get("error"):
+        error = each.get("error")
+        if error and error["cause"] != "interrupted":
             where = f"in cell {error['cell']}" if error["cell"] else "outside its cells"
             first = f"{error['name']}: {error['message']}".splitlines()[0]
             asked = "".join(f" {n}={v}" for n, v in parameters_of(each).items())
