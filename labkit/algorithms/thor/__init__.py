@@ -28,9 +28,8 @@ Departures from MindSpore's THOR, with the published formulas (``formulas="thor"
 - a failed inversion is retried with ten times the damping, and counted.
 """
 
-from labkit.algorithms.thor.options import Options
-from labkit.algorithms.thor.rules import TraceRule
+from labkit.algorithms.thor.rules import ThorOptions, TraceRule
 from labkit.algorithms.thor.step import ThorStep
 from labkit.algorithms.thor.update import ThorUpdate
 
-__all__ = ["Options", "ThorStep", "ThorUpdate", "TraceRule"]
+__all__ = ["ThorOptions", "ThorStep", "ThorUpdate", "TraceRule"]

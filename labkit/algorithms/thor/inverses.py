@@ -1,35 +1,17 @@
-"""Inverses of all layers: which are due, retries with more damping, distribution over ranks."""
+"""Inverses of the layers: retries with more damping, and distribution over ranks."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
 
 from labkit.algorithms.thor.curvature import RESIDUAL, LayerCurvature
-from labkit.algorithms.thor.rules import FREEZE, REFRESH, TraceRule
 from labkit.ranks.cluster import rank_and_size
 from labkit.steps.fusion import summed_in_order
 
 # A failed inversion is retried with 10, 100, ... 10^6 times the damping.
 TRIES = 7
-
-
-class LayerState(NamedTuple):
-    """The state of each layer's inverses; all arrays are (layers,).
-
-    Attributes:
-        traces: tr(F + damping I) at the last refresh; 0 before the first.
-        frozen: 1 if the inverses are never refreshed again.
-        refreshes: number of refreshes.
-        retries: number of retries with more damping.
-    """
-
-    traces: np.ndarray
-    frozen: np.ndarray
-    refreshes: np.ndarray
-    retries: np.ndarray
 
 
 class Inverses:
@@ -70,34 +52,6 @@ class Inverses:
                     f"{10 ** (TRIES - 1):g} times what was asked for"
                 )
         return {number: int(tries[number]) - 1 for number in due}
-
-    def refresh(
-        self, measured: np.ndarray, damping: float, rule: TraceRule | None, state: LayerState
-    ) -> dict[str, str]:
-        """Compute the inverses of the layers that are due; return layer name -> decision.
-
-        Args:
-            measured: T and tr A (x) G of each layer, (layers, 2 or more).
-            damping: damping of F.
-            rule: rule for each layer; None: all that are not frozen are due.
-            state: changed in place.
-        """
-        due, decisions = [], {}
-        for i, layer in enumerate(self.layers):
-            positions, together = measured[i, :2]
-            trace = layer.trace(positions, together, damping)
-            decision = FREEZE if state.frozen[i] else REFRESH
-            if not state.frozen[i] and rule is not None and state.traces[i] > 0:
-                decision = rule.decide(trace, float(state.traces[i]))
-            decisions[layer.layer_name] = decision
-            state.frozen[i] = decision == FREEZE
-            if decision == REFRESH:
-                due.append(i)
-                state.traces[i] = trace
-                state.refreshes[i] += 1
-        for i, more in self.make(due, damping).items():
-            state.retries[i] += more
-        return decisions
 
     def _tries(self, numbers: tuple[int, ...], damping: float) -> dict[int, int]:
         """Invert layers; return the number of tries of each, TRIES + 1 if all failed."""
@@ -147,7 +101,7 @@ class Inversion(nn.Cell):
 
     Args:
         layers: curvature of each layer.
-        damping_split: one of ``DAMPING_SPLITS``.
+        damping_split: ``equal`` or ``pi``.
     """
 
     def __init__(self, layers: Sequence[LayerCurvature], damping_split: str) -> None:

@@ -28,12 +28,6 @@ class TestShareOut:
         for load, last in zip(loads, cheapest, strict=True):
             assert load - last <= min(loads) * (1 + 1e-9)
 
-    def test_by_hand(self):
-        assert share_out([1, 8, 3, 4], 2) == [1, 0, 1, 1]
-        assert share_out([5, 5, 5, 5], 4) == [0, 1, 2, 3]
-        assert share_out([2, 1], 1) == [0, 0]
-        assert share_out([], 3) == []
-
 
 # A matrix of ones has one eigenvalue 5 and four of 0, which only the damping lifts.
 ONES = np.ones((1, 5, 5))
@@ -110,9 +104,6 @@ class TestMake:
         invert = lambda group, damping: [residual[damping > 0.99e5]] * len(group)  # noqa: E731
         monkeypatch.setattr(inverses, "_invert", invert)
         assert inverses.make([0], 0.1) == {0: 6}
-
-    def test_nothing_due(self):
-        assert Inverses(layers(ONES), "equal").make([], 0.1) == {}
 
     def test_a_rank_makes_its_own_only(self):
         """The other ranks send their inverses, which a test on ranks shows."""

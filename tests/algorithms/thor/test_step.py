@@ -67,21 +67,6 @@ class TestWithTheLoops:
             ends.append(snapshot(step))
         assert_bit_equal(*ends)
 
-    def test_a_step_is_what_plain_step_with_the_update_stage_is(self, eager):
-        states = []
-        for spelt in (False, True):
-            network, loss_net = mlp()
-            sgd = optimizer(network)
-            if spelt:
-                update = ThorUpdate(loss_net, sgd, DAMPING, frequency=2)
-                step = PlainStep(loss_net, sgd, update=update, clip_norm=0.5)
-            else:
-                step = ThorStep(loss_net, sgd, DAMPING, frequency=2, clip_norm=0.5)
-            for update in range(3):
-                call(step, update)
-            states.append(snapshot(step))
-        assert_bit_equal(*states)
-
 
 NAN = np.float32(np.nan)
 

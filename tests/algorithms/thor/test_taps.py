@@ -161,14 +161,6 @@ def test_dense(name, split, bias):
     check(nn.SequentialCell(layer), layer, normal(shape), split=split, bias=bias)
 
 
-@pytest.mark.parametrize("name", ["same, stride", "everything"])
-def test_compiled_it_is_the_same(name):
-    make, size = CONVOLUTIONS[name]
-    layer = make()
-    x = normal((5, layer.in_channels, *size))
-    check(nn.SequentialCell(layer), layer, x, split=8, compiled=True)
-
-
 def sums(tap, x, dout):
     """Return (A_sum, T of A and G, G_sum) of the tap's backward pass, as means over axis 0."""
     x, dout, scale = Tensor(x), Tensor(dout), Tensor(1.0)
@@ -521,13 +513,3 @@ class TestConversion:
         loaded = ms.load_checkpoint(str(tmp_path / "bare.ckpt"))
         assert ms.load_param_into_net(network, loaded) == ([], [])
         assert_bit_equal(snapshot(network), snapshot(bare))
-
-    def test_a_tap_has_its_layers_attributes(self):
-        network = LeNet5(conv_bias=True)
-        plain = network.conv1
-        convert(network)
-        assert isinstance(network.conv1, Tapped)
-        for name in ("weight", "bias", "kernel_size", "in_channels", "pad_mode", "has_bias"):
-            assert getattr(network.conv1, name) is getattr(plain, name), name
-        with pytest.raises(AttributeError, match="kernal_size"):
-            network.conv1.kernal_size  # noqa: B018
