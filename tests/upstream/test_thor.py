@@ -28,7 +28,6 @@ from tests.support.step_cells import (
     assert_close,
     digits,
     linear,
-    momentum,
     rows,
     snapshot,
     tensors,
@@ -177,14 +176,6 @@ class TestTutorial:
         np.testing.assert_array_equal(model.predict(Tensor(images)).asnumpy(), logits)
         assert net.phase == phase  # otherwise a later call would take the prediction's graph
 
-    def test_a_longer_training_is_refused_with_numbers(self, tutorial):
-        """8 updates have used the 8 rates: in MindSpore the next would stop in Gather."""
-        before = snapshot(tutorial[1])
-        message = "the learning rate has 8 values for 12 updates"
-        with pytest.raises(InputError, match=message):
-            tutorial[0].train(1, batches())
-        assert_bit_equal(snapshot(tutorial[1]), before)
-
 
 def test_it_trains_as_the_step_with_momentum_does():
     """It does so in two calls, with as many rates as updates."""
@@ -240,13 +231,6 @@ class TestEvaluationDuringTraining:
         assert set(during.results[0]) == {"acc", "loss", "eval_loss"}
         assert_bit_equal(snapshot(net), without)
 
-    def test_between_steps(self, without, reused):
-        model, net = reused(norm=True, metrics={"acc", "loss"})
-        during = During(lambda: model.eval(dataset(drop=False)), every=5)
-        model.train(EPOCHS, dataset(), callbacks=during)
-        assert len(during.results) == 4 and set(during.results[0]) == {"acc", "loss"}
-        assert_bit_equal(snapshot(net), without)
-
 
 def test_prediction_between_steps_changes_nothing(without):
     """BatchNorm is in evaluation mode for each prediction, in training mode for the next step.
@@ -281,58 +265,43 @@ def test_rates_and_dampings_follow_the_update(kind):
     np.testing.assert_allclose(during.results, expected, rtol=1e-6)
 
 
+SINK = "dataset_sink_mode: expected False, got True: THOR has a graph"
+
+
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("given", "epochs", "options", "message"),
     [
-        (dict(learning_rate=[0.1] * 21), "the learning rate has 21 values for 22 updates"),
-        (dict(damping=[0.3] * 4), "damping has 4 values for 22 updates"),
+        (dict(learning_rate=[0.1] * 21), 2, {}, "the learning rate has 21 values for 22 updates"),
+        (dict(damping=[0.3] * 4), 1, {}, "damping has 4 values for 11 updates"),
+        (dict(formulas="upstream_gpu"), 1, {}, "in batches of 4; expected the same where upstream"),
+        ({}, 1, dict(dataset_sink_mode=True), SINK),
+        ({}, 0, {}, "epoch: expected an integer >= 1, got 0"),
     ],
 )
-def test_schedules_that_are_too_short_are_refused_before_training(given, message):
-    """Upstream stops in Gather, or continues with what is beyond the array's end."""
+def test_what_would_stop_in_the_middle_is_refused_before_training(given, epochs, options, message):
+    """For short arrays upstream stops in Gather, or continues with what is beyond their end."""
     model, net = converted(metrics={"acc"}, **given)
     before = snapshot(net)
     for train in (model.train, model.fit):
         with pytest.raises(InputError, match=message):
-            train(EPOCHS, dataset())
+            train(epochs, dataset(), **options)
     assert_bit_equal(snapshot(net), before)
 
 
-def test_sink_mode_and_no_epochs_are_refused():
-    model, net = converted(metrics={"acc"})
-    before, sink = snapshot(net), "dataset_sink_mode: expected False, got True: THOR has a graph"
-    for call, message in (
-        (lambda: model.train(1, dataset(), dataset_sink_mode=True), sink),
-        (lambda: model.fit(1, dataset(), dataset_sink_mode=True), sink),
-        (lambda: model.train(0, dataset()), "epoch: expected an integer >= 1, got 0"),
-    ):
-        with pytest.raises(InputError, match=message):
-            call()
-    assert_bit_equal(snapshot(net), before)
-
-
-class TestBatchSize:
-    @pytest.mark.filterwarnings("default:batch_size is")
-    def test_another_one_than_was_said_warns(self, reused):
-        """The result is right by default: the rows are counted in the batch."""
-        model, net = reused()  # whose batch_size is 32
-        with pytest.warns(UserWarning, match="batch_size is 32 in thor, .* in batches of 4") as w:
-            model.train(1, dataset())
-        assert w[0].filename == __file__
-        warned = snapshot(net)
-        model, net = reused()
-        model.step.optimizer.batch_size = BATCH
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            model.train(1, dataset())
-        assert_bit_equal(snapshot(net), warned)
-
-    def test_it_is_refused_with_upstreams_formulas(self):
-        model, net = converted(batch_size=32, formulas="upstream_gpu")
-        before = snapshot(net)
-        with pytest.raises(InputError, match="in batches of 4; expected the same where upstream's"):
-            model.train(1, dataset())
-        assert_bit_equal(snapshot(net), before)
+@pytest.mark.filterwarnings("default:batch_size is")
+def test_another_batch_size_than_was_said_warns(reused):
+    """The result is right by default: the rows are counted in the batch."""
+    model, net = reused()  # whose batch_size is 32
+    with pytest.warns(UserWarning, match="batch_size is 32 in thor, .* in batches of 4") as warned:
+        model.train(1, dataset())
+    assert warned[0].filename == __file__
+    after = snapshot(net)
+    model, net = reused()
+    model.step.optimizer.batch_size = BATCH
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.train(1, dataset())
+    assert_bit_equal(snapshot(net), after)
 
 
 def test_options_of_thor_are_those_of_the_step():
@@ -500,38 +469,18 @@ def test_updates_against_float64(given, by_hand):
         np.testing.assert_allclose(parameter.asnumpy(), weight, **TOLERANCE["float32, one update"])
 
 
-def ways():
-    """Return trainings without THOR: each takes (network, optimizer) and makes an update."""
-    batch = tensors(*rows(4))
-
-    def one_step(net, optimizer):
-        nn.TrainOneStepCell(nn.WithLossCell(net, nn.MSELoss()), optimizer)(*batch)
-
-    def plain(net, optimizer):
-        PlainStep(LossNet(net, nn.MSELoss()), optimizer)(*batch)
-
-    def direct(net, optimizer):
-        optimizer(tensors(*gradients(net, 0)))
-
-    return {"TrainOneStepCell": one_step, "PlainStep": plain, "direct": direct}
-
-
-@pytest.mark.parametrize("mode", [ms.GRAPH_MODE, ms.PYNATIVE_MODE])
-@pytest.mark.parametrize("way", ["TrainOneStepCell", "PlainStep", "direct"])
-def test_without_conversion_it_does_not_train(way, mode):
+@pytest.mark.parametrize("way", ["TrainOneStepCell", "PlainStep"])
+def test_without_conversion_it_does_not_train(way):
     net = linear()
-    optimizer = make(net)
-    before = snapshot(net)
-    try:
-        ms.set_context(mode=mode)
-        words = "called without THOR: .* plain momentum.*_thor_model and train what it returns"
-        with pytest.raises(ValueError, match=words):
-            ways()[way](net, optimizer)
-    finally:
-        ms.set_context(mode=ms.GRAPH_MODE)
+    optimizer, before = make(net), snapshot(net)
+    if way == "PlainStep":
+        step = PlainStep(LossNet(net, nn.MSELoss()), optimizer)
+    else:
+        step = nn.TrainOneStepCell(nn.WithLossCell(net, nn.MSELoss()), optimizer)
+    words = "called without THOR: .* plain momentum.*_thor_model and train what it returns"
+    with pytest.raises(ValueError, match=words):
+        step(*tensors(*rows(4)))
     assert_bit_equal(snapshot(net), before)
-    fresh = linear()
-    ways()[way](fresh, momentum(linear()) if way == "direct" else momentum(fresh))
 
 
 def test_the_network_stays_as_it_is():
@@ -545,14 +494,6 @@ def test_the_network_stays_as_it_is():
     frozen[1].bias.requires_grad = False
     names.remove("1.bias")
     assert [parameter.name for parameter in make(frozen).parameters] == names
-
-
-def test_its_state_is_that_of_momentum_and_no_network():
-    net = linear()
-    optimizer = make(net, Tensor([0.1, 0.2]))
-    names = {parameter.name for parameter in optimizer.get_parameters()}
-    assert names == {p.name for p in momentum(net, Tensor([0.1, 0.2])).get_parameters()}
-    assert not any(cell is net for _, cell in optimizer.cells_and_names())
 
 
 def test_rates_may_be_numbers_arrays_functions_and_schedules():

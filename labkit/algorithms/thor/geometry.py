@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from mindspore import Parameter, mint, nn
 
+from labkit.base.arguments import wrong
 from labkit.errors import InputError, nearest
 
 
@@ -91,36 +92,24 @@ def geometry_of(layer: nn.Cell, *, homogeneous: bool, split: int | None) -> Dens
     Raises:
         InputError: if it is a convolution whose axes are not in the order (N, C, H, W).
     """
-    if isinstance(layer, nn.Dense | mint.nn.Linear):
-        outputs, inputs = layer.weight.shape
-        return Dense(**_sizes(inputs, outputs, homogeneous, split))
-    if not isinstance(layer, nn.Conv2d):
+    if not isinstance(layer, nn.Dense | mint.nn.Linear | nn.Conv2d):
         return None
+    groups = layer.group if isinstance(layer, nn.Conv2d) else 1
+    inputs = math.prod(layer.weight.shape[1:]) + homogeneous
+    outputs = layer.weight.shape[0] // groups
+    sizes = (inputs, outputs, homogeneous, cut(inputs, split), cut(outputs, split), groups)
+    if not isinstance(layer, nn.Conv2d):
+        return Dense(*sizes)
     if layer.data_format != "NCHW":
-        raise InputError(
-            f"data_format of a convolution: expected 'NCHW', got {layer.data_format!r}"
-        )
-    outputs, inputs = layer.weight.shape[0], math.prod(layer.weight.shape[1:])
+        raise wrong("data_format of a convolution", layer.data_format, "'NCHW'")
     return Convolution(
-        **_sizes(inputs, outputs // layer.group, homogeneous, split),
-        groups=layer.group,
+        *sizes,
         kernel=tuple(layer.kernel_size),
         stride=_pair(layer.stride),
         dilation=_pair(layer.dilation),
         pad_mode=layer.pad_mode,
         pad=layer.padding if isinstance(layer.padding, tuple) else (layer.padding,) * 4,
     )
-
-
-def _sizes(inputs: int, outputs: int, homogeneous: bool, split: int | None) -> dict:
-    inputs += homogeneous
-    return {
-        "inputs": inputs,
-        "outputs": outputs,
-        "homogeneous": homogeneous,
-        "a_blocks": cut(inputs, split),
-        "g_blocks": cut(outputs, split),
-    }
 
 
 def _pair(value: int | tuple) -> tuple[int, int]:

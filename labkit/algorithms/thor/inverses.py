@@ -26,10 +26,11 @@ class Inverses:
     """
 
     def __init__(self, layers: Sequence[LayerCurvature], damping_split: str) -> None:
-        self.rank, self.ranks = rank_and_size()
+        rank, ranks = rank_and_size()
         self.layers, self.damping_split = list(layers), damping_split
-        self.owners = share_out([layer.cost for layer in layers], self.ranks)
-        self.exchange = _Exchange(self.layers, self.owners, self.rank) if self.ranks > 1 else None
+        self.owners = share_out([layer.cost for layer in layers], ranks)
+        self.own = [number for number, owner in enumerate(self.owners) if owner == rank]
+        self.exchange = _Exchange(self.layers, self.own) if ranks > 1 else None
         self.inversions: dict[tuple[int, ...], Inversion] = {}
 
     def make(self, due: Sequence[int], damping: float) -> dict[int, int]:
@@ -38,43 +39,25 @@ class Inverses:
         Raises:
             FloatingPointError: on all ranks, if no damping makes a layer's factors invertible.
         """
-        own = tuple(number for number in due if self.owners[number] == self.rank)
-        tries = np.zeros(len(self.layers), np.float32)
-        for number, count in self._tries(own, damping).items():
-            tries[number] = count
+        retries = np.zeros(len(self.layers), np.float32)
+        left, tried = [number for number in due if number in self.own], damping
+        while left and retries.max() < TRIES:
+            # One graph for all of a rank's layers, and one for each that is inverted alone.
+            groups = [tuple(left)] if left == self.own else [(number,) for number in left]
+            residuals = [x for group in groups for x in self._invert(group, tried)]
+            left = [n for n, x in zip(left, residuals, strict=True) if not x <= RESIDUAL]
+            retries[left] += 1
+            tried *= 10
         if self.exchange is not None and due:
-            tries = self.exchange(Tensor(tries)).asnumpy()
+            retries = self.exchange(Tensor(retries)).asnumpy()
         for number in due:
-            if tries[number] > TRIES:
+            if retries[number] >= TRIES:
                 raise FloatingPointError(
                     f"the factors of layer {self.layers[number].layer_name!r} have no inverse in "
                     f"float32, not even with damping {damping * 10 ** (TRIES - 1):.3g}, "
                     f"{10 ** (TRIES - 1):g} times what was asked for"
                 )
-        return {number: int(tries[number]) - 1 for number in due}
-
-    def _tries(self, numbers: tuple[int, ...], damping: float) -> dict[int, int]:
-        """Invert layers; return the number of tries of each, TRIES + 1 if all failed."""
-        tries: dict[int, int] = {}
-        left = numbers
-        for attempt in range(1, TRIES + 1):
-            if not left:
-                return tries
-            # One graph for all of a rank's layers, and one for each that is inverted alone.
-            groups = [left] if left == self._all_of_rank() else [(number,) for number in left]
-            sound = [
-                number
-                for group in groups
-                for number, residual in zip(group, self._invert(group, damping), strict=True)
-                if residual <= RESIDUAL
-            ]
-            tries |= dict.fromkeys(sound, attempt)
-            left = tuple(number for number in left if number not in sound)
-            damping *= 10
-        return tries | dict.fromkeys(left, TRIES + 1)
-
-    def _all_of_rank(self) -> tuple[int, ...]:
-        return tuple(i for i, owner in enumerate(self.owners) if owner == self.rank)
+        return {number: int(retries[number]) for number in due}
 
     def _invert(self, group: tuple[int, ...], damping: float) -> np.ndarray:
         if group not in self.inversions:
@@ -117,17 +100,17 @@ class Inversion(nn.Cell):
 
 
 class _Exchange(nn.Cell):
-    """Send each layer's inverses to all ranks; tries (layers,) -> their sums over ranks."""
+    """Send each layer's inverses to all ranks; retries (layers,) -> their sums over ranks."""
 
-    def __init__(self, layers: list[LayerCurvature], owners: list[int], rank: int) -> None:
+    def __init__(self, layers: list[LayerCurvature], own: list[int]) -> None:
         super().__init__(auto_prefix=False)
         self.layers = nn.CellList(layers, auto_prefix=False)
-        self.mine = tuple(1.0 if owner == rank else 0.0 for owner in owners)
+        self.mine = tuple(1.0 if number in own else 0.0 for number in range(len(layers)))
         self.all_reduce = ops.AllReduce()
 
-    def construct(self, tries: Tensor) -> Tensor:
+    def construct(self, retries: Tensor) -> Tensor:
         inverses: tuple = ()
-        values: tuple = (tries,)
+        values: tuple = (retries,)
         for i in range(len(self.layers)):
             layer, mine = self.layers[i], self.mine[i]
             # x + 0 + 0 is x: the ranks' copies are bitwise equal.

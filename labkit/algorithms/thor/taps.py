@@ -203,14 +203,3 @@ def tap_layers(
         layers.append(layer)
         tapped.append(cell)
     return layers, tapped
-
-
-def release_layers(places: Sequence[Place], tapped: Sequence[Tapped]) -> None:
-    """Replace the tapped cells by the original layers, where they still are."""
-    for place, cell in zip(places, tapped, strict=True):
-        parent, key = place.parent, place.key
-        if parent._cells[key] is not cell:
-            # precision="O2" wraps a network, even one that is only a tapped layer.
-            parent, key = parent._cells[key], "_backbone"
-        if parent._cells.get(key) is cell:
-            exchange(parent, key, cell.release())

@@ -8,7 +8,6 @@ import mindspore as ms
 import numpy as np
 from mindspore import ParameterTuple, Tensor, nn, ops
 
-from labkit.algorithms.thor.curvature import LayerCurvature
 from labkit.algorithms.thor.geometry import Place, find_layers, refuse_layers
 from labkit.algorithms.thor.inverses import Inverses
 from labkit.algorithms.thor.rules import (
@@ -20,9 +19,10 @@ from labkit.algorithms.thor.rules import (
     thor_options,
     value_at,
 )
-from labkit.algorithms.thor.taps import Tap, release_layers, tap_layers
+from labkit.algorithms.thor.taps import Tap, tap_layers
 from labkit.algorithms.thor.upstream_gpu import UpstreamTap
 from labkit.algorithms.words import THOR_ON_HOST
+from labkit.nets.layers import exchange
 from labkit.steps.gradients import GradientStage
 from labkit.steps.nonfinite import first_nonfinite
 from labkit.steps.schedules import check_length
@@ -222,7 +222,7 @@ class ThorUpdate(UpdateStage):
         interruption in between only leaves an update that was not made.
         """
         update, measured = integer_of(self.record.updates), self.measured.asnumpy()
-        check_factors(self.layers, measured, update)
+        self._check_factors(measured, update)
         damping = np.float32(value_at("damping", self.options.damping, update))
         _, _, _, *tables = (parameter.asnumpy().copy() for parameter in self.refreshed)
         traces, frozen, refreshes, retries = tables
@@ -238,6 +238,19 @@ class ThorUpdate(UpdateStage):
         for i, more in self.inverses.make(due, float(damping)).items():
             retries[i] += more
         return [Tensor(value) for value in (np.int32(update), np.int32(update), damping, *tables)]
+
+    def _check_factors(self, measured: np.ndarray, update: int) -> None:
+        """Stop at factors that are not finite, and at layers that were not called."""
+        uncalled = {}
+        for layer, (positions, _, finite) in zip(self.layers, measured, strict=True):
+            if not finite:
+                raise FloatingPointError(
+                    f"the factors of layer {layer.layer_name!r} are not finite at update "
+                    f"{update + 1}; the averages and the weights are as before it"
+                )
+            if not positions > 0:
+                uncalled[layer.layer_name] = "was not called, though its weight may be used"
+        refuse_layers(uncalled)
 
     def _decide(self, trace: float, last: float, frozen: bool) -> str:
         if frozen:
@@ -283,7 +296,8 @@ class ThorUpdate(UpdateStage):
 
     def release(self) -> None:
         """Restore the network's own layers, without taps."""
-        release_layers(self.places, self.tapped)
+        for place, cell in zip(self.places, self.tapped, strict=True):
+            exchange(place.parent, place.key, cell.release())
 
 
 class _ApplyPending(nn.Cell):
@@ -299,27 +313,3 @@ class _ApplyPending(nn.Cell):
         done = (self.updated(self.gradients), self.map(ops.assign, self.refreshed, values))
         released = ops.assign(self.pending, ops.depend(ops.cast(0, ms.int32), done))
         return ops.depend(True, released)
-
-
-def check_factors(layers: Sequence[LayerCurvature], measured: np.ndarray, update: int) -> None:
-    """Check that the factors of an update are finite and that every layer was called.
-
-    Args:
-        layers: curvature of each layer.
-        measured: T, tr A (x) G and whether they are finite, (layers, 3).
-        update: the update, 0, 1, ...
-
-    Raises:
-        FloatingPointError: if the factors of a layer are not finite.
-        InputError: if layers were not called.
-    """
-    uncalled = {}
-    for layer, (positions, _, finite) in zip(layers, measured, strict=True):
-        if not finite:
-            raise FloatingPointError(
-                f"the factors of layer {layer.layer_name!r} are not finite at update "
-                f"{update + 1}; the averages and the weights are as before it"
-            )
-        if not positions > 0:
-            uncalled[layer.layer_name] = "was not called, though its weight may be used"
-    refuse_layers(uncalled)

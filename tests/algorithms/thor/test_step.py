@@ -13,7 +13,6 @@ from labkit.steps.losses import LossNet
 from labkit.steps.plain import PlainStep
 from labkit.steps.precision import DynamicLossScale
 from labkit.steps.state import set_state
-from labkit.training.evaluation import evaluate
 from tests.support.compiled import compiled_operators
 from tests.support.step_cells import (
     Once,
@@ -23,7 +22,6 @@ from tests.support.step_cells import (
     rows,
     snapshot,
     tensors,
-    unchanged,
 )
 from tests.support.thor_cells import (
     DAMPING,
@@ -39,33 +37,6 @@ from tests.support.thor_cells import (
 from tests.support.tolerances import TOLERANCE
 
 pytestmark = pytest.mark.usefixtures("runtime")
-
-
-def _classes():
-    """Return a dataset of rows with labels."""
-    inputs, targets = rows(8, 99)
-    labels = (targets[:, 0] > 0).astype(np.int32)
-    return ms.dataset.NumpySlicesDataset((inputs, labels), ["x", "y"], shuffle=False).batch(4)
-
-
-class TestWithTheLoops:
-    """What a training loop does besides the step leaves no trace in its state."""
-
-    def test_evaluation_between_the_updates(self, once):
-        """A training with evaluations ends as one without them, to the bit."""
-        ends = []
-        for evaluated in (False, True):
-            # A new step: its graph between refreshes is compiled after the first evaluation.
-            network, step = thor_step(Once() if evaluated else once, frequency=3)
-            for update in range(5):
-                call(step, update)
-                if evaluated:
-                    with unchanged(step):
-                        metrics = evaluate(network, nn.CrossEntropyLoss(), _classes())
-                    assert np.isfinite(metrics["loss"])
-                    assert network.training
-            ends.append(snapshot(step))
-        assert_bit_equal(*ends)
 
 
 NAN = np.float32(np.nan)

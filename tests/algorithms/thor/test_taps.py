@@ -248,17 +248,6 @@ def test_any_dense_layer_and_every_remainder(rows, middle, inputs, outputs, bias
         assert off(whole(made, factor.shape[-1]), factor) <= FACTOR
 
 
-def test_blocks_larger_than_the_map_are_the_same():
-    """27 inputs on 2x2 positions: one product over all images; on larger maps, one per image."""
-    layer = nn.Conv2d(3, 30, 3, pad_mode="same")
-    x, dout = normal((6, 3, 2, 2)), normal((6, 30, 2, 2), 1)
-    tap = Tap(geometry_of(layer, homogeneous=False, split=None))
-    a_sum, _, g_sum = sums(tap, x, dout)
-    (a_factor, g_factor, positions), _ = twin(layer, x, dout, False)
-    assert off(whole(a_sum, 27), positions * a_factor) <= FACTOR
-    assert off(whole(g_sum, 30), positions * g_factor) <= FACTOR
-
-
 HALF = {
     "dense": (lambda: nn.Dense(5, 4), (6, 5), (6, 4)),
     "convolution": (lambda: nn.Conv2d(3, 4, 3, pad_mode="same"), (6, 3, 5, 5), (6, 4, 5, 5)),
@@ -464,36 +453,14 @@ class TestConversion:
             update.release()
             np.testing.assert_array_equal(network(x).asnumpy(), outputs)
 
-    @pytest.mark.parametrize("precision", ["O0", "O2"])
-    @pytest.mark.parametrize("name", [*NETWORKS, "one layer"])
-    def test_release_gives_the_layers_back(self, name, precision):
-        """It does so too in a network that O2 has wrapped, and in one that is a single layer."""
-        network = NETWORKS[name][0]() if name in NETWORKS else nn.Dense(5, 4, activation="relu")
-        loss_net = LossNet(network, nn.MSELoss())
-
-        def cells():
-            # A wrapper of O2 is skipped: the Cell that it holds comes after it.
-            every = loss_net.cells_and_names()
-            return {path.replace("._backbone", ""): cell for path, cell in every}
-
-        before, names = cells(), [p.name for p in loss_net.get_parameters()]
-        sequences = {
-            path: list(cell.cell_list)
-            for path, cell in before.items()
-            if isinstance(cell, nn.SequentialCell)
-        }
-        flags = {p: getattr(cell, "activation_flag", None) for p, cell in before.items()}
-        update = ThorStep(loss_net, momentum(network), 0.1, precision=precision).update
-        assert cells() != before
-        for _ in range(2):  # the second time it changes nothing
-            update.release()
-            after = cells()
-            assert list(after) == list(before)
-            assert all(after[path] is cell for path, cell in before.items())
-            assert {p: getattr(c, "activation_flag", None) for p, c in after.items()} == flags
-            assert [p.name for p in loss_net.get_parameters()] == names
-            for path, cells_of in sequences.items():
-                assert all(a is b for a, b in zip(after[path].cell_list, cells_of, strict=True))
+    def test_release_gives_the_layers_back(self):
+        network = nn.SequentialCell(nn.Dense(5, 4, activation="relu"), nn.Dense(4, 3))
+        layers = list(network)
+        update = convert(network)
+        assert all(a is not b for a, b in zip(network, layers, strict=True))
+        update.release()
+        assert all(a is b for a, b in zip(network, layers, strict=True))
+        assert layers[0].activation_flag and len(convert(network).layers) == 2
 
     def test_a_checkpoint_of_the_step_loads_into_the_bare_network(self, tmp_path):
         """The network's Parameters keep their names; those of the taps belong to the step."""

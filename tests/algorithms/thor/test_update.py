@@ -300,27 +300,6 @@ def test_a_group_refreshes_once_and_at_its_end(accumulated):
     assert step.update.refreshes.asnumpy().tolist() == [2, 2]
 
 
-@pytest.mark.parametrize("tail", ["flush", "drop", "carry"])
-def test_the_tail_of_an_epoch(tail, accumulated, whole):
-    """The epoch ends after two of the three micro-batches of a refreshing group."""
-    parts = [rows(4, seed) for seed in range(8)]
-    network, step = accumulated(3, frequency=1, tail=tail)
-    for arrays in parts[:2]:
-        step(*split(arrays, [4])[0])
-    step.end_epoch()
-    assert step.last_update.number == (tail == "flush")
-    for arrays in parts[2:5]:
-        step(*split(arrays, [4])[0])
-    expected = {
-        "flush": [joined(*parts[:2]), joined(*parts[2:5])],
-        "drop": [joined(*parts[2:5])],
-        "carry": [joined(*parts[:5])],
-    }
-    assert_same_training((network, step), whole(expected[tail], frequency=1))
-    step.end_epoch()  # nothing is held
-    assert step.last_update.number == len(expected[tail])
-
-
 def test_dropped_micro_batches(accumulated, whole):
     """A micro-batch that is not finite adds nothing to the factors and nothing to their weights."""
     parts = [rows(4, seed) for seed in range(4)]
@@ -333,16 +312,3 @@ def test_dropped_micro_batches(accumulated, whole):
     assert int(step.dropped.asnumpy()) == 5
     expected = [joined(*parts[:2]), joined(*parts[2:])]
     assert_same_training((network, step), whole(expected, frequency=1))
-
-
-def test_dropped_groups(accumulated, whole):
-    """drop_group discards the sums of the factors as well; the next group starts from nothing."""
-    parts = [rows(4, seed) for seed in range(4)]
-    broken = (parts[0][0] * np.float32(np.nan), parts[0][1])
-    network, step = accumulated(2, frequency=1, nonfinite="drop_group")
-    with unchanged(step.update):
-        for arrays in (parts[0], broken):
-            step(*split(arrays, [4])[0])
-    for arrays in parts[2:]:
-        step(*split(arrays, [4])[0])
-    assert_same_training((network, step), whole([joined(*parts[2:])], frequency=1))
