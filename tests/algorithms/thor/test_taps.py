@@ -46,35 +46,25 @@ class OwnDense(nn.Dense):
         return ops.matmul(x, self.weight.T) + self.bias
 
 
-def conv(*arguments, size=(6, 7), **options):
-    return lambda: nn.Conv2d(*arguments, **options), size
-
-
-# name -> (layer, height and width of its input); ``test_any_convolution`` tests further factors.
-CONVOLUTIONS = {
-    "same, stride": conv(3, 4, (3, 4), (2, 3), pad_mode="same", has_bias=True),
-    "everything": conv(
-        *(4, 6, (3, 2), (2, 1)),
-        pad_mode="pad",
-        padding=(1, 0, 2, 1),
-        dilation=(1, 2),
-        group=2,
-        has_bias=True,
+# name -> (layer, shape of its input); the tests of any convolution and any dense layer try more.
+# The padding of "depthwise" differs between the two sides of the columns, not of the rows.
+LAYERS = {
+    "convolution": (
+        lambda: nn.Conv2d(
+            *(4, 6, (3, 2), (2, 1), "pad", (1, 0, 2, 1)), dilation=(1, 2), group=2, has_bias=True
+        ),
+        (5, 4, 6, 7),
     ),
-    # Its padding differs between the two sides of the columns, not of the rows.
-    "depthwise": conv(4, 4, (3, 4), pad_mode="same", group=4, has_bias=True),
-    "one position": conv(3, 4, (6, 7), pad_mode="valid", has_bias=True),
-    "subclass": (lambda: OwnConv(3, 4, 3, pad_mode="valid", has_bias=True), (6, 7)),
-    "padded, by nn.Conv2d": (lambda: PaddedConv2d(3, 4, 3, 2), (6, 7)),
-    "padded, by one product": (lambda: PaddedConv2d(3, 4, 3, 2), (4, 4)),
-}
-
-# name -> (layer, shape of its input); ``test_any_dense_layer_and_every_remainder`` tests more.
-DENSE = {
-    "sequence": (lambda: nn.Dense(5, 4), (6, 3, 5)),
-    "four axes": (lambda: nn.Dense(5, 4, has_bias=False), (6, 3, 2, 5)),
+    "depthwise": (
+        lambda: nn.Conv2d(4, 4, (3, 4), pad_mode="same", group=4, has_bias=True),
+        (5, 4, 6, 7),
+    ),
+    "subclass": (lambda: OwnConv(3, 4, 3, pad_mode="valid", has_bias=True), (5, 3, 6, 7)),
+    "padded, by nn.Conv2d": (lambda: PaddedConv2d(3, 4, 3, 2), (5, 3, 6, 7)),
+    "padded, by one product": (lambda: PaddedConv2d(3, 4, 3, 2), (5, 3, 4, 4)),
+    "dense, four axes": (lambda: nn.Dense(5, 4, has_bias=False), (6, 3, 2, 5)),
     "linear": (lambda: mint.nn.Linear(5, 4), (6, 5)),
-    "subclass": (lambda: OwnDense(5, 4), (6, 5)),
+    "dense, subclass": (lambda: OwnDense(5, 4), (6, 5)),
 }
 
 
@@ -104,20 +94,6 @@ def twin(layer, x, derivatives, homogeneous):
     return reference.kronecker_factors(x, derivatives, homogeneous=homogeneous), 1
 
 
-def check(network, layer, x, *, split=128, bias="homogeneous", **options):
-    """Check an update of ``network``, whose one layer is ``layer``; return (the update, dL/dy)."""
-    fill(network)
-    with pynative():
-        shape = network(Tensor(x)).shape
-    c = normal(shape, 1)
-    result = updated(network, x, c, split=split, bias=bias, **options)
-    homogeneous = bias == "homogeneous" and layer.has_bias
-    factors, groups = twin(layer, x, c.astype(np.float64) / len(x), homogeneous)
-    assert_factors(result.layer(), *factors, split)
-    _check_moved(result, layer, factors, groups, homogeneous, split)
-    return result, c / np.float64(len(x))
-
-
 def _check_moved(result, layer, factors, groups, homogeneous, split):
     gradients = {n: g.astype(np.float64) for n, g in result.gradients.items()}
     weight, own = layer.weight.name, getattr(layer, "bias", None)
@@ -134,31 +110,30 @@ def _check_moved(result, layer, factors, groups, homogeneous, split):
 
 
 @pytest.mark.parametrize("split, bias", [(128, "plain"), (5, "homogeneous")])
-@pytest.mark.parametrize("name", CONVOLUTIONS)
-def test_convolution(name, split, bias):
+@pytest.mark.parametrize("name", LAYERS)
+def test_an_update_is_the_references(name, split, bias):
     """Factors are the reference's, and so is the update, given the same gradient.
 
     The tap's own patches give that gradient: the sum over rows and positions of d p^T.
     """
-    make, size = CONVOLUTIONS[name]
-    layer = make()
-    x = normal((5, layer.in_channels, *size))
-    result, slopes = check(nn.SequentialCell(layer), layer, x, split=split, bias=bias)
-    tap = Tap(geometry_of(layer, homogeneous=False, split=None))
+    layer, x = LAYERS[name][0](), normal(LAYERS[name][1])
+    network = fill(nn.SequentialCell(layer))
     with pynative():
-        patches = tap.patches(Tensor(x)).asnumpy().astype(np.float64)
-    patches = patches.reshape(5, layer.group, -1, patches.shape[2])
-    slopes = slopes.reshape(5, layer.group, -1, patches.shape[3])
-    expected = np.einsum("ngot,ngpt->gop", slopes, patches).reshape(layer.weight.shape)
-    assert off(result.gradients[layer.weight.name], expected) <= FACTOR
-
-
-@pytest.mark.parametrize("split, bias", [(128, "homogeneous"), (2, "plain")])
-@pytest.mark.parametrize("name", DENSE)
-def test_dense(name, split, bias):
-    make, shape = DENSE[name]
-    layer = make()
-    check(nn.SequentialCell(layer), layer, normal(shape), split=split, bias=bias)
+        c = normal(network(Tensor(x)).shape, 1)
+    slopes = c.astype(np.float64) / len(x)
+    result = updated(network, x, c, split=split, bias=bias)
+    homogeneous = bias == "homogeneous" and layer.has_bias
+    factors, groups = twin(layer, x, slopes, homogeneous)
+    assert_factors(result.layer(), *factors, split)
+    _check_moved(result, layer, factors, groups, homogeneous, split)
+    if isinstance(layer, nn.Conv2d):
+        tap = Tap(geometry_of(layer, homogeneous=False, split=None))
+        with pynative():
+            patches = tap.patches(Tensor(x)).asnumpy().astype(np.float64)
+        patches = patches.reshape(5, groups, -1, patches.shape[2])
+        slopes = slopes.reshape(5, groups, -1, patches.shape[3])
+        expected = np.einsum("ngot,ngpt->gop", slopes, patches).reshape(layer.weight.shape)
+        assert off(result.gradients[layer.weight.name], expected) <= FACTOR
 
 
 def sums(tap, x, dout):
