@@ -18,7 +18,7 @@ sink mode is off and refused; BatchNorm's Parameters stay in float32.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import mindspore as ms
 import numpy as np
@@ -37,7 +37,7 @@ from labkit.steps.plain import PlainStep
 from labkit.steps.precision import DynamicLossScale
 from labkit.steps.state import integer_of, set_state
 
-Callbacks = Callback | Sequence[Callback] | None
+Callbacks: TypeAlias = Callback | Sequence[Callback] | None
 
 # Upstream's GRADIENT_CLIP_VALUE, for each gradient separately, not for their global norm.
 CLIP_NORM = 1.0
@@ -174,7 +174,7 @@ class ThorOptimizer(nn.Optimizer):
 
     def get_frequency(self) -> int:
         """Return the number of updates between two refreshes, as upstream's method does."""
-        return self.options.frequency
+        return int(self.options.frequency)  # type: ignore[arg-type]  # no function, see ``thor``
 
 
 class ConvertModelUtils:

@@ -197,6 +197,7 @@ def tap_layers(
     layers, tapped = [], []
     for place in places:
         geometry = geometry_of(place.layer, homogeneous=place.bias is not None, split=split)
+        assert geometry is not None  # ``find_layers`` has left out all others
         layer = LayerCurvature(place.name, geometry)
         cell = Tapped(place.layer, tap(geometry), (layer.a_factor, layer.positions, layer.g_factor))
         exchange(place.parent, place.key, cell)
