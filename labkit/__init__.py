@@ -47,8 +47,8 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not run __getattr__
     from labkit.upstream.accumulation import TrainForwardBackward as TrainForwardBackward
     from labkit.upstream.accumulation import TrainOptim as TrainOptim
     from labkit.upstream.boost import boost_step as boost_step
-    from labkit.upstream.thor_model import ConvertModelUtils as ConvertModelUtils
-    from labkit.upstream.thor_optimizer import thor as thor
+    from labkit.upstream.thor import ConvertModelUtils as ConvertModelUtils
+    from labkit.upstream.thor import thor as thor
 
     __version__: str
 
@@ -58,8 +58,7 @@ _NAMES = {
     "labkit.steps.plain": ("PlainStep", "PlainUpdate"),
     "labkit.algorithms.subspace": ("SubspaceStep", "SubspaceUpdate"),
     "labkit.algorithms.thor": ("ThorStep", "ThorUpdate", "TraceRule"),
-    "labkit.upstream.thor_model": ("ConvertModelUtils",),
-    "labkit.upstream.thor_optimizer": ("thor",),
+    "labkit.upstream.thor": ("ConvertModelUtils", "thor"),
     "labkit.upstream.boost": ("boost_step",),
     "labkit.upstream.accumulation": (
         "GradientAccumulation",

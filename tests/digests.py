@@ -91,7 +91,7 @@ def thor(damping=0.3, **options):
 def traced_thor():
     from labkit import TraceRule
 
-    return thor(trace_rule=TraceRule(0.1, 0.001), factor_frequency=2)
+    return thor(trace_rule=TraceRule(0.1, 0.001))
 
 
 def accumulated_thor(**options):

@@ -84,7 +84,6 @@ class Thor:
     momentum: float = 0.9
     weight_decay: float | dict[str, float] = 0.0
     frequency: int = 100
-    factor_frequency: int | None = None
     split: int | None = 128
     bias: str = "homogeneous"
     factor_decay: float = 0.0
@@ -104,18 +103,14 @@ class Thor:
         choice("formulas", self.formulas, ("thor", "upstream_gpu"))
         if self.formulas == "upstream_gpu" and self.bias != "plain":
             raise InputError("formulas 'upstream_gpu' have no homogeneous bias; expected 'plain'")
-        for name in ("frequency", "factor_frequency"):
-            value = getattr(self, name)
-            if value is not None:
-                integer(name, value)
+        integer("frequency", self.frequency)
 
     def update(
         self, parameters: Parameters, gradients: Parameters, layers: Sequence[Layer]
     ) -> Parameters:
         """Return the new parameters; ``layers`` has a ``Layer`` for each layer with factors."""
-        if self.updates % (self.factor_frequency or self.frequency) == 0:
-            self._observe(parameters, layers)
         if self.updates % self.frequency == 0:
+            self._observe(parameters, layers)
             self._refresh(_at(self.damping, self.updates))
         directions = self.directions(gradients, layers)
         rate = _at(self.learning_rate, self.updates)

@@ -12,7 +12,6 @@ pytestmark = [
 
 THOR = {
     "frequency": 4,
-    "factor_frequency": 3,
     "factor_decay": 0.6,
     "split": 64,
     "bias": "plain",

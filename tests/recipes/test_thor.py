@@ -21,7 +21,7 @@ class TestStep:
         rates = rates_of(step)
         expected = schedules.get_thor_lr(0, 0.05803, 4.0839, 4, 3, decay_epochs=1)
         np.testing.assert_array_equal(rates, expected)
-        dampings = [step.update.schedule.at(update) for update in range(6)]
+        dampings = step.update.options.damping[:6]
         expected = schedules.get_thor_damping(0, 0.03, 0.50036, 70, 3)[:6]
         np.testing.assert_allclose(dampings, expected, rtol=1e-6)
         assert (step.update.options.frequency, step.update.options.split) == (7, 16)

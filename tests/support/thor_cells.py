@@ -1,13 +1,10 @@
 """A small network with a nonlinearity, its float64 twin, and trainings of both."""
 
-from dataclasses import fields
-
 import numpy as np
 from mindspore import nn
 
 from labkit import reference
-from labkit.algorithms.thor import ThorStep, ThorUpdate
-from labkit.algorithms.thor.options import Options
+from labkit.algorithms.thor import ThorOptions, ThorStep
 from labkit.labs.compare import parameter_values
 from labkit.steps.losses import LossNet
 from labkit.steps.state import set_state
@@ -66,21 +63,18 @@ def optimizer(network):
 
 
 # Options, besides the damping, that only the Python between the compiled graphs reads.
-BETWEEN_GRAPHS = ("frequency", "factor_frequency", "trace_rule", "nan")
+BETWEEN_GRAPHS = ("frequency", "trace_rule", "nan")
 
 
 def thor_step(once, damping=DAMPING, **options):
     """Return (network, ThorStep) on ``mlp``, as new; steps with equal graphs are compiled once.
 
-    What is read between the graphs comes from an update stage built with the options.
+    What is read between the graphs comes from the options alone.
     """
     in_graphs = {n: v for n, v in options.items() if n not in BETWEEN_GRAPHS}
     network, step = once(_thor_step, **in_graphs)
-    own = {field.name: options[field.name] for field in fields(Options) if field.name in options}
-    other, loss_net = mlp()
-    fresh = ThorUpdate(loss_net, optimizer(other), damping, **own)
-    for name in ("options", "schedule", "frequency", "factor_frequency"):
-        setattr(step.update, name, getattr(fresh, name))
+    own = {name: options[name] for name in BETWEEN_GRAPHS if name in options}
+    step.update.options = ThorOptions(damping, **own)
     return network, step
 
 

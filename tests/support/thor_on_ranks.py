@@ -26,7 +26,7 @@ CASES = {
     "retried": ("degenerate", 0, {"frequency": 1, "split": None}, None),
 }
 # Cases that run operator by operator: the same collectives, without four graphs on each rank.
-EAGER = ("damping adapts", "accumulated")
+EAGER = ("accumulated",)
 # name -> the call of one training at which every rank must stop: one call between refreshes, and
 # one that refreshes.
 FAILURES = {"nan stops": 1, "no inverse": 2}

@@ -18,7 +18,6 @@ from mindspore.common.initializer import initializer
 
 from labkit.algorithms.thor.geometry import Dense
 
-DAMPING_SPLITS = ("equal", "pi")
 # Inverses are accepted up to this sum of A's residual, max |(A + damping I) A_inverse - I|, and
 # G's. Measured on matrices of 16 to 512 rows, by condition number: 1e5 at most 1.1e-3; 1e6 6e-3 to
 # 2e-2, the inverse being accurate to 5e-3 of its largest entry; from 1e7 on usually 1, because
@@ -99,12 +98,6 @@ class LayerCurvature(nn.Cell):
         if self.weight_shape != self.padded_shape:
             direction = ops.slice(direction, (0, 0, 0), self.weight_shape)
         return ops.cast(ops.reshape(direction, weight.shape), weight.dtype), bias
-
-    def curvature(self, weight: Tensor, bias: Tensor) -> Tensor:
-        """Return T <S, G S A> for a move S of the weight and the bias, a scalar Tensor."""
-        matrix = self._matrix(weight, bias)
-        product = matrix * self._between(self.g_factor, matrix, self.a_factor)
-        return ops.unstack(self.positions)[0] * ops.reduce_sum(product.reshape(-1))
 
     def _matrix(self, weight: Tensor, bias: Tensor) -> Tensor:
         """Return (groups, outputs, inputs) in float32, the bias as a column, padded to blocks."""

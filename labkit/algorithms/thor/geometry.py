@@ -4,12 +4,14 @@ A layer's kind follows from its class, and its own Parameters from the Cell; nam
 nothing.
 """
 
+import fnmatch
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from mindspore import Parameter, mint, nn
 
+from labkit.base.arguments import wrong
 from labkit.errors import InputError, nearest
 
 
@@ -84,47 +86,30 @@ def _same(length: int, kernel: int, stride: int, dilation: int) -> tuple[int, in
     return total // 2, total - total // 2
 
 
-def kind_of(layer: nn.Cell) -> type[nn.Cell]:
-    """Return which of MindSpore's layers with factors ``layer`` is, or is derived from."""
-    return next(kind for kind in (nn.Dense, mint.nn.Linear, nn.Conv2d) if isinstance(layer, kind))
-
-
 def geometry_of(layer: nn.Cell, *, homogeneous: bool, split: int | None) -> Dense | None:
     """Return the geometry of a layer that can have factors, or None.
 
     Raises:
         InputError: if it is a convolution whose axes are not in the order (N, C, H, W).
     """
-    if isinstance(layer, nn.Dense | mint.nn.Linear):
-        outputs, inputs = layer.weight.shape
-        return Dense(**_sizes(inputs, outputs, homogeneous, split))
-    if not isinstance(layer, nn.Conv2d):
+    if not isinstance(layer, nn.Dense | mint.nn.Linear | nn.Conv2d):
         return None
+    groups = layer.group if isinstance(layer, nn.Conv2d) else 1
+    inputs = math.prod(layer.weight.shape[1:]) + homogeneous
+    outputs = layer.weight.shape[0] // groups
+    sizes = (inputs, outputs, homogeneous, cut(inputs, split), cut(outputs, split), groups)
+    if not isinstance(layer, nn.Conv2d):
+        return Dense(*sizes)
     if layer.data_format != "NCHW":
-        raise InputError(
-            f"data_format of a convolution: expected 'NCHW', got {layer.data_format!r}"
-        )
-    outputs, inputs = layer.weight.shape[0], math.prod(layer.weight.shape[1:])
+        raise wrong("data_format of a convolution", layer.data_format, "'NCHW'")
     return Convolution(
-        **_sizes(inputs, outputs // layer.group, homogeneous, split),
-        groups=layer.group,
+        *sizes,
         kernel=tuple(layer.kernel_size),
         stride=_pair(layer.stride),
         dilation=_pair(layer.dilation),
         pad_mode=layer.pad_mode,
         pad=layer.padding if isinstance(layer.padding, tuple) else (layer.padding,) * 4,
     )
-
-
-def _sizes(inputs: int, outputs: int, homogeneous: bool, split: int | None) -> dict:
-    inputs += homogeneous
-    return {
-        "inputs": inputs,
-        "outputs": outputs,
-        "homogeneous": homogeneous,
-        "a_blocks": cut(inputs, split),
-        "g_blocks": cut(outputs, split),
-    }
 
 
 def _pair(value: int | tuple) -> tuple[int, int]:
@@ -145,11 +130,7 @@ class Place:
 
 
 def find_layers(
-    loss_net: nn.Cell,
-    parameters: Sequence[Parameter],
-    *,
-    bias: str,
-    skip: Sequence[nn.Cell | str],
+    loss_net: nn.Cell, parameters: Sequence[Parameter], *, bias: str, skip: Sequence[str]
 ) -> list[Place]:
     """Return the layers of ``loss_net``, in its order, whose weights are among ``parameters``.
 
@@ -157,27 +138,27 @@ def find_layers(
         loss_net: network and loss.
         parameters: parameters of the optimizer.
         bias: ``homogeneous`` includes a layer's bias in its factors, ``plain`` leaves it out.
-        skip: layers to leave out: Cells or their names.
+        skip: names or patterns of layers to leave out.
 
     Raises:
-        InputError: if the network already has taps, ``skip`` holds an unknown layer, or no layer is
-            left; also, naming every such layer, if another Cell owns a layer's weight or bias too,
-            or the network uses a layer without calling it (``nn.MultiheadAttention``).
+        InputError: if the network already has taps, a name or pattern in ``skip`` matches no layer,
+            or no layer is left; also, naming every such layer, if another Cell owns a layer's
+            weight or bias too, or the network uses a layer without calling it
+            (``nn.MultiheadAttention``).
     """
     layers = list(_layers(loss_net))
-    _check_skip(skip, layers)
+    skipped = _matching([name for name, *_ in layers], skip)
     index = {id(parameter): number for number, parameter in enumerate(parameters)}
     places = []
     for name, parent, key, layer in layers:
         weight, bias_number = index.get(id(layer.weight)), None
-        if weight is None or any(layer is other or name == other for other in skip):
+        if weight is None or name in skipped:
             continue
         if bias == "homogeneous" and isinstance(getattr(layer, "bias", None), Parameter):
             bias_number = index.get(id(layer.bias))
         places.append(Place(name, parent, key, layer, weight, bias_number))
     owners = _owners(loss_net)
-    problems = {place.name: _shared(place, owners) or _left_out(place) for place in places}
-    refuse_layers(problems)
+    refuse_layers({place.name: _problem(place, owners) for place in places})
     if not places:
         raise InputError(
             "the network has no nn.Dense, mint.nn.Linear or nn.Conv2d with a weight that the "
@@ -194,78 +175,62 @@ def refuse_layers(problems: dict[str, str]) -> None:
     listed = "; ".join(f"layer {name!r} {problem}" for name, problem in problems.items())
     raise InputError(
         f"THOR cannot precondition all layers: {listed}; expected Parameters that their layer's "
-        "own calls alone use, on as many positions for each row, or the plain update: "
-        f"skip={tuple(problems)!r}"
+        f"own calls alone use, or the plain update: skip={tuple(problems)!r}"
     )
 
 
 def _layers(loss_net: nn.Cell) -> Iterator[tuple[str, nn.Cell, str, nn.Cell]]:
     """Yield (name, parent, key, layer) of every layer that can have factors."""
-    for path, parent in loss_net.cells_and_names():
-        if hasattr(parent, "taps_thor"):
+    for path, parent, key, layer in _places(loss_net):
+        if hasattr(layer, "taps_thor"):
             raise InputError(
                 f"{path!r} has a tap of an earlier ThorUpdate; call that one's release() first"
             )
-        # Not name_cells(), which leaves out a layer that the parent holds a second time.
-        for key, layer in parent._cells.items():
-            if geometry_of(layer, homogeneous=False, split=None) is not None:
-                yield _short(f"{path}.{key}"), parent, key, layer
+        if geometry_of(layer, homogeneous=False, split=None) is not None:
+            yield path, parent, key, layer
 
 
-def _check_skip(skip: Sequence[nn.Cell | str], layers: list) -> None:
-    names = [name for name, *_ in layers]
-    for layer in skip:
-        if isinstance(layer, str) and layer not in names:
+def _places(loss_net: nn.Cell) -> Iterator[tuple[str, nn.Cell, str, nn.Cell]]:
+    """Yield (path, parent, key, Cell) for every place of a Cell; one Cell may have several."""
+    for path, parent in loss_net.cells_and_names():
+        # Not name_cells(), which leaves out a Cell that the parent holds a second time.
+        for key, cell in parent._cells.items():
+            if cell is not None:
+                whole = f"{path}.{key}".removeprefix(".").removeprefix("network.")
+                yield whole, parent, key, cell
+
+
+def _matching(names: Sequence[str], skip: Sequence[str]) -> set[str]:
+    matching: set[str] = set()
+    for pattern in skip:
+        found = fnmatch.filter(names, pattern)
+        if not found:
             raise InputError(
-                f"skip names a layer {layer!r} that has no factors.{nearest(layer, names)}"
+                f"skip: expected names or patterns of layers with factors, got {pattern!r}, which "
+                f"matches none of {', '.join(names)}.{nearest(pattern, names)}"
             )
-        if not isinstance(layer, str) and not any(layer is other for *_, other in layers):
-            raise InputError(
-                f"skip holds a {type(layer).__name__} that is not a Cell of the network with "
-                f"factors; expected some of its layers: {', '.join(names)}"
-            )
+        matching.update(found)
+    return matching
 
 
 def _owners(loss_net: nn.Cell) -> dict[int, list[str]]:
     """Return id of a Parameter -> paths of the Cells that hold it, each place once."""
     owners: dict[int, list[str]] = {}
-    for path, cell in _all_places(loss_net):
-        values = list(cell._params.values())
-        for name, value in vars(cell).items():
-            if not name.startswith("_") and isinstance(value, list | tuple | dict):
-                values += value.values() if isinstance(value, dict) else value
-        for number in {id(value) for value in values if isinstance(value, Parameter)}:
-            owners.setdefault(number, []).append(_short(path) or "the loss net")
+    for path, _, _, cell in _places(loss_net):
+        for number in {id(parameter) for parameter in cell._params.values()}:
+            owners.setdefault(number, []).append(path)
     return owners
 
 
-def _all_places(loss_net: nn.Cell) -> Iterator[tuple[str, nn.Cell]]:
-    """Yield (path, Cell) for every place of a Cell; one Cell may have several."""
-    yield "", loss_net
-    for path, parent in loss_net.cells_and_names():
-        for key, cell in parent._cells.items():
-            if cell is not None:
-                yield f"{path}.{key}", cell
-
-
-def _shared(place: Place, owners: dict[int, list[str]]) -> str:
-    """Return who else owns the layer's weight or bias, or an empty string."""
-    shared = {"weight": place.layer.weight}
+def _problem(place: Place, owners: dict[int, list[str]]) -> str:
+    """Return why a layer's calls are not all that uses its weight or bias, or an empty string."""
+    own = {"weight": place.layer.weight}
     if place.bias is not None:
-        shared["bias"] = place.layer.bias
-    for kind, parameter in shared.items():
+        own["bias"] = place.layer.bias
+    for kind, parameter in own.items():
         others = [name for name in owners[id(parameter)] if name != place.name]
         if others:
             return f"shares its {kind} {parameter.name!r} with {' and '.join(map(repr, others))}"
-    return ""
-
-
-def _left_out(place: Place) -> str:
-    """Return a problem if the network is known to use the layer for its weight alone, or ""."""
     if isinstance(place.parent, nn.MultiheadAttention) and place.key == "out_proj":
         return "is never called: nn.MultiheadAttention takes its weight without it"
     return ""
-
-
-def _short(path: str) -> str:
-    return path.removeprefix(".").removeprefix("network.")

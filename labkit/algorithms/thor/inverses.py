@@ -1,35 +1,17 @@
-"""Inverses of all layers: which are due, retries with more damping, distribution over ranks."""
+"""Inverses of the layers: retries with more damping, and distribution over ranks."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
 
 from labkit.algorithms.thor.curvature import RESIDUAL, LayerCurvature
-from labkit.algorithms.thor.rules import FREEZE, REFRESH, TraceRule
 from labkit.ranks.cluster import rank_and_size
 from labkit.steps.fusion import summed_in_order
 
 # A failed inversion is retried with 10, 100, ... 10^6 times the damping.
 TRIES = 7
-
-
-class LayerState(NamedTuple):
-    """The state of each layer's inverses; all arrays are (layers,).
-
-    Attributes:
-        traces: tr(F + damping I) at the last refresh; 0 before the first.
-        frozen: 1 if the inverses are never refreshed again.
-        refreshes: number of refreshes.
-        retries: number of retries with more damping.
-    """
-
-    traces: np.ndarray
-    frozen: np.ndarray
-    refreshes: np.ndarray
-    retries: np.ndarray
 
 
 class Inverses:
@@ -44,10 +26,11 @@ class Inverses:
     """
 
     def __init__(self, layers: Sequence[LayerCurvature], damping_split: str) -> None:
-        self.rank, self.ranks = rank_and_size()
+        rank, ranks = rank_and_size()
         self.layers, self.damping_split = list(layers), damping_split
-        self.owners = share_out([layer.cost for layer in layers], self.ranks)
-        self.exchange = _Exchange(self.layers, self.owners, self.rank) if self.ranks > 1 else None
+        self.owners = share_out([layer.cost for layer in layers], ranks)
+        self.own = [number for number, owner in enumerate(self.owners) if owner == rank]
+        self.exchange = _Exchange(self.layers, self.own) if ranks > 1 else None
         self.inversions: dict[tuple[int, ...], Inversion] = {}
 
     def make(self, due: Sequence[int], damping: float) -> dict[int, int]:
@@ -56,71 +39,25 @@ class Inverses:
         Raises:
             FloatingPointError: on all ranks, if no damping makes a layer's factors invertible.
         """
-        own = tuple(number for number in due if self.owners[number] == self.rank)
-        tries = np.zeros(len(self.layers), np.float32)
-        for number, count in self._tries(own, damping).items():
-            tries[number] = count
+        retries = np.zeros(len(self.layers), np.float32)
+        left, tried = [number for number in due if number in self.own], damping
+        while left and retries.max() < TRIES:
+            # One graph for all of a rank's layers, and one for each that is inverted alone.
+            groups = [tuple(left)] if left == self.own else [(number,) for number in left]
+            residuals = [x for group in groups for x in self._invert(group, tried)]
+            left = [n for n, x in zip(left, residuals, strict=True) if not x <= RESIDUAL]
+            retries[left] += 1
+            tried *= 10
         if self.exchange is not None and due:
-            tries = self.exchange(Tensor(tries)).asnumpy()
+            retries = self.exchange(Tensor(retries)).asnumpy()
         for number in due:
-            if tries[number] > TRIES:
+            if retries[number] >= TRIES:
                 raise FloatingPointError(
                     f"the factors of layer {self.layers[number].layer_name!r} have no inverse in "
                     f"float32, not even with damping {damping * 10 ** (TRIES - 1):.3g}, "
                     f"{10 ** (TRIES - 1):g} times what was asked for"
                 )
-        return {number: int(tries[number]) - 1 for number in due}
-
-    def refresh(
-        self, measured: np.ndarray, damping: float, rule: TraceRule | None, state: LayerState
-    ) -> dict[str, str]:
-        """Compute the inverses of the layers that are due; return layer name -> decision.
-
-        Args:
-            measured: T and tr A (x) G of each layer, (layers, 2 or more).
-            damping: damping of F.
-            rule: rule for each layer; None: all that are not frozen are due.
-            state: changed in place.
-        """
-        due, decisions = [], {}
-        for i, layer in enumerate(self.layers):
-            positions, together = measured[i, :2]
-            trace = layer.trace(positions, together, damping)
-            decision = FREEZE if state.frozen[i] else REFRESH
-            if not state.frozen[i] and rule is not None and state.traces[i] > 0:
-                decision = rule.decide(trace, float(state.traces[i]))
-            decisions[layer.layer_name] = decision
-            state.frozen[i] = decision == FREEZE
-            if decision == REFRESH:
-                due.append(i)
-                state.traces[i] = trace
-                state.refreshes[i] += 1
-        for i, more in self.make(due, damping).items():
-            state.retries[i] += more
-        return decisions
-
-    def _tries(self, numbers: tuple[int, ...], damping: float) -> dict[int, int]:
-        """Invert layers; return the number of tries of each, TRIES + 1 if all failed."""
-        tries: dict[int, int] = {}
-        left = numbers
-        for attempt in range(1, TRIES + 1):
-            if not left:
-                return tries
-            # One graph for all of a rank's layers, and one for each that is inverted alone.
-            groups = [left] if left == self._all_of_rank() else [(number,) for number in left]
-            sound = [
-                number
-                for group in groups
-                for number, residual in zip(group, self._invert(group, damping), strict=True)
-                if residual <= RESIDUAL
-            ]
-            tries |= dict.fromkeys(sound, attempt)
-            left = tuple(number for number in left if number not in sound)
-            damping *= 10
-        return tries | dict.fromkeys(left, TRIES + 1)
-
-    def _all_of_rank(self) -> tuple[int, ...]:
-        return tuple(i for i, owner in enumerate(self.owners) if owner == self.rank)
+        return {number: int(retries[number]) for number in due}
 
     def _invert(self, group: tuple[int, ...], damping: float) -> np.ndarray:
         if group not in self.inversions:
@@ -147,7 +84,7 @@ class Inversion(nn.Cell):
 
     Args:
         layers: curvature of each layer.
-        damping_split: one of ``DAMPING_SPLITS``.
+        damping_split: ``equal`` or ``pi``.
     """
 
     def __init__(self, layers: Sequence[LayerCurvature], damping_split: str) -> None:
@@ -163,17 +100,17 @@ class Inversion(nn.Cell):
 
 
 class _Exchange(nn.Cell):
-    """Send each layer's inverses to all ranks; tries (layers,) -> their sums over ranks."""
+    """Send each layer's inverses to all ranks; retries (layers,) -> their sums over ranks."""
 
-    def __init__(self, layers: list[LayerCurvature], owners: list[int], rank: int) -> None:
+    def __init__(self, layers: list[LayerCurvature], own: list[int]) -> None:
         super().__init__(auto_prefix=False)
         self.layers = nn.CellList(layers, auto_prefix=False)
-        self.mine = tuple(1.0 if owner == rank else 0.0 for owner in owners)
+        self.mine = tuple(1.0 if number in own else 0.0 for number in range(len(layers)))
         self.all_reduce = ops.AllReduce()
 
-    def construct(self, tries: Tensor) -> Tensor:
+    def construct(self, retries: Tensor) -> Tensor:
         inverses: tuple = ()
-        values: tuple = (tries,)
+        values: tuple = (retries,)
         for i in range(len(self.layers)):
             layer, mine = self.layers[i], self.mine[i]
             # x + 0 + 0 is x: the ranks' copies are bitwise equal.

@@ -1,20 +1,29 @@
-"""When factors and inverses are refreshed, and with how much damping: plain Python, on the host."""
+"""What a user chooses: options, refreshes, damping, and the losses that THOR takes."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
 
 import numpy as np
-from mindspore import Tensor
-from numpy.typing import ArrayLike
+from mindspore import Tensor, nn
 
-from labkit.base.arguments import integer, names_checked, number
-from labkit.errors import InputError
+from labkit.base.arguments import choice, integer, number, wrong
+from labkit.errors import InputError, refuse_unknown
+from labkit.steps.losses import as_loss_net
 from labkit.steps.schedules import check_length
 
 REFRESH, SKIP, FREEZE = "refresh", "skip", "freeze"
+WORDS = {
+    "bias": ("homogeneous", "plain"),
+    "damping_split": ("equal", "pi"),
+    "formulas": ("thor", "upstream_gpu"),
+    "loss": ("known", "sample mean"),
+    "nan": ("stop", "drop"),
+}
+
+ByUpdate = float | np.ndarray | Callable[[int], float]
 
 
-@names_checked
 @dataclass(frozen=True)
 class TraceRule:
     """THOR's own rule for each layer (Chen et al., AAAI 2021), by the change of the trace.
@@ -52,65 +61,146 @@ class TraceRule:
         return SKIP if change >= self.freeze else FREEZE
 
 
-class Damping:
-    """Damping at each update.
+@dataclass(frozen=True)
+class ThorOptions:
+    """The options of THOR; ``ThorUpdate``, ``ThorStep`` and ``labkit.thor`` take them by name.
 
-    Args:
+    Attributes:
         damping: number > 0, array with one per update (updates,), or function of the number of
             updates so far.
+        frequency: updates between refreshes of factors and inverses: integer >= 1, or a function of
+            the number of updates so far that returns one. The first update refreshes them.
+        split: largest block of a factor, or None for whole factors.
+        bias: ``homogeneous``: the bias is one more coordinate of its layer's input; ``plain``: it
+            takes the plain update, as in MindSpore's THOR.
+        factor_decay: weight of the old factors in their running average, 0 <= decay < 1.
+        damping_split: ``equal`` or ``pi``, see ``labkit.algorithms.thor.curvature``.
+        trace_rule: rule for each layer; None: each refresh recomputes every layer's inverses.
+        kl_clip: None, or c > 0: U is scaled by min(1, sqrt(c / s)), s = |sum of rate^2 <U, grad>
+            over the layers|.
+        skip: layers that take the plain update: names as in ``ThorUpdate.layers``, or patterns such
+            as ``encoder.*``. Layers whose weight is tied to another Cell's, or used without their
+            call, must be among them.
+        formulas: ``thor``, or ``upstream_gpu``: what MindSpore's THOR computes on GPU, to compare.
+        loss: ``known``: the loss net must say that its loss is a mean over rows; ``sample mean``:
+            take any loss as one.
+        nan: ``stop``: a loss that is not finite raises FloatingPointError, which names the layer;
+            ``drop``: the step's ``nonfinite`` handles it.
 
     Raises:
-        InputError: if a value is not a finite number > 0, or an array has a different shape.
+        InputError: if an attribute has any other value.
     """
 
-    def __init__(self, damping: float | ArrayLike | Tensor | Callable[[int], float]) -> None:
-        self.function = damping if callable(damping) else None
-        if self.function is None:
-            values = np.asarray(getattr(damping, "asnumpy", lambda: damping)(), dtype=object)
-            self.values = np.array([number("damping", x, above=0) for x in values.ravel()])
-            if values.ndim > 1 or not values.size:
-                raise InputError(f"damping: expected shape () or (updates,), got {values.shape}")
-            self.constant = values.ndim == 0
+    damping: ByUpdate
+    frequency: int | Callable[[int], int] = 100
+    split: int | None = 128
+    bias: str = "homogeneous"
+    factor_decay: float = 0.0
+    damping_split: str = "equal"
+    trace_rule: TraceRule | None = None
+    kl_clip: float | None = None
+    skip: Sequence[str] = ()
+    formulas: str = "thor"
+    loss: str = "known"
+    nan: str = "stop"
 
-    @property
-    def by_update(self) -> Callable[[int], float] | np.ndarray | None:
-        """The function, or the array (updates,); None for a constant."""
-        if self.function is not None:
-            return self.function
-        return None if self.constant else self.values
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "damping", by_update("damping", self.damping, above=0))
+        frequency = self.frequency(0) if callable(self.frequency) else self.frequency
+        integer("frequency", frequency)
+        for name, words in WORDS.items():
+            choice(name, getattr(self, name), words)
+        if self.split is not None:
+            integer("split", self.split)
+        number("factor_decay", self.factor_decay, at_least=0, below=1)
+        if self.kl_clip is not None:
+            number("kl_clip", self.kl_clip, above=0)
+        if not isinstance(self.trace_rule, TraceRule | None):
+            raise wrong("trace_rule", self.trace_rule, "a TraceRule or None")
+        if isinstance(self.skip, str) or not all(isinstance(name, str) for name in self.skip):
+            raise wrong("skip", self.skip, "a list of names or patterns of layers")
+        object.__setattr__(self, "skip", tuple(self.skip))
 
-    def check_length(self, updates: int) -> None:
-        """Raise ``InputError`` if an array has fewer than ``updates`` values."""
-        if self.function is None and not self.constant:
-            check_length(self.values, updates, "damping", "values")
+    def schedules(self) -> dict[str, Callable | np.ndarray]:
+        """Return, by name, the options that change from update to update."""
+        given = {"damping": self.damping, "frequency": self.frequency}
+        return {n: v for n, v in given.items() if callable(v) or isinstance(v, np.ndarray)}
 
-    def at(self, update: int) -> float:
-        """Return the damping of update 0, 1, ...; raise ``InputError`` past the end of an array."""
-        if self.function is not None:
-            return number("damping", self.function(update), above=0)
-        if self.constant:
-            return float(self.values[0])
-        self.check_length(update + 1)
-        return float(self.values[update])
+    def settings(self) -> dict[str, object]:
+        """Return the options as plain values that a resumed training must share."""
+        return asdict(self) | dict.fromkeys(self.schedules(), "a schedule")
 
 
-class Frequency:
-    """Updates from one refresh to the next.
+OPTION_NAMES = tuple(field.name for field in fields(ThorOptions))
+
+
+def thor_options(damping: object, options: Mapping[str, Any]) -> ThorOptions:
+    """Return ``ThorOptions``; refuse unknown names, with the nearest one, as ``InputError``."""
+    for name in options:
+        refuse_unknown("option", name, OPTION_NAMES)
+    return ThorOptions(damping, **options)  # type: ignore[arg-type]
+
+
+def by_update(name: str, value: Any, **bounds: float) -> ByUpdate:
+    """Return a number, an array with one per update (updates,), or the function given.
 
     Args:
-        name: name of the option, for messages.
-        frequency: integer >= 1, or function of the number of updates so far that returns one.
+        name: name of the argument, for messages.
+        value: number, array, Tensor, or function of the number of updates so far.
+        **bounds: of each number, as in ``labkit.base.arguments.number``.
 
     Raises:
-        InputError: if it is not such an integer.
+        InputError: if a number cannot be used, or an array has a different shape.
     """
+    if isinstance(value, Tensor):
+        value = value.asnumpy()
+    if callable(value):
+        return value
+    values = np.asarray(value, dtype=object)
+    if values.ndim > 1 or not values.size:
+        raise InputError(f"{name}: expected shape () or (updates,), got {values.shape}")
+    if not values.ndim:
+        return number(name, value.item() if isinstance(value, np.ndarray) else value, **bounds)
+    return np.array([number(f"{name}[{i}]", x, **bounds) for i, x in enumerate(values)])
 
-    def __init__(self, name: str, frequency: int | Callable[[int], int]) -> None:
-        self.name = name
-        self.function = frequency if callable(frequency) else None
-        self.constant = integer(name, frequency(0) if callable(frequency) else frequency)
 
-    def is_due(self, update: int, last: int) -> bool:
-        """Return whether ``update`` refreshes; ``last`` is the last that did, < 0 for none."""
-        every = integer(self.name, self.function(update)) if self.function else self.constant
-        return last < 0 or update - last >= every
+def value_at(name: str, value: ByUpdate, update: int, **bounds: float) -> float:
+    """Return the value at update 0, 1, ... of what ``by_update`` has returned.
+
+    Raises:
+        InputError: past the end of an array, or if a function's value cannot be used.
+    """
+    if isinstance(value, np.ndarray):
+        check_length(value, update + 1, name, "values")
+        return float(value[update])
+    if not callable(value):
+        return value
+    made: Any = value(update)
+    return number(f"{name} at update {update}", getattr(made, "item", lambda: made)(), **bounds)
+
+
+def is_due(frequency: int | Callable[[int], int], update: int, last: int) -> bool:
+    """Return whether ``update`` refreshes; ``last`` is the last that did, < 0 for none."""
+    every = integer("frequency", frequency(update)) if callable(frequency) else frequency
+    return last < 0 or update - last >= every
+
+
+def check_loss(loss_net: nn.Cell) -> None:
+    """Raise ``InputError`` unless ``loss_net`` says that its loss is a mean over rows.
+
+    With a mean over N rows, N dL/dy is the derivative of one row's loss. The same holds for a mean
+    over elements (nn.MSELoss): a row's loss is then the mean over its elements.
+    """
+    loss_net = as_loss_net(loss_net)
+    over = getattr(loss_net, "over", None)
+    weighted = getattr(loss_net, "class_weights", None) is not None
+    if over in ("rows", "labels", "elements") and not weighted:
+        return
+    name = f"a {type(loss_net).__name__}"
+    if hasattr(loss_net, "loss_name"):
+        name += f" of {loss_net.loss_name}" + (" with class weights" if weighted else "")
+    raise InputError(
+        "loss_net: expected the mean over the batch's rows of one loss a row, as that of "
+        f"LossNet(network, nn.CrossEntropyLoss()) or LossNet(network, own, per='rows'), got {name}"
+        "; loss='sample mean' says that yours is one"
+    )

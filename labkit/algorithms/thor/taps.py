@@ -18,7 +18,7 @@ All products are float32, whatever type the network computes in. The loss scale 
 not of G_sum: from 2^64 on, its square would exceed the range of float32.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import mindspore as ms
@@ -26,7 +26,6 @@ from mindspore import Parameter, Tensor, nn, ops
 
 from labkit.algorithms.thor.curvature import LayerCurvature
 from labkit.algorithms.thor.geometry import Blocks, Convolution, Dense, Place, geometry_of, padding
-from labkit.errors import InputError
 from labkit.nets.layers import exchange
 
 
@@ -146,8 +145,6 @@ class Tapped(nn.Cell):
     # Set before a graph is compiled. A graph that gathers no factors has no tap: the tap's results
     # would be compiled and then discarded, 0.5 s of the 1.7 s of a LeNet step.
     gathers = True
-    # Set while a forward pass is observed operator by operator: (call, x) -> the call's output.
-    watch: Callable[[Callable[[Tensor], Tensor], Tensor], Tensor] | None = None
 
     def __init__(self, layer: nn.Cell, tap: Tap, buffers: tuple[Parameter, ...]) -> None:
         super().__init__(auto_prefix=False)
@@ -161,11 +158,6 @@ class Tapped(nn.Cell):
         self.activates = bool(getattr(layer, "activation_flag", False))
         if self.activates:
             layer.activation_flag = False
-
-    def __call__(self, x: Tensor) -> Tensor:
-        if self.watch is None:
-            return super().__call__(x)
-        return self.watch(super().__call__, x)
 
     def unscale(self, scale: Parameter) -> None:
         """Make the tap divide by ``scale``, the Parameter that the loss is multiplied by."""
@@ -194,53 +186,21 @@ class Tapped(nn.Cell):
 
 def tap_layers(
     places: Sequence[Place], *, split: int | None, tap: type[Tap]
-) -> list[LayerCurvature]:
-    """Put a tap after each layer, in place; return the layers' curvatures.
+) -> tuple[list[LayerCurvature], list[Tapped]]:
+    """Put a tap after each layer, in place; return the layers' curvatures and the tapped layers.
 
     Args:
         places: places of the layers.
         split: largest block of a factor, or None.
         tap: class of the taps, whose formulas compute the factors.
     """
-    layers = []
+    layers, tapped = [], []
     for place in places:
         geometry = geometry_of(place.layer, homogeneous=place.bias is not None, split=split)
-        if geometry is None:
-            raise InputError(f"layer {place.name!r} can have no factors")
-        layers.append(LayerCurvature(place.name, geometry))
-    for place, layer in zip(places, layers, strict=True):
-        buffers = (layer.a_factor, layer.positions, layer.g_factor)
-        exchange(place.parent, place.key, Tapped(place.layer, tap(layer.geometry), buffers))
-    return layers
-
-
-def tapped_cells(places: Sequence[Place]) -> list[Tapped]:
-    """Return the cell with the tap at each place; raise ``InputError`` if one was removed."""
-    cells = []
-    for place in places:
-        _, _, cell = _tap_at(place)
-        if cell is None:
-            raise InputError(
-                f"the tap of layer {place.name!r} was taken away (release()); expected a new "
-                "ThorUpdate"
-            )
-        cells.append(cell)
-    return cells
-
-
-def release_layers(places: Sequence[Place]) -> None:
-    """Replace the tapped cells by the original layers."""
-    for place in places:
-        parent, key, tap = _tap_at(place)
-        if tap is not None:
-            exchange(parent, key, tap.release())
-
-
-def _tap_at(place: Place) -> tuple[nn.Cell, str, Tapped | None]:
-    """Return (parent, key, cell with the tap or None) of a place."""
-    parent, key = place.parent, place.key
-    cell = parent.name_cells()[key]
-    if not hasattr(cell, "taps_thor"):
-        # precision="O2" wraps a network, even one that is only a tapped layer.
-        parent, key, cell = cell, "_backbone", cell.name_cells().get("_backbone")
-    return parent, key, cell if hasattr(cell, "taps_thor") else None
+        assert geometry is not None  # ``find_layers`` has left out all others
+        layer = LayerCurvature(place.name, geometry)
+        cell = Tapped(place.layer, tap(geometry), (layer.a_factor, layer.positions, layer.g_factor))
+        exchange(place.parent, place.key, cell)
+        layers.append(layer)
+        tapped.append(cell)
+    return layers, tapped

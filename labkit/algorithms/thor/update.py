@@ -1,24 +1,33 @@
 """The update stage: gradients are multiplied by inverses, then passed to any optimizer."""
 
+import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import mindspore as ms
 import numpy as np
 from mindspore import ParameterTuple, Tensor, nn, ops
 
-from labkit.algorithms.thor.directions import Directions
-from labkit.algorithms.thor.geometry import find_layers
-from labkit.algorithms.thor.inverses import Inverses, LayerState
-from labkit.algorithms.thor.options import Options, check_loss, settled
-from labkit.algorithms.thor.rules import Damping, Frequency, TraceRule
-from labkit.algorithms.thor.stops import check_factors, check_loss_value
-from labkit.algorithms.thor.taps import Tap, release_layers, tap_layers, tapped_cells
+from labkit.algorithms.thor.geometry import Place, find_layers, refuse_layers
+from labkit.algorithms.thor.inverses import Inverses
+from labkit.algorithms.thor.rules import (
+    FREEZE,
+    REFRESH,
+    ByUpdate,
+    check_loss,
+    is_due,
+    thor_options,
+    value_at,
+)
+from labkit.algorithms.thor.taps import Tap, tap_layers
 from labkit.algorithms.thor.upstream_gpu import UpstreamTap
 from labkit.algorithms.words import THOR_ON_HOST
-from labkit.steps.state import integer_of, set_state, state, zeros_like
+from labkit.nets.layers import exchange
+from labkit.steps.gradients import GradientStage
+from labkit.steps.nonfinite import first_nonfinite
+from labkit.steps.schedules import check_length
+from labkit.steps.state import at, integer_of, rated, set_state, state, zeros_like
 from labkit.steps.update import Summary, UpdateStage
-
-DampingSchedule = float | Sequence[float] | np.ndarray | Callable[[int], float]
 
 
 class ThorUpdate(UpdateStage):
@@ -29,18 +38,7 @@ class ThorUpdate(UpdateStage):
         optimizer: any ``nn.Optimizer``; THOR's own is nn.Momentum.
         damping: number > 0, array with one per update (updates,), or function of the number of
             updates so far.
-        frequency: updates between refreshes of the inverses; see ``Options``, as for the others.
-        factor_frequency: likewise for the factors.
-        split: largest block of a factor, or None.
-        bias: ``homogeneous`` or ``plain``.
-        factor_decay: weight of the old factors in their running average.
-        damping_split: ``equal`` or ``pi``.
-        trace_rule: ``TraceRule``, or None.
-        kl_clip: limit of the update, measured by rate^2 <U, grad>, or None.
-        skip: layers that take the plain update.
-        formulas: ``thor`` or ``upstream_gpu``.
-        loss: ``known`` or ``sample mean``.
-        nan: ``stop`` or ``drop``.
+        **options: see ``ThorOptions``.
 
     Attributes:
         layers: the curvature of each preconditioned layer, ``LayerCurvature``.
@@ -48,9 +46,8 @@ class ThorUpdate(UpdateStage):
 
     Raises:
         InputError: for invalid options, a network with nothing to precondition, and, naming all of
-            them, layers whose weight is used other than by their calls: one tied to another Cell's
-            when the stage is built, one used elsewhere or without a call at the first batch, before
-            compilation.
+            them, layers whose weight another Cell uses too; at the first update, layers that were
+            not called.
         FloatingPointError: if factors or, with ``nan="stop"``, a loss are not finite, or no damping
             makes the factors invertible.
 
@@ -61,74 +58,38 @@ class ThorUpdate(UpdateStage):
     """
 
     def __init__(
-        self,
-        loss_net: nn.Cell,
-        optimizer: nn.Optimizer,
-        damping: DampingSchedule,
-        *,
-        frequency: int | Callable[[int], int] = Options.frequency,
-        factor_frequency: int | Callable[[int], int] | None = Options.factor_frequency,
-        split: int | None = Options.split,
-        bias: str = Options.bias,
-        factor_decay: float = Options.factor_decay,
-        damping_split: str = Options.damping_split,
-        trace_rule: TraceRule | None = None,
-        kl_clip: float | None = None,
-        skip: Sequence[nn.Cell | str] = (),
-        formulas: str = Options.formulas,
-        loss: str = Options.loss,
-        nan: str = Options.nan,
+        self, loss_net: nn.Cell, optimizer: nn.Optimizer, damping: ByUpdate, **options: Any
     ):
         super().__init__(optimizer)
-        self.options = options = Options(
-            frequency=frequency,
-            factor_frequency=factor_frequency,
-            split=split,
-            bias=bias,
-            factor_decay=factor_decay,
-            damping_split=damping_split,
-            trace_rule=trace_rule,
-            kl_clip=kl_clip,
-            skip=tuple(skip) if isinstance(skip, list) else skip,
-            formulas=formulas,
-            loss=loss,
-            nan=nan,
-        )
-        if loss == "known":
+        self.options = given = thor_options(damping, options)
+        if given.loss == "known":
             check_loss(loss_net)
-        self.schedule = Damping(damping)
-        self.frequency = Frequency("frequency", frequency)
-        self.factor_frequency = self.frequency
-        if factor_frequency is not None:
-            self.factor_frequency = Frequency("factor_frequency", factor_frequency)
-        self.factor_decay = float(factor_decay)
-        self._make_layers(loss_net)
-        self._make_state()
-        self.directions = Directions(self.layers, self.places, optimizer, kl_clip)
-        self.inverses = Inverses(list(self.layers), damping_split)
-        self.apply_pending = _ApplyPending(self)
-        self.decisions: dict[str, str] = {}
-        self.gathers = False
-        given = {"damping": damping} | vars(options)
-        self.settings = {name: settled(value) for name, value in given.items()}
-
-    def _make_layers(self, loss_net: nn.Cell) -> None:
-        options = self.options
-        upstream = options.formulas == "upstream_gpu"
-        bias, tap = ("plain", UpstreamTap) if upstream else (options.bias, Tap)
-        self.places = find_layers(loss_net, self.parameters, bias=bias, skip=options.skip)
-        layers = tap_layers(self.places, split=options.split, tap=tap)
-        self.tapped = tuple(tapped_cells(self.places))
+        self.settings = given.settings()
+        upstream = given.formulas == "upstream_gpu"
+        bias, tap = ("plain", UpstreamTap) if upstream else (given.bias, Tap)
+        self.places = find_layers(loss_net, self.parameters, bias=bias, skip=given.skip)
+        layers, self.tapped = tap_layers(self.places, split=given.split, tap=tap)
         self.layers = nn.CellList(layers, auto_prefix=False)
         means = [layer.a_factor for layer in layers] + [layer.positions for layer in layers]
         self.extras = tuple(means), tuple(layer.g_factor for layer in layers)
+        self._make_state()
+        self._set_directions(self.places)
+        self.inverses = Inverses(layers, given.damping_split)
+        self.factor_decay = float(given.factor_decay)
+        # float: a NumPy number would take over the division by a Tensor.
+        self.kl_clip = None if given.kl_clip is None else float(given.kl_clip)
+        self.apply_pending = _ApplyPending(self)
+        self.decisions: dict[str, str] = {}
+        self.gathers = False
 
     def _make_state(self) -> None:
         # pending: 1 between the graph that fills pending_gradients and the one that applies them.
         # measured: T, tr A (x) G, and whether they are finite, of each layer's last factors.
         # The rest changes only when the pending update is made. last_factors, last_refresh: the
-        # last updates, counted from 0, that refreshed factors and inverses; -1 for none. damping:
-        # that of the last refresh. traces, frozen, refreshes, retries: see ``LayerState``.
+        # last update, counted from 0, that refreshed factors and inverses; -1 for none. damping:
+        # that of the last refresh. traces: tr(F + damping I) at the last refresh of each layer, 0
+        # before the first. frozen: 1 for layers that are never refreshed again. refreshes, retries
+        # with more damping: how many each layer has had.
         count = len(self.layers)
         self.pending = state("thor.held", 0)
         self.pending_gradients = ParameterTuple(zeros_like(p, "held") for p in self.parameters)
@@ -140,15 +101,68 @@ class ThorUpdate(UpdateStage):
         self.frozen = state("thor.frozen", np.zeros(count, np.int32))
         self.refreshes = state("thor.refreshes", np.zeros(count, np.int32))
         self.retries = state("thor.retries", np.zeros(count, np.int32))
-        # Parameters that ``apply_pending`` assigns, in this order.
+        # Parameters that ``apply_pending`` assigns, in the order of ``refresh``.
         scalars = (self.last_factors, self.last_refresh, self.damping)
         tables = (self.traces, self.frozen, self.refreshes, self.retries)
         self.refreshed = ParameterTuple(scalars + tables)
+
+    def _set_directions(self, places: Sequence[Place]) -> None:
+        # sources: (index of the weight, index of the bias) of each layer; without a bias in the
+        # factors, the weight's index twice. made: number of directions that the layers return, two
+        # each. origins: where each parameter's direction stands among them, followed by all
+        # gradients; a parameter in no layer's factors takes its own gradient.
+        self.sources = tuple((p.weight, p.weight if p.bias is None else p.bias) for p in places)
+        self.made = 2 * len(places)
+        origins = [self.made + i for i in range(len(self.parameters))]
+        for number, place in enumerate(places):
+            origins[place.weight] = 2 * number
+            if place.bias is not None:
+                origins[place.bias] = 2 * number + 1
+        self.origins = tuple(origins)
+        self.rated = rated(self.optimizer)
+
+    def attach(self, step: nn.Cell) -> None:
+        super().attach(step)
+        if step.gradient.scaled:
+            for cell in self.tapped:
+                cell.unscale(step.gradient.loss_scale)
 
     # --- in compiled graphs --------------------------------------------------------------------
 
     def construct(self, gradients: tuple) -> object:
         return self.optimizer(self.directions(gradients))
+
+    def directions(self, gradients: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Return U for the layers' weights and biases, all other gradients unchanged."""
+        made: tuple = ()
+        for i in range(len(self.sources)):
+            weight, bias = self.sources[i]
+            made += self.layers[i](gradients[weight], gradients[bias])
+        directions = self.map(ops.partial(at, made + gradients), self.origins)
+        if self.kl_clip is not None:
+            directions = self._clipped(directions, gradients)
+        return directions
+
+    def _clipped(self, directions: tuple, gradients: tuple) -> tuple[Tensor, ...]:
+        """Limit rate^2 <U, grad> of all layers together (Ba, Grosse and Martens, 2017, section 5).
+
+        "Distributed second-order optimization using Kronecker-factored approximations", ICLR.
+        """
+        rates = self.rated.get_lr()
+        total = ops.cast(0.0, ms.float32)
+        for i in range(len(gradients)):
+            if self.origins[i] < self.made:
+                rate = rates[i] if self.rated.is_group_lr else rates
+                product = ops.cast(directions[i], ms.float32) * ops.cast(gradients[i], ms.float32)
+                total = total + ops.square(rate) * ops.reduce_sum(product.reshape(-1))
+        factor = ops.sqrt(self.kl_clip / ops.maximum(ops.abs(total), self.kl_clip))
+        clipped: tuple = ()
+        for i in range(len(gradients)):
+            if self.origins[i] < self.made:
+                clipped += (ops.cast(directions[i] * factor, directions[i].dtype),)
+            else:
+                clipped += (directions[i],)
+        return clipped
 
     def take(self, gradients: tuple, extras: tuple, summary: Summary) -> object:
         """Update; or, with ``extras``, average the factors and leave the update pending."""
@@ -178,49 +192,28 @@ class ThorUpdate(UpdateStage):
 
     # --- between graphs ------------------------------------------------------------------------
 
-    def schedules(self) -> dict[str, Callable | np.ndarray]:
-        given = {
-            "damping": self.schedule.by_update,
-            "frequency": self.frequency.function,
-            "factor_frequency": self.factor_frequency.function,
-        }
-        return {name: schedule for name, schedule in given.items() if schedule is not None}
-
-    def check_length(self, updates: int) -> None:
-        self.schedule.check_length(updates)
-
-    def host_work(self) -> str:
-        return THOR_ON_HOST
-
     def wants_extras(self, updates: int) -> bool:
         # Each value that is read costs a step of LeNet half a percent: read only what can matter.
         if self.options.trace_rule is not None and self.frozen.asnumpy().all():
             self.gathers = False
-        elif self.factor_frequency.is_due(updates, integer_of(self.last_factors)):
-            self.gathers = True
-        elif self.options.factor_frequency is None:  # both are due together
-            self.gathers = False
         else:
-            self.gathers = self.frequency.is_due(updates, integer_of(self.last_refresh))
+            last = integer_of(self.last_refresh)
+            self.gathers = is_due(self.options.frequency, updates, last)
         for cell in self.tapped:
             cell.gathers = self.gathers
         return self.gathers
 
     def before(self, step: nn.Cell, batch: tuple) -> None:
-        """Refuse layers used other than by their calls; checked for each new shape of a batch."""
-        if not self.gathers or not batch:
-            return
-        if integer_of(self.pending):
-            # Discard the pending update of an interrupted call.
+        """Discard the pending update of a call that was interrupted."""
+        if self.gathers and integer_of(self.pending):
             set_state(self.pending, 0)
 
     def between(self, step: nn.Cell, batch: tuple, loss: Tensor | None) -> None:
         """Make the pending update, if there is one; then check the micro-batch's loss."""
         if self.gathers and integer_of(self.pending):
-            values = self.refresh()
-            self.apply_pending(*values)
+            self.apply_pending(*self.refresh())
         if loss is not None and self.options.nan == "stop":
-            check_loss_value(step.gradient, loss, batch, self.record.updates, self.damping)
+            self._stop_at_nan(step.gradient, batch, loss)
 
     def refresh(self) -> list[Tensor]:
         """Recompute the inverses of the layers that are due; return the new ``refreshed``.
@@ -228,23 +221,74 @@ class ThorUpdate(UpdateStage):
         Only the inverses change here. The graph that updates assigns the rest, so that an
         interruption in between only leaves an update that was not made.
         """
-        update = integer_of(self.record.updates)
-        measured = self.measured.asnumpy()
-        check_factors(self.layers, measured, update)
-        values = [parameter.asnumpy().copy() for parameter in self.refreshed]
-        values[0] = np.int32(update)
-        if self.frequency.is_due(update, int(values[1])):
-            values[1] = np.int32(update)
-            values[2] = np.float32(self.schedule.at(update))
-            rule, layers = self.options.trace_rule, LayerState(*values[3:])
-            self.decisions = self.inverses.refresh(measured, float(values[2]), rule, layers)
-        return [Tensor(value) for value in values]
+        update, measured = integer_of(self.record.updates), self.measured.asnumpy()
+        self._check_factors(measured, update)
+        damping = np.float32(value_at("damping", self.options.damping, update))
+        _, _, _, *tables = (parameter.asnumpy().copy() for parameter in self.refreshed)
+        traces, frozen, refreshes, retries = tables
+        for i, layer in enumerate(self.layers):
+            trace = layer.trace(measured[i, 0], measured[i, 1], float(damping))
+            decision = self._decide(trace, float(traces[i]), bool(frozen[i]))
+            self.decisions[layer.layer_name] = decision
+            frozen[i] = decision == FREEZE
+            if decision == REFRESH:
+                traces[i] = trace
+                refreshes[i] += 1
+        due = [i for i, decision in enumerate(self.decisions.values()) if decision == REFRESH]
+        for i, more in self.inverses.make(due, float(damping)).items():
+            retries[i] += more
+        return [Tensor(value) for value in (np.int32(update), np.int32(update), damping, *tables)]
 
-    def attach(self, step: nn.Cell) -> None:
-        super().attach(step)
-        if step.gradient.scaled:
-            for cell in tapped_cells(self.places):
-                cell.unscale(step.gradient.loss_scale)
+    def _check_factors(self, measured: np.ndarray, update: int) -> None:
+        """Stop at factors that are not finite, and at layers that were not called."""
+        uncalled = {}
+        for layer, (positions, _, finite) in zip(self.layers, measured, strict=True):
+            if not finite:
+                raise FloatingPointError(
+                    f"the factors of layer {layer.layer_name!r} are not finite at update "
+                    f"{update + 1}; the averages and the weights are as before it"
+                )
+            if not positions > 0:
+                uncalled[layer.layer_name] = "was not called, though its weight may be used"
+        refuse_layers(uncalled)
+
+    def _decide(self, trace: float, last: float, frozen: bool) -> str:
+        if frozen:
+            return FREEZE
+        rule = self.options.trace_rule
+        return REFRESH if rule is None or last <= 0 else rule.decide(trace, last)
+
+    def _stop_at_nan(self, stage: GradientStage, batch: tuple, loss: Tensor) -> None:
+        """Raise ``FloatingPointError`` if a loss is not finite, naming the layer that caused it.
+
+        All ranks stop: a rank that continued would wait for the others forever.
+        """
+        finite = everywhere = math.isfinite(float(loss.asnumpy()))
+        if stage.all_reduce is not None:
+            everywhere = not stage.all_reduce(Tensor([not finite], ms.float32)).asnumpy().any()
+        if everywhere:
+            return
+        update = integer_of(self.record.updates) + 1
+        if finite:
+            raise FloatingPointError(
+                f"the loss is not finite on another rank at update {update}; what that rank "
+                "raises says where"
+            )
+        raise FloatingPointError(
+            f"the loss is {float(loss.asnumpy())} at update {update}: "
+            f"{first_nonfinite(stage.loss_net, batch)}. Smaller learning rate or more damping (now "
+            f"{float(self.damping.asnumpy()):.3g})?"
+        )
+
+    def host_work(self) -> str:
+        return THOR_ON_HOST
+
+    def schedules(self) -> dict[str, Callable | np.ndarray]:
+        return self.options.schedules()
+
+    def check_length(self, updates: int) -> None:
+        if isinstance(self.options.damping, np.ndarray):
+            check_length(self.options.damping, updates, "damping", "values")
 
     def memory_usage(self) -> list[dict]:
         """Return a row per layer: its name, factor shapes, and bytes of factors and inverses."""
@@ -252,7 +296,8 @@ class ThorUpdate(UpdateStage):
 
     def release(self) -> None:
         """Restore the network's own layers, without taps."""
-        release_layers(self.places)
+        for place, cell in zip(self.places, self.tapped, strict=True):
+            exchange(place.parent, place.key, cell.release())
 
 
 class _ApplyPending(nn.Cell):

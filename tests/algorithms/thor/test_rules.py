@@ -1,4 +1,4 @@
-"""Trace rule, Levenberg-Marquardt, damping and frequency: against the references, by properties."""
+"""Trace rule, damping, frequency, and the losses that are a mean over rows."""
 
 import math
 
@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mindspore import Tensor
+from mindspore import Tensor, mint, nn
 
 from labkit import reference
-from labkit.algorithms.thor.rules import Damping, Frequency, TraceRule
+from labkit.algorithms.thor.rules import TraceRule, by_update, check_loss, is_due, value_at
 from labkit.errors import InputError
+from labkit.steps.losses import CrossEntropySmooth, LossNet
+from tests.support.step_cells import linear
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -52,30 +54,33 @@ class TestTraceRule:
 class TestDamping:
     @pytest.mark.parametrize("value", [3, np.float32(0.5), np.int64(2), Tensor(0.25, ms.float32)])
     def test_a_number_is_the_same_at_every_update(self, value):
-        assert Damping(value).at(0) == Damping(value).at(10**6) == float(value)
+        damping = by_update("damping", value, above=0)
+        assert value_at("damping", damping, 0) == value_at("damping", damping, 9) == float(value)
 
     @pytest.mark.parametrize("kind", [list, tuple, np.array, lambda x: Tensor(x, ms.float32)])
     def test_an_array_is_by_update(self, kind):
-        damping = Damping(kind([0.5, 0.25, 0.125]))
-        assert [damping.at(update) for update in range(3)] == [0.5, 0.25, 0.125]
+        damping = by_update("damping", kind([0.5, 0.25, 0.125]), above=0)
+        values = [value_at("damping", damping, update) for update in range(3)]
+        assert values == [0.5, 0.25, 0.125]
         with pytest.raises(InputError, match="damping has 3 values for 4 updates"):
-            damping.at(3)
+            value_at("damping", damping, 3)
 
-    def test_a_function_is_of_the_updates_number(self):
-        damping = Damping(lambda update: 1.0 + update if update < 3 else 0)
-        assert damping.at(2) == 3.0
-        with pytest.raises(InputError, match="damping: expected a finite number > 0, got 0"):
-            damping.at(3)
+    @pytest.mark.parametrize("kind", [float, np.float32, Tensor])
+    def test_a_function_is_of_the_updates_number(self, kind):
+        damping = by_update("damping", lambda update: kind(3.0 - update), above=0)
+        assert value_at("damping", damping, 1, above=0) == 2.0
+        with pytest.raises(InputError, match="damping at update 3: expected a finite number > 0"):
+            value_at("damping", damping, 3, above=0)
 
 
 class TestFrequency:
     @given(st.lists(st.integers(1, 9), min_size=1, max_size=60), st.booleans())
     def test_due_once_so_many_updates_have_passed(self, values, constant):
         every = [values[0]] * len(values) if constant else values
-        frequency = Frequency("frequency", values[0] if constant else lambda update: every[update])
+        frequency = values[0] if constant else lambda update: every[update]
         last, due = -1, []
         for update in range(len(values)):
-            if frequency.is_due(update, last):
+            if is_due(frequency, update, last):
                 due.append(update)
                 last = update
         assert due[0] == 0
@@ -85,30 +90,38 @@ class TestFrequency:
 
     def test_an_update_that_was_left_out_is_made_up_for(self):
         """If the update that was due is dropped, the next one is due, not the next multiple."""
-        frequency = Frequency("frequency", 10)
-        assert frequency.is_due(11, 0) and not frequency.is_due(20, 11)
-        assert frequency.is_due(21, 11) and frequency.is_due(0, -1)
-
-    def test_a_function_that_returns_no_frequency(self):
-        with pytest.raises(InputError, match="factor_frequency: expected an integer >= 1, got 0"):
-            Frequency("factor_frequency", lambda update: 0)
-        frequency = Frequency("frequency", lambda update: 5 - update)
-        with pytest.raises(InputError, match="^frequency: expected an integer >= 1, got 0"):
-            frequency.is_due(5, 0)
+        assert is_due(10, 11, 0) and not is_due(10, 20, 11)
+        assert is_due(10, 21, 11) and is_due(10, 0, -1)
 
 
-@pytest.mark.parametrize(
-    "make, message",
-    [
-        (lambda: TraceRule(refresh=math.inf), "refresh: expected a finite number >= 0, got inf"),
-        (lambda: TraceRule(0.001, 0.01), "freeze: expected .* >= 0 and <= 0.001, got 0.01"),
-        (lambda: Damping(0), "damping: expected a finite number > 0, got 0"),
-        (lambda: Damping([0.1, math.nan]), "damping: expected a finite number > 0, got nan"),
-        (lambda: Damping([]), r"damping: expected shape \(\) or \(updates,\), got \(0,\)"),
-        (lambda: Damping([[0.1, 0.2]]), r"damping: expected shape .*, got \(1, 2\)"),
-        (lambda: Frequency("frequency", 0), "frequency: expected an integer >= 1, got 0"),
-    ],
-)
-def test_refused(make, message):
-    with pytest.raises(InputError, match=message):
-        make()
+MEANS = {
+    nn.SoftmaxCrossEntropyWithLogits: dict(sparse=True, reduction="mean"),
+    nn.CrossEntropyLoss: {},
+    CrossEntropySmooth: dict(num_classes=2),
+    nn.NLLLoss: {},
+    nn.BCELoss: dict(reduction="mean"),
+    nn.BCEWithLogitsLoss: {},
+    nn.MSELoss: {},
+    nn.L1Loss: {},
+    mint.nn.CrossEntropyLoss: {},
+}
+OF_ELEMENTS = (nn.BCELoss, nn.BCEWithLogitsLoss, nn.MSELoss, nn.L1Loss)
+
+
+class TestLosses:
+    @pytest.mark.parametrize("kind", MEANS, ids=lambda kind: f"{kind.__module__}.{kind.__name__}")
+    def test_each_is_the_mean_over_rows_of_one_loss_a_row(self, kind):
+        """The loss of six rows is the mean of the losses of the single rows."""
+        loss, random = kind(**MEANS[kind]), np.random.default_rng(0)
+        outputs, targets = random.uniform(0.1, 0.9, size=(2, 6, 2)).astype(np.float32)
+        if kind not in OF_ELEMENTS:
+            targets = np.array([0, 1, 1, 0, 1, 0], np.int32)
+        together = float(loss(Tensor(outputs), Tensor(targets)).asnumpy())
+        rows = [slice(i, i + 1) for i in range(6)]
+        alone = [float(loss(Tensor(outputs[r]), Tensor(targets[r])).asnumpy()) for r in rows]
+        assert together == pytest.approx(np.mean(alone), rel=1e-5) and np.std(alone) > 1e-3
+        check_loss(LossNet(linear(), loss))
+        check_loss(nn.WithLossCell(linear(), loss))
+
+    def test_one_of_your_own_says_that_it_is(self):
+        check_loss(LossNet(linear(), lambda y, t: ((y - t) ** 2).mean(), per="rows"))

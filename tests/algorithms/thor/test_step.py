@@ -13,7 +13,6 @@ from labkit.steps.losses import LossNet
 from labkit.steps.plain import PlainStep
 from labkit.steps.precision import DynamicLossScale
 from labkit.steps.state import set_state
-from labkit.training.evaluation import evaluate
 from tests.support.compiled import compiled_operators
 from tests.support.step_cells import (
     Once,
@@ -23,7 +22,6 @@ from tests.support.step_cells import (
     rows,
     snapshot,
     tensors,
-    unchanged,
 )
 from tests.support.thor_cells import (
     DAMPING,
@@ -39,48 +37,6 @@ from tests.support.thor_cells import (
 from tests.support.tolerances import TOLERANCE
 
 pytestmark = pytest.mark.usefixtures("runtime")
-
-
-def _classes():
-    """Return a dataset of rows with labels."""
-    inputs, targets = rows(8, 99)
-    labels = (targets[:, 0] > 0).astype(np.int32)
-    return ms.dataset.NumpySlicesDataset((inputs, labels), ["x", "y"], shuffle=False).batch(4)
-
-
-class TestWithTheLoops:
-    """What a training loop does besides the step leaves no trace in its state."""
-
-    def test_evaluation_between_the_updates(self, once):
-        """A training with evaluations ends as one without them, to the bit."""
-        ends = []
-        for evaluated in (False, True):
-            # A new step: its graph between refreshes is compiled after the first evaluation.
-            network, step = thor_step(Once() if evaluated else once, frequency=3)
-            for update in range(5):
-                call(step, update)
-                if evaluated:
-                    with unchanged(step):
-                        metrics = evaluate(network, nn.CrossEntropyLoss(), _classes())
-                    assert np.isfinite(metrics["loss"])
-                    assert network.training
-            ends.append(snapshot(step))
-        assert_bit_equal(*ends)
-
-    def test_a_step_is_what_plain_step_with_the_update_stage_is(self, eager):
-        states = []
-        for spelt in (False, True):
-            network, loss_net = mlp()
-            sgd = optimizer(network)
-            if spelt:
-                update = ThorUpdate(loss_net, sgd, DAMPING, frequency=2)
-                step = PlainStep(loss_net, sgd, update=update, clip_norm=0.5)
-            else:
-                step = ThorStep(loss_net, sgd, DAMPING, frequency=2, clip_norm=0.5)
-            for update in range(3):
-                call(step, update)
-            states.append(snapshot(step))
-        assert_bit_equal(*states)
 
 
 NAN = np.float32(np.nan)

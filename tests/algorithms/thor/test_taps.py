@@ -46,35 +46,25 @@ class OwnDense(nn.Dense):
         return ops.matmul(x, self.weight.T) + self.bias
 
 
-def conv(*arguments, size=(6, 7), **options):
-    return lambda: nn.Conv2d(*arguments, **options), size
-
-
-# name -> (layer, height and width of its input); ``test_any_convolution`` tests further factors.
-CONVOLUTIONS = {
-    "same, stride": conv(3, 4, (3, 4), (2, 3), pad_mode="same", has_bias=True),
-    "everything": conv(
-        *(4, 6, (3, 2), (2, 1)),
-        pad_mode="pad",
-        padding=(1, 0, 2, 1),
-        dilation=(1, 2),
-        group=2,
-        has_bias=True,
+# name -> (layer, shape of its input); the tests of any convolution and any dense layer try more.
+# The padding of "depthwise" differs between the two sides of the columns, not of the rows.
+LAYERS = {
+    "convolution": (
+        lambda: nn.Conv2d(
+            *(4, 6, (3, 2), (2, 1), "pad", (1, 0, 2, 1)), dilation=(1, 2), group=2, has_bias=True
+        ),
+        (5, 4, 6, 7),
     ),
-    # Its padding differs between the two sides of the columns, not of the rows.
-    "depthwise": conv(4, 4, (3, 4), pad_mode="same", group=4, has_bias=True),
-    "one position": conv(3, 4, (6, 7), pad_mode="valid", has_bias=True),
-    "subclass": (lambda: OwnConv(3, 4, 3, pad_mode="valid", has_bias=True), (6, 7)),
-    "padded, by nn.Conv2d": (lambda: PaddedConv2d(3, 4, 3, 2), (6, 7)),
-    "padded, by one product": (lambda: PaddedConv2d(3, 4, 3, 2), (4, 4)),
-}
-
-# name -> (layer, shape of its input); ``test_any_dense_layer_and_every_remainder`` tests more.
-DENSE = {
-    "sequence": (lambda: nn.Dense(5, 4), (6, 3, 5)),
-    "four axes": (lambda: nn.Dense(5, 4, has_bias=False), (6, 3, 2, 5)),
+    "depthwise": (
+        lambda: nn.Conv2d(4, 4, (3, 4), pad_mode="same", group=4, has_bias=True),
+        (5, 4, 6, 7),
+    ),
+    "subclass": (lambda: OwnConv(3, 4, 3, pad_mode="valid", has_bias=True), (5, 3, 6, 7)),
+    "padded, by nn.Conv2d": (lambda: PaddedConv2d(3, 4, 3, 2), (5, 3, 6, 7)),
+    "padded, by one product": (lambda: PaddedConv2d(3, 4, 3, 2), (5, 3, 4, 4)),
+    "dense, four axes": (lambda: nn.Dense(5, 4, has_bias=False), (6, 3, 2, 5)),
     "linear": (lambda: mint.nn.Linear(5, 4), (6, 5)),
-    "subclass": (lambda: OwnDense(5, 4), (6, 5)),
+    "dense, subclass": (lambda: OwnDense(5, 4), (6, 5)),
 }
 
 
@@ -104,20 +94,6 @@ def twin(layer, x, derivatives, homogeneous):
     return reference.kronecker_factors(x, derivatives, homogeneous=homogeneous), 1
 
 
-def check(network, layer, x, *, split=128, bias="homogeneous", **options):
-    """Check an update of ``network``, whose one layer is ``layer``; return (the update, dL/dy)."""
-    fill(network)
-    with pynative():
-        shape = network(Tensor(x)).shape
-    c = normal(shape, 1)
-    result = updated(network, x, c, split=split, bias=bias, **options)
-    homogeneous = bias == "homogeneous" and layer.has_bias
-    factors, groups = twin(layer, x, c.astype(np.float64) / len(x), homogeneous)
-    assert_factors(result.layer(), *factors, split)
-    _check_moved(result, layer, factors, groups, homogeneous, split)
-    return result, c / np.float64(len(x))
-
-
 def _check_moved(result, layer, factors, groups, homogeneous, split):
     gradients = {n: g.astype(np.float64) for n, g in result.gradients.items()}
     weight, own = layer.weight.name, getattr(layer, "bias", None)
@@ -134,39 +110,30 @@ def _check_moved(result, layer, factors, groups, homogeneous, split):
 
 
 @pytest.mark.parametrize("split, bias", [(128, "plain"), (5, "homogeneous")])
-@pytest.mark.parametrize("name", CONVOLUTIONS)
-def test_convolution(name, split, bias):
+@pytest.mark.parametrize("name", LAYERS)
+def test_an_update_is_the_references(name, split, bias):
     """Factors are the reference's, and so is the update, given the same gradient.
 
     The tap's own patches give that gradient: the sum over rows and positions of d p^T.
     """
-    make, size = CONVOLUTIONS[name]
-    layer = make()
-    x = normal((5, layer.in_channels, *size))
-    result, slopes = check(nn.SequentialCell(layer), layer, x, split=split, bias=bias)
-    tap = Tap(geometry_of(layer, homogeneous=False, split=None))
+    layer, x = LAYERS[name][0](), normal(LAYERS[name][1])
+    network = fill(nn.SequentialCell(layer))
     with pynative():
-        patches = tap.patches(Tensor(x)).asnumpy().astype(np.float64)
-    patches = patches.reshape(5, layer.group, -1, patches.shape[2])
-    slopes = slopes.reshape(5, layer.group, -1, patches.shape[3])
-    expected = np.einsum("ngot,ngpt->gop", slopes, patches).reshape(layer.weight.shape)
-    assert off(result.gradients[layer.weight.name], expected) <= FACTOR
-
-
-@pytest.mark.parametrize("split, bias", [(128, "homogeneous"), (2, "plain")])
-@pytest.mark.parametrize("name", DENSE)
-def test_dense(name, split, bias):
-    make, shape = DENSE[name]
-    layer = make()
-    check(nn.SequentialCell(layer), layer, normal(shape), split=split, bias=bias)
-
-
-@pytest.mark.parametrize("name", ["same, stride", "everything"])
-def test_compiled_it_is_the_same(name):
-    make, size = CONVOLUTIONS[name]
-    layer = make()
-    x = normal((5, layer.in_channels, *size))
-    check(nn.SequentialCell(layer), layer, x, split=8, compiled=True)
+        c = normal(network(Tensor(x)).shape, 1)
+    slopes = c.astype(np.float64) / len(x)
+    result = updated(network, x, c, split=split, bias=bias)
+    homogeneous = bias == "homogeneous" and layer.has_bias
+    factors, groups = twin(layer, x, slopes, homogeneous)
+    assert_factors(result.layer(), *factors, split)
+    _check_moved(result, layer, factors, groups, homogeneous, split)
+    if isinstance(layer, nn.Conv2d):
+        tap = Tap(geometry_of(layer, homogeneous=False, split=None))
+        with pynative():
+            patches = tap.patches(Tensor(x)).asnumpy().astype(np.float64)
+        patches = patches.reshape(5, groups, -1, patches.shape[2])
+        slopes = slopes.reshape(5, groups, -1, patches.shape[3])
+        expected = np.einsum("ngot,ngpt->gop", slopes, patches).reshape(layer.weight.shape)
+        assert off(result.gradients[layer.weight.name], expected) <= FACTOR
 
 
 def sums(tap, x, dout):
@@ -254,17 +221,6 @@ def test_any_dense_layer_and_every_remainder(rows, middle, inputs, outputs, bias
     for made, factor in ((a_sum, a_factor), (g_sum, g_factor)):
         factor = expected * reference.block_diagonal(factor, split)
         assert off(whole(made, factor.shape[-1]), factor) <= FACTOR
-
-
-def test_blocks_larger_than_the_map_are_the_same():
-    """27 inputs on 2x2 positions: one product over all images; on larger maps, one per image."""
-    layer = nn.Conv2d(3, 30, 3, pad_mode="same")
-    x, dout = normal((6, 3, 2, 2)), normal((6, 30, 2, 2), 1)
-    tap = Tap(geometry_of(layer, homogeneous=False, split=None))
-    a_sum, _, g_sum = sums(tap, x, dout)
-    (a_factor, g_factor, positions), _ = twin(layer, x, dout, False)
-    assert off(whole(a_sum, 27), positions * a_factor) <= FACTOR
-    assert off(whole(g_sum, 30), positions * g_factor) <= FACTOR
 
 
 HALF = {
@@ -472,36 +428,14 @@ class TestConversion:
             update.release()
             np.testing.assert_array_equal(network(x).asnumpy(), outputs)
 
-    @pytest.mark.parametrize("precision", ["O0", "O2"])
-    @pytest.mark.parametrize("name", [*NETWORKS, "one layer"])
-    def test_release_gives_the_layers_back(self, name, precision):
-        """It does so too in a network that O2 has wrapped, and in one that is a single layer."""
-        network = NETWORKS[name][0]() if name in NETWORKS else nn.Dense(5, 4, activation="relu")
-        loss_net = LossNet(network, nn.MSELoss())
-
-        def cells():
-            # A wrapper of O2 is skipped: the Cell that it holds comes after it.
-            every = loss_net.cells_and_names()
-            return {path.replace("._backbone", ""): cell for path, cell in every}
-
-        before, names = cells(), [p.name for p in loss_net.get_parameters()]
-        sequences = {
-            path: list(cell.cell_list)
-            for path, cell in before.items()
-            if isinstance(cell, nn.SequentialCell)
-        }
-        flags = {p: getattr(cell, "activation_flag", None) for p, cell in before.items()}
-        update = ThorStep(loss_net, momentum(network), 0.1, precision=precision).update
-        assert cells() != before
-        for _ in range(2):  # the second time it changes nothing
-            update.release()
-            after = cells()
-            assert list(after) == list(before)
-            assert all(after[path] is cell for path, cell in before.items())
-            assert {p: getattr(c, "activation_flag", None) for p, c in after.items()} == flags
-            assert [p.name for p in loss_net.get_parameters()] == names
-            for path, cells_of in sequences.items():
-                assert all(a is b for a, b in zip(after[path].cell_list, cells_of, strict=True))
+    def test_release_gives_the_layers_back(self):
+        network = nn.SequentialCell(nn.Dense(5, 4, activation="relu"), nn.Dense(4, 3))
+        layers = list(network)
+        update = convert(network)
+        assert all(a is not b for a, b in zip(network, layers, strict=True))
+        update.release()
+        assert all(a is b for a, b in zip(network, layers, strict=True))
+        assert layers[0].activation_flag and len(convert(network).layers) == 2
 
     def test_a_checkpoint_of_the_step_loads_into_the_bare_network(self, tmp_path):
         """The network's Parameters keep their names; those of the taps belong to the step."""
@@ -521,13 +455,3 @@ class TestConversion:
         loaded = ms.load_checkpoint(str(tmp_path / "bare.ckpt"))
         assert ms.load_param_into_net(network, loaded) == ([], [])
         assert_bit_equal(snapshot(network), snapshot(bare))
-
-    def test_a_tap_has_its_layers_attributes(self):
-        network = LeNet5(conv_bias=True)
-        plain = network.conv1
-        convert(network)
-        assert isinstance(network.conv1, Tapped)
-        for name in ("weight", "bias", "kernel_size", "in_channels", "pad_mode", "has_bias"):
-            assert getattr(network.conv1, name) is getattr(plain, name), name
-        with pytest.raises(AttributeError, match="kernal_size"):
-            network.conv1.kernal_size  # noqa: B018

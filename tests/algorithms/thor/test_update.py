@@ -53,7 +53,7 @@ class TestAgainstTheTwin:
     CASES = {
         "every update": {"frequency": 1},
         "every third": {"frequency": 3},
-        "factors more often": {"frequency": 4, "factor_frequency": 2, "factor_decay": 0.5},
+        "running average": {"frequency": 2, "factor_decay": 0.5},
         "split, pi": {"frequency": 2, "split": 2, "damping_split": "pi"},
         "plain bias": {"frequency": 2, "bias": "plain"},
         "clipped": {"frequency": 2, "kl_clip": 1e-5},
@@ -63,7 +63,7 @@ class TestAgainstTheTwin:
 
     @pytest.mark.parametrize("case", CASES)
     def test_parameters_and_losses(self, case, once, request):
-        if case in ("split, pi", "plain bias", "factors more often"):
+        if case in ("split, pi", "plain bias", "running average"):
             request.getfixturevalue("eager")
         options = {"damping": DAMPING} | self.CASES[case]
         network, step = thor_step(once, **options)
@@ -118,59 +118,25 @@ def _rows64(seed, count=8):
 
 
 class TestWhenItRefreshes:
-    def history(self, once, updates, **options):
-        """Train; return (updates whose factors were gathered, updates whose inverses were made)."""
-        _, step = thor_step(once, **options)
+    @pytest.mark.parametrize(
+        "frequency, expected",
+        [
+            (1, [*range(7)]),
+            (3, [0, 3, 6]),
+            (lambda update: 1 if update < 3 else 3, [0, 1, 2, 5]),
+        ],
+    )
+    def test_factors_and_inverses_stay_the_same_in_between(self, frequency, expected, once):
+        """To the bit; the taps are in the graph of a refreshing update alone."""
+        _, step = thor_step(once, frequency=frequency)
         gathered, made = [], []
-        for update in range(updates):
+        for update in range(7):
             before = factors(step.update), inverses(step.update)
             call(step, update)
-            after = factors(step.update), inverses(step.update)
-            gathered += [update] if not same(before[0], after[0]) else []
-            made += [update] if not same(before[1], after[1]) else []
-        return gathered, made
-
-    CASES = {
-        "1": ({"frequency": 1}, [*range(7)], [*range(7)]),
-        "3": ({"frequency": 3}, [0, 3, 6], [0, 3, 6]),
-        "4, factors every 2": ({"frequency": 4, "factor_frequency": 2}, [0, 2, 4, 6], [0, 4]),
-        # A refresh gathers factors too, and the next gathering is counted from it.
-        "4, factors every 3": ({"frequency": 4, "factor_frequency": 3}, [0, 3, 4], [0, 4]),
-        "2, factors every 5": ({"frequency": 2, "factor_frequency": 5}, [0, 2, 4, 6], [0, 2, 4, 6]),
-        "1, and 3 from update 3 on": (
-            {"frequency": lambda update: 1 if update < 3 else 3},
-            [0, 1, 2, 5],
-            [0, 1, 2, 5],
-        ),
-        "factors by a function": (
-            {"frequency": 5, "factor_frequency": lambda update: 4 - min(update, 3)},
-            [0, 2, 3, 4, 5, 6],
-            [0, 5],
-        ),
-    }
-
-    @pytest.mark.parametrize("case", ["3", "4, factors every 3", "1, and 3 from update 3 on"])
-    def test_in_the_state(self, case, once):
-        """Factors and inverses stay the same between refreshes, to the bit."""
-        options, gathered, made = self.CASES[case]
-        assert self.history(once, 7, **options) == (gathered, made)
-
-    @pytest.mark.parametrize("case", CASES)
-    def test_by_the_rule(self, case):
-        """The same without training: the rule is asked at every update, and the taps follow it."""
-        options, gathered, made = self.CASES[case]
-        network, loss_net = mlp()
-        update = ThorUpdate(loss_net, optimizer(network), DAMPING, **options)
-        wanted, due = [], []
-        for number in range(7):
-            set_state(update.last_factors, wanted[-1] if wanted else -1)
-            set_state(update.last_refresh, due[-1] if due else -1)
-            if update.wants_extras(number):
-                wanted.append(number)
-                if update.frequency.is_due(number, due[-1] if due else -1):
-                    due.append(number)
-            assert {cell.gathers for cell in update.tapped} == {number in wanted}
-        assert (wanted, due) == (gathered, made)
+            gathered += [update] if not same(before[0], factors(step.update)) else []
+            made += [update] if not same(before[1], inverses(step.update)) else []
+            assert {cell.gathers for cell in step.update.tapped} == {update in expected}
+        assert gathered == made == expected
 
     def test_a_dropped_batch_does_not_count(self, once):
         _, step = thor_step(once, frequency=2, nan="drop")
@@ -334,27 +300,6 @@ def test_a_group_refreshes_once_and_at_its_end(accumulated):
     assert step.update.refreshes.asnumpy().tolist() == [2, 2]
 
 
-@pytest.mark.parametrize("tail", ["flush", "drop", "carry"])
-def test_the_tail_of_an_epoch(tail, accumulated, whole):
-    """The epoch ends after two of the three micro-batches of a refreshing group."""
-    parts = [rows(4, seed) for seed in range(8)]
-    network, step = accumulated(3, frequency=1, tail=tail)
-    for arrays in parts[:2]:
-        step(*split(arrays, [4])[0])
-    step.end_epoch()
-    assert step.last_update.number == (tail == "flush")
-    for arrays in parts[2:5]:
-        step(*split(arrays, [4])[0])
-    expected = {
-        "flush": [joined(*parts[:2]), joined(*parts[2:5])],
-        "drop": [joined(*parts[2:5])],
-        "carry": [joined(*parts[:5])],
-    }
-    assert_same_training((network, step), whole(expected[tail], frequency=1))
-    step.end_epoch()  # nothing is held
-    assert step.last_update.number == len(expected[tail])
-
-
 def test_dropped_micro_batches(accumulated, whole):
     """A micro-batch that is not finite adds nothing to the factors and nothing to their weights."""
     parts = [rows(4, seed) for seed in range(4)]
@@ -367,16 +312,3 @@ def test_dropped_micro_batches(accumulated, whole):
     assert int(step.dropped.asnumpy()) == 5
     expected = [joined(*parts[:2]), joined(*parts[2:])]
     assert_same_training((network, step), whole(expected, frequency=1))
-
-
-def test_dropped_groups(accumulated, whole):
-    """drop_group discards the sums of the factors as well; the next group starts from nothing."""
-    parts = [rows(4, seed) for seed in range(4)]
-    broken = (parts[0][0] * np.float32(np.nan), parts[0][1])
-    network, step = accumulated(2, frequency=1, nonfinite="drop_group")
-    with unchanged(step.update):
-        for arrays in (parts[0], broken):
-            step(*split(arrays, [4])[0])
-    for arrays in parts[2:]:
-        step(*split(arrays, [4])[0])
-    assert_same_training((network, step), whole([joined(*parts[2:])], frequency=1))

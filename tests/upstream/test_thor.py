@@ -1,7 +1,7 @@
-"""``ConvertModelUtils``: a Model that trains with THOR and evaluates, or an early refusal."""
+"""``thor`` and ``ConvertModelUtils``: an optimizer and a Model that trains with THOR."""
 
-import dataclasses
 import inspect
+import math
 import warnings
 
 import mindspore as ms
@@ -17,13 +17,21 @@ from mindspore.train import (
     TimeMonitor,
 )
 
-from labkit import ConvertModelUtils, CrossEntropySmooth, DynamicLossScale, LossNet, thor
-from labkit.algorithms.thor import ThorStep
-from labkit.algorithms.thor.options import Options
+from labkit import ConvertModelUtils, CrossEntropySmooth, LossNet, PlainStep, thor
+from labkit.algorithms.thor import ThorOptions, ThorStep, TraceRule
 from labkit.errors import InputError
 from labkit.nets.lenet import LeNet5
+from labkit.nets.resnet import resnet50
 from labkit.nets.small import NormNet
-from tests.support.step_cells import assert_bit_equal, assert_close, digits, snapshot
+from tests.support.step_cells import (
+    assert_bit_equal,
+    assert_close,
+    digits,
+    linear,
+    rows,
+    snapshot,
+    tensors,
+)
 from tests.support.tolerances import TOLERANCE
 from tests.support.trainings import dataset, loss_fn, network
 
@@ -67,11 +75,19 @@ def _with_step(norm=False, **options):
 
 
 def test_the_arguments_are_mindspores():
-    def arguments(cls):
-        own = inspect.signature(cls.convert_to_thor_model).parameters.values()
+    def arguments(function):
+        own = inspect.signature(function).parameters.values()
         return [(each.name, each.default) for each in own]
 
-    assert arguments(ConvertModelUtils) == arguments(ms.train.ConvertModelUtils)
+    theirs = arguments(ms.train.ConvertModelUtils.convert_to_thor_model)
+    assert arguments(ConvertModelUtils.convert_to_thor_model) == theirs
+    ours, theirs = arguments(thor), arguments(nn.thor)
+    assert [name for name, _ in ours] == [*(name for name, _ in theirs), "options"]
+    for (name, mine), (_, its) in zip(ours, theirs, strict=False):
+        if name == "decay_filter":
+            assert mine(linear().bias) is its(linear().bias) is True
+        else:
+            assert mine == its, name
 
 
 @pytest.fixture(scope="module")
@@ -160,14 +176,6 @@ class TestTutorial:
         np.testing.assert_array_equal(model.predict(Tensor(images)).asnumpy(), logits)
         assert net.phase == phase  # otherwise a later call would take the prediction's graph
 
-    def test_a_longer_training_is_refused_with_numbers(self, tutorial):
-        """8 updates have used the 8 rates: in MindSpore the next would stop in Gather."""
-        before = snapshot(tutorial[1])
-        message = "learning_rate has 8 values for 12 updates; expected at least as many"
-        with pytest.raises(InputError, match=message):
-            tutorial[0].train(1, batches())
-        assert_bit_equal(snapshot(tutorial[1]), before)
-
 
 def test_it_trains_as_the_step_with_momentum_does():
     """It does so in two calls, with as many rates as updates."""
@@ -223,13 +231,6 @@ class TestEvaluationDuringTraining:
         assert set(during.results[0]) == {"acc", "loss", "eval_loss"}
         assert_bit_equal(snapshot(net), without)
 
-    def test_between_steps(self, without, reused):
-        model, net = reused(norm=True, metrics={"acc", "loss"})
-        during = During(lambda: model.eval(dataset(drop=False)), every=5)
-        model.train(EPOCHS, dataset(), callbacks=during)
-        assert len(during.results) == 4 and set(during.results[0]) == {"acc", "loss"}
-        assert_bit_equal(snapshot(net), without)
-
 
 def test_prediction_between_steps_changes_nothing(without):
     """BatchNorm is in evaluation mode for each prediction, in training mode for the next step.
@@ -264,67 +265,50 @@ def test_rates_and_dampings_follow_the_update(kind):
     np.testing.assert_allclose(during.results, expected, rtol=1e-6)
 
 
+SINK = "dataset_sink_mode: expected False, got True: THOR has a graph"
+
+
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("given", "epochs", "options", "message"),
     [
-        (dict(learning_rate=[0.1] * 21), "learning_rate has 21 values for 22 updates"),
-        (dict(damping=[0.3] * 4), "damping has 4 values for 22 updates"),
+        (dict(learning_rate=[0.1] * 21), 2, {}, "the learning rate has 21 values for 22 updates"),
+        (dict(damping=[0.3] * 4), 1, {}, "damping has 4 values for 11 updates"),
+        (dict(formulas="upstream_gpu"), 1, {}, "in batches of 4; expected the same where upstream"),
+        ({}, 1, dict(dataset_sink_mode=True), SINK),
+        ({}, 0, {}, "epoch: expected an integer >= 1, got 0"),
     ],
 )
-def test_schedules_that_are_too_short_are_refused_before_training(given, message):
-    """Upstream stops in Gather, or continues with what is beyond the array's end."""
+def test_what_would_stop_in_the_middle_is_refused_before_training(given, epochs, options, message):
+    """For short arrays upstream stops in Gather, or continues with what is beyond their end."""
     model, net = converted(metrics={"acc"}, **given)
     before = snapshot(net)
     for train in (model.train, model.fit):
         with pytest.raises(InputError, match=message):
-            train(EPOCHS, dataset())
+            train(epochs, dataset(), **options)
     assert_bit_equal(snapshot(net), before)
 
 
-def test_sink_mode_and_no_epochs_are_refused():
-    model, net = converted(metrics={"acc"})
-    before, sink = snapshot(net), "dataset_sink_mode: expected False, the default here"
-    for call, message in (
-        (lambda: model.train(1, dataset(), dataset_sink_mode=True), sink),
-        (lambda: model.fit(1, dataset(), dataset_sink_mode=True), sink),
-        (lambda: model.fit(1, dataset(), dataset(), valid_dataset_sink_mode=True), sink),
-        (lambda: model.eval(dataset(), dataset_sink_mode=True), sink),
-        (lambda: model.train(0, dataset()), "epoch: expected an integer >= 1, got 0"),
-    ):
-        with pytest.raises(InputError, match=message):
-            call()
-    assert_bit_equal(snapshot(net), before)
-
-
-class TestBatchSize:
-    @pytest.mark.filterwarnings("default:batch_size is")
-    def test_another_one_than_was_said_warns(self, reused):
-        """The result is right by default: the rows are counted in the batch."""
-        model, net = reused()  # whose batch_size is 32
-        with pytest.warns(UserWarning, match="batch_size is 32 in thor, .* in batches of 4") as w:
-            model.train(1, dataset())
-        assert w[0].filename == __file__
-        warned = snapshot(net)
-        model, net = reused()
-        model._settings = dataclasses.replace(model._settings, batch_size=BATCH)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            model.train(1, dataset())
-        assert_bit_equal(snapshot(net), warned)
-
-    def test_it_is_refused_with_upstreams_formulas(self):
-        model, net = converted(batch_size=32, formulas="upstream_gpu")
-        before = snapshot(net)
-        with pytest.raises(InputError, match="in batches of 4; expected the same where upstream's"):
-            model.train(1, dataset())
-        assert_bit_equal(snapshot(net), before)
+@pytest.mark.filterwarnings("default:batch_size is")
+def test_another_batch_size_than_was_said_warns(reused):
+    """The result is right by default: the rows are counted in the batch."""
+    model, net = reused()  # whose batch_size is 32
+    with pytest.warns(UserWarning, match="batch_size is 32 in thor, .* in batches of 4") as warned:
+        model.train(1, dataset())
+    assert warned[0].filename == __file__
+    after = snapshot(net)
+    model, net = reused()
+    model.step.optimizer.batch_size = BATCH
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.train(1, dataset())
+    assert_bit_equal(snapshot(net), after)
 
 
 def test_options_of_thor_are_those_of_the_step():
     """For what upstream's formulas compute, see tests/algorithms/thor/test_taps.py."""
-    model, _ = converted(formulas="upstream_gpu", batch_size=BATCH, split=16, factor_decay=0.5)
-    given = Options(formulas="upstream_gpu", frequency=4, split=16, factor_decay=0.5)
-    assert model.step.update.options == given
+    given = dict(formulas="upstream_gpu", split=16, trace_rule=TraceRule())
+    model, _ = converted(batch_size=BATCH, **given)
+    assert model.step.update.options == ThorOptions(0.3, frequency=4, **given)
 
 
 FIXED = amp.FixedLossScaleManager
@@ -354,12 +338,10 @@ class TestLossScale:
     @pytest.mark.parametrize(
         ("manager", "said", "message"),
         [
-            (None, 128, "loss_scale of thor: expected 1.0 beside no manager, got 128.0"),
-            (FIXED(128, drop_overflow_update=False), 1.0, "expected 128.0 beside a Fixed.*got 1.0"),
-            (FIXED(128), 64, "expected 128.0 or 1.0 beside a FixedLossScaleManager.* got 64.0"),
-            (amp.DynamicLossScaleManager(), 128, "expected 1.0 beside a DynamicLossScaleManager"),
-            (128, 128, "loss_scale_manager: expected FixedLossScaleManager.* got a int"),
-            (DynamicLossScale(), 1.0, "loss_scale_manager: .* got a DynamicLossScale"),
+            (None, 128, "loss_scale of thor: expected 1.0, or 1.0 .*, got 128.0"),
+            (FIXED(128), 64, "loss_scale of thor: expected 1.0, or 128.0 .*, got 64.0"),
+            (amp.DynamicLossScaleManager(), 128, "loss_scale of thor: expected 1.0, or Dynamic"),
+            (128, 128, "loss_scale_manager: expected a FixedLossScaleManager.* got 128"),
         ],
     )
     def test_scales_that_do_not_fit(self, manager, said, message):
@@ -398,63 +380,186 @@ class TestHalfPrecision:
         assert norm.moving_mean.dtype == ms.float32 and norm.moving_mean.asnumpy().any()
 
 
-def convert(**changed):
+CHANGED = [
+    (dict(network=nn.ReLU()), "network: expected the one that thor was given, .*a ReLU"),
+    (dict(optimizer=3), "optimizer: expected that of labkit.thor, got a int"),
+    (dict(loss_fn=None), "loss_fn: expected a function or Cell.*, got None"),
+    (dict(amp_level="O1"), "amp_level: expected one of 'O0', 'O2', 'O3', got 'O1'"),
+    (dict(keep_batchnorm_fp32=None), "keep_batchnorm_fp32: expected True or False"),
+    (dict(loss_fn=nn.MSELoss("sum")), "got a LossNet of MSELoss"),
+    (dict(metrics={"accuracyy"}), "accuracyy"),
+]
+
+
+@pytest.mark.parametrize(("changed", "message"), CHANGED, ids=str)
+def test_a_refused_conversion_leaves_the_network_to_be_converted(changed, message):
     net = network()
     given = dict(model=None, network=net, loss_fn=loss_fn(), optimizer=thor(net, 0.1, 0.3, 0.9))
-    return ConvertModelUtils.convert_to_thor_model(**given | changed)
+    cells = [type(cell) for _, cell in net.cells_and_names()]
+    with pytest.raises((InputError, KeyError), match=message):
+        ConvertModelUtils.convert_to_thor_model(**given | changed)
+    assert [type(cell) for _, cell in net.cells_and_names()] == cells
+    ConvertModelUtils.convert_to_thor_model(**given)
+    with pytest.raises(InputError, match="belongs to a converted model; expected a new one"):
+        ConvertModelUtils.convert_to_thor_model(**given)
 
 
-class TestRefusals:
-    @pytest.mark.parametrize(
-        ("changed", "message"),
-        [
-            (dict(model=3), "model: expected a Model, or None, got a int"),
-            (dict(network=None), "network: expected the one that thor was given, a SequentialCell"),
-            (dict(network=nn.ReLU()), "network: expected the one that thor was given, .*a ReLU"),
-            (dict(optimizer=3), "optimizer: expected that of labkit.thor, got a int"),
-            (dict(loss_fn=None), "loss_fn: expected a loss function.*, got None"),
-            (dict(amp_level="O1"), "amp_level: expected one of 'O0', 'O2', 'O3', got 'O1'"),
-            (
-                dict(keep_batchnorm_fp32=None),
-                "keep_batchnorm_fp32: expected True or False",
-            ),
-            (
-                dict(loss_fn=nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="sum")),
-                "reduction 'sum'; expected 'mean'",
-            ),
-            (
-                dict(loss_fn=nn.SoftmaxCrossEntropyWithLogits(sparse=True)),
-                "expected 'mean' or 'sum', got 'none'",
-            ),
-            (dict(loss_fn=nn.L1Loss()), "got a loss of class L1Loss"),
-        ],
-    )
-    def test_what_does_not_fit(self, changed, message):
-        with pytest.raises(InputError, match=message):
-            convert(**changed)
+# The optimizer alone.
 
-    def test_metrics_that_are_none(self):
-        net = network()
-        optimizer = thor(net, 0.1, 0.3, 0.9)
-        with pytest.raises(KeyError, match="accuracyy"):
-            convert(network=net, optimizer=optimizer, metrics={"accuracyy"})
-        convert(network=net, optimizer=optimizer, metrics={"accuracy"})
 
-    def test_a_second_conversion(self):
-        net = network()
-        optimizer = thor(net, 0.1, 0.3, 0.9)
-        convert(network=net, optimizer=optimizer)
-        with pytest.raises(InputError, match="belongs to a converted model; expected a new one"):
-            convert(network=net, optimizer=optimizer)
+def make(net=None, learning_rate=0.1, damping=0.3, momentum=0.9, *given, **options):
+    return thor(net or linear(), learning_rate, damping, momentum, *given, **options)
 
-    def test_a_refusal_leaves_the_network_to_be_converted(self):
-        """The step refuses O0 after O2 at a time when the network already has its taps."""
-        net = network()
-        optimizer = thor(net, 0.1, 0.3, 0.9)
-        cells = [type(cell) for _, cell in net.cells_and_names()]
-        object.__setattr__(net, "labkit_half", ("O2", net))
-        with pytest.raises(InputError, match="precision is 'O0', and an earlier step"):
-            convert(network=net, optimizer=optimizer)
-        assert [type(cell) for _, cell in net.cells_and_names()] == cells
-        object.__delattr__(net, "labkit_half")
-        convert(network=net, optimizer=optimizer)
+
+def gradients(net, seed):
+    """Return one gradient per Parameter: the weight's is large, the bias' small."""
+    random = np.random.default_rng(seed)
+    scales = (3.0, 0.1)
+    return [
+        (scale * random.normal(size=parameter.shape)).astype(np.float32)
+        for scale, parameter in zip(scales, net.trainable_params(), strict=True)
+    ]
+
+
+def expected(net, updates, rates, decays, nesterov=False, clip=False, factor=0.9):
+    """Return the weights after updates from ``gradients``, in float64, by loops."""
+    weights = [parameter.asnumpy().astype(np.float64) for parameter in net.trainable_params()]
+    moments = [np.zeros_like(weight) for weight in weights]
+    for update in range(updates):
+        for i, gradient in enumerate(gradients(net, update)):
+            gradient = gradient.astype(np.float64) + decays[i] * weights[i]
+            if clip:
+                gradient = gradient / max(np.sqrt((gradient**2).sum()), 1.0)
+            moments[i] = factor * moments[i] + gradient
+            step = gradient + factor * moments[i] if nesterov else moments[i]
+            weights[i] = weights[i] - rates[update] * step
+    return weights
+
+
+RATES = [0.1, 0.05, 0.2]
+
+
+@pytest.mark.parametrize(
+    ("given", "by_hand"),
+    [
+        ({}, {}),
+        ({"weight_decay": 0.1}, {"decays": (0.1, 0.1)}),
+        (
+            {"weight_decay": 0.1, "decay_filter": lambda x: "bias" not in x.name},
+            {"decays": (0.1, 0.0)},
+        ),
+        ({"use_nesterov": True, "weight_decay": 0.1}, {"nesterov": True, "decays": (0.1, 0.1)}),
+        ({"enable_clip_grad": True, "weight_decay": 0.1}, {"clip": True, "decays": (0.1, 0.1)}),
+        ({"learning_rate": Tensor(RATES)}, {"rates": RATES}),
+        ({"learning_rate": nn.ExponentialDecayLR(0.5, 0.5, 1)}, {"rates": [0.5, 0.25, 0.125]}),
+        ({"momentum": 0.5}, {"factor": 0.5}),
+        ({"momentum": 0}, {"factor": 0.0}),
+        # The step divides by it; the optimizer must not do so again.
+        ({"loss_scale": 128.0}, {}),
+    ],
+)
+def test_updates_against_float64(given, by_hand):
+    net = linear()
+    optimizer = make(net, **given)
+    optimizer.converted = True
+    wanted = expected(net, 3, **dict(rates=[0.1] * 3, decays=(0.0, 0.0)) | by_hand)
+    for update in range(3):
+        optimizer(tensors(*gradients(net, update)))
+    for parameter, weight in zip(net.trainable_params(), wanted, strict=True):
+        np.testing.assert_allclose(parameter.asnumpy(), weight, **TOLERANCE["float32, one update"])
+
+
+@pytest.mark.parametrize("way", ["TrainOneStepCell", "PlainStep"])
+def test_without_conversion_it_does_not_train(way):
+    net = linear()
+    optimizer, before = make(net), snapshot(net)
+    if way == "PlainStep":
+        step = PlainStep(LossNet(net, nn.MSELoss()), optimizer)
+    else:
+        step = nn.TrainOneStepCell(nn.WithLossCell(net, nn.MSELoss()), optimizer)
+    words = "called without THOR: .* plain momentum.*_thor_model and train what it returns"
+    with pytest.raises(ValueError, match=words):
+        step(*tensors(*rows(4)))
+    assert_bit_equal(snapshot(net), before)
+
+
+def test_the_network_stays_as_it_is():
+    net = network()
+    cells, names = [type(cell) for _, cell in net.cells_and_names()], list(snapshot(net))
+    optimizer = make(net, weight_decay=0.1)
+    assert [type(cell) for _, cell in net.cells_and_names()] == cells
+    assert list(snapshot(net)) == names
+    assert [parameter.name for parameter in optimizer.parameters] == names
+    frozen = network()
+    frozen[1].bias.requires_grad = False
+    names.remove("1.bias")
+    assert [parameter.name for parameter in make(frozen).parameters] == names
+
+
+def test_rates_may_be_numbers_arrays_functions_and_schedules():
+    def rate(update):
+        return Tensor(0.5**update)
+
+    for given, first in (
+        (np.float32(0.25), 0.25),
+        (Tensor(0.25), 0.25),
+        ((0.5, 0.25), 0.5),
+        (Tensor([0.5, 0.25, 0.125]), 0.5),
+        (rate, 1.0),
+        (nn.ExponentialDecayLR(0.25, 0.5, 1), 0.25),
+    ):
+        optimizer = make(None, given)
+        assert float(optimizer.get_lr().asnumpy()) == first
+        assert optimizer.rate is (rate if given is rate else None)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (dict(net=3), "net: expected a Cell with trainable Parameters, got 3"),
+        (dict(net=nn.ReLU()), "net: expected a Cell with trainable Parameters, got ReLU"),
+        (dict(learning_rate=-0.1), "learning_rate: expected a finite number >= 0, got -0.1"),
+        (dict(learning_rate=math.nan), "learning_rate: .*, got nan"),
+        (dict(learning_rate="0.1"), "learning_rate: .*, got '0.1'"),
+        (dict(learning_rate=[]), r"learning_rate: .*, got \(0,\)"),
+        (dict(learning_rate=[0.1, -0.2]), r"learning_rate\[1\]: .*, got -0.2"),
+        (dict(learning_rate=lambda update: -1), "learning_rate at update 0: .*, got -1"),
+        (dict(damping=Tensor([0.3, 0.2, 0.0])), r"damping\[2\]: expected a finite number > 0"),
+        (dict(momentum=1), "momentum: expected a finite number >= 0 and < 1, got 1"),
+        (dict(weight_decay=-1), "weight_decay: expected a finite number >= 0, got -1"),
+        (dict(loss_scale=0), "loss_scale: expected a finite number > 0, got 0"),
+        (dict(batch_size=0), "batch_size: expected an integer >= 1, got 0"),
+        (dict(use_nesterov=1), "use_nesterov: expected True or False, got 1"),
+        (dict(enable_clip_grad="yes"), "enable_clip_grad: expected True or False, got 'yes'"),
+        (dict(frequency=0), "frequency: expected an integer >= 1, got 0"),
+        (dict(split_indices=[0, 0]), r"split_indices: .*, got \[0, 0\]"),
+        (dict(split_indices=[26, 53]), r"split_indices: .* below 1, .* got \[26, 53\]"),
+        (dict(factor_decai=0.9), "unknown option .*Did you mean 'factor_decay'"),
+        (dict(formulas="upstream"), "formulas.*'upstream'.*Did you mean 'upstream_gpu'"),
+    ],
+)
+def test_what_is_refused(given, message):
+    wanted = dict(net=linear(), learning_rate=0.1, damping=0.3, momentum=0.9) | given
+    with pytest.raises(InputError, match=message):
+        thor(**wanted)
+
+
+def test_split_indices_are_those_of_resnet_50():
+    """ResNet-50 has 53 convolutions and a dense layer; the tutorial's [26, 53] ends with it."""
+    net = resnet50(10)
+    make(net, split_indices=[26, 53])
+    with pytest.raises(InputError, match="expected integers below 54, the number of layers with"):
+        make(net, split_indices=[26, 54])
+    net.fc.weight.requires_grad = False
+    with pytest.raises(InputError, match="expected integers below 53,"):
+        make(net, split_indices=[26, 53])
+
+
+@pytest.mark.filterwarnings("default:unlike mindspore.nn.thor")
+def test_one_notice_says_what_differs_unless_upstreams_formulas_are_asked_for():
+    with pytest.warns(UserWarning, match="unlike mindspore.nn.thor.*formulas='upstream_gpu'") as w:
+        make()
+    assert len(w) == 1 and w[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        make(None, formulas="upstream_gpu")

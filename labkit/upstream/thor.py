@@ -1,0 +1,385 @@
+"""``thor`` and ``ConvertModelUtils`` with MindSpore's argument lists, over labkit's own step.
+
+    w <- w - lr v,   v <- momentum v + clip(U + weight_decay w)
+
+U is the gradient preconditioned by ``labkit.algorithms.thor``.
+
+Sources: ``mindspore.nn.thor``, and ``ConvertModelUtils`` and ``ModelThor`` of ``mindspore.train``
+(2.10.0), whose train and eval raise ``TypeError`` in releases 2.7.0 to 2.10.0. Departures: the
+formulas are the published ones (``formulas="upstream_gpu"`` gives those of its GPU branch);
+learning rate and damping may be numbers, arrays and functions; frequency may be 1; use_nesterov has
+effect on every device (upstream ignores it on Ascend, and MindSpore's kernel on CPU); the number of
+rows comes from the batch, not from batch_size; nothing is looked up by a Parameter's name; without
+conversion the optimizer refuses to train. The returned Model trains, also with evaluation between
+epochs, and its callbacks see every step (upstream's see 2 of every ``frequency`` on a GPU); dataset
+sink mode is off and refused; BatchNorm's Parameters stay in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import mindspore as ms
+import numpy as np
+from mindspore import Parameter, Tensor, amp, nn, ops
+from mindspore.dataset import Dataset
+from mindspore.train import Callback, Model
+
+from labkit.algorithms.thor.rules import ByUpdate, ThorOptions, by_update, thor_options, value_at
+from labkit.algorithms.thor.update import ThorUpdate
+from labkit.algorithms.words import THOR_ON_HOST
+from labkit.base.arguments import choice, flag, integer, number, wrong
+from labkit.errors import InputError, warn
+from labkit.steps.losses import LossNet
+from labkit.steps.options import PRECISION, fusion_indices
+from labkit.steps.plain import PlainStep
+from labkit.steps.precision import DynamicLossScale
+from labkit.steps.state import integer_of, set_state
+
+Callbacks: TypeAlias = Callback | Sequence[Callback] | None
+
+# Upstream's GRADIENT_CLIP_VALUE, for each gradient separately, not for their global norm.
+CLIP_NORM = 1.0
+NOTICE = (
+    "unlike mindspore.nn.thor, this one computes the published formulas on every device (factors "
+    "of every row and position of the batch, convolutions with their own padding, the bias as a "
+    "coordinate of the input) and takes the number of rows from each batch: what was tuned for "
+    "upstream's GPU branch may need another damping. formulas='upstream_gpu' computes as that "
+    "branch does"
+)
+
+
+def thor(
+    net: nn.Cell,
+    learning_rate: object,
+    damping: object,
+    momentum: float,
+    weight_decay: float = 0.0,
+    loss_scale: float = 1.0,
+    batch_size: int = 32,
+    use_nesterov: bool = False,
+    decay_filter: Callable[[Parameter], bool] = lambda x: x.name not in [],
+    split_indices: Sequence[int] | None = None,
+    enable_clip_grad: bool = False,
+    frequency: int = 100,
+    **options: Any,
+) -> ThorOptimizer:
+    """Return THOR's optimizer for ``net``, to be passed to ``convert_to_thor_model``.
+
+    Args:
+        net: network whose trainable Parameters are trained; unchanged until the conversion.
+        learning_rate: number >= 0, array or Tensor with one for each update, function of the
+            update's number (0, 1, ..), or a LearningRateSchedule.
+        damping: number > 0, array or Tensor with one for each update, or such a function.
+        momentum: >= 0 and < 1.
+        weight_decay: >= 0, for the Parameters that ``decay_filter`` selects.
+        loss_scale: that of the FixedLossScaleManager, if there is one.
+        batch_size: rows of a batch on one device. Upstream multiplies by it; labkit counts N in
+            each batch. A training with batches of another size warns, and is refused with
+            ``formulas="upstream_gpu"``.
+        use_nesterov: Nesterov's momentum.
+        decay_filter: Parameter -> bool; by default all, biases and normalisation too.
+        split_indices: increasing indices of preconditioned layers, the last layer of each group.
+            Upstream fuses the AllReduce of factors by them, which affects only the speed; labkit
+            checks them and does not use them.
+        enable_clip_grad: limit the norm of each preconditioned gradient, weight decay included, to
+            1 (each Parameter's separately, as in upstream).
+        frequency: updates between two refreshes, 1 or more.
+        **options: the others of ``labkit.algorithms.thor.ThorOptions``.
+
+    Raises:
+        InputError: if an argument has an invalid value; arrays that are shorter than the training
+            are refused when it starts.
+    """
+    if not isinstance(net, nn.Cell) or not net.trainable_params():
+        raise wrong("net", net, "a Cell with trainable Parameters")
+    _check_split(net, split_indices)
+    given = thor_options(damping, {"frequency": integer("frequency", frequency), **options})
+    scheduled = isinstance(learning_rate, nn.learning_rate_schedule.LearningRateSchedule)
+    rate = learning_rate if scheduled else by_update("learning_rate", learning_rate, at_least=0)
+    optimizer = ThorOptimizer(
+        net,
+        rate,
+        number("momentum", momentum, at_least=0, below=1),
+        number("weight_decay", weight_decay, at_least=0),
+        flag("use_nesterov", use_nesterov),
+        decay_filter,
+        flag("enable_clip_grad", enable_clip_grad),
+    )
+    optimizer.options = given
+    optimizer.given_loss_scale = number("loss_scale", loss_scale, above=0)
+    optimizer.batch_size = integer("batch_size", batch_size)
+    if given.formulas == "thor":
+        warn(NOTICE)
+    return optimizer
+
+
+class ThorOptimizer(nn.Optimizer):
+    """Momentum over a network's trainable Parameters, for gradients that THOR has preconditioned.
+
+    Made by ``thor``. Called before ``ConvertModelUtils`` has converted it, it raises
+    ``ValueError``: by itself it would be plain momentum.
+
+    Attributes:
+        options: ``ThorOptions``.
+        given_loss_scale: scale of the loss; the step divides by it, not the optimizer.
+        batch_size: rows of a batch, as given to ``thor``.
+        rate: None, or the learning rate as a function of the update's number.
+    """
+
+    options: ThorOptions
+    given_loss_scale: float
+    batch_size: int
+
+    def __init__(
+        self,
+        net: nn.Cell,
+        rate: ByUpdate | nn.learning_rate_schedule.LearningRateSchedule,
+        momentum: float,
+        weight_decay: float,
+        use_nesterov: bool,
+        decay_filter: Callable[[Parameter], bool],
+        clips: bool,
+    ) -> None:
+        following = rate if callable(rate) and not isinstance(rate, nn.Cell) else None
+        if following is not None:
+            rate = rate_at(following, 0)
+        elif isinstance(rate, np.ndarray):
+            rate = Tensor(rate, ms.float32)
+        super().__init__(rate, net.trainable_params(), weight_decay)
+        self.rate = following
+        self.decay_flags = tuple(bool(decay_filter(each)) for each in self.parameters)
+        # Not as a child: the network is not part of the optimizer's state.
+        object.__setattr__(self, "net", net)
+        self.momentum = Parameter(Tensor(momentum, ms.float32), name="momentum")
+        self.moments = self.parameters.clone(prefix="moments", init="zeros")
+        self.use_nesterov, self.clips, self.converted = use_nesterov, clips, False
+
+    def construct(self, gradients: tuple[Tensor, ...]) -> tuple:
+        if not self.converted:
+            raise ValueError(
+                "this optimizer of labkit.thor was called without THOR: by itself it would train "
+                "with plain momentum. Give the model to "
+                "labkit.ConvertModelUtils.convert_to_thor_model and train what it returns"
+            )
+        gradients = self.decay_weight(gradients)
+        if self.clips:
+            gradients = self.map_(_clipped, gradients)
+        rate = self.get_lr()
+        self.assignadd(self.global_step, self.global_step_increase_tensor)
+        # Not ops.ApplyMomentum: its CPU kernel (2.10.0) ignores use_nesterov.
+        move = ops.partial(_moved, self.use_nesterov, self.momentum, rate)
+        return self.map_(move, gradients, self.parameters, self.moments)
+
+    def get_frequency(self) -> int:
+        """Return the number of updates between two refreshes, as upstream's method does."""
+        return int(self.options.frequency)  # type: ignore[arg-type]  # no function, see ``thor``
+
+
+class ConvertModelUtils:
+    """MindSpore's class for the one function below, to be called on it or on an instance."""
+
+    @staticmethod
+    def convert_to_thor_model(
+        model: Model | None,
+        network: nn.Cell,
+        loss_fn: Any = None,
+        optimizer: ThorOptimizer | None = None,
+        metrics: dict | set | None = None,
+        amp_level: str = "O0",
+        loss_scale_manager: Any = None,
+        keep_batchnorm_fp32: bool = False,
+    ) -> ThorModel:
+        """Return a ``ThorModel`` that trains ``network`` with THOR and evaluates it.
+
+        This adds taps to the network's layers; outputs and names of Parameters are unchanged.
+
+        Args:
+            model: the ``mindspore.train.Model`` so far, or None; it is not used, as in upstream.
+            network: inputs -> logits: the network that was given to ``thor``.
+            loss_fn: (logits, labels) -> mean over rows of each row's loss: a loss such as
+                SoftmaxCrossEntropyWithLogits or CrossEntropySmooth with reduction='mean'; with
+                ``thor(..., loss="sample mean")`` any loss, which is not checked.
+            optimizer: optimizer returned by ``labkit.thor``.
+            metrics: dict or set of metrics for ``eval`` and ``fit``, or None.
+            amp_level: O0, or O2: float16 inside the network, loss and factors in float32. O3 is O2
+                with keep_batchnorm_fp32=False.
+            loss_scale_manager: None, FixedLossScaleManager or DynamicLossScaleManager. Gradients
+                are divided by the loss scale once. With drop_overflow_update=False nothing is
+                checked; otherwise a batch that is not finite makes no update.
+            keep_batchnorm_fp32: True: with O2, BatchNorm computes in float32. Its Parameters and
+                running statistics are float32 in either case.
+
+        Raises:
+            InputError: if the arguments do not fit together; the network is then unchanged.
+        """
+        if not isinstance(optimizer, ThorOptimizer):
+            raise InputError(
+                f"optimizer: expected that of labkit.thor, got a {type(optimizer).__name__} "
+                "(mindspore.nn.thor's has changed the network for operators of its own)"
+            )
+        if network is not optimizer.net:
+            raise InputError(
+                "network: expected the one that thor was given, a "
+                f"{type(optimizer.net).__name__}, got a {type(network).__name__}"
+            )
+        if optimizer.converted:
+            raise InputError("this optimizer belongs to a converted model; expected a new one")
+        choice("amp_level", amp_level, PRECISION)
+        if not flag("keep_batchnorm_fp32", keep_batchnorm_fp32) and amp_level == "O2":
+            amp_level = "O3"
+        scale, nonfinite = loss_scale_of(loss_scale_manager, optimizer.given_loss_scale)
+        evaluation: dict[str, Any] = {}
+        if metrics is not None:
+            cell = nn.WithEvalCell(network, loss_fn, amp_level != "O0")
+            evaluation = {"metrics": metrics, "eval_network": cell, "eval_indexes": [0, 1, 2]}
+        Model(network, **evaluation)  # refuses invalid metrics before the network is changed
+        loss_net = LossNet(network, loss_fn)
+        update = _FollowingUpdate(loss_net, optimizer, **vars(optimizer.options))
+        options: Any = {"precision": amp_level, "loss_scale": scale, "nonfinite": nonfinite}
+        try:
+            step = PlainStep(loss_net, optimizer, update=update, **options)
+        except InputError:
+            update.release()
+            raise
+        optimizer.converted = True
+        return ThorModel(step, network, evaluation)
+
+
+class ThorModel(Model):
+    """A ``Model`` that trains with THOR's step; made by ``ConvertModelUtils``.
+
+    ``step`` is that step: ``step.update.layers``, ``step.last_update`` and so on. ``train``,
+    ``fit``, ``eval`` and ``predict`` are those of ``Model``; ``train`` and ``fit`` raise
+    ``InputError`` for dataset sink mode, and for fewer learning rates or dampings than updates.
+    """
+
+    def __init__(self, step: PlainStep, network: nn.Cell, evaluation: dict[str, Any]) -> None:
+        super().__init__(step, **evaluation)
+        self.step, self.network = step, network
+        self._predictor = Model(network)
+
+    def train(
+        self,
+        epoch: int,
+        train_dataset: Dataset,
+        callbacks: Callbacks = None,
+        dataset_sink_mode: bool = False,
+        sink_size: int = -1,
+        initial_epoch: int = 0,
+    ) -> None:
+        """Train up to epoch ``epoch``; see ``mindspore.train.Model.train``."""
+        self._check(train_dataset, epoch, initial_epoch, dataset_sink_mode)
+        super().train(epoch, train_dataset, callbacks, False, sink_size, initial_epoch)
+
+    def fit(
+        self,
+        epoch: int,
+        train_dataset: Dataset,
+        valid_dataset: Dataset | None = None,
+        valid_frequency: int | Sequence[int] = 1,
+        callbacks: Callbacks = None,
+        dataset_sink_mode: bool = False,
+        valid_dataset_sink_mode: bool = False,
+        sink_size: int = -1,
+        initial_epoch: int = 0,
+    ) -> None:
+        """Train, and evaluate between epochs; see ``mindspore.train.Model.fit``."""
+        self._check(train_dataset, epoch, initial_epoch, dataset_sink_mode)
+        validation = (valid_dataset, valid_frequency, callbacks, False, valid_dataset_sink_mode)
+        super().fit(epoch, train_dataset, *validation, sink_size, initial_epoch)
+
+    def predict(
+        self, *predict_data: Any, backend: str | None = None, config: dict | None = None
+    ) -> Any:
+        """Return the network's outputs; see ``mindspore.train.Model.predict``."""
+        # A Model sets the mode once and then relies on it, even if a second Model has changed it.
+        phase = self.network.phase
+        self.network.set_train(False)
+        try:
+            return self._predictor.predict(*predict_data, backend=backend, config=config)
+        finally:
+            self.step.set_train()
+            self.network.phase = phase  # selects the graph that a call of the network runs
+
+    def _check(self, dataset: Dataset, epoch: int, initial_epoch: int, sink_mode: bool) -> None:
+        """Refuse arguments that would stop the training in the middle."""
+        if sink_mode:
+            raise InputError(f"dataset_sink_mode: expected False, got True: {THOR_ON_HOST}")
+        batches = dataset.get_dataset_size() * (integer("epoch", epoch) - initial_epoch)
+        self.step.check_length(max(batches, 0))
+        rows, expected = dataset.get_batch_size(), self.step.optimizer.batch_size
+        if rows != expected:
+            text = f"batch_size is {expected} in thor, and the data comes in batches of {rows}"
+            if self.step.optimizer.options.formulas == "upstream_gpu":
+                raise InputError(f"{text}; expected the same where upstream's formulas are asked")
+            warn(f"{text}: factors are means over the {rows}")
+
+
+class _FollowingUpdate(ThorUpdate):
+    """Sets the optimizer's learning rate to a function's value before each update."""
+
+    def before(self, step: nn.Cell, batch: tuple) -> None:
+        super().before(step, batch)
+        if self.optimizer.rate is not None:
+            rate = rate_at(self.optimizer.rate, integer_of(self.record.updates))
+            set_state(self.optimizer.learning_rate, rate)
+
+
+def rate_at(rate: ByUpdate, update: int) -> float:
+    """Return a learning rate at an update; ``InputError`` if it is not a number >= 0."""
+    return value_at("learning_rate", rate, update, at_least=0)
+
+
+def loss_scale_of(manager: object, of_thor: float) -> tuple[float | DynamicLossScale, str]:
+    """Return (loss scale of the step, what it does if a batch is not finite).
+
+    Args:
+        manager: None, or a loss scale manager of ``mindspore.amp``.
+        of_thor: ``loss_scale`` of the optimizer.
+    """
+    scale: float | DynamicLossScale = 1.0
+    nonfinite = "drop_micro"
+    if isinstance(manager, amp.DynamicLossScaleManager):
+        initial = float(manager.get_loss_scale())
+        scale = DynamicLossScale(initial, float(manager.scale_factor), manager.scale_window)
+    elif isinstance(manager, amp.FixedLossScaleManager):
+        scale = float(manager.get_loss_scale())
+        nonfinite = "drop_micro" if manager.get_drop_overflow_update() else "propagate"
+    elif manager is not None:
+        expected = "a FixedLossScaleManager, a DynamicLossScaleManager or None"
+        raise wrong("loss_scale_manager", manager, expected)
+    if of_thor not in (1.0, scale):
+        raise wrong("loss_scale of thor", of_thor, f"1.0, or {scale} as beside it in the manager")
+    return scale, nonfinite
+
+
+def _check_split(net: nn.Cell, indices: Sequence[int] | None) -> None:
+    """Refuse groups that do not end with layers that have factors in upstream."""
+    if indices is None:
+        return
+    cells = (cell for _, cell in net.cells_and_names() if isinstance(cell, nn.Dense | nn.Conv2d))
+    layers = sum(cell.weight.requires_grad for cell in cells)
+    if fusion_indices("split_indices", indices)[-1] >= layers:
+        expected = f"integers below {layers}, the number of layers with factors"
+        raise wrong("split_indices", indices, expected)
+
+
+def _moved(
+    nesterov: bool,
+    momentum: Parameter,
+    rate: Tensor,
+    gradient: Tensor,
+    weight: Parameter,
+    moment: Parameter,
+) -> Tensor:
+    new = momentum * moment + gradient
+    step = gradient + momentum * new if nesterov else new
+    moved = ops.assign_sub(weight, ops.cast(rate * step, weight.dtype))
+    return ops.depend(moved, ops.assign(moment, new))
+
+
+def _clipped(gradient: Tensor) -> Tensor:
+    norm = ops.sqrt(ops.reduce_sum(ops.square(gradient.reshape(-1))))
+    return gradient * (CLIP_NORM / ops.maximum(norm, CLIP_NORM))
