@@ -98,10 +98,11 @@ def test_evaluation_over_ranks_is_that_of_the_checkpoint(ranks, data, monkeypatc
     assert over_ranks["loss"] == pytest.approx(alone["loss"], rel=1e-5)
 
 
-DESCRIBED = {"checkpoint", "records.csv", "config.json", "classes.json"}
+SECOND = {"checkpoint", "records.csv"}  # of the second rank, in rank_1
+DESCRIBED = {*SECOND, "config.json", "classes.json", "rank_1"}
 WRITTEN = {
-    "resnet50": DESCRIBED,
-    "micro/resnet50": DESCRIBED,
+    "resnet50": DESCRIBED | {"resnet-2_1.ckpt", "resnet-3_1.ckpt"},
+    "micro/resnet50": DESCRIBED | {"resnet-2_2.ckpt", "resnet-3_2.ckpt"},
     "thor": DESCRIBED | {"train_parallel0", "train_parallel1"},
     "adasum": DESCRIBED | {"device0", "device1"},
     "subspace_stage_1": DESCRIBED | {"checkpoint_pca", "device0_stage_1", "device1_stage_1"},
@@ -112,9 +113,9 @@ WRITTEN = {
 def test_what_is_written(ranks):
     said, _, out = ranks
     for folder, names in WRITTEN.items():
-        # Beside them: the documents' own files, and the folder of the second rank.
-        assert names <= {path.name for path in (out / folder).iterdir()}, folder
-    assert (out / "resnet50" / "rank_1").is_dir() and not (out / "none").exists()
+        assert {path.name for path in (out / folder).iterdir()} == names, folder
+        assert {path.name for path in (out / folder / "rank_1").iterdir()} == SECOND, folder
+    assert not (out / "none").exists()
     assert len((out / "resnet50" / "records.csv").read_text().splitlines()) == 4
     assert len(list((out / "resnet50" / "checkpoint").iterdir())) == 2
     names = {path.name for path in (out / "thor/train_parallel1/ckpt_0").glob("*.ckpt")}
