@@ -7,6 +7,7 @@ The result is the last line of output. ``benchmarks/migration_race.py`` calls th
 """
 
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -18,7 +19,6 @@ from _side_by_side import interleaved_ms
 
 import labkit
 from labkit import migration
-from labkit.base.cores import usable_cores
 from labkit.data import imagefolder, parity
 from labkit.data.imagefiles import class_names
 from labkit.nets.initialisers import initialise
@@ -99,7 +99,7 @@ class PyTorch:
 
         from labkit.nets import torch_resnet
 
-        torch.set_num_threads(len(usable_cores()))
+        torch.set_num_threads(len(os.sched_getaffinity(0)))
         self._torch, self._rates = torch, iter(rates.tolist())
         self._module = torch_resnet.resnet(training["depth"], CLASSES, width=training["width"])
         self.load(migration.state_dict(initial(training, seed)))

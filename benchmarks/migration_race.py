@@ -38,7 +38,6 @@ from _side_by_side import (
 )
 from _trainings import Trainings, arguments, at_end, made_by, percents, write
 
-from labkit.base.cores import usable_cores
 from labkit.data.prepare import prepare
 from labkit.labs import results
 from labkit.labs.results import migration_race as race
@@ -53,7 +52,7 @@ def main():
     if options.train:
         plan = PLANS["quick" if options.train == "quick" else "all"]
         machine = look_at_machine()
-        os.sched_setaffinity(0, usable_cores()[-1:])
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-1:])
         images, size = plan["images"], plan["training"]["image_size"]
         data = str(options.data or prepare("color-digits", size=size, **images))
         if options.train == "time-only":
@@ -65,7 +64,7 @@ def main():
             stored.head.update(made_by(race.NAME, options.train, machine, "torch"), plan=plan)
         stored.head["times"] = times(plan, data)
         stored.head["timed"] = {n: machine[n] for n in ("platform", "time", "idle_before")}
-        stored.head["timed"]["threads"] = len(usable_cores())
+        stored.head["timed"]["threads"] = len(os.sched_getaffinity(0))
         check(stored)
         write(race.NAME, stored, out)
     show(race.load(out))

@@ -19,7 +19,6 @@ import numpy as np
 from _side_by_side import Target, in_child, look_at_machine, print_table, write_results
 
 from labkit.base.command_line import Parser
-from labkit.base.cores import usable_cores
 
 SNAPSHOTS, COMPONENTS = 40, 32
 READINGS, MEMORY = 3.0, 4  # limits: multiples of the reading time; snapshots beside the basis
@@ -59,7 +58,7 @@ def measure_basis(place, rounds) -> dict:
         print("times measured", file=sys.stderr)
         memory = in_child(__file__, "--child", "memory", folder)
     print(f"{SNAPSHOTS} snapshots of {times['weights'] / 1e6:.1f} million weights, ", end="")
-    print(f"{COMPONENTS} components, {len(usable_cores())} cores\n")
+    print(f"{COMPONENTS} components, {len(os.sched_getaffinity(0))} cores\n")
     rows, ratios = [], {}
     for where, seconds in times["seconds"].items():
         ratios[where] = seconds[BASIS] / seconds[READ]

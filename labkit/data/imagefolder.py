@@ -25,11 +25,9 @@ num_parallel_workers. `dataset.set_init_step` resumes both exactly.
 import functools
 import os
 from collections.abc import Sequence
-from pathlib import Path
 
 import mindspore as ms
 import mindspore.dataset as ds
-import numpy as np
 from mindspore.dataset import transforms, vision
 
 from labkit.base import arguments
@@ -37,7 +35,6 @@ from labkit.base.arguments import choice, fit_workers, flag, integer, names_chec
 from labkit.data.cache import open_cache
 from labkit.data.imagefiles import (
     ImageFolder,
-    check_image,
     check_same_classes,
     read_folder,
 )
@@ -209,21 +206,6 @@ def create_datasets(
         cache_session_id=cache_session_id,
     )
     return train_set, val_set, names
-
-
-@names_checked
-def load_image(path: str | os.PathLike, image_size: int) -> np.ndarray:
-    """Return one file preprocessed as in evaluation: (3, S, S) float32, S = image_size.
-
-    Raises:
-        InputError: if the file is not a usable image.
-    """
-    length = resize_length(image_size, "auto")
-    check_image(Path(path))
-    image = np.fromfile(path, np.uint8)
-    for operation in plain_operations(image_size, length):
-        image = operation(image)
-    return image
 
 
 def augmenting_operations(

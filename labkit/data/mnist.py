@@ -182,11 +182,6 @@ def load_arrays(
     return np.concatenate(pictures), np.concatenate(labels)
 
 
-def count_images(data_path: str | os.PathLike, usage: str | None) -> int:
-    """Return how many images a set has; arguments and errors are those of ``create_dataset``."""
-    return _find_files(data_path, usage).count
-
-
 def image_operations(rescale: str) -> Sequence[vision.transforms.ImageTensorOperation]:
     """Return the operations: (28, 28, 1) uint8 -> (1, 32, 32) float32; see ``RESCALES``."""
     to_unit = vision.Rescale(1.0 / 255.0, 0.0)

@@ -38,13 +38,3 @@ def choose_images(
         return ds.DistributedSampler(rank_size, rank_id, shuffle=True, num_samples=share)
     first, last = (count * rank // rank_size for rank in (rank_id, rank_id + 1))
     return ds.SequentialSampler(first, last - first)
-
-
-def batches_in_epoch(count: int, path: Path, batch_size: int, rank_size: int) -> int:
-    """Return how many batches a rank trains on in an epoch of ``count`` images; read no image.
-
-    Raises:
-        InputError: as in ``choose_images``.
-    """
-    choose_images(count, path, batch_size, rank_size, 0, do_train=True)  # raises if no batch fits
-    return count // rank_size // batch_size

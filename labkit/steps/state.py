@@ -10,7 +10,7 @@ from typing import Any
 
 import mindspore as ms
 import numpy as np
-from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
+from mindspore import Parameter, Tensor, nn, ops
 from mindspore.common.initializer import initializer
 
 from labkit.errors import InputError
@@ -26,8 +26,7 @@ class LastUpdate:
         loss: mean loss over the update's micro-batches, weighted as their gradients are.
         gradient_norm: global norm of the averaged gradient in float32, before clipping.
         learning_rate: the rates it used, one per parameter group.
-        images: number of its rows, over all ranks: counted by labels (B,), else by axis 0 of the
-            batch's first tensor, or by its ``batch_axis``.
+        images: number of its rows over all ranks, counted by axis 0 of the labels.
     """
 
     number: int
@@ -141,17 +140,6 @@ def zeros_like(parameter: Parameter, prefix: str, dtype: Any = None) -> Paramete
     """Return a Parameter of zeros with the shape of ``parameter``, named ``prefix.NAME``."""
     zeros = initializer("zeros", parameter.shape, dtype or parameter.dtype)
     return Parameter(zeros, name=f"{prefix}.{parameter.name}", requires_grad=False)
-
-
-def keep_also(cell: nn.Cell, parameters: Sequence[Parameter], prefix: str) -> None:
-    """Add to a Cell's ``statistics``, and to its ``kept`` copies that no checkpoint contains."""
-    known = {id(parameter) for parameter in cell.statistics}
-    parameters = [parameter for parameter in parameters if id(parameter) not in known]
-    kept = cell.kept if known else ()
-    copies = (copied(parameter, prefix) for parameter in parameters)
-    # Bypasses Cell's own setattr, which would make the copies part of the Cell's state.
-    object.__setattr__(cell, "kept", ParameterTuple((*kept, *copies)))
-    object.__setattr__(cell, "statistics", ParameterTuple((*cell.statistics, *parameters)))
 
 
 def cast_like(gradient: Tensor, parameter: Parameter) -> Tensor:

@@ -22,7 +22,7 @@ import pytest
 from PIL import Image
 from safetensors.numpy import load_file
 
-from labkit.data.imagefolder import load_image
+from labkit.data.imagefolder import plain_operations, resize_length
 from labkit.migration.weights import state_dict
 from labkit.recipes import parts, recipe
 from labkit.reference import smoothed_cross_entropy
@@ -150,6 +150,14 @@ def figures(said):
     return tuple(map(float, numbers))
 
 
+def load_image(path):
+    """Return one file preprocessed as in evaluation: (3, 224, 224) float32."""
+    image = np.fromfile(path, np.uint8)
+    for operation in plain_operations(224, resize_length(224, "auto")):
+        image = operation(image)
+    return image
+
+
 def by_pytorch(run):
     """Return the figures of a checkpoint by PyTorch's ResNet-50, with the loss in float64."""
     torch = pytest.importorskip("torch")
@@ -159,7 +167,7 @@ def by_pytorch(run):
     parts.load_network(network, run.checkpoint)
     module = torch_resnet.resnet(50, 1001).eval()
     module.load_state_dict({k: torch.from_numpy(v) for k, v in state_dict(network).items()})
-    images = np.stack([load_image(path, 224) for path in sorted(run.data.glob("val/*/*"))])
+    images = np.stack([load_image(path) for path in sorted(run.data.glob("val/*/*"))])
     with torch.no_grad():
         logits = module(torch.from_numpy(images)).numpy().astype(np.float64)
     labels = np.arange(CLASSES)
