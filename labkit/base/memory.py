@@ -1,33 +1,40 @@
-"""The memory left in a container, whose limit the machine's own numbers do not show."""
+"""Free memory, within the limits of a container too, which the machine's own numbers do not show."""
 
-import contextlib
+from contextlib import suppress
 from pathlib import Path
 
-# For control groups of versions 2 and 1: the limit, the usage, and the name of that part of the
-# usage that is cached file pages, which the system reclaims when memory is needed.
-_FILES = (
-    ("memory.max", "memory.current", "inactive_file"),
-    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
-)
+_MOUNTED = Path("/sys/fs/cgroup")
 
 
-def left_in_container(groups: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Return the bytes that this process's control group may still take; None without a limit.
+def control_groups(mounted: Path = _MOUNTED) -> list[Path]:
+    """Return the folders of this process's control group (version 2) and of those around it."""
+    path = ""
+    with suppress(OSError):
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+        path = next((line[4:] for line in lines if line.startswith("0::/")), "")
+    group = mounted / path
+    return [group, *(folder for folder in group.parents if mounted in (folder, *folder.parents))]
 
-    Args:
-        groups: folder of the control group's files.
-    """
-    for limit, used, cached in _FILES:
-        with contextlib.suppress(OSError, ValueError):  # not there, or "max"
-            left = int((groups / limit).read_text()) - int((groups / used).read_text())
-            return max(left + statistic((groups / limit).with_name("memory.stat"), cached), 0)
+
+def left_in(group: Path) -> int | None:
+    """Return the bytes that a control group may still take; None without a limit."""
+    with suppress(OSError, ValueError):  # no such file, or "max"
+        left = int((group / "memory.max").read_text())
+        left -= int((group / "memory.current").read_text())
+        statistics = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        return max(left + int(statistics["inactive_file"]), 0)  # cached files give way
     return None
 
 
-def statistic(path: Path, name: str) -> int:
-    """Return the number after ``name`` in a file of statistics; 0 if there is no such number."""
-    with contextlib.suppress(OSError, ValueError):
-        for line in path.read_text().splitlines():
-            if line.startswith(f"{name} "):
-                return int(line.split()[1])
-    return 0
+def left_in_container() -> int | None:
+    """Return the bytes that this process may still take by its control groups; None: no limit."""
+    left = [left_in(group) for group in control_groups()]
+    return min((each for each in left if each is not None), default=None)
+
+
+def free_memory() -> int:
+    """Return the bytes that are free here: the machine's, or the container's if fewer."""
+    import psutil  # not needed to see the groups
+
+    free, left = psutil.virtual_memory().available, left_in_container()
+    return free if left is None else min(free, left)

@@ -20,6 +20,7 @@ from typing import Annotated, Any
 import typer
 
 import labkit
+from labkit.base import memory
 from labkit.base.project import project_root
 from labkit.errors import refuse_unknown
 
@@ -195,41 +196,16 @@ def _disk(root: Path) -> Finding:
 
 
 def _memory(root: Path) -> Finding:
-    import psutil
-
-    free, where = psutil.virtual_memory().available, "free"
-    for group in _control_groups():
-        left = _left(group)
-        if left is not None and left < free:
-            free, where = left, "left of what this container may have"
+    free, left = memory.free_memory(), memory.left_in_container()
+    where = "free" if left is None or free < left else "left of what this container may have"
     remedy = f"close other programs, or give the container more; {_FREE_MEMORY:g} GiB are needed"
     return free >= _FREE_MEMORY * _GIB, f"{free / _GIB:.1f} GiB {where}", remedy
-
-
-def _control_groups(mounted: Path = Path("/sys/fs/cgroup")) -> list[Path]:
-    """Return the folders of this process's control group (version 2) and of those around it."""
-    path = ""
-    with suppress(OSError):
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
-        path = next((line[4:] for line in lines if line.startswith("0::/")), "")
-    group = mounted / path
-    return [group, *(folder for folder in group.parents if mounted in (folder, *folder.parents))]
-
-
-def _left(group: Path) -> int | None:
-    """Return the bytes that a control group may still take; None without a limit."""
-    with suppress(OSError, ValueError):  # no such file, or "max"
-        left = int((group / "memory.max").read_text())
-        left -= int((group / "memory.current").read_text())
-        statistics = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-        return left + int(statistics["inactive_file"])  # cached files give way
-    return None
 
 
 def _cores(root: Path) -> Finding:
     """Count the cores that this process may use, in time too (a container's ``cpu.max``)."""
     count = float(len(os.sched_getaffinity(0)))
-    for group in _control_groups():
+    for group in memory.control_groups():
         with suppress(OSError, ValueError):
             quota, period = (group / "cpu.max").read_text().split()
             count = min(count, int(quota) / int(period))

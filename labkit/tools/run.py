@@ -22,7 +22,7 @@ import psutil
 
 from labkit.base import files
 from labkit.base.arguments import wrong
-from labkit.base.memory import left_in_container
+from labkit.base.memory import free_memory
 from labkit.base.project import find_project
 from labkit.base.values import parse
 from labkit.errors import InputError, refuse_unknown
@@ -181,13 +181,6 @@ def jobs_of(asked: int | None, preset: str, device: str, count: int) -> int:
     if asked is not None or preset == "paper" or device not in ("auto", "CPU"):
         return min(asked or 1, count)
     return max(1, min(len(os.sched_getaffinity(0)), int(free_memory() // MEMORY), count))
-
-
-def free_memory() -> float:
-    """Return the bytes that are free here: the machine's, or the container's if fewer."""
-    left = left_in_container()
-    free = psutil.virtual_memory().available
-    return free if left is None else min(free, left)
 
 
 def run(

@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from labkit.base import memory
 from labkit.tools import doctor
 from tests.support.command import labkit
 
@@ -112,7 +113,7 @@ def test_the_limits_of_a_container_count(monkeypatch, tmp_path, root):
     (tmp_path / "memory.current").write_text(f"{2 * 2**30}\n")
     (tmp_path / "memory.stat").write_text(f"anon 1\ninactive_file {2**29}\n")
     (tmp_path / "cpu.max").write_text("50000 100000\n")
-    monkeypatch.setattr(doctor, "_control_groups", lambda: [tmp_path])
+    monkeypatch.setattr(memory, "control_groups", lambda: [tmp_path])
     ok, found, _ = finding("Memory", root)
     assert not ok and found == "1.5 GiB left of what this container may have"
     assert finding("Cores", root)[:2] == (False, "0.5 may be used")
@@ -123,7 +124,7 @@ def test_the_limits_of_a_container_count(monkeypatch, tmp_path, root):
 
 
 def test_groups_around_the_process_are_looked_at_up_to_the_mount(tmp_path):
-    groups = doctor._control_groups(tmp_path)
+    groups = memory.control_groups(tmp_path)
     assert groups[-1] == tmp_path and all(tmp_path in (g, *g.parents) for g in groups)
 
 
