@@ -41,7 +41,7 @@ OPTIONS = [
 ]
 
 
-@pytest.mark.parametrize("options, message", OPTIONS, ids=str)
+@pytest.mark.parametrize("options, message", OPTIONS)
 def test_options(options, message):
     network = LeNet5()
     loss_net = LossNet(network, nn.CrossEntropyLoss())
