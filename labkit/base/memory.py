@@ -1,4 +1,4 @@
-"""Free memory, within the limits of a container too, which the machine's own numbers do not show."""
+"""Free memory, within the limits of a container too, which the machine does not show."""
 
 from contextlib import suppress
 from pathlib import Path
