@@ -1,15 +1,12 @@
-"""The `labkit` command. Exit codes: 0 success, 1 something failed, 2 bad input, 130 Ctrl-C.
-
-A command imports what it needs when it is called, so that `labkit --help` answers at once.
-"""
+"""The `labkit` command. Exit codes: 0 success, 1 something failed, 2 bad input, 130 Ctrl-C."""
 
 import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 try:
     import typer
@@ -21,14 +18,18 @@ except ModuleNotFoundError as missing:
     ) from None
 
 from labkit.base.arguments import wrong
+from labkit.base.project import find_project
+from labkit.base.project import version as labkit_version
+from labkit.base.values import read_yaml
 from labkit.errors import InputError
 from labkit.recipes import RECIPES
+from labkit.tools import report as reports
+from labkit.tools import run as runner
+from labkit.tools import sweep as sweeps
 from labkit.tools.convert import convert
 from labkit.tools.doctor import command as doctor
+from labkit.tools.labs import find_labs
 from labkit.tools.work import lab
-
-if TYPE_CHECKING:
-    from labkit.tools.run import Task
 
 
 class _Commands(TyperGroup):
@@ -85,9 +86,7 @@ _JSON = typer.Option("--json", help="One JSON object at the end, and nothing els
 
 def _show_version(asked: bool) -> None:
     if asked:
-        from labkit.base.project import version
-
-        typer.echo(f"labkit {version()}")
+        typer.echo(f"labkit {labkit_version()}")
         raise typer.Exit()
 
 
@@ -108,8 +107,6 @@ def list_labs() -> None:
 
     Example: labkit list
     """
-    from labkit.base.project import find_project
-    from labkit.tools.labs import find_labs
 
     labs = find_labs(find_project())
     rows = [(lab.number, lab.name, lab.title, " ".join(lab.presets), lab.minutes) for lab in labs]
@@ -147,11 +144,7 @@ def run(
 
     Example: labkit run 01 --preset smoke -p micro_steps=8
     """
-    from labkit.base.project import find_project
-    from labkit.base.values import read_yaml
-    from labkit.tools import run as runner
-
-    before = _before(resume) if resume else {}
+    before = runner.read_request(resume) if resume else {}
     named = read_yaml(parameters) if parameters else {}
     if not isinstance(named, dict):
         raise wrong("-f", str(parameters), "a file of NAME: VALUE lines")
@@ -161,18 +154,16 @@ def run(
         "device": _first(device, named.pop("device", None), before.get("device"), "auto"),
         "parameters": before.get("parameters", {}) | named | runner.values(parameter or ()),
     }
-    runner.tasks(names, Path(), **options)  # refused before a folder is made
+    chosen = runner.tasks(names, **options)
     if resume and out is not None:
         raise wrong("--out", out, "none beside --resume, which goes on in its folder")
-    project = find_project()
-    folder = resume.resolve() if resume else runner.output_folder(out, project)
-    chosen = runner.tasks(names, folder, **options)
-    if not resume and out is None:
-        _point_latest(project / "runs", folder)
-    results = _execute(chosen, folder, jobs, timeout, memory, _say(quiet or as_json))
+    folder = resume.resolve() if resume else runner.output_folder(out)
+    results = runner.run(chosen, folder, jobs, timeout, memory, quiet=quiet or as_json)
     if not as_json:
-        head = ("lab", "status", "device", "seconds", "headline", "notebook")
-        _table(head, [_row(each, folder) for each in results])
+        rows = [
+            (*runner.row(each), _near(folder / each["lab"] / each["notebook"])) for each in results
+        ]
+        _table(("lab", "status", "device", "seconds", "headline", "notebook"), rows)
     code = runner.exit_code(results)
     if code in (1, 130):
         print(f"go on with: labkit run --resume {_near(folder)}", file=sys.stderr)
@@ -203,19 +194,13 @@ def sweep(
 
     Example: labkit sweep 01 --preset smoke -p micro_steps=1,2,4 -p seed=1,2
     """
-    from labkit.base.project import find_project
-    from labkit.tools import run as runner
-    from labkit.tools import sweep as sweeps
 
     preset = preset or _preset()
     grid = sweeps.grid_of(parameter or ())
-    project = find_project()
-    options = {"preset": preset, "device": device}
-    name = sweeps.tasks(lab, grid, Path(), **options)[0].lab.name
-    default = str(project / "runs" / "sweeps" / f"{name}-{preset}")
-    folder = runner.output_folder(default if out is None else out, project, again=True)
-    chosen = sweeps.tasks(lab, grid, folder, **options)
-    results = _execute(chosen, folder, jobs, timeout, memory, _say(as_json))
+    chosen = sweeps.tasks(lab, grid, preset=preset, device=device)
+    default = find_project() / "runs" / "sweeps" / f"{chosen[0].lab.name}-{preset}"
+    folder = runner.output_folder(str(default) if out is None else out, again=True)
+    results = runner.run(chosen, folder, jobs, timeout, memory, quiet=as_json)
     written = sweeps.write(results, grid, folder)
     if not as_json:
         _table((*grid, "status", "seconds", "headline"), map(sweeps.row, results))
@@ -245,7 +230,6 @@ def report(
 
     Example: labkit report runs/latest
     """
-    from labkit.tools import report as reports
 
     if not check:
         print(reports.write(runs, out, notebooks))
@@ -277,6 +261,7 @@ def _program(name: str, words: str, example: str) -> None:
         if context.args and context.args[0] in ("-h", "--help"):
             typer.echo(context.get_help())
             raise typer.Exit()
+
         from labkit.recipes import command
 
         raise typer.Exit(command.main([name, *context.args], "labkit"))
@@ -295,23 +280,6 @@ for _name, _texts in _PROGRAMS.items():
     _program(_name, *_texts)
 
 
-def _before(folder: Path) -> dict[str, Any]:
-    from labkit.tools.run import RUN
-
-    try:
-        return json.loads((folder / RUN).read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"--resume: {folder} holds no run ({error})") from error
-
-
-def _point_latest(runs: Path, folder: Path) -> None:
-    """Let runs/latest point to the newest run."""
-    link = runs / "latest"
-    if link.is_symlink() or not link.exists():
-        link.unlink(missing_ok=True)
-        link.symlink_to(folder.name)
-
-
 def _preset() -> str:
     """Return the preset of a new run for which none is given."""
     return os.environ.get("LABKIT_PRESET") or "lab"
@@ -322,49 +290,8 @@ def _first(*values: str | None) -> str:
     return next(value for value in values if value is not None)
 
 
-def _say(silent: bool) -> Callable[[str], None]:
-    """Return what prints a line; as one text, or lines of labs that run at once would mix."""
-    return (lambda text: None) if silent else lambda text: print(f"{text}\n", end="", flush=True)
-
-
-def _execute(
-    chosen: Sequence["Task"],
-    folder: Path,
-    jobs: int | None,
-    timeout: float | None,
-    memory: float | None,
-    say: Callable[[str], None],
-) -> list[dict[str, Any]]:
-    """Execute tasks within the limits of the command line; return their results."""
-    from labkit.tools import run as runner
-
-    preset = chosen[0].preset
-    seconds = runner.SECONDS[preset] if timeout is None else timeout
-    limits = runner.Limits(seconds, float("inf") if memory is None else memory * runner.GB)
-    count = runner.jobs_of(jobs, preset, chosen[0].device, len(chosen))
-    results = runner.run(chosen, folder, jobs=count, limits=limits, say=say)
-    say("")
-    return results
-
-
-def _row(results: dict[str, Any], folder: Path) -> tuple[str, ...]:
-    """Return a lab's line of the closing table."""
-    from labkit.tools.run import headline
-
-    return (
-        results["lab"],
-        results["status"],
-        results.get("device") or "-",
-        f"{results['total_seconds']:.1f}",
-        headline(results) or "-",
-        _near(folder / results["lab"] / results["notebook"]),
-    )
-
-
 def _finish(results: list[dict[str, Any]], folder: Path, as_json: bool) -> None:
     """Say why labs failed, and exit with the code that says how they ended."""
-    from labkit.tools import run as runner
-
     code = runner.exit_code(results)
     if as_json:
         print(json.dumps({"folder": str(folder), "exit": code, "labs": results}))

@@ -11,10 +11,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ import psutil
 from labkit.base import files
 from labkit.base.arguments import wrong
 from labkit.base.memory import free_memory
-from labkit.base.project import find_project
+from labkit.base.project import find_project, own_checkout
 from labkit.base.values import parse
 from labkit.errors import InputError, refuse_unknown
 from labkit.labs.presets import LABS, PRESETS, choose
@@ -54,13 +54,11 @@ try:
         progress_bar=False, log_output=True, stdout_file=sys.stdout, stderr_file=sys.stdout,
         start_timeout=180,
     )
-except papermill.PapermillExecutionError as error:
-    cause = {"name": error.ename, "message": error.evalue, "cell": error.exec_count}
-    open(failure, "w").write(json.dumps(cause))
-    sys.exit(1)
-except Exception as error:  # the kernel died, or never started
-    name = type(error).__name__
-    cause = {"name": name, "message": str(error), "cell": None, "cause": "died"}
+except Exception as error:
+    cell = getattr(error, "exec_count", None)  # none: the kernel died, or never started
+    name, message = getattr(error, "ename", type(error).__name__), getattr(error, "evalue", error)
+    cause = {"name": name, "message": str(message), "cell": cell}
+    cause["cause"] = "died" if cell is None else "exception"
     open(failure, "w").write(json.dumps(cause))
     sys.exit(1)
 """
@@ -68,7 +66,10 @@ except Exception as error:  # the kernel died, or never started
 
 @dataclass(frozen=True)
 class Task:
-    """One lab to execute, checked: nothing in it can be refused later."""
+    """One lab to execute, checked: nothing in it can be refused later.
+
+    ``folder`` is relative to that of the run until the lab is executed.
+    """
 
     lab: Lab
     preset: str
@@ -92,17 +93,15 @@ class Limits:
 
 def tasks(
     names: Sequence[str],
-    out: Path,
     *,
     preset: str = "lab",
     device: str = "auto",
     parameters: Mapping[str, Any] | None = None,
 ) -> list[Task]:
-    """Check a request and return a task for each lab, which writes into ``out/<lab>``.
+    """Check a request and return a task for each lab, whose folder has the lab's name.
 
     Args:
         names: numbers, names or paths of labs; all labs if empty.
-        out: folder of the run.
         preset: smoke, lab or paper.
         device: auto, Ascend, GPU or CPU.
         parameters: values by name, for all these labs.
@@ -123,17 +122,18 @@ def tasks(
             choose(lab.name, preset, **parameters)
         if any(task.lab.name == lab.name for task in made):
             raise InputError(f"LAB: expected one notebook called {lab.name}, got two")
-        made.append(Task(lab, preset, device, dict(parameters), out / lab.name))
+        made.append(Task(lab, preset, device, dict(parameters), Path(lab.name)))
     return made
 
 
-def parse_parameters(texts: Iterable[str]) -> dict[str, str]:
-    """Return ``{"epochs": "3"}`` for ``["epochs=3"]``.
+def values(texts: Iterable[str], read: Callable[[str], Any] = parse) -> dict[str, Any]:
+    """Return ``{"epochs": 3}`` for ``["epochs=3"]``; ``read`` makes a value of a text.
 
     Raises:
-        InputError: if a text has no ``=``, or a name is given twice or has an option of its own.
+        InputError: if a text has no ``=`` or no value, or a name is given twice or has an option of
+            its own.
     """
-    named: dict[str, str] = {}
+    named: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         name = name.strip()
@@ -143,31 +143,28 @@ def parse_parameters(texts: Iterable[str]) -> dict[str, str]:
             raise wrong("-p", text, "a parameter without an option", f" Use --{name} {value}")
         if name in named:
             raise InputError(f"-p: expected each parameter once, got {name!r} twice")
-        named[name] = value
+        try:
+            named[name] = read(value)
+        except InputError as error:
+            raise InputError(f"-p {text}: {error}") from error
     return named
 
 
-def values(texts: Iterable[str]) -> dict[str, Any]:
-    """Return ``{"epochs": 3}`` for ``["epochs=3"]``; errors as in ``parse_parameters``."""
-    made = {}
-    for name, text in parse_parameters(texts).items():
-        try:
-            made[name] = parse(text)
-        except InputError as error:
-            raise wrong("-p", f"{name}={text}", "a value", f" {error}") from error
-    return made
-
-
-def output_folder(out: str | None, project: Path, again: bool = False) -> Path:
+def output_folder(out: str | None, again: bool = False) -> Path:
     """Return the run folder: ``out``, which may begin with ~, or a new ``runs/<time>``.
 
-    With ``again`` it may hold the run that is repeated.
+    ``runs/latest`` then points to the new one. With ``again`` it may hold the run that is repeated.
 
     Raises:
         InputError: for an empty text or an address, or a folder that already holds a run.
     """
     if out is None:
-        return new_folder(project / "runs")
+        folder = new_folder(find_project() / "runs")
+        latest = folder.with_name("latest")
+        if latest.is_symlink() or not latest.exists():
+            latest.unlink(missing_ok=True)
+            latest.symlink_to(folder.name)
+        return folder
     if not out.strip() or "://" in out:
         raise wrong("--out", out, "a folder of this machine")
     folder = Path(out).expanduser().resolve()
@@ -186,28 +183,44 @@ def jobs_of(asked: int | None, preset: str, device: str, count: int) -> int:
 def run(
     chosen: Sequence[Task],
     folder: Path,
-    *,
-    jobs: int = 1,
-    limits: Limits = Limits(),  # noqa: B008 (immutable)
-    say: Any = print,
+    jobs: int | None = None,
+    seconds: float | None = None,
+    memory: float | None = None,
+    quiet: bool = False,
 ) -> list[dict[str, Any]]:
-    """Execute the tasks, ``jobs`` at once, each on cores of its own; return their results.
+    """Execute the tasks, each on cores of its own; return their results.
 
     Tasks that have passed in their folder with the same parameters are not executed again. The
     folder is locked. Ctrl-C interrupts the labs that run, and those not yet begun have no results.
+
+    Args:
+        chosen: the tasks.
+        folder: folder of the run.
+        jobs: how many at once; None: as many as fit.
+        seconds: limit of one lab; None: ``SECONDS`` of the preset.
+        memory: limit of one lab in GB; None: no limit.
+        quiet: whether to print nothing.
     """
+    jobs = jobs_of(jobs, chosen[0].preset, chosen[0].device, len(chosen))
+    seconds = SECONDS[chosen[0].preset] if seconds is None else seconds
+    limits = Limits(seconds, float("inf") if memory is None else memory * GB)
     cores = sorted(os.sched_getaffinity(0))
     free = [set(cores[number % len(cores) :: jobs]) for number in range(jobs)]
     stop = threading.Event()
 
+    def say(text: str) -> None:
+        if not quiet:  # as one text: lines of labs that run at once would mix
+            print(f"{text}\n", end="", flush=True)
+
     def execute(task: Task) -> dict[str, Any]:
+        task = replace(task, folder=folder / task.folder)
         if before := passed_before(task):
             say(f"{task.lab.name}: passed before with the same parameters, not executed again")
             return before
         say(f"{task.lab.name}: preset {task.preset}, device {task.device}")
         share = free.pop()
         try:
-            results = run_lab(task, limits, share, stop)
+            results = _run_lab(task, limits, share, stop)
         finally:
             free.append(share)
         say(f"{task.lab.name}: {results['status']} after {results['total_seconds']:.1f} s")
@@ -215,7 +228,12 @@ def run(
 
     with files.locked(folder, "a run"):
         prepare_data(say)
-        files.write_json(folder / RUN, _request(chosen) | {"started": now()}, "the run")
+        first, own = chosen[0].asked, find_project() / "notebooks"
+        places = [(task.lab, task.lab.path) for task in chosen]
+        labs = [lab.name if path.parent == own else str(path) for lab, path in places]
+        request = {name: first.pop(name) for name in ("preset", "device")}
+        request |= {"labs": labs, "parameters": first, "started": now()}
+        files.write_json(folder / RUN, request, "the run")
         pool = ThreadPoolExecutor(jobs)
         futures = [pool.submit(execute, task) for task in chosen]
         try:
@@ -225,24 +243,20 @@ def run(
         finally:
             stop.set()
             pool.shutdown(cancel_futures=True)
+    say("")
     return [future.result() for future in futures if not future.cancelled()]
 
 
-def _request(chosen: Sequence[Task]) -> dict[str, Any]:
-    """Return what ``--resume`` takes from run.json; a notebook of the user's own has its path."""
-    own, first = find_project() / "notebooks", chosen[0]
-    return {
-        "labs": [t.lab.name if t.lab.path.parent == own else str(t.lab.path) for t in chosen],
-        "preset": first.preset,
-        "device": first.device,
-        "parameters": dict(first.parameters),
-    }
+def read_request(folder: Path) -> dict[str, Any]:
+    """Return what the run in ``folder`` was asked for, or raise ``InputError``."""
+    try:
+        return json.loads((folder / RUN).read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"--resume: {folder} holds no run ({error})") from error
 
 
 def prepare_data(say: Any) -> None:
     """Unpack the bundled MNIST, which needs no network; does nothing where that is done."""
-    from labkit.base.project import own_checkout
-
     project = own_checkout()
     if project is None or (project / "datasets" / "MNIST_Data").is_dir():
         return
@@ -268,16 +282,10 @@ def read_results(folder: Path) -> dict[str, Any]:
     return {}
 
 
-def run_lab(
-    task: Task, limits: Limits, cores: set[int] | None = None, stop: threading.Event | None = None
-) -> dict[str, Any]:
+def _run_lab(task: Task, limits: Limits, cores: set[int], stop: threading.Event) -> dict[str, Any]:
     """Execute one lab in its folder and return what results.json then holds.
 
-    Args:
-        task: the lab.
-        limits: when one is exceeded, the lab's processes are killed.
-        cores: the cores that its processes may use; None: all.
-        stop: when it is set, they are killed too, and the lab counts as interrupted.
+    When a limit is exceeded or ``stop`` is set, the lab's processes are killed.
     """
     folder, began = task.folder, time.monotonic()
     try:
@@ -307,22 +315,20 @@ def run_lab(
 
 
 def _execute(
-    task: Task, limits: Limits, cores: set[int] | None, stop: threading.Event | None
+    task: Task, limits: Limits, cores: set[int], stop: threading.Event
 ) -> tuple[dict[str, Any] | None, float]:
     """Return why the lab failed, or None, and the most bytes that its processes held."""
-    folder = task.folder
-    failure = folder / "failure.json"
+    failure = task.folder / "failure.json"
     failure.unlink(missing_ok=True)
-    source, output = task.lab.path, folder / task.lab.path.name
+    source, output = task.lab.path, task.folder / task.lab.path.name
     command = [sys.executable, "-c", _PROGRAM, str(source), str(output)]
     command += [json.dumps(plain(task.asked, "parameters")), str(source.parent), str(failure)]
 
     def begin() -> None:
         cluster.die_with_parent()
-        if cores:
-            os.sched_setaffinity(0, cores)
+        os.sched_setaffinity(0, cores)
 
-    with (folder / LOG).open("wb") as log:
+    with (task.folder / LOG).open("wb") as log:
         child = subprocess.Popen(
             command,
             env=_environment(task),
@@ -332,30 +338,36 @@ def _execute(
             start_new_session=True,
             preexec_fn=begin,
         )
-        cause, peak, until = None, 0.0, time.monotonic() + limits.seconds
         try:
-            while child.poll() is None and cause is None:
-                held = _memory(child.pid)
-                peak = max(peak, held)
-                if stop is not None and stop.is_set():
-                    cause = _cause("KeyboardInterrupt", "stopped from outside", "interrupted")
-                elif time.monotonic() > until:
-                    words = f"the lab took more than {limits.seconds:g} s"
-                    cause = _cause("TimeoutError", words, "timeout")
-                elif held > limits.memory:
-                    words = f"the lab held more than {limits.memory / GB:g} GB of memory"
-                    cause = _cause("MemoryError", words, "memory")
-                else:
-                    time.sleep(_POLL)
+            cause, peak = _watch(child, limits, stop)
         finally:
             end_family(child.pid)
             child.wait()
     if cause is None and child.returncode:
-        raised = json.loads(failure.read_text()) if failure.exists() else None
-        cause = raised and {"cause": "exception"} | raised
-        cause = cause or _cause("DeadKernelError", "papermill itself ended: see the log", "died")
+        ended = _cause("DeadKernelError", "papermill itself ended: see the log", "died")
+        cause = json.loads(failure.read_text()) if failure.exists() else ended
     failure.unlink(missing_ok=True)
     return cause, peak
+
+
+def _watch(
+    child: subprocess.Popen, limits: Limits, stop: threading.Event
+) -> tuple[dict[str, Any] | None, float]:
+    """Wait for a process; return why it is to be killed, or None, and the most bytes it held."""
+    peak, until = 0.0, time.monotonic() + limits.seconds
+    while child.poll() is None:
+        held = _memory(child.pid)
+        peak = max(peak, held)
+        if stop.is_set():
+            return _cause("KeyboardInterrupt", "stopped from outside", "interrupted"), peak
+        if time.monotonic() > until:
+            words = f"the lab took more than {limits.seconds:g} s"
+            return _cause("TimeoutError", words, "timeout"), peak
+        if held > limits.memory:
+            words = f"the lab held more than {limits.memory / GB:g} GB of memory"
+            return _cause("MemoryError", words, "memory"), peak
+        time.sleep(_POLL)
+    return None, peak
 
 
 def _cause(name: str, message: str, cause: str) -> dict[str, Any]:
@@ -380,12 +392,11 @@ def _environment(task: Task) -> dict[str, str]:
 
 def _memory(pid: int) -> float:
     """Return the bytes that a process and all below it hold, shared pages excluded."""
-    held = 0
+    held = 0.0
     for process in _family(pid):
         with suppress(psutil.Error):
-            numbers = process.memory_info()
-            held += numbers.rss - numbers.shared
-    return float(held)
+            held += process.memory_info().rss - process.memory_info().shared
+    return held
 
 
 def _family(pid: int) -> list[psutil.Process]:
@@ -412,6 +423,12 @@ def exit_code(results: Iterable[Mapping[str, Any]]) -> int:
     if any(error["cause"] == "interrupted" for error in errors):
         return 130
     return 2 if all(error.get("name") == "InputError" for error in errors) else 1
+
+
+def row(results: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return lab, status, device, seconds and headline of a lab for the closing table."""
+    device, seconds = results.get("device") or "-", f"{results['total_seconds']:.1f}"
+    return results["lab"], results["status"], device, seconds, headline(results) or "-"
 
 
 def headline(results: Mapping[str, Any]) -> str:

@@ -9,10 +9,11 @@ import hashlib
 import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from labkit.base.arguments import is_number, wrong
+from labkit.base.arguments import is_number
 from labkit.base.files import whole_file
 from labkit.base.values import parse_several
 from labkit.errors import InputError
@@ -33,31 +34,29 @@ def grid_of(texts: Iterable[str]) -> dict[str, list[Any]]:
     Raises:
         InputError: if a text is not NAME=VALUE,VALUE, or gives a value twice.
     """
-    grid = {}
-    for name, text in run.parse_parameters(texts).items():
-        try:
-            values = parse_several(text)
-        except InputError as error:
-            raise wrong(
-                "-p", f"{name}={text}", f"values as in -p {name}=1,2", f" {error}"
-            ) from error
+    grid = run.values(texts, parse_several)
+    for name, values in grid.items():
         for index, value in enumerate(values):
             if (type(value), value) in [(type(other), other) for other in values[:index]]:
                 raise InputError(f"-p {name}: expected each value once, got {value!r} twice")
-        grid[name] = values
     if not grid:
         raise InputError("-p: expected at least one parameter, as in -p seed=1,2,3, got none")
     return grid
 
 
-def tasks(lab: str, grid: Grid, folder: Path, *, preset: str, device: str) -> list[run.Task]:
-    """Return a checked task for each point of the grid, the last parameter changing fastest."""
+def tasks(lab: str, grid: Grid, **options: str) -> list[run.Task]:
+    """Return a checked task for each point of the grid, the last parameter changing fastest.
+
+    Args:
+        lab: number, name or path of the lab.
+        grid: values by name.
+        **options: ``preset`` and ``device``, as for ``run.tasks``.
+    """
     made = []
     for point in itertools.product(*grid.values()):
         parameters = dict(zip(grid, point, strict=True))
-        place = folder / "runs" / folder_name(parameters)
-        (task,) = run.tasks([lab], place, preset=preset, device=device, parameters=parameters)
-        made.append(run.Task(task.lab, preset, device, parameters, place))
+        (task,) = run.tasks([lab], parameters=parameters, **options)
+        made.append(replace(task, folder=Path("runs", folder_name(parameters))))
     return made
 
 
@@ -82,24 +81,18 @@ def write(results: Sequence[Mapping[str, Any]], grid: Grid, folder: Path) -> lis
             writer = csv.DictWriter(file, columns, restval="", lineterminator="\n")
             writer.writeheader()
             writer.writerows(lines)
-    passed = [(each, line) for each, line in zip(results, lines, strict=True) if _passed(each)]
+    passed = [each for each in results if each["status"] == "passed"]
     if not passed:
         return [folder / TABLE]
     with whole_file(folder / FIGURE, "the figure") as temporary:
-        drawn = figure([each for each, _ in passed], grid)
-        drawn.savefig(temporary, format="png", dpi=110, bbox_inches="tight")
+        figure(passed, grid).savefig(temporary, format="png", dpi=110, bbox_inches="tight")
     return [folder / TABLE, folder / FIGURE]
 
 
 def row(results: Mapping[str, Any]) -> tuple[str, ...]:
     """Return a run's line of the closing table: its parameters, status, seconds, headline."""
-    asked = map(str, run.parameters_of(results).values())
-    seconds = f"{results['total_seconds']:.1f}"
-    return (*asked, results["status"], seconds, run.headline(results) or "-")
-
-
-def _passed(results: Mapping[str, Any]) -> bool:
-    return results.get("status") == "passed"
+    _, status, _, seconds, headline = run.row(results)
+    return (*map(str, run.parameters_of(results).values()), status, seconds, headline)
 
 
 def _line(results: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,13 +2,12 @@
 
 from collections import Counter
 
-import mindspore as ms
 import numpy as np
 import pytest
 from mindspore import Tensor, nn, ops
 
 from labkit.runtime import pynative
-from tests.support.compiled import CALL, Operator, compiled_operators, read_graph
+from tests.support.compiled import CALL, compiled_operators
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -67,26 +66,6 @@ def test_both_branches_and_the_body_of_a_loop_count_once():
     assert counts["MatMul"] == counts["Tan"] == counts["Exp"] == 1
 
 
-def test_shapes_and_scopes_of_a_convolution_and_its_gradients():
-    network = nn.SequentialCell([nn.Conv2d(2, 6, (3, 5), pad_mode="valid"), nn.ReLU()])
-    gradient = ops.grad(network, 0, network.trainable_params())
-
-    class Gradient(nn.Cell):
-        def __init__(self):
-            super().__init__()
-            self.network = network
-
-        def construct(self, inputs):
-            return self.network(inputs), gradient(inputs)
-
-    operators = {o.name: o for o in compiled_operators(Gradient(), ones(4, 2, 9, 8))}
-    shapes = {"Conv2D": (4, 6, 7, 4), "Conv2DBackpropFilter": (6, 2, 3, 5)}
-    for name, shape in (shapes | {"Conv2DBackpropInput": (4, 2, 9, 8)}).items():
-        assert operators[name].outputs == (shape,)
-        assert operators[name].scope.startswith("Gradients/") == (name != "Conv2D")
-    assert operators["Conv2D"].scope == "Default/network-SequentialCell/0-Conv2d"
-
-
 def test_what_a_call_compiles_is_read_in_order_and_nothing_else():
     tanh, sigmoid = nn.Tanh(), nn.Sigmoid()
 
@@ -101,59 +80,3 @@ def test_what_a_call_compiles_is_read_in_order_and_nothing_else():
         compiled_operators(nn.Tanh(), ones(2, 2))
     # A different shape compiles a different graph.
     assert arithmetic(compiled_operators(both, ones(4, 4))) == {"Tanh": 1, "Sigmoid": 1}
-
-
-def test_nothing_stays(tmp_path, monkeypatch):
-    """Settings are restored, even after a call that fails, and no files remain."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    names = ("save_graphs", "save_graphs_path")
-    before = [ms.get_context(name) for name in names]
-
-    def fails():
-        nn.Tanh()(ones(2, 2))
-        assert list(tmp_path.rglob("*_validate_*.ir"))
-        raise RuntimeError("no kernel")
-
-    with pytest.raises(RuntimeError, match="no kernel"):
-        compiled_operators(fails)
-    assert [ms.get_context(name) for name in names] == before
-    nn.Sigmoid()(ones(2, 2))
-    assert not list(tmp_path.iterdir())
-
-
-GRAPH = """
-Total number of cnodes: 2
-subgraph @1_construct() {
-  %0(CNode_1) = PrimFunc_Tan(%para1_x) cnode_attrs: {checkpoint: Bool(1)}
-      : (<Tensor[Float32], (2, 3)>) -> (<Tensor[Float32], (-1, 3)>)
-      # Fullname with scope: (Gradients/Default/a-A/Grad_Sin/Tan-op0)
-  Return(%0)
-      : (<Tensor[Float32], (-1, 3)>)
-      # Fullname with scope: (Default/Return-op0)
-}
-"""
-
-
-def test_a_graph_as_it_is_written():
-    assert read_graph(GRAPH) == [
-        Operator("Tan", ((-1, 3),), "Gradients/Default/a-A/Grad_Sin"),
-        Operator("Return", (), "Default"),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("part", "instead", "message"),
-    [
-        ("Total number of cnodes: 2", "", "an unknown number of nodes"),
-        ("  %0(CNode_1) =", "    %0(CNode_1) =", "holds 2 nodes, and 1 were read"),
-        ("      : (<Tensor[Float32], (-1, 3)>)\n      # Full", "      # Full", "no line of types"),
-        ("      # Fullname with scope: (Grad", "      # Called: (Grad", "Tan has no scope"),
-        ("      # Fullname with scope: (Default", "      # Called: (", "Return has no scope"),
-        ("-> (<Tensor[Float32], (-1, 3)>)", "-> (<Tensor[Float32], (-1, 3>)", "do not close"),
-    ],
-)
-def test_a_graph_in_another_form_is_an_error(part, instead, message):
-    assert part in GRAPH
-    with pytest.raises(ValueError, match=message):
-        read_graph(GRAPH.replace(part, instead))

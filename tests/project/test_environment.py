@@ -7,7 +7,6 @@ were asked to install. `make test` itself has just done the real installation.
 import os
 import shutil
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -146,22 +145,6 @@ def test_a_half_installed_environment_is_not_taken_for_whole(installed, how, cod
     installed.call("base")
     assert installed.done() == then
     assert not (installed.folder / ".venv/lib/python3/site-packages/half").exists()
-
-
-@pytest.mark.skipif(shutil.which("flock") is None, reason="flock is not installed")
-def test_of_two_at_once_one_installs_and_the_other_waits(project):
-    first = project.start("base", PIP="slow")
-    until = time.monotonic() + 30
-    while not project.log.exists() or "pip" not in project.log.read_text():
-        assert time.monotonic() < until
-        time.sleep(0.02)
-    second = project.start("base")
-    assert "waiting" in second.stdout.readline()
-    project.log.with_name("log.go_on").touch()
-    for process in (first, second):
-        process.communicate(timeout=30)
-        assert process.returncode == 0
-    assert project.done() == ["venv", "base"]
 
 
 def test_an_environment_of_its_own_is_removed_and_no_other(installed, tmp_path):

@@ -22,11 +22,7 @@ from labkit.steps.plain import PlainStep
 from tests.support.compiled import compiled_operators
 from tests.support.operator_platforms import (
     ASCEND_PASS,
-    EXCEPTIONS,
-    GRADIENT_OF,
-    NO_KERNEL,
     PLATFORMS,
-    WRITTEN_FOR,
     Undocumented,
     missing,
     platforms,
@@ -191,19 +187,6 @@ def test_known_primitives(name, expected):
 def test_an_unknown_operator_is_an_error(name):
     with pytest.raises(Undocumented, match=name):
         platforms(name)
-
-
-def test_the_tables_rows_are_documented_and_apart():
-    tables = [NO_KERNEL, set(GRADIENT_OF), set(WRITTEN_FOR), set(EXCEPTIONS)]
-    assert len(set().union(*tables)) == sum(map(len, tables))
-    assert all(platforms(name) for name in [*GRADIENT_OF, *WRITTEN_FOR])
-    for name, lacking in EXCEPTIONS.items():
-        assert lacking and PLATFORMS - platforms(name) == lacking
-
-
-def test_an_exception_allows_what_it_names_and_no_more():
-    names = ("AllGather", "SparseSoftmaxCrossEntropyWithLogits", "Cholesky", "FloatStatus")
-    assert missing(names) == {"Cholesky": {"Ascend"}, "FloatStatus": {"Ascend", "CPU"}}
 
 
 def test_the_branch_for_ascend_is_in_the_ascend_plugin():

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from fnmatch import fnmatch
 from importlib import metadata
 from pathlib import Path
 
@@ -17,11 +16,8 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
-from packaging.version import Version
 
 import labkit
-from tests.support import make_commands
-from tests.support.make_commands import needs_make
 from tests.support.texts import committed_files
 
 ROOT = Path(__file__).parents[2]
@@ -60,15 +56,6 @@ def conda():
     return yaml.safe_load((ROOT / "environment.yml").read_text(encoding="utf-8"))
 
 
-def test_constraints_are_exact_sorted_and_without_local_suffix():
-    lines = lines_of("constraints.txt")
-    assert len(lines) > 100
-    pins = [line.partition(";")[0] for line in lines]
-    assert [pin for pin in pins if not PIN.fullmatch(pin)] == []
-    assert pins == sorted(pins, key=lambda pin: PIN.fullmatch(pin)[1])
-    assert set(constraints()) == {PIN.fullmatch(pin)[1] for pin in pins}
-
-
 def test_the_lowest_python_that_is_allowed_takes_every_pin():
     """A pin for the lowest Python alone is judged by its marker: it is installed nowhere else."""
     allowed = SpecifierSet(PROJECT["project"]["requires-python"])
@@ -88,20 +75,6 @@ def distribution(name):
         return metadata.distribution(name)
     except metadata.PackageNotFoundError:
         return None
-
-
-def test_every_requirement_is_pinned_to_a_version_it_allows():
-    pins = constraints()
-    build = {r.name: r for r in map(Requirement, PROJECT["build-system"]["requires"])}
-    for name, requirement in {**all_required(), **build}.items():
-        assert requirement.specifier.contains(pins[name]), f"{requirement} against {pins[name]}"
-
-
-def test_the_labs_need_numpy_1_and_no_torch():
-    pins = constraints()
-    assert Version(pins["numpy"]) < Version("2")
-    assert not required()["numpy"].specifier.contains("2.0.0")
-    assert "torch" not in required()
 
 
 def test_the_conda_environment_has_the_same_pins():
@@ -243,38 +216,3 @@ def test_types_lint_and_layout(command):
         [sys.executable, "-m", *command.split()], cwd=ROOT, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-@needs_make
-def test_make_test_runs_every_test_file_and_notebook_in_one_of_its_parts():
-    command = make_commands.run_make(ROOT, "-n", "test").stdout
-    everything = make_commands.run_make(ROOT, "-n", "test", "ALL=1").stdout
-    assert "LABKIT_PRESET=smoke" in command and command.count("-m pytest") == 1
-    assert "--nbval-lax" in command
-    parts, all_parts = parts_of(command), parts_of(everything)
-    assert parts == all_parts[:3] and len(all_parts) == 4
-    files = [*(ROOT / "tests").rglob("test_*.py"), *(ROOT / "notebooks").glob("*.ipynb")]
-    assert len(files) > 80
-    for path in files:
-        in_parts = [_is_in(path.relative_to(ROOT), part) for part in all_parts]
-        assert sum(in_parts) == 1, path
-        # The fourth part is left out without ALL, so its files must hold slow tests.
-        assert not in_parts[3] or re.search("pytest.mark.(slow|long)", path.read_text()), path
-
-
-def parts_of(command):
-    quoted = re.search(r"for part in (.*?); do", command, re.DOTALL)[1]
-    return [part.replace("\\\n", " ").split() for part in re.findall(r'"(.*?)"', quoted, re.DOTALL)]
-
-
-def _is_in(path, part):
-    """Return whether pytest collects a file when the words of ``part`` are its arguments."""
-    if path.name.endswith("on_ranks.py") != any("on_ranks" in word for word in part):
-        return False
-    kept = [word for word in part if not word.startswith("--")]
-    left_out = [word.partition("=")[2] for word in part if word.startswith("--ignore")]
-
-    def within(places):
-        return any(fnmatch(str(part), place) for place in places for part in (path, *path.parents))
-
-    return within(kept) and not within(left_out)

@@ -147,7 +147,7 @@ def test_a_run_in_use_is_refused(call, project):
         (["-p", "rate=1", "-p", "rate=2"], "expected each parameter once, got 'rate' twice"),
         (["-p", "rate", "--quiet"], "-p: expected NAME=VALUE, as in -p epochs=2, got 'rate'"),
         (["-p", "preset=lab"], "Use --preset lab"),
-        (["-p", "rate=[1"], "-p: expected a value, got 'rate=[1'"),
+        (["-p", "rate=[1"], "-p rate=[1: not YAML"),
         (["--out", ""], "--out: expected a folder of this machine, got ''"),
         (["--out", "s3://bucket/x"], "--out: expected a folder of this machine"),
         (["--resume", "none"], "--resume: none holds no run"),

@@ -27,8 +27,8 @@ def test_a_sweep_is_every_combination_once(call, project):
     ("texts", "message"),
     [
         ([], "expected at least one parameter"),
-        (["rate="], "expected values as in -p rate=1,2"),
-        (["rate=1,,2"], "expected values as in -p rate=1,2"),
+        (["rate="], "expected values separated by commas"),
+        (["rate=1,,2"], "expected values separated by commas"),
         (["rate=1,1"], "expected each value once, got 1 twice"),
         (["rate"], "expected NAME=VALUE"),
     ],
