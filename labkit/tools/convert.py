@@ -54,11 +54,9 @@ def convert(
         )
     renames: dict[str, str] = {}
     for text in rename or ():
-        ours, equals, theirs = text.partition("=")
-        if not (equals and ours and theirs):
-            raise wrong("rename", text, "MINDSPORE=PYTORCH")
-        if ours in renames:
-            raise InputError(f"rename: expected {ours} once, got it twice")
+        ours, _, theirs = text.partition("=")
+        if not (ours and theirs) or ours in renames:
+            raise wrong("rename", text, "MINDSPORE=PYTORCH, each name once")
         renames[ours] = theirs
     from labkit import runtime
 
@@ -85,18 +83,13 @@ def _build(network: str, classes: int) -> "nn.Cell":
         raise wrong("network", network, "resnet18, 34, 50, 101, 152, or module:function")
     from mindspore import nn
 
-    # Last in the search path, and only for this import: in a downloaded folder, a file torch.py
-    # would take the place of PyTorch.
-    sys.path.append(folder := str(Path.cwd()))
+    # Last in the search path: in a downloaded folder, a file torch.py would else be PyTorch.
+    sys.path.append(str(Path.cwd()))
     try:
         make = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError) as error:
         raise InputError(f"network {network}: {error}") from error
-    else:
-        cell = make() if callable(make) else None
-    finally:
-        if folder in sys.path:  # the module may have removed it
-            del sys.path[len(sys.path) - 1 - sys.path[::-1].index(folder)]
+    cell = make() if callable(make) else None
     if not isinstance(cell, nn.Cell):
         raise wrong("network", network, "a function that returns an nn.Cell")
     return cell

@@ -8,7 +8,7 @@ import platform
 import shutil
 import subprocess
 import sys
-import time
+import timeit
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -126,27 +126,24 @@ def _checkout(root: Path) -> Finding:
 def _packages(root: Path) -> Finding:
     """Compare what is installed with the pins whose markers hold here."""
     from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
 
     project = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))["project"]
     lines = (root / "constraints.txt").read_text("utf-8").splitlines()
     pins = [line.split("#")[0].strip() for line in lines]
     needed = [*project["dependencies"], *project["optional-dependencies"]["labs"]]
     wrong, pinned = [], 0
-    names = {_plain(Requirement(text).name) for text in needed}
+    names = {canonicalize_name(Requirement(text).name) for text in needed}
     for requirement in map(Requirement, filter(None, pins)):
         if requirement.marker and not requirement.marker.evaluate():
             continue
         version = _version(requirement.name)
-        if version is None and _plain(requirement.name) not in names:
+        if version is None and canonicalize_name(requirement.name) not in names:
             continue  # a package of the tests, or one that only another platform needs
         pinned += 1
         if version is None or not requirement.specifier.contains(version, prereleases=True):
             wrong.append(f"{requirement.name} {version or 'is missing'}, expected {requirement}")
     return not wrong, "; ".join(wrong[:5]) or f"{pinned} as in constraints.txt", INSTALL
-
-
-def _plain(name: str) -> str:
-    return name.lower().replace("_", "-")
 
 
 def _version(package: str) -> str | None:
@@ -338,11 +335,6 @@ def probe() -> None:
 
 
 def _fastest(compute: Callable[[], Any]) -> float:
-    """Return the seconds of the fastest of 5 calls after a warm-up; of fewer if they take 1 s."""
-    times: list[float] = []
+    """Return the seconds of the fastest of 5 calls after a warm-up."""
     compute().asnumpy()
-    while len(times) < 5 and sum(times) < 1:
-        started = time.perf_counter()
-        compute().asnumpy()
-        times.append(time.perf_counter() - started)
-    return min(times)
+    return min(timeit.repeat(lambda: compute().asnumpy(), number=1, repeat=5))

@@ -12,8 +12,6 @@ from labkit.base.arguments import wrong
 from labkit.errors import InputError, nearest
 from labkit.labs.presets import LABS, PRESETS
 
-# Suffix of a lab's second notebook, such as "03_thor_in_depth", for readers who want every detail.
-_IN_DEPTH = "_in_depth"
 _NOTEBOOK = re.compile(r"(\d\d)_(\w+)\.ipynb")
 _TITLE = re.compile(r"^#\s+(?:\d+\s*·\s*)?(.+?)\s*$", re.MULTILINE)
 _MINUTES = re.compile(r"(\d+(?:\.\d+)?(?:\s*[-–]\s*\d+)?)\s*min", re.IGNORECASE)
@@ -32,16 +30,6 @@ class Lab:
     minutes: str
     presets: tuple[str, ...]
     path: Path
-
-    @property
-    def short_name(self) -> str:
-        """The name without its number: ``gradient_accumulation``."""
-        return self.name.split("_", 1)[1]
-
-    @property
-    def is_in_depth(self) -> bool:
-        """Whether it is the second notebook of the lab with the same number."""
-        return self.name.endswith(_IN_DEPTH)
 
 
 def find_labs(project: Path) -> tuple[Lab, ...]:
@@ -72,15 +60,14 @@ def _called(labs: Sequence[Lab], name: str) -> Lab:
         if not path.is_file():
             raise wrong("LAB", name, "the path of a notebook that is there")
         return next((lab for lab in labs if lab.path == path), None) or read_lab(path)
-    if name.isdecimal():
-        matches = [lab for lab in labs if int(lab.number) == int(name) and not lab.is_in_depth]
-    else:
-        matches = [lab for lab in labs if name in (lab.name, lab.short_name)]
-    if not matches:
-        known = [lab.name for lab in labs]
-        hint = nearest(name, [*known, *(lab.short_name for lab in labs)])
-        raise InputError(f"unknown lab {name!r}; expected one of: {', '.join(known)}.{hint}")
-    return matches[0]
+    named: dict[str, Lab] = {}
+    for lab in reversed(labs):  # of two notebooks with a number, it means the one not in depth
+        short = lab.name.split("_", 1)[1]
+        named |= dict.fromkeys((lab.number, str(int(lab.number)), short, lab.name), lab)
+    if name not in named:
+        known = ", ".join(lab.name for lab in labs)
+        raise InputError(f"unknown lab {name!r}; expected one of: {known}.{nearest(name, named)}")
+    return named[name]
 
 
 def read_lab(path: Path) -> Lab:
@@ -112,15 +99,11 @@ def parameter_names(lab: Lab) -> tuple[str, ...]:
             f"{lab.path} has {len(cells)} cells tagged 'parameters'; expected exactly one"
         )
     try:
-        statements = ast.parse(cells[0]["source"]).body
+        nodes = list(ast.walk(ast.parse(cells[0]["source"])))
     except SyntaxError as error:
         raise InputError(f"the parameters cell of {lab.path} is not Python: {error}") from error
-    names = []
-    for statement in statements:
-        targets = statement.targets if isinstance(statement, ast.Assign) else []
-        if isinstance(statement, ast.AnnAssign):
-            targets = [statement.target]
-        names += [target.id for target in targets if isinstance(target, ast.Name)]
+    stored = [node for node in nodes if isinstance(node, ast.Name)]
+    names = [name.id for name in stored if isinstance(name.ctx, ast.Store)]
     missing = [name for name in ("preset", "device") if name not in names]
     if missing:
         raise InputError(f"the parameters cell of {lab.path} does not set {' and '.join(missing)}")
