@@ -75,11 +75,6 @@ def test_the_newest_are_kept_by_their_number(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["notes.txt", *kept]
 
 
-def test_there_are_none_where_there_is_no_folder(tmp_path):
-    assert checkpoint.checkpoints(tmp_path / "none") == []
-    assert checkpoint.readable(tmp_path / "none") == {}
-
-
 def test_an_interrupted_write_leaves_the_file_as_it_was(saved, monkeypatch):
     def killed(values, path, metadata):
         path.write_bytes(b"half")

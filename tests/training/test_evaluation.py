@@ -17,7 +17,6 @@ from labkit.training.evaluation import evaluate
 from tests.support.resuming import quiet_fit
 from tests.support.step_cells import assert_bit_equal, snapshot
 from tests.support.trainings import (
-    CLASSES,
     cross_entropy,
     dataset,
     images_and_labels,
@@ -109,14 +108,6 @@ def test_in_the_middle_of_a_training_it_changes_nothing():
     assert any(value.any() for name, value in without.items() if "moving_mean" in name)
 
 
-def test_evaluate_returns_what_was_asked_for():
-    values = evaluate(network(), loss_fn(), dataset(drop=False), top=(1, 2, CLASSES))
-    names = ["accuracy", "top_1_accuracy", "top_2_accuracy", f"top_{CLASSES}_accuracy", "loss"]
-    assert list(values) == names
-    assert values["top_1_accuracy"] == values["accuracy"] < values["top_2_accuracy"] < 1
-    assert values[f"top_{CLASSES}_accuracy"] == 1
-
-
 def test_counts_are_added_up_over_ranks_not_averaged(monkeypatch):
     """This rank has 46 rows; another rank has 2, both wrong, with a loss of 4 each."""
     monkeypatch.setattr(cluster, "gather", lambda own: np.array([own, [0, 2, 8.0, 2]]))
@@ -124,11 +115,6 @@ def test_counts_are_added_up_over_ranks_not_averaged(monkeypatch):
     values = evaluate(network(), loss_fn(), dataset(drop=False), over_ranks=True)
     assert values["accuracy"] == pytest.approx(alone["accuracy"] * 46 / 48, rel=1e-12)
     assert values["loss"] == pytest.approx((alone["loss"] * 46 + 8) / 48, rel=1e-12)
-
-
-def test_nothing_is_gathered_unless_asked_for(monkeypatch):
-    monkeypatch.setattr(cluster, "gather", None)
-    evaluate(network(), loss_fn(), dataset())
 
 
 @pytest.mark.parametrize("set_by_hand", [False, True])
@@ -280,15 +266,3 @@ def test_a_network_in_float16_is_evaluated_with_its_loss_in_float32():
     for loss in (nn.CrossEntropyLoss(), loss_fn()):
         values = evaluate(nn.Identity(), loss, data)
         assert values["loss"] == pytest.approx(float(expected), rel=1e-5)
-
-
-@pytest.mark.parametrize("dtype", [np.int64, np.uint8])
-def test_labels_of_any_type_of_integers(dtype):
-    logits = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
-    labels = np.arange(6) % 4
-    values = [
-        evaluate(nn.Identity(), nn.CrossEntropyLoss(), NumpySlicesDataset(columns).batch(6))
-        for columns in ((logits, labels.astype(np.int32)), (logits, labels.astype(dtype)))
-    ]
-    # To one bit of float32: the last bit of MindSpore's own mean differs in 5 of 200 calls.
-    assert values[1] == pytest.approx(values[0], rel=2e-7)

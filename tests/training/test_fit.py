@@ -100,14 +100,6 @@ class TestContinuing:
         seconds = quiet_fit(step, dataset(), folder=folder, resume=True).column("seconds")
         assert seconds == sorted(seconds) and seconds[2] < 100 and 1000 < seconds[3] < 1100
 
-    def test_the_dataset_starts_at_its_beginning_again(self, done, step, tmp_path):
-        data = dataset()
-        first = next(data.create_tuple_iterator(num_epochs=1))[0].asnumpy()
-        folder = done.interrupted(done.paths[15], tmp_path / "run")
-        quiet_fit(step, data, folder=folder, resume=True)
-        again = next(data.create_tuple_iterator(num_epochs=1))[0].asnumpy()
-        np.testing.assert_array_equal(first, again)
-
     def test_with_no_checkpoint_it_starts_anew_and_says_so(self, step, tmp_path, capsys):
         (tmp_path / "records.csv").write_text("epoch,update\n1,1\n")
         records = quiet_fit(step, dataset(), 1, folder=tmp_path, resume=True)
@@ -175,18 +167,6 @@ class TestLocked:
                     quiet_fit(step, dataset(), folder=folder, resume=resume)
             assert files_of(folder) == files
 
-    def test_it_is_locked_as_long_as_it_trains(self, step, tmp_path):
-        def look(run_context):
-            with pytest.raises(InputError, match="in use by another process"):
-                with locked(tmp_path, "a test"):
-                    pass
-            raise KeyboardInterrupt
-
-        with pytest.raises(KeyboardInterrupt):
-            quiet_fit(step, dataset(), 1, folder=tmp_path, callbacks=[At(1, look)])
-        with locked(tmp_path, "a test"):
-            pass
-
 
 class TestWhatIsWritten:
     @pytest.mark.parametrize(
@@ -204,11 +184,6 @@ class TestWhatIsWritten:
         quiet_fit(step, dataset(), folder=tmp_path, **options)
         assert numbers_of(tmp_path) == expected
 
-    def test_nothing_without_a_folder(self, step, tmp_path, monkeypatch):
-        monkeypatch.chdir(tmp_path)
-        quiet_fit(step, dataset(), 1)
-        assert list(tmp_path.iterdir()) == []
-
 
 class TestRefused:
     """A training that would not continue as it began is refused; step and folder are unchanged."""
@@ -221,11 +196,6 @@ class TestRefused:
             quiet_fit(step, data or dataset(), folder=folder, resume=True)
         assert_bit_equal(snapshot(step), before)
         assert files_of(folder) == files
-
-    def test_another_network(self, done, tmp_path):
-        """Detected only when all else has been accepted; its message: test_checkpoint.py."""
-        words = r"another network: .* \(7, 16\), expected Float32 \(9, 16\)"
-        self.refused(done, tmp_path / "wider", words, make_step(width=9))
 
     def test_another_optimizer_and_another_step(self, done, tmp_path):
         net = network()
@@ -313,14 +283,6 @@ class TestRefused:
         assert not (tmp_path / "run").exists()
 
 
-def test_numpys_numbers_and_a_callback_alone_are_taken(step, tmp_path):
-    """-keep of the NumPy uint8 1 is 255: every checkpoint was deleted."""
-    called = []
-    options = {"keep": np.uint8(1), "checkpoint_every": np.int64(4), "folder": tmp_path}
-    quiet_fit(step, dataset(), 1, callbacks=At(1, called.append), **options)
-    assert len(list(tmp_path.rglob("*.safetensors"))) == 1 and called
-
-
 def test_workers_are_counted_for_each_map_and_source(monkeypatch):
     """Each is counted, as a map with two workers draws other random numbers than with one."""
     monkeypatch.setattr(ms.dataset.config, "get_num_parallel_workers", lambda: 2)
@@ -401,17 +363,6 @@ class TestEndOfEpoch:
         restore(step, done.fresh)
         Model(step).train(EPOCHS, dataset(), dataset_sink_mode=False)
         assert step.last_update.number == EPOCHS * 11 // 4 != len(done.rows)
-
-    @pytest.mark.parametrize(("start", "expected"), [(11, [3]), (5, [2, 1])])
-    def test_a_training_that_starts_later(self, step, start, expected, monkeypatch):
-        ended, data = [], dataset()
-        end = lambda: ended.append(int(step.micro_step.asnumpy()))  # noqa: E731
-        monkeypatch.setattr(step, "end_epoch", end, raising=False)
-        data.set_init_step(start)
-        callbacks = [EndOfEpoch(step)]
-        options = {"dataset_sink_mode": False, "initial_epoch": start // 11}
-        Model(step).train(2, data, callbacks=callbacks, **options)
-        assert ended == expected
 
 
 class TestBesideMindSpore:
@@ -534,10 +485,6 @@ class TestLengthOfSchedules:
         # Earlier updates count: the optimizer continues in its array.
         with pytest.raises(InputError, match="has 6 values for 9 updates"):
             quiet_fit(step, dataset(), 1)
-
-    def test_schedules_without_an_end(self):
-        for rate in (0.1, nn.ExponentialDecayLR(0.1, 0.5, 1)):
-            self.build(None, rate, {}).check_length(10**6)
 
     def test_of_dampings(self):
         """An array given to THOR as damping has a length; a number and a function have no end."""

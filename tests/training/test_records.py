@@ -28,17 +28,6 @@ def test_what_is_written_is_read_back_to_the_last_bit(tmp_path):
     assert [type(value) for value in rows[0].values()] == [int, float, float]
 
 
-def test_nan_is_read_back(tmp_path):
-    filled(tmp_path / "records.csv", [{"update": 1, "loss": math.nan}]).close()
-    assert math.isnan(read_records(tmp_path / "records.csv").column("loss")[0])
-
-
-def test_a_row_is_in_the_file_at_once(tmp_path):
-    records = filled(tmp_path / "records.csv")
-    assert read_records(tmp_path / "records.csv").rows == ROWS
-    records.close()
-
-
 def test_other_columns_are_refused_and_leave_no_trace(tmp_path):
     records = filled(tmp_path / "records.csv")
     with pytest.raises(InputError, match="columns of a row: expected"):
@@ -61,11 +50,6 @@ def test_a_row_that_is_not_numbers_is_refused_with_its_line(tmp_path, line):
     path.write_text(f"update,loss,rate\n1,2.0,3.0\n{line}\n")
     with pytest.raises(InputError, match=r"records.csv, line 3: expected a number in each column"):
         read_records(path)
-
-
-def test_a_missing_file_is_refused(tmp_path):
-    with pytest.raises(InputError, match="no records at"):
-        read_records(tmp_path / "records.csv")
 
 
 # name -> (function: bytes of the file -> bytes after a power cut, rows that are left)

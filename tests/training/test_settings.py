@@ -1,6 +1,5 @@
 """What a resumed training must share: one dict of plain values, compared by ==."""
 
-import json
 from functools import partial
 
 import numpy as np
@@ -70,8 +69,8 @@ def settings(step, updates=4):
 DECAYING = nn.ExponentialDecayLR
 # name -> (functions that make the step that resumes and the checkpoint's, words of the message)
 DIFFERENT = {
-    "class": (partial(momentum), partial(adam), "optimizer.class: expected Adam, .* got Momentum"),
-    "rate": (partial(momentum, 0.5), partial(momentum), "learning_rate: expected 0.1, .* got 0.5"),
+    "class": (momentum, adam, "optimizer.class: expected Adam, .* got Momentum"),
+    "rate": (partial(momentum, 0.5), momentum, "learning_rate: expected 0.1, .* got 0.5"),
     "rates": (
         partial(momentum, [0.1] * 6),
         partial(momentum, [0.2] * 6),
@@ -84,20 +83,20 @@ DIFFERENT = {
     ),
     "momentum": (
         partial(momentum, value=0.8),
-        partial(momentum),
+        momentum,
         "momentum: expected 0.9, .* got 0.8",
     ),
     "decay": (
         partial(momentum, weight_decay=0.01),
-        partial(momentum),
+        momentum,
         "weight_decay: expected 0.0, as in the checkpoint, got 0.01",
     ),
     "nesterov": (
         partial(momentum, use_nesterov=True),
-        partial(momentum),
+        momentum,
         "use_nesterov: expected False, .* True",
     ),
-    "beta": (partial(adam, beta2=0.99), partial(adam), "beta2: expected 0.999, .* got 0.99"),
+    "beta": (partial(adam, beta2=0.99), adam, "beta2: expected 0.999, .* got 0.99"),
     "schedule": (
         partial(adam, DECAYING(0.1, 0.5, 2)),
         partial(adam, DECAYING(0.1, 0.5, 3)),
@@ -110,17 +109,17 @@ DIFFERENT = {
     ),
     "rate of a group": (
         partial(grouped, rate=0.3),
-        partial(grouped),
+        grouped,
         r"learning_rate.0: expected 0.2, .* got 0.3",
     ),
     "decay of a group": (
         partial(grouped, decay=0.5),
-        partial(grouped),
+        grouped,
         "weight_decay.0.*: expected 0.01, .* 0.5",
     ),
     "groups": (
         partial(grouped, swapped=True),
-        partial(grouped),
+        grouped,
         "optimizer.weights.0: expected 1.weight, .* got 1",
     ),
     "within LARS": (
@@ -153,7 +152,7 @@ DIFFERENT = {
 SAME = {
     "numbers": (partial(momentum, Tensor(0.1)), partial(momentum, 0.1)),
     "longer rates": (partial(momentum, [0.1] * 4 + [0.7] * 9), partial(momentum, [0.1] * 6)),
-    "groups": (partial(grouped), partial(grouped)),
+    "groups": (grouped, grouped),
     "rates of a group": (partial(grouped, [0.1] * 9), partial(grouped, [0.1] * 4 + [0.5])),
     "damping": (partial(thor, [0.1] * 9), partial(thor, np.array([0.1] * 4 + [0.3]))),
     "functions": (
@@ -174,18 +173,6 @@ def test_what_differs_is_named_with_both_values(case):
 def test_what_is_the_same_up_to_the_update_goes_on(case):
     own, saved = SAME[case]
     refuse_other(settings(own()), settings(saved()))
-
-
-def test_settings_are_json():
-    for make, *_ in DIFFERENT.values():
-        own = settings(make())
-        assert json.loads(json.dumps(own)) == own
-
-
-def test_at_most_three_are_named():
-    own, saved = ({f"s{i}": i + shift for i in range(5)} for shift in (0, 1))
-    with pytest.raises(InputError, match="s0: expected 1, .*s2: expected 3.* got 2; 2 more differ"):
-        refuse_other(own, saved)
 
 
 class TestTrained:
