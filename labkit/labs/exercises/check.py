@@ -24,7 +24,6 @@ from labkit.errors import refuse_unknown
 # A case takes milliseconds; one on a ResNet half a second, and more than 5 s on a busy machine.
 SECONDS = 20.0
 _SHOWN_LINES = 5  # the most lines of a learner's output that are shown
-_TINY = 1e-300  # for the squared norm of a specification's answer, if it underflows to zero
 
 
 @dataclass(eq=False)
@@ -195,7 +194,8 @@ def _same(value: Any, other: Any) -> bool:
         return len(value) == len(other) and all(map(_same, value, other))
     if isinstance(value, np.ndarray):
         return np.array_equal(value, other, equal_nan=True)
-    return bool(value == other)
+    # Training LeNet or loading a ResNet is no change of an argument: each copy has its own network.
+    return not isinstance(value, int | float | str) or value == other
 
 
 def _not_numbers(answer: Any) -> str:
@@ -273,7 +273,7 @@ def _size_of_error(numbers: np.ndarray, right: np.ndarray) -> str:
         return "it returned zeros only"
     if not right.any():
         return "it is not zero where it should be"
-    ratio = np.dot(numbers, right) / max(np.dot(right, right), _TINY)
+    ratio = numbers @ right / (right @ right)
     if _close(numbers, ratio * right, 1e-6) and ratio != 0:
         other_way = "; which sign should it have?" if ratio < 0 else ""
         return f"it is {ratio:.3g} times what is expected{other_way}"

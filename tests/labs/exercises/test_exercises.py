@@ -56,7 +56,9 @@ def test_each_exercise_stands_unsolved_in_the_notebook_with_two_hints_on_demand(
         assert f'hint("{name}")' in cell and "raise NotImplementedError" in cell, name
 
 
-@pytest.mark.parametrize(("ask", "given"), [("check", ("normalize", len)), ("hint", ("normalize",))])
+@pytest.mark.parametrize(
+    ("ask", "given"), [("check", ("normalize", len)), ("hint", ("normalize",))]
+)
 def test_an_unknown_exercise_is_refused_with_the_nearest_name(ask, given):
     with pytest.raises(InputError, match="Did you mean 'normalise'"):
         getattr(LABS["01_gradient_accumulation"][0], ask)(*given)

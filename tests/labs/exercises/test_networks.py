@@ -33,7 +33,7 @@ def test_copies_of_lenet_begin_alike_and_are_trained_by_nobody_else():
     twice = trained(OnLeNet(1), 2)
     once = trained(lenet, 1)
     assert not same(begin, once) and not same(once, twice)
-    assert same(weights(other), begin) and other == lenet != OnLeNet(2)
+    assert same(weights(other), begin)
     # It continues from its own state, momentum included, after other copies were trained.
     assert same(trained(lenet, 1), twice)
     assert not same(weights(OnLeNet(2)), begin)
@@ -56,7 +56,6 @@ def test_copies_of_the_resnet_begin_alike_and_are_loaded_by_nobody_else():
     assert not same(snapshot(resnet.network).values(), begin.values())
     assert same(snapshot(other.network).values(), begin.values())
     assert np.array_equal(other.logits(), logits) and not np.allclose(resnet.logits(), logits)
-    assert other == resnet != OnResNet("layer4") and hash(other) == hash(resnet)
 
 
 @pytest.mark.parametrize("fault", ["maxpool", "layer2", "layer3", "layer4"])
