@@ -246,35 +246,30 @@ def _complaint(exercise: Exercise, calls: list[_Call], first: int) -> str:
         agrees = _agreeing(calls, answers, exercise.rtol)
         if agrees[first] and sum(agrees) > most:
             best, most = meaning, sum(agrees)
-    return best or _general(answer, exercise, first) or _size_of_error(numbers, right)
+    return best or _difference(answer, exercise.right[first], exercise.rtol)
 
 
-def _general(answer: Any, exercise: Exercise, first: int) -> str:
-    """Return what is wrong with the order or the digits of an answer; empty if it is neither."""
-    right_answer, numbers = exercise.right[first], _row(answer)
-    right = _row(right_answer)
+def _difference(answer: Any, right_answer: Any, rtol: float) -> str:
+    """Return in which way an answer that agrees with no known mistake differs."""
+    numbers, right = _row(answer), _row(right_answer)
     array = np.asarray(answer if isinstance(answer, np.ndarray | np.generic) else 0.0)
+    if not numbers.any():
+        return "it returned zeros only"
     if isinstance(right_answer, list | tuple) and (array.ndim or isinstance(answer, list | tuple)):
-        if _close(_row(answer[::-1]), right, exercise.rtol):
+        if _close(_row(answer[::-1]), right, rtol):
             return "the parts are right, and their order is not"
-    if array.ndim == 2 and _close(array.T.ravel(), right, exercise.rtol):
+    if array.ndim == 2 and _close(array.T.ravel(), right, rtol):
         return "rows and columns have changed places"
     if array.dtype in (np.float16, np.float32):
         if _close(numbers, right, 20 * float(np.finfo(array.dtype).eps)):
             return f"right, but only to the digits of {array.dtype}: where does it lose the others?"
     whole = (numbers == np.round(numbers)).all() and not (right == np.round(right)).all()
-    if whole and numbers.any() and np.abs(numbers - right).max() < 1:
+    if whole and np.abs(numbers - right).max() < 1:
         return "whole numbers only: was something rounded, or divided with `//`?"
-    return ""
-
-
-def _size_of_error(numbers: np.ndarray, right: np.ndarray) -> str:
-    if not numbers.any():
-        return "it returned zeros only"
     if not right.any():
         return "it is not zero where it should be"
     ratio = numbers @ right / (right @ right)
-    if _close(numbers, ratio * right, 1e-6) and ratio != 0:
+    if _close(numbers, ratio * right, 1e-6):
         other_way = "; which sign should it have?" if ratio < 0 else ""
         return f"it is {ratio:.3g} times what is expected{other_way}"
     off = np.abs(numbers - right).max() / np.abs(right).max()

@@ -1,4 +1,4 @@
-"""The exercises of every lab: right answers, wrong answers of learners, and what is said of them."""
+"""The exercises of every lab: right answers, wrong answers of learners, and their hints."""
 
 import re
 
