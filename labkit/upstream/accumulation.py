@@ -7,15 +7,14 @@ tutorial's exact behaviour, k times the gradient and the tail carried into the n
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
+from pathlib import Path
 
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore.dataset import Dataset
 
-from labkit.base import arguments
 from labkit.base.arguments import choice, integer, wrong
 from labkit.base.files import make_folder
 from labkit.errors import InputError, warn
@@ -155,8 +154,8 @@ class GradientAccumulation:
         reduction: str = "mean",
         tail: str = "flush",
     ) -> None:
-        choice("reduction", reduction, REDUCTION)
         choice("tail", tail, TAILS)
+        choice("reduction", reduction, REDUCTION)
         self._loss_net = LossNet(network, loss_fn)
         self._optimizer = optimizer
         self._reduction, self._tail = reduction, tail
@@ -176,7 +175,7 @@ class GradientAccumulation:
         train_dataset: Dataset,
         mini_steps: int | None = None,
         *,
-        path: str | os.PathLike = "gradient_accumulation.ckpt",
+        path: str | Path = "gradient_accumulation.ckpt",
     ) -> None:
         """Train, print one line per update, and write a checkpoint.
 
@@ -187,8 +186,7 @@ class GradientAccumulation:
             path: path of the checkpoint.
         """
         mini_steps = integer("mini_steps", mini_steps)
-        integer("epoch", epoch)
-        make_folder(arguments.path("path", path).parent)
+        make_folder(Path(path).parent)
         step = self._step
         if step is None:
             step = self._step = AccumulatedStep(

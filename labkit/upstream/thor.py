@@ -17,27 +17,27 @@ sink mode is off and refused; BatchNorm's Parameters stay in float32.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, amp, nn, ops
 from mindspore.dataset import Dataset
-from mindspore.train import Callback, Model
+from mindspore.nn.learning_rate_schedule import LearningRateSchedule
+from mindspore.train import Model
 
 from labkit.algorithms.thor.rules import ByUpdate, ThorOptions, by_update, thor_options, value_at
 from labkit.algorithms.thor.update import ThorUpdate
 from labkit.algorithms.words import THOR_ON_HOST
-from labkit.base.arguments import choice, flag, integer, number, wrong
+from labkit.base.arguments import choice, integer, number, wrong
 from labkit.errors import InputError, warn
 from labkit.steps.losses import LossNet
 from labkit.steps.options import PRECISION, fusion_indices
 from labkit.steps.plain import PlainStep
 from labkit.steps.precision import DynamicLossScale
 from labkit.steps.state import integer_of, set_state
-
-Callbacks: TypeAlias = Callback | Sequence[Callback] | None
 
 # Upstream's GRADIENT_CLIP_VALUE, for each gradient separately, not for their global norm.
 CLIP_NORM = 1.0
@@ -94,23 +94,21 @@ def thor(
     """
     if not isinstance(net, nn.Cell) or not net.trainable_params():
         raise wrong("net", net, "a Cell with trainable Parameters")
-    _check_split(net, split_indices)
-    given = thor_options(damping, {"frequency": integer("frequency", frequency), **options})
-    scheduled = isinstance(learning_rate, nn.learning_rate_schedule.LearningRateSchedule)
-    rate = learning_rate if scheduled else by_update("learning_rate", learning_rate, at_least=0)
-    optimizer = ThorOptimizer(
-        net,
-        rate,
-        number("momentum", momentum, at_least=0, below=1),
-        number("weight_decay", weight_decay, at_least=0),
-        flag("use_nesterov", use_nesterov),
-        decay_filter,
-        flag("enable_clip_grad", enable_clip_grad),
+    if split_indices is not None:
+        cells = (cell for _, cell in net.cells_and_names())
+        kinds = (cell for cell in cells if isinstance(cell, nn.Dense | nn.Conv2d))
+        layers = sum(cell.weight.requires_grad for cell in kinds)
+        if fusion_indices("split_indices", split_indices)[-1] >= layers:
+            expected = f"integers below {layers}, the number of layers with factors"
+            raise wrong("split_indices", split_indices, expected)
+    optimizer = ThorOptimizer(net, learning_rate, momentum, weight_decay, decay_filter)
+    optimizer.options = thor_options(
+        damping, {"frequency": integer("frequency", frequency), **options}
     )
-    optimizer.options = given
     optimizer.given_loss_scale = number("loss_scale", loss_scale, above=0)
     optimizer.batch_size = integer("batch_size", batch_size)
-    if given.formulas == "thor":
+    optimizer.use_nesterov, optimizer.clips = bool(use_nesterov), bool(enable_clip_grad)
+    if optimizer.options.formulas == "thor":
         warn(NOTICE)
     return optimizer
 
@@ -131,30 +129,34 @@ class ThorOptimizer(nn.Optimizer):
     options: ThorOptions
     given_loss_scale: float
     batch_size: int
+    use_nesterov: bool
+    clips: bool
 
     def __init__(
         self,
         net: nn.Cell,
-        rate: ByUpdate | nn.learning_rate_schedule.LearningRateSchedule,
+        learning_rate: Any,
         momentum: float,
         weight_decay: float,
-        use_nesterov: bool,
         decay_filter: Callable[[Parameter], bool],
-        clips: bool,
     ) -> None:
-        following = rate if callable(rate) and not isinstance(rate, nn.Cell) else None
-        if following is not None:
-            rate = rate_at(following, 0)
-        elif isinstance(rate, np.ndarray):
-            rate = Tensor(rate, ms.float32)
-        super().__init__(rate, net.trainable_params(), weight_decay)
+        first, following = learning_rate, None
+        if not isinstance(learning_rate, LearningRateSchedule):
+            first = by_update("learning_rate", learning_rate, at_least=0)
+        if isinstance(first, np.ndarray):
+            first = Tensor(first, ms.float32)
+        elif callable(first) and not isinstance(first, nn.Cell):
+            following, first = first, rate_at(first, 0)
+        decay = number("weight_decay", weight_decay, at_least=0)
+        super().__init__(first, net.trainable_params(), decay)
         self.rate = following
         self.decay_flags = tuple(bool(decay_filter(each)) for each in self.parameters)
         # Not as a child: the network is not part of the optimizer's state.
         object.__setattr__(self, "net", net)
-        self.momentum = Parameter(Tensor(momentum, ms.float32), name="momentum")
+        factor = number("momentum", momentum, at_least=0, below=1)
+        self.momentum = Parameter(Tensor(factor, ms.float32), name="momentum")
         self.moments = self.parameters.clone(prefix="moments", init="zeros")
-        self.use_nesterov, self.clips, self.converted = use_nesterov, clips, False
+        self.converted = False
 
     def construct(self, gradients: tuple[Tensor, ...]) -> tuple:
         if not self.converted:
@@ -172,9 +174,24 @@ class ThorOptimizer(nn.Optimizer):
         move = ops.partial(_moved, self.use_nesterov, self.momentum, rate)
         return self.map_(move, gradients, self.parameters, self.moments)
 
-    def get_frequency(self) -> int:
-        """Return the number of updates between two refreshes, as upstream's method does."""
-        return int(self.options.frequency)  # type: ignore[arg-type]  # no function, see ``thor``
+
+def _moved(
+    nesterov: bool,
+    momentum: Parameter,
+    rate: Tensor,
+    gradient: Tensor,
+    weight: Parameter,
+    moment: Parameter,
+) -> Tensor:
+    new = momentum * moment + gradient
+    step = gradient + momentum * new if nesterov else new
+    moved = ops.assign_sub(weight, ops.cast(rate * step, weight.dtype))
+    return ops.depend(moved, ops.assign(moment, new))
+
+
+def _clipped(gradient: Tensor) -> Tensor:
+    norm = ops.sqrt(ops.reduce_sum(ops.square(gradient.reshape(-1))))
+    return gradient * (CLIP_NORM / ops.maximum(norm, CLIP_NORM))
 
 
 class ConvertModelUtils:
@@ -220,16 +237,16 @@ class ConvertModelUtils:
                 "(mindspore.nn.thor's has changed the network for operators of its own)"
             )
         if network is not optimizer.net:
+            names = [type(each).__name__ for each in (optimizer.net, network)]
             raise InputError(
-                "network: expected the one that thor was given, a "
-                f"{type(optimizer.net).__name__}, got a {type(network).__name__}"
+                f"network: expected the one that thor was given, a {names[0]}, got a {names[1]}"
             )
         if optimizer.converted:
             raise InputError("this optimizer belongs to a converted model; expected a new one")
         choice("amp_level", amp_level, PRECISION)
-        if not flag("keep_batchnorm_fp32", keep_batchnorm_fp32) and amp_level == "O2":
+        if amp_level == "O2" and not keep_batchnorm_fp32:
             amp_level = "O3"
-        scale, nonfinite = loss_scale_of(loss_scale_manager, optimizer.given_loss_scale)
+        scale, nonfinite = _loss_scale(loss_scale_manager, optimizer.given_loss_scale)
         evaluation: dict[str, Any] = {}
         if metrics is not None:
             cell = nn.WithEvalCell(network, loss_fn, amp_level != "O0")
@@ -247,74 +264,19 @@ class ConvertModelUtils:
         return ThorModel(step, network, evaluation)
 
 
-class ThorModel(Model):
-    """A ``Model`` that trains with THOR's step; made by ``ConvertModelUtils``.
-
-    ``step`` is that step: ``step.update.layers``, ``step.last_update`` and so on. ``train``,
-    ``fit``, ``eval`` and ``predict`` are those of ``Model``; ``train`` and ``fit`` raise
-    ``InputError`` for dataset sink mode, and for fewer learning rates or dampings than updates.
-    """
-
-    def __init__(self, step: PlainStep, network: nn.Cell, evaluation: dict[str, Any]) -> None:
-        super().__init__(step, **evaluation)
-        self.step, self.network = step, network
-        self._predictor = Model(network)
-
-    def train(
-        self,
-        epoch: int,
-        train_dataset: Dataset,
-        callbacks: Callbacks = None,
-        dataset_sink_mode: bool = False,
-        sink_size: int = -1,
-        initial_epoch: int = 0,
-    ) -> None:
-        """Train up to epoch ``epoch``; see ``mindspore.train.Model.train``."""
-        self._check(train_dataset, epoch, initial_epoch, dataset_sink_mode)
-        super().train(epoch, train_dataset, callbacks, False, sink_size, initial_epoch)
-
-    def fit(
-        self,
-        epoch: int,
-        train_dataset: Dataset,
-        valid_dataset: Dataset | None = None,
-        valid_frequency: int | Sequence[int] = 1,
-        callbacks: Callbacks = None,
-        dataset_sink_mode: bool = False,
-        valid_dataset_sink_mode: bool = False,
-        sink_size: int = -1,
-        initial_epoch: int = 0,
-    ) -> None:
-        """Train, and evaluate between epochs; see ``mindspore.train.Model.fit``."""
-        self._check(train_dataset, epoch, initial_epoch, dataset_sink_mode)
-        validation = (valid_dataset, valid_frequency, callbacks, False, valid_dataset_sink_mode)
-        super().fit(epoch, train_dataset, *validation, sink_size, initial_epoch)
-
-    def predict(
-        self, *predict_data: Any, backend: str | None = None, config: dict | None = None
-    ) -> Any:
-        """Return the network's outputs; see ``mindspore.train.Model.predict``."""
-        # A Model sets the mode once and then relies on it, even if a second Model has changed it.
-        phase = self.network.phase
-        self.network.set_train(False)
-        try:
-            return self._predictor.predict(*predict_data, backend=backend, config=config)
-        finally:
-            self.step.set_train()
-            self.network.phase = phase  # selects the graph that a call of the network runs
-
-    def _check(self, dataset: Dataset, epoch: int, initial_epoch: int, sink_mode: bool) -> None:
-        """Refuse arguments that would stop the training in the middle."""
-        if sink_mode:
-            raise InputError(f"dataset_sink_mode: expected False, got True: {THOR_ON_HOST}")
-        batches = dataset.get_dataset_size() * (integer("epoch", epoch) - initial_epoch)
-        self.step.check_length(max(batches, 0))
-        rows, expected = dataset.get_batch_size(), self.step.optimizer.batch_size
-        if rows != expected:
-            text = f"batch_size is {expected} in thor, and the data comes in batches of {rows}"
-            if self.step.optimizer.options.formulas == "upstream_gpu":
-                raise InputError(f"{text}; expected the same where upstream's formulas are asked")
-            warn(f"{text}: factors are means over the {rows}")
+def _loss_scale(manager: Any, of_thor: float) -> tuple[float | DynamicLossScale, str]:
+    """Return (loss scale of the step, what it does if a batch is not finite)."""
+    scale: float | DynamicLossScale = 1.0
+    nonfinite = "drop_micro"
+    if isinstance(manager, amp.DynamicLossScaleManager):
+        initial = float(manager.get_loss_scale())
+        scale = DynamicLossScale(initial, float(manager.scale_factor), manager.scale_window)
+    elif manager is not None:
+        scale = float(manager.get_loss_scale())
+        nonfinite = "drop_micro" if manager.get_drop_overflow_update() else "propagate"
+    if of_thor not in (1.0, scale):
+        raise wrong("loss_scale of thor", of_thor, f"1.0, or {scale} as beside it in the manager")
+    return scale, nonfinite
 
 
 class _FollowingUpdate(ThorUpdate):
@@ -332,54 +294,53 @@ def rate_at(rate: ByUpdate, update: int) -> float:
     return value_at("learning_rate", rate, update, at_least=0)
 
 
-def loss_scale_of(manager: object, of_thor: float) -> tuple[float | DynamicLossScale, str]:
-    """Return (loss scale of the step, what it does if a batch is not finite).
+class ThorModel(Model):
+    """A ``Model`` that trains with THOR's step; made by ``ConvertModelUtils``.
 
-    Args:
-        manager: None, or a loss scale manager of ``mindspore.amp``.
-        of_thor: ``loss_scale`` of the optimizer.
+    ``step`` is that step: ``step.update.layers``, ``step.last_update`` and so on. ``train``,
+    ``fit``, ``eval`` and ``predict`` are those of ``Model``; ``train`` and ``fit`` raise
+    ``InputError`` for dataset sink mode, and for fewer learning rates or dampings than updates.
     """
-    scale: float | DynamicLossScale = 1.0
-    nonfinite = "drop_micro"
-    if isinstance(manager, amp.DynamicLossScaleManager):
-        initial = float(manager.get_loss_scale())
-        scale = DynamicLossScale(initial, float(manager.scale_factor), manager.scale_window)
-    elif isinstance(manager, amp.FixedLossScaleManager):
-        scale = float(manager.get_loss_scale())
-        nonfinite = "drop_micro" if manager.get_drop_overflow_update() else "propagate"
-    elif manager is not None:
-        expected = "a FixedLossScaleManager, a DynamicLossScaleManager or None"
-        raise wrong("loss_scale_manager", manager, expected)
-    if of_thor not in (1.0, scale):
-        raise wrong("loss_scale of thor", of_thor, f"1.0, or {scale} as beside it in the manager")
-    return scale, nonfinite
 
+    def __init__(self, step: PlainStep, network: nn.Cell, evaluation: dict[str, Any]) -> None:
+        super().__init__(step, **evaluation)
+        self.step, self.network = step, network
+        self._predictor = Model(network)
 
-def _check_split(net: nn.Cell, indices: Sequence[int] | None) -> None:
-    """Refuse groups that do not end with layers that have factors in upstream."""
-    if indices is None:
-        return
-    cells = (cell for _, cell in net.cells_and_names() if isinstance(cell, nn.Dense | nn.Conv2d))
-    layers = sum(cell.weight.requires_grad for cell in cells)
-    if fusion_indices("split_indices", indices)[-1] >= layers:
-        expected = f"integers below {layers}, the number of layers with factors"
-        raise wrong("split_indices", indices, expected)
+    def train(self, epoch: int, train_dataset: Dataset, *arguments: Any, **options: Any) -> None:
+        """Train up to epoch ``epoch``; see ``mindspore.train.Model.train``."""
+        self._check(super().train, epoch, train_dataset, *arguments, **options)
+        super().train(epoch, train_dataset, *arguments, **options)
 
+    def fit(self, epoch: int, train_dataset: Dataset, *arguments: Any, **options: Any) -> None:
+        """Train, and evaluate between epochs; see ``mindspore.train.Model.fit``."""
+        self._check(super().fit, epoch, train_dataset, *arguments, **options)
+        super().fit(epoch, train_dataset, *arguments, **options)
 
-def _moved(
-    nesterov: bool,
-    momentum: Parameter,
-    rate: Tensor,
-    gradient: Tensor,
-    weight: Parameter,
-    moment: Parameter,
-) -> Tensor:
-    new = momentum * moment + gradient
-    step = gradient + momentum * new if nesterov else new
-    moved = ops.assign_sub(weight, ops.cast(rate * step, weight.dtype))
-    return ops.depend(moved, ops.assign(moment, new))
+    def predict(self, *predict_data: Any, **options: Any) -> Any:
+        """Return the network's outputs; see ``mindspore.train.Model.predict``."""
+        # A Model sets the mode once and then relies on it, even if a second Model has changed it.
+        phase = self.network.phase
+        self.network.set_train(False)
+        try:
+            return self._predictor.predict(*predict_data, **options)
+        finally:
+            self.step.set_train()
+            self.network.phase = phase  # selects the graph that a call of the network runs
 
-
-def _clipped(gradient: Tensor) -> Tensor:
-    norm = ops.sqrt(ops.reduce_sum(ops.square(gradient.reshape(-1))))
-    return gradient * (CLIP_NORM / ops.maximum(norm, CLIP_NORM))
+    def _check(self, function: Callable, *arguments: Any, **options: Any) -> None:
+        """Refuse arguments of ``function`` that would stop the training in the middle."""
+        bound = inspect.signature(function).bind(*arguments, **options)
+        bound.apply_defaults()
+        given = bound.arguments
+        if given["dataset_sink_mode"]:
+            raise InputError(f"dataset_sink_mode: expected False, got True: {THOR_ON_HOST}")
+        dataset, epochs = given["train_dataset"], integer("epoch", given["epoch"])
+        batches = dataset.get_dataset_size() * (epochs - given["initial_epoch"])
+        self.step.check_length(max(batches, 0))
+        rows, expected = dataset.get_batch_size(), self.step.optimizer.batch_size
+        if rows != expected:
+            text = f"batch_size is {expected} in thor, and the data comes in batches of {rows}"
+            if self.step.optimizer.options.formulas == "upstream_gpu":
+                raise InputError(f"{text}; expected the same where upstream's formulas are asked")
+            warn(f"{text}: factors are means over the {rows}")

@@ -1,7 +1,6 @@
 """``thor`` and ``ConvertModelUtils``: an optimizer and a Model that trains with THOR."""
 
 import inspect
-import math
 import warnings
 
 import mindspore as ms
@@ -314,39 +313,35 @@ def test_options_of_thor_are_those_of_the_step():
 FIXED = amp.FixedLossScaleManager
 
 
-class TestLossScale:
-    @pytest.mark.parametrize(
-        ("manager", "said", "scale", "checked"),
-        [
-            (None, 1.0, None, True),
-            (FIXED(128, drop_overflow_update=False), 128, 128, False),
-            (FIXED(128), 128, 128, True),
-            (FIXED(128), 1.0, 128, True),
-            (amp.DynamicLossScaleManager(2**10, 4, 50), 1.0, 2**10, True),
-        ],
-    )
-    def test_what_the_step_gets(self, manager, said, scale, checked):
-        model, _ = converted(manager=manager, loss_scale=said)
-        gradient = model.step.gradient
-        assert gradient.checked == checked
-        assert (float(gradient.loss_scale.asnumpy()) if gradient.scaled else None) == scale
-        dynamic = isinstance(manager, amp.DynamicLossScaleManager)
-        assert gradient.dynamic == dynamic
-        if dynamic:
-            assert (gradient.growth, gradient.interval) == (4.0, 50)
+@pytest.mark.parametrize(
+    ("manager", "said", "scale", "checked"),
+    [
+        (None, 1.0, None, True),
+        (FIXED(128, drop_overflow_update=False), 128, 128, False),
+        (FIXED(128), 128, 128, True),
+        (FIXED(128), 1.0, 128, True),
+        (amp.DynamicLossScaleManager(2**10, 4, 50), 1.0, 2**10, True),
+    ],
+)
+def test_the_loss_scale_that_the_step_gets(manager, said, scale, checked):
+    gradient = converted(manager=manager, loss_scale=said)[0].step.gradient
+    assert gradient.checked == checked
+    assert (float(gradient.loss_scale.asnumpy()) if gradient.scaled else None) == scale
+    assert gradient.dynamic == isinstance(manager, amp.DynamicLossScaleManager)
+    assert not gradient.dynamic or (gradient.growth, gradient.interval) == (4.0, 50)
 
-    @pytest.mark.parametrize(
-        ("manager", "said", "message"),
-        [
-            (None, 128, "loss_scale of thor: expected 1.0, or 1.0 .*, got 128.0"),
-            (FIXED(128), 64, "loss_scale of thor: expected 1.0, or 128.0 .*, got 64.0"),
-            (amp.DynamicLossScaleManager(), 128, "loss_scale of thor: expected 1.0, or Dynamic"),
-            (128, 128, "loss_scale_manager: expected a FixedLossScaleManager.* got 128"),
-        ],
-    )
-    def test_scales_that_do_not_fit(self, manager, said, message):
-        with pytest.raises(InputError, match=message):
-            converted(manager=manager, loss_scale=said)
+
+@pytest.mark.parametrize(
+    ("manager", "said", "message"),
+    [
+        (None, 128, "loss_scale of thor: expected 1.0, or 1.0 .*, got 128.0"),
+        (FIXED(128), 64, "loss_scale of thor: expected 1.0, or 128.0 .*, got 64.0"),
+        (amp.DynamicLossScaleManager(), 128, "loss_scale of thor: expected 1.0, or Dynamic"),
+    ],
+)
+def test_loss_scales_that_do_not_fit(manager, said, message):
+    with pytest.raises(InputError, match=message):
+        converted(manager=manager, loss_scale=said)
 
 
 class TestHalfPrecision:
@@ -385,7 +380,6 @@ CHANGED = [
     (dict(optimizer=3), "optimizer: expected that of labkit.thor, got a int"),
     (dict(loss_fn=None), "loss_fn: expected a function or Cell.*, got None"),
     (dict(amp_level="O1"), "amp_level: expected one of 'O0', 'O2', 'O3', got 'O1'"),
-    (dict(keep_batchnorm_fp32=None), "keep_batchnorm_fp32: expected True or False"),
     (dict(loss_fn=nn.MSELoss("sum")), "got a LossNet of MSELoss"),
     (dict(metrics={"accuracyy"}), "accuracyy"),
 ]
@@ -516,21 +510,15 @@ def test_rates_may_be_numbers_arrays_functions_and_schedules():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (dict(net=3), "net: expected a Cell with trainable Parameters, got 3"),
         (dict(net=nn.ReLU()), "net: expected a Cell with trainable Parameters, got ReLU"),
         (dict(learning_rate=-0.1), "learning_rate: expected a finite number >= 0, got -0.1"),
-        (dict(learning_rate=math.nan), "learning_rate: .*, got nan"),
-        (dict(learning_rate="0.1"), "learning_rate: .*, got '0.1'"),
         (dict(learning_rate=[]), r"learning_rate: .*, got \(0,\)"),
         (dict(learning_rate=[0.1, -0.2]), r"learning_rate\[1\]: .*, got -0.2"),
         (dict(learning_rate=lambda update: -1), "learning_rate at update 0: .*, got -1"),
-        (dict(damping=Tensor([0.3, 0.2, 0.0])), r"damping\[2\]: expected a finite number > 0"),
         (dict(momentum=1), "momentum: expected a finite number >= 0 and < 1, got 1"),
         (dict(weight_decay=-1), "weight_decay: expected a finite number >= 0, got -1"),
         (dict(loss_scale=0), "loss_scale: expected a finite number > 0, got 0"),
         (dict(batch_size=0), "batch_size: expected an integer >= 1, got 0"),
-        (dict(use_nesterov=1), "use_nesterov: expected True or False, got 1"),
-        (dict(enable_clip_grad="yes"), "enable_clip_grad: expected True or False, got 'yes'"),
         (dict(frequency=0), "frequency: expected an integer >= 1, got 0"),
         (dict(split_indices=[0, 0]), r"split_indices: .*, got \[0, 0\]"),
         (dict(split_indices=[26, 53]), r"split_indices: .* below 1, .* got \[26, 53\]"),
