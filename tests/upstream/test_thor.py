@@ -44,22 +44,13 @@ ROWS, BATCH, EPOCHS = 46, 4, 2
 STEPS = ROWS // BATCH
 
 
-def converted(net=None, loss=None, metrics=None, level="O0", manager=None, **options):
+def converted(net=None, metrics=None, manager=None, **options):
     """Return (model, network) as the tutorial makes them; ``options`` are those of ``thor``."""
-    net, loss = net or network(), loss or loss_fn()
+    net = net or network()
     given = dict(learning_rate=0.05, damping=0.3, momentum=0.9, frequency=4) | options
-    optimizer = thor(net, **given)
-    model = ConvertModelUtils().convert_to_thor_model(
-        model=None,
-        network=net,
-        loss_fn=loss,
-        optimizer=optimizer,
-        loss_scale_manager=manager,
-        metrics=metrics,
-        amp_level=level,
-        keep_batchnorm_fp32=False,
-    )
-    return model, net
+    own = dict(model=None, network=net, loss_fn=loss_fn(), optimizer=thor(net, **given))
+    own |= dict(loss_scale_manager=manager, metrics=metrics, keep_batchnorm_fp32=False)
+    return ConvertModelUtils().convert_to_thor_model(**own), net
 
 
 @pytest.fixture(scope="module")
@@ -101,27 +92,15 @@ def tutorial(tmp_path_factory):
         warnings.simplefilter("ignore")
         opt = thor(net, rates, rates * 6, 0.9, 5e-4, 128, 32, split_indices=[1, 4], frequency=3)
     scale = amp.FixedLossScaleManager(128, drop_overflow_update=False)
-    model = Model(net, loss, opt, {"acc"}, loss_scale_manager=scale, keep_batchnorm_fp32=False)
-    model = ConvertModelUtils.convert_to_thor_model(
-        model=model,
-        network=net,
-        loss_fn=loss,
-        optimizer=opt,
-        loss_scale_manager=scale,
-        metrics={"acc"},
-        amp_level="O0",
-        keep_batchnorm_fp32=False,
-    )
+    options = dict(metrics={"acc"}, loss_scale_manager=scale, keep_batchnorm_fp32=False)
+    model = Model(net, loss, opt, **options)
+    given = dict(model=model, network=net, loss_fn=loss, optimizer=opt, amp_level="O0")
+    model = ConvertModelUtils.convert_to_thor_model(**given, **options)
     assert list(snapshot(net)) == names
     np.testing.assert_array_equal(net(images).asnumpy(), outputs)
-    saving = CheckpointConfig(save_checkpoint_steps=4, keep_checkpoint_max=5)
-    seen = Seen()
-    callbacks = [
-        TimeMonitor(data_size=4),
-        LossMonitor(),
-        seen,
-        ModelCheckpoint(prefix="resnet", directory=str(folder), config=saving),
-    ]
+    seen, saving = Seen(), CheckpointConfig(save_checkpoint_steps=4, keep_checkpoint_max=5)
+    callbacks = [TimeMonitor(data_size=4), LossMonitor(), seen]
+    callbacks += [ModelCheckpoint(prefix="resnet", directory=str(folder), config=saving)]
     model.train(2, batches(), callbacks=callbacks, dataset_sink_mode=False)
     return model, net, folder, seen
 
@@ -194,14 +173,14 @@ def test_it_trains_as_the_step_with_momentum_does():
 
 
 class During(Callback):
-    """Keeps what ``call`` returns every ``every`` steps or, without it, what ``fit`` evaluates."""
+    """Keeps what ``call`` returns after each step or, without it, what ``fit`` evaluates."""
 
-    def __init__(self, call=None, every=1):
+    def __init__(self, call=None):
         super().__init__()
-        self.call, self.every, self.results = call, every, []
+        self.call, self.results = call, []
 
     def on_train_step_end(self, run_context):
-        if self.call and run_context.original_args().cur_step_num % self.every == 0:
+        if self.call:
             self.results.append(self.call())
 
     def on_eval_end(self, run_context):
@@ -226,8 +205,7 @@ class TestEvaluationDuringTraining:
         model, net = reused(norm=True, metrics={"acc", "loss"})
         during = During()
         model.fit(EPOCHS, dataset(), dataset(drop=False), callbacks=[during])
-        assert len(during.results) == EPOCHS
-        assert set(during.results[0]) == {"acc", "loss", "eval_loss"}
+        assert [set(own) for own in during.results] == [{"acc", "loss", "eval_loss"}] * EPOCHS
         assert_bit_equal(snapshot(net), without)
 
 
@@ -344,29 +322,27 @@ def test_loss_scales_that_do_not_fit(manager, said, message):
         converted(manager=manager, loss_scale=said)
 
 
-class TestHalfPrecision:
-    def converted(self, model, keep):
-        """Return (model, BatchNorm) at O2; ``model`` has set another precision before."""
-        net, loss = NormNet(), loss_fn()
-        scale = FIXED(128, drop_overflow_update=False)
-        optimizer = thor(net, 0.05, 0.3, 0.9, loss_scale=128, frequency=2)
-        options = dict(loss_scale_manager=scale, amp_level="O2", keep_batchnorm_fp32=keep)
-        before = options | {"keep_batchnorm_fp32": not keep}
-        norm = net.norm  # it is wrapped if it stays in float32
-        model = model and model(net, loss, optimizer, {"acc"}, **before)
-        model = ConvertModelUtils.convert_to_thor_model(
-            model, net, loss, optimizer, metrics={"acc"}, **options
-        )
-        return model, norm
+def half_precision(model, keep):
+    """Return (model, BatchNorm) at O2; ``model`` has set another precision before."""
+    net, loss = NormNet(), loss_fn()
+    optimizer = thor(net, 0.05, 0.3, 0.9, loss_scale=128, frequency=2)
+    scale = FIXED(128, drop_overflow_update=False)
+    options = dict(loss_scale_manager=scale, amp_level="O2", metrics={"acc"})
+    norm = net.norm  # it is wrapped if it stays in float32
+    model = model and model(net, loss, optimizer, keep_batchnorm_fp32=not keep, **options)
+    convert = ConvertModelUtils.convert_to_thor_model
+    return convert(model, net, loss, optimizer, keep_batchnorm_fp32=keep, **options), norm
 
+
+class TestHalfPrecision:
     @pytest.mark.parametrize("keep", [True, False])
     @pytest.mark.parametrize("model", [None, Model])
     def test_batch_norm_is_in_float32_or_float16(self, model, keep):
-        flags = self.converted(model, keep)[1].get_flags()
+        flags = half_precision(model, keep)[1].get_flags()
         assert (flags["fp32"], flags["fp16"]) == (keep, not keep)
 
     def test_it_trains_and_its_running_statistics_are_float32(self):
-        model, norm = self.converted(Model, keep=False)
+        model, norm = half_precision(Model, keep=False)
         seen = Seen()
         model.train(3, batches(256), callbacks=[seen])
         losses = [row[2] for row in seen.rows]
@@ -407,43 +383,38 @@ def make(net=None, learning_rate=0.1, damping=0.3, momentum=0.9, *given, **optio
 
 def gradients(net, seed):
     """Return one gradient per Parameter: the weight's is large, the bias' small."""
-    random = np.random.default_rng(seed)
-    scales = (3.0, 0.1)
-    return [
-        (scale * random.normal(size=parameter.shape)).astype(np.float32)
-        for scale, parameter in zip(scales, net.trainable_params(), strict=True)
-    ]
+    random, parameters = np.random.default_rng(seed), net.trainable_params()
+    pairs = zip((3.0, 0.1), parameters, strict=True)
+    return [np.float32(scale * random.normal(size=own.shape)) for scale, own in pairs]
 
 
-def expected(net, updates, rates, decays, nesterov=False, clip=False, factor=0.9):
+def expected(net, rates, decays, nesterov=False, clip=False, factor=0.9):
     """Return the weights after updates from ``gradients``, in float64, by loops."""
     weights = [parameter.asnumpy().astype(np.float64) for parameter in net.trainable_params()]
     moments = [np.zeros_like(weight) for weight in weights]
-    for update in range(updates):
+    for update, rate in enumerate(rates):
         for i, gradient in enumerate(gradients(net, update)):
             gradient = gradient.astype(np.float64) + decays[i] * weights[i]
             if clip:
                 gradient = gradient / max(np.sqrt((gradient**2).sum()), 1.0)
             moments[i] = factor * moments[i] + gradient
             step = gradient + factor * moments[i] if nesterov else moments[i]
-            weights[i] = weights[i] - rates[update] * step
+            weights[i] = weights[i] - rate * step
     return weights
 
 
 RATES = [0.1, 0.05, 0.2]
+DECAY = {"weight_decay": 0.1}
 
 
 @pytest.mark.parametrize(
     ("given", "by_hand"),
     [
         ({}, {}),
-        ({"weight_decay": 0.1}, {"decays": (0.1, 0.1)}),
-        (
-            {"weight_decay": 0.1, "decay_filter": lambda x: "bias" not in x.name},
-            {"decays": (0.1, 0.0)},
-        ),
-        ({"use_nesterov": True, "weight_decay": 0.1}, {"nesterov": True, "decays": (0.1, 0.1)}),
-        ({"enable_clip_grad": True, "weight_decay": 0.1}, {"clip": True, "decays": (0.1, 0.1)}),
+        (DECAY, {"decays": (0.1, 0.1)}),
+        (DECAY | {"decay_filter": lambda x: "bias" not in x.name}, {"decays": (0.1, 0.0)}),
+        (DECAY | {"use_nesterov": True}, {"nesterov": True, "decays": (0.1, 0.1)}),
+        (DECAY | {"enable_clip_grad": True}, {"clip": True, "decays": (0.1, 0.1)}),
         ({"learning_rate": Tensor(RATES)}, {"rates": RATES}),
         ({"learning_rate": nn.ExponentialDecayLR(0.5, 0.5, 1)}, {"rates": [0.5, 0.25, 0.125]}),
         ({"momentum": 0.5}, {"factor": 0.5}),
@@ -456,21 +427,16 @@ def test_updates_against_float64(given, by_hand):
     net = linear()
     optimizer = make(net, **given)
     optimizer.converted = True
-    wanted = expected(net, 3, **dict(rates=[0.1] * 3, decays=(0.0, 0.0)) | by_hand)
+    wanted = expected(net, **dict(rates=[0.1] * 3, decays=(0.0, 0.0)) | by_hand)
     for update in range(3):
         optimizer(tensors(*gradients(net, update)))
     for parameter, weight in zip(net.trainable_params(), wanted, strict=True):
         np.testing.assert_allclose(parameter.asnumpy(), weight, **TOLERANCE["float32, one update"])
 
 
-@pytest.mark.parametrize("way", ["TrainOneStepCell", "PlainStep"])
-def test_without_conversion_it_does_not_train(way):
+def test_without_conversion_it_does_not_train():
     net = linear()
-    optimizer, before = make(net), snapshot(net)
-    if way == "PlainStep":
-        step = PlainStep(LossNet(net, nn.MSELoss()), optimizer)
-    else:
-        step = nn.TrainOneStepCell(nn.WithLossCell(net, nn.MSELoss()), optimizer)
+    step, before = PlainStep(LossNet(net, nn.MSELoss()), make(net)), snapshot(net)
     words = "called without THOR: .* plain momentum.*_thor_model and train what it returns"
     with pytest.raises(ValueError, match=words):
         step(*tensors(*rows(4)))
@@ -491,20 +457,12 @@ def test_the_network_stays_as_it_is():
 
 
 def test_rates_may_be_numbers_arrays_functions_and_schedules():
-    def rate(update):
-        return Tensor(0.5**update)
-
-    for given, first in (
-        (np.float32(0.25), 0.25),
-        (Tensor(0.25), 0.25),
-        ((0.5, 0.25), 0.5),
-        (Tensor([0.5, 0.25, 0.125]), 0.5),
-        (rate, 1.0),
-        (nn.ExponentialDecayLR(0.25, 0.5, 1), 0.25),
-    ):
-        optimizer = make(None, given)
-        assert float(optimizer.get_lr().asnumpy()) == first
-        assert optimizer.rate is (rate if given is rate else None)
+    given = [np.float32(0.5), Tensor(0.5), (0.5, 0.25), Tensor([0.5, 0.25, 0.125])]
+    given += [lambda update: Tensor(0.5 / (1 + update)), nn.ExponentialDecayLR(0.5, 0.5, 1)]
+    for rate in given:
+        optimizer = make(None, rate)
+        assert float(optimizer.get_lr().asnumpy()) == 0.5
+        assert optimizer.rate is (rate if rate is given[4] else None)
 
 
 @pytest.mark.parametrize(
