@@ -53,17 +53,6 @@ def converted(net=None, metrics=None, manager=None, **options):
     return ConvertModelUtils().convert_to_thor_model(**own), net
 
 
-@pytest.fixture(scope="module")
-def reused(once):
-    """``reused(**options)`` is ``converted`` in its initial state, compiled once in this module."""
-    return lambda **options: once(_with_step, **options)[:2]
-
-
-def _with_step(norm=False, **options):
-    model, net = converted(net=network(norm=norm), **options)
-    return model, net, model.step
-
-
 def test_the_arguments_are_mindspores():
     def arguments(function):
         own = inspect.signature(function).parameters.values()
@@ -188,12 +177,16 @@ class During(Callback):
             self.results.append(dict(run_context.original_args().eval_results))
 
 
+def with_norm():
+    return converted(net=network(norm=True), metrics={"acc", "loss"})
+
+
 @pytest.fixture(scope="module")
-def without(reused):
+def without():
     """The Parameters of a training without evaluation."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        model, net = reused(norm=True, metrics={"acc", "loss"})
+        model, net = with_norm()
         model.train(EPOCHS, dataset())
     return snapshot(net)
 
@@ -201,8 +194,8 @@ def without(reused):
 class TestEvaluationDuringTraining:
     """Upstream refuses: "Thor optimizer not support evaluation while training"."""
 
-    def test_between_epochs(self, without, reused):
-        model, net = reused(norm=True, metrics={"acc", "loss"})
+    def test_between_epochs(self, without):
+        model, net = with_norm()
         during = During()
         model.fit(EPOCHS, dataset(), dataset(drop=False), callbacks=[during])
         assert [set(own) for own in during.results] == [{"acc", "loss", "eval_loss"}] * EPOCHS
@@ -215,7 +208,7 @@ def test_prediction_between_steps_changes_nothing(without):
     The model is new: the graph between refreshes is compiled after the first prediction, in the
     mode that the prediction has left.
     """
-    model, net = converted(net=network(norm=True), metrics={"acc", "loss"})
+    model, net = with_norm()
     images = Tensor(np.ones((3, 1, 4, 4), np.float32))
     model.train(EPOCHS, dataset(), callbacks=During(lambda: model.predict(images)))
     assert_bit_equal(snapshot(net), without)
@@ -266,19 +259,17 @@ def test_what_would_stop_in_the_middle_is_refused_before_training(given, epochs,
 
 
 @pytest.mark.filterwarnings("default:batch_size is")
-def test_another_batch_size_than_was_said_warns(reused):
+def test_another_batch_size_than_was_said_warns():
     """The result is right by default: the rows are counted in the batch."""
-    model, net = reused()  # whose batch_size is 32
+    model, net = converted()  # whose batch_size is 32
     with pytest.warns(UserWarning, match="batch_size is 32 in thor, .* in batches of 4") as warned:
         model.train(1, dataset())
     assert warned[0].filename == __file__
-    after = snapshot(net)
-    model, net = reused()
-    model.step.optimizer.batch_size = BATCH
+    same, other = converted(batch_size=BATCH)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        model.train(1, dataset())
-    assert_bit_equal(snapshot(net), after)
+        same.train(1, dataset())
+    assert_bit_equal(snapshot(other), snapshot(net))
 
 
 def test_options_of_thor_are_those_of_the_step():
@@ -454,15 +445,6 @@ def test_the_network_stays_as_it_is():
     frozen[1].bias.requires_grad = False
     names.remove("1.bias")
     assert [parameter.name for parameter in make(frozen).parameters] == names
-
-
-def test_rates_may_be_numbers_arrays_functions_and_schedules():
-    given = [np.float32(0.5), Tensor(0.5), (0.5, 0.25), Tensor([0.5, 0.25, 0.125])]
-    given += [lambda update: Tensor(0.5 / (1 + update)), nn.ExponentialDecayLR(0.5, 0.5, 1)]
-    for rate in given:
-        optimizer = make(None, rate)
-        assert float(optimizer.get_lr().asnumpy()) == 0.5
-        assert optimizer.rate is (rate if rate is given[4] else None)
 
 
 @pytest.mark.parametrize(
