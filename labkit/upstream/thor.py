@@ -7,12 +7,12 @@ U is the gradient preconditioned by ``labkit.algorithms.thor``.
 Sources: ``mindspore.nn.thor``, and ``ConvertModelUtils`` and ``ModelThor`` of ``mindspore.train``
 (2.10.0), whose train and eval raise ``TypeError`` in releases 2.7.0 to 2.10.0. Departures: the
 formulas are the published ones (``formulas="upstream_gpu"`` gives those of its GPU branch);
-learning rate and damping may be numbers, arrays and functions; frequency may be 1; use_nesterov has
-effect on every device (upstream ignores it on Ascend, and MindSpore's kernel on CPU); the number of
-rows comes from the batch, not from batch_size; nothing is looked up by a Parameter's name; without
-conversion the optimizer refuses to train. The returned Model trains, also with evaluation between
-epochs, and its callbacks see every step (upstream's see 2 of every ``frequency`` on a GPU); dataset
-sink mode is off and refused; BatchNorm's Parameters stay in float32.
+learning rate and damping may be numbers, and damping a function; frequency may be 1; use_nesterov
+has effect on every device (upstream ignores it on Ascend, and MindSpore's kernel on CPU); the
+number of rows comes from the batch, not from batch_size; nothing is looked up by a Parameter's
+name; without conversion the optimizer refuses to train. The returned Model trains, also with
+evaluation between epochs, and its callbacks see every step (upstream's see 2 of every ``frequency``
+on a GPU); dataset sink mode is off and refused; BatchNorm's Parameters stay in float32.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from mindspore.dataset import Dataset
 from mindspore.nn.learning_rate_schedule import LearningRateSchedule
 from mindspore.train import Model
 
-from labkit.algorithms.thor.rules import ByUpdate, ThorOptions, by_update, thor_options, value_at
+from labkit.algorithms.thor.rules import ThorOptions, by_update, thor_options
 from labkit.algorithms.thor.update import ThorUpdate
 from labkit.algorithms.words import THOR_ON_HOST
 from labkit.base.arguments import choice, integer, number, wrong
@@ -37,7 +37,6 @@ from labkit.steps.losses import LossNet
 from labkit.steps.options import PRECISION, fusion_indices
 from labkit.steps.plain import PlainStep
 from labkit.steps.precision import DynamicLossScale
-from labkit.steps.state import integer_of, set_state
 
 # Upstream's GRADIENT_CLIP_VALUE, for each gradient separately, not for their global norm.
 CLIP_NORM = 1.0
@@ -69,9 +68,10 @@ def thor(
 
     Args:
         net: network whose trainable Parameters are trained; unchanged until the conversion.
-        learning_rate: number >= 0, array or Tensor with one for each update, function of the
-            update's number (0, 1, ..), or a LearningRateSchedule.
-        damping: number > 0, array or Tensor with one for each update, or such a function.
+        learning_rate: number >= 0, array or Tensor with one for each update, or a
+            LearningRateSchedule.
+        damping: number > 0, array or Tensor with one for each update, or function of the update's
+            number (0, 1, ..).
         momentum: >= 0 and < 1.
         weight_decay: >= 0, for the Parameters that ``decay_filter`` selects.
         loss_scale: that of the FixedLossScaleManager, if there is one.
@@ -123,14 +123,9 @@ class ThorOptimizer(nn.Optimizer):
         options: ``ThorOptions``.
         given_loss_scale: scale of the loss; the step divides by it, not the optimizer.
         batch_size: rows of a batch, as given to ``thor``.
-        rate: None, or the learning rate as a function of the update's number.
     """
 
     options: ThorOptions
-    given_loss_scale: float
-    batch_size: int
-    use_nesterov: bool
-    clips: bool
 
     def __init__(
         self,
@@ -140,16 +135,12 @@ class ThorOptimizer(nn.Optimizer):
         weight_decay: float,
         decay_filter: Callable[[Parameter], bool],
     ) -> None:
-        first, following = learning_rate, None
         if not isinstance(learning_rate, LearningRateSchedule):
-            first = by_update("learning_rate", learning_rate, at_least=0)
-        if isinstance(first, np.ndarray):
-            first = Tensor(first, ms.float32)
-        elif callable(first) and not isinstance(first, nn.Cell):
-            following, first = first, rate_at(first, 0)
+            learning_rate = by_update("learning_rate", learning_rate, at_least=0)
+        if isinstance(learning_rate, np.ndarray):
+            learning_rate = Tensor(learning_rate, ms.float32)
         decay = number("weight_decay", weight_decay, at_least=0)
-        super().__init__(first, net.trainable_params(), decay)
-        self.rate = following
+        super().__init__(learning_rate, net.trainable_params(), decay)
         self.decay_flags = tuple(bool(decay_filter(each)) for each in self.parameters)
         # Not as a child: the network is not part of the optimizer's state.
         object.__setattr__(self, "net", net)
@@ -237,10 +228,8 @@ class ConvertModelUtils:
                 "(mindspore.nn.thor's has changed the network for operators of its own)"
             )
         if network is not optimizer.net:
-            names = [type(each).__name__ for each in (optimizer.net, network)]
-            raise InputError(
-                f"network: expected the one that thor was given, a {names[0]}, got a {names[1]}"
-            )
+            kind = type(network).__name__
+            raise InputError(f"network: expected the one that thor was given, got a {kind}")
         if optimizer.converted:
             raise InputError("this optimizer belongs to a converted model; expected a new one")
         choice("amp_level", amp_level, PRECISION)
@@ -253,7 +242,7 @@ class ConvertModelUtils:
             evaluation = {"metrics": metrics, "eval_network": cell, "eval_indexes": [0, 1, 2]}
         Model(network, **evaluation)  # refuses invalid metrics before the network is changed
         loss_net = LossNet(network, loss_fn)
-        update = _FollowingUpdate(loss_net, optimizer, **vars(optimizer.options))
+        update = ThorUpdate(loss_net, optimizer, **vars(optimizer.options))
         options: Any = {"precision": amp_level, "loss_scale": scale, "nonfinite": nonfinite}
         try:
             step = PlainStep(loss_net, optimizer, update=update, **options)
@@ -277,21 +266,6 @@ def _loss_scale(manager: Any, of_thor: float) -> tuple[float | DynamicLossScale,
     if of_thor not in (1.0, scale):
         raise wrong("loss_scale of thor", of_thor, f"1.0, or {scale} as beside it in the manager")
     return scale, nonfinite
-
-
-class _FollowingUpdate(ThorUpdate):
-    """Sets the optimizer's learning rate to a function's value before each update."""
-
-    def before(self, step: nn.Cell, batch: tuple) -> None:
-        super().before(step, batch)
-        if self.optimizer.rate is not None:
-            rate = rate_at(self.optimizer.rate, integer_of(self.record.updates))
-            set_state(self.optimizer.learning_rate, rate)
-
-
-def rate_at(rate: ByUpdate, update: int) -> float:
-    """Return a learning rate at an update; ``InputError`` if it is not a number >= 0."""
-    return value_at("learning_rate", rate, update, at_least=0)
 
 
 class ThorModel(Model):

@@ -216,11 +216,11 @@ def test_prediction_between_steps_changes_nothing(without):
 
 @pytest.mark.parametrize("kind", ["function", "schedule"])
 def test_rates_and_dampings_follow_the_update(kind):
-    """A second call continues where the first stopped; arrays of rates are tested above."""
+    """A second call continues where the first stopped."""
     rates = [0.1 / (1 + update) for update in range(2 * STEPS)]
     dampings = [0.3 / (1 + update) for update in range(2 * STEPS)]
     given = {
-        "function": dict(learning_rate=lambda u: rates[u], damping=lambda u: dampings[u]),
+        "function": dict(learning_rate=rates, damping=lambda update: dampings[update]),
         "schedule": dict(learning_rate=nn.InverseDecayLR(0.1, 1.0, 1), damping=Tensor(dampings)),
     }
     model, _ = converted(frequency=2, **given[kind])
@@ -343,7 +343,7 @@ class TestHalfPrecision:
 
 
 CHANGED = [
-    (dict(network=nn.ReLU()), "network: expected the one that thor was given, .*a ReLU"),
+    (dict(network=nn.ReLU()), "network: expected the one that thor was given, got a ReLU"),
     (dict(optimizer=3), "optimizer: expected that of labkit.thor, got a int"),
     (dict(loss_fn=None), "loss_fn: expected a function or Cell.*, got None"),
     (dict(amp_level="O1"), "amp_level: expected one of 'O0', 'O2', 'O3', got 'O1'"),
@@ -454,7 +454,6 @@ def test_the_network_stays_as_it_is():
         (dict(learning_rate=-0.1), "learning_rate: expected a finite number >= 0, got -0.1"),
         (dict(learning_rate=[]), r"learning_rate: .*, got \(0,\)"),
         (dict(learning_rate=[0.1, -0.2]), r"learning_rate\[1\]: .*, got -0.2"),
-        (dict(learning_rate=lambda update: -1), "learning_rate at update 0: .*, got -1"),
         (dict(momentum=1), "momentum: expected a finite number >= 0 and < 1, got 1"),
         (dict(weight_decay=-1), "weight_decay: expected a finite number >= 0, got -1"),
         (dict(loss_scale=0), "loss_scale: expected a finite number > 0, got 0"),
