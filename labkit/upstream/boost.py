@@ -200,20 +200,17 @@ def _checked(dictionary: Any) -> dict[str, dict[str, Any]]:
 def _turned_on(level: str, mode: str, asked: Mapping[str, bool]) -> tuple[str, ...]:
     """Return the functions to turn on."""
     every = (*FUNCTIONS, *ABSENT)
-    on = {"auto": LEVELS[level], "disable_all": (), "enable_all": every}.get(mode)
-    if on is None:
-        on = tuple(name for name in every if asked.get(name))
+    by_mode = {"auto": LEVELS[level], "disable_all": (), "enable_all": every}
+    on = by_mode.get(mode, tuple(name for name in every if asked.get(name)))
     if absent := [name for name in ABSENT if name in on or asked.get(name)]:
         raise InputError(
             f"boost_config_dict turns on {' and '.join(absent)}, not part of labkit; expected "
             f"{', '.join(FUNCTIONS)} alone, in mode 'manual'"
         )
-    for name, value in asked.items():
-        if value != (name in on):
-            raise InputError(
-                f"{name} of boost is {value}, and mode {mode!r} does not look at it; expected "
-                "mode 'manual'"
-            )
+    if crossed := [f"{name} of boost is {v}" for name, v in asked.items() if v != (name in on)]:
+        raise InputError(
+            f"{crossed[0]}, and mode {mode!r} does not look at it; expected mode 'manual'"
+        )
     if {"adasum", "dim_reduce"} <= set(on):
         raise InputError(
             "adasum and dim_reduce are both True; expected one of them: dim_reduce moves all ranks "
