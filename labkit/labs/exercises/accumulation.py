@@ -62,7 +62,7 @@ def _never_cleared(lenet: OnLeNet, sizes: Sequence[int], updates: int) -> list[n
     for _ in range(updates):
         new = lenet_gradient(lenet, sizes)
         total = [t + g for t, g in zip(total, new, strict=True)]
-        on_lenet.update(lenet, total)
+        lenet.update(total)
     return on_lenet.arrays(lenet)
 
 

@@ -68,10 +68,13 @@ class OnLeNet:
         with pynative():
             return float(self._loss_net(images, labels)[0].asnumpy())
 
-    def update(self, gradients: Sequence[Tensor]) -> None:
+    def update(self, gradients: Sequence[Tensor | np.ndarray]) -> None:
         """Call the optimizer once with these gradients."""
+        from mindspore import Tensor
+
         with pynative():
-            self._optimizer(tuple(gradients))
+            parts = (g if isinstance(g, Tensor) else Tensor(np.float32(g)) for g in gradients)
+            self._optimizer(tuple(parts))
 
     @cached_property
     def _loss_net(self) -> nn.Cell:
@@ -176,7 +179,7 @@ def combined(lenet: OnLeNet, sizes: Sequence[int], combine: Callable) -> list[np
 def trained(lenet: OnLeNet, sizes: Sequence[int], updates: int, combine: Callable) -> list:
     """Return the parameters after updates with the combined gradient."""
     for _ in range(updates):
-        update(lenet, combined(lenet, sizes, combine))
+        lenet.update(combined(lenet, sizes, combine))
     return arrays(lenet)
 
 
@@ -186,13 +189,6 @@ def update_of_each(lenet: OnLeNet, sizes: Sequence[int], updates: int) -> list[n
         for batch in lenet.micro_batches(sizes):
             lenet.update(lenet.gradients(*batch))
     return arrays(lenet)
-
-
-def update(lenet: OnLeNet, gradients: Sequence[np.ndarray]) -> None:
-    """Call the optimizer once with arrays."""
-    from mindspore import Tensor
-
-    lenet.update([Tensor(np.asarray(gradient, np.float32)) for gradient in gradients])
 
 
 def arrays(lenet: OnLeNet) -> list[np.ndarray]:

@@ -108,8 +108,6 @@ def _trained(
     scale: float = 1.0,
 ) -> list[np.ndarray]:
     """Like ``lenet_thor``, with ``damping**power`` in each factor and G multiplied by ``scale``."""
-    from mindspore import Tensor
-
     inverses = [np.eye(on_lenet.INPUTS), np.eye(on_lenet.OUTPUTS)]
     for number in range(updates):
         if number % frequency == 0:
@@ -118,8 +116,9 @@ def _trained(
                 if side in sides:
                     inverses[place] = damped_inverse(factor, damping**power)
         gradients = lenet.seen()[0]
-        direction = inverses[1] @ gradients[on_lenet.WEIGHT].asnumpy() @ inverses[0]
-        gradients[on_lenet.WEIGHT] = Tensor(direction.astype(np.float32))
+        gradients[on_lenet.WEIGHT] = (
+            inverses[1] @ gradients[on_lenet.WEIGHT].asnumpy() @ inverses[0]
+        )
         lenet.update(gradients)
     return on_lenet.arrays(lenet)
 
