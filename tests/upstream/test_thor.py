@@ -214,20 +214,15 @@ def test_prediction_between_steps_changes_nothing(without):
     assert_bit_equal(snapshot(net), without)
 
 
-@pytest.mark.parametrize("kind", ["function", "schedule"])
-def test_rates_and_dampings_follow_the_update(kind):
+def test_rates_and_dampings_follow_the_update():
     """A second call continues where the first stopped."""
     rates = [0.1 / (1 + update) for update in range(2 * STEPS)]
     dampings = [0.3 / (1 + update) for update in range(2 * STEPS)]
-    given = {
-        "function": dict(learning_rate=rates, damping=lambda update: dampings[update]),
-        "schedule": dict(learning_rate=nn.InverseDecayLR(0.1, 1.0, 1), damping=Tensor(dampings)),
-    }
-    model, _ = converted(frequency=2, **given[kind])
+    given = dict(learning_rate=nn.InverseDecayLR(0.1, 1.0, 1), damping=lambda u: dampings[u])
+    model, _ = converted(frequency=2, **given)
     step = model.step
-    during = During(
-        lambda: (step.last_update.learning_rate[0], float(step.update.damping.asnumpy()))
-    )
+    damping = step.update.damping
+    during = During(lambda: (step.last_update.learning_rate[0], float(damping.asnumpy())))
     model.train(1, dataset(), callbacks=[during])
     model.train(2, dataset(), callbacks=during, initial_epoch=1)
     refreshed = [update - update % 2 for update in range(2 * STEPS)]
