@@ -227,7 +227,7 @@ def build_stage_two(config: StageTwoConfig, network: nn.Cell, micro_batches: int
     from labkit.algorithms.subspace import SubspaceStep
     from labkit.steps.losses import LossNet
     from labkit.steps.parameter_groups import decay_groups
-    from labkit.upstream.basis import basis_from
+    from labkit.upstream.boost import basis_from
 
     load_start(config, network)
     # It applies the residual that the search leaves.

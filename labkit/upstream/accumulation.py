@@ -7,15 +7,15 @@ tutorial's exact behaviour, k times the gradient and the tail carried into the n
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore.dataset import Dataset
 
-from labkit.base import arguments
 from labkit.base.arguments import choice, integer, wrong
 from labkit.base.files import make_folder
 from labkit.errors import InputError, warn
@@ -155,8 +155,8 @@ class GradientAccumulation:
         reduction: str = "mean",
         tail: str = "flush",
     ) -> None:
-        choice("reduction", reduction, REDUCTION)
         choice("tail", tail, TAILS)
+        choice("reduction", reduction, REDUCTION)
         self._loss_net = LossNet(network, loss_fn)
         self._optimizer = optimizer
         self._reduction, self._tail = reduction, tail
@@ -176,7 +176,7 @@ class GradientAccumulation:
         train_dataset: Dataset,
         mini_steps: int | None = None,
         *,
-        path: str | os.PathLike = "gradient_accumulation.ckpt",
+        path: str | Path = "gradient_accumulation.ckpt",
     ) -> None:
         """Train, print one line per update, and write a checkpoint.
 
@@ -187,45 +187,39 @@ class GradientAccumulation:
             path: path of the checkpoint.
         """
         mini_steps = integer("mini_steps", mini_steps)
-        integer("epoch", epoch)
-        make_folder(arguments.path("path", path).parent)
-        step = self._step
-        if step is None:
-            step = self._step = AccumulatedStep(
-                self._loss_net,
-                self._optimizer,
-                mini_steps,
-                reduction=self._reduction,
-                tail=self._tail,
-                nonfinite="propagate",
+        make_folder(Path(path).parent)
+        if self._step is None:
+            options: Any = {"reduction": self._reduction, "tail": self._tail}
+            self._step = AccumulatedStep(
+                self._loss_net, self._optimizer, mini_steps, nonfinite="propagate", **options
             )
+        step = self._step
         set_state(step.group_size, mini_steps)
         batches = train_dataset.create_tuple_iterator(num_epochs=epoch)
         for number in range(1, epoch + 1):
             done = 0
             for batch in batches:
                 loss = step(*batch)
-                done = self._print_update(number, done, loss)
+                done += self._print_update(step, number, done, loss)
             step.end_epoch()
-            self._print_update(number, done, loss)
+            self._print_update(step, number, done, loss)
         if not float(step.weight_sum.asnumpy()):
             for buffer in step.gradient_sum:  # holds sums already applied; the tutorial's is zero
                 set_state(buffer, np.zeros(buffer.shape, np.float32))
         ms.save_checkpoint(step, str(path))
 
-    def _print_update(self, epoch: int, done: int, loss: Tensor) -> int:
-        """Print the tutorial's line if a call made an update; return the updates of the epoch.
+    def _print_update(self, step: AccumulatedStep, epoch: int, done: int, loss: Tensor) -> bool:
+        """Return whether the last call made an update, after the tutorial's line for it.
 
         epoch: 1 step: 1 loss is  2.302572
         """
-        assert self._step is not None
-        last = self._step.last_update
-        if last.number == self._printed:
-            return done
+        last = step.last_update
+        made = last.number != self._printed
+        if made:
+            shown = loss if self._reduction == "sum" else np.float32(last.loss)
+            print("epoch:", epoch, "step:", done + 1, "loss is ", shown, flush=True)
         self._printed = last.number
-        shown = loss if self._reduction == "sum" else np.float32(last.loss)
-        print("epoch:", epoch, "step:", done + 1, "loss is ", shown, flush=True)
-        return done + 1
+        return made
 
 
 def _weight_beside(grad_sum: ParameterTuple, reduction: str | None = None) -> Parameter:

@@ -4,41 +4,80 @@
     grad_accumulation  AccumulatedStep; with adasum or dim_reduce, their step's own micro-batches
     dim_reduce         SubspaceStep in the basis of the weights in ``weight_load_dir``
 
-Source: as for ``labkit.upstream.boost_config``. Departures, besides those listed there:
+Source: ``mindspore.boost.AutoBoost`` (2.10.0), whose levels, modes, names and defaults these are,
+and the tutorials of r1.6 and r1.7, which say ``device_num`` and ``n_component``. Departures:
+- less_bn, grad_freeze and loss_scale_group are not part of labkit: a dictionary that turns one on
+  is refused, and a level that does so in MindSpore leaves it off and says so;
+- unknown names raise InputError; upstream ignores them silently, even the tutorials' two;
+- every call reads its own dictionary (in MindSpore the first one of a process applies to all later
+  calls, and mode ``manual`` changes the table of levels);
+- mode ``manual`` uses the dictionary alone (in MindSpore the level's own functions stay on too);
 - the caller's optimizer is kept (for dim_reduce MindSpore silently replaces it by an SGD of rate 1
   without weight decay);
-- gradients are unscaled once, losses averaged as floats, the line search leaves BatchNorm alone,
-  and failed searches are counted: see ``labkit.algorithms.subspace``;
 - an epoch's last micro-batches are applied (in MindSpore they wait for the next epoch's).
+
+The search's own departures stand in ``labkit.algorithms.subspace``.
 """
 
-from collections.abc import Mapping
-from dataclasses import fields
-from typing import Any
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from mindspore import nn
 
 from labkit.algorithms.adasum import AdasumStep
 from labkit.algorithms.subspace import Basis, SubspaceStep
-from labkit.base.arguments import wrong
+from labkit.algorithms.subspace.basis import Parameters, basis_of
+from labkit.base.arguments import choice, flag, integer, number, wrong
 from labkit.errors import InputError, refuse_unknown, warn
 from labkit.ranks import cluster
 from labkit.steps.accumulation import AccumulatedStep
-from labkit.steps.options import GradientOptions
 from labkit.steps.plain import PlainStep
 from labkit.steps.step import Step, check_optimizer
-from labkit.upstream.basis import basis_from
-from labkit.upstream.boost_config import Boost, read_boost
 
+FUNCTIONS = ("adasum", "grad_accumulation", "dim_reduce")
+ABSENT = ("less_bn", "grad_freeze", "loss_scale_group")
+LEVELS = {"O0": (), "O1": (), "O2": ("adasum",)}
+MODES = ("auto", "manual", "enable_all", "disable_all")
+# The tutorials' names, and MindSpore's current ones.
+OLD_NAMES = {"device_num": "device_number", "n_component": "n_components"}
+
+_CONSTANTS = {"rho": 0.55, "sigma": 0.4, "gamma": 0.9, "alpha": 0.001}
+_COMPONENTS = 32
+SECTIONS = {
+    "boost": ("mode", *FUNCTIONS, *ABSENT),
+    "common": ("gradient_split_groups", "device_number", "grad_accumulation_step"),
+    "less_bn": ("fn_flag", "gc_flag"),
+    "grad_freeze": ("param_groups", "freeze_type", "freeze_p", "total_steps"),
+    "grad_accumulation": ("grad_accumulation_step",),
+    "dim_reduce": ("rho", "gamma", "alpha", "sigma", "n_components", "pca_mat_path")
+    + ("weight_load_dir", "timeout"),
+}
+_CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
+    **dict.fromkeys((*FUNCTIONS, *ABSENT), flag),
+    **dict.fromkeys(("device_number", "grad_accumulation_step", "n_components"), integer),
+    **dict.fromkeys(("rho", "sigma"), partial(number, above=0, below=1)),
+    "gamma": partial(number, at_least=0, below=1),
+    "alpha": partial(number, at_least=0),
+}
+# Setting of the section common -> the function that it serves.
+_OF_COMMON = {
+    "gradient_split_groups": "less_bn",
+    "device_number": "adasum",
+    "grad_accumulation_step": "grad_accumulation",
+}
 # MindSpore's number: in MindSpore, fewer than two servers of 8 have no Adasum.
 _DEVICES = 8
-# Options that a step takes beside those of every step. What the dictionary says is none of them.
-_OWN_OPTIONS: Mapping[type[Step], tuple[str, ...]] = {
-    AdasumStep: ("workers", "on", "scope", "tail"),
-    SubspaceStep: ("trials", "curvature", "start", "failure", "tail"),
-    AccumulatedStep: ("tail",),
-    PlainStep: (),
-}
+
+
+class Boost(NamedTuple):
+    """What a level and a dictionary turn on: functions, their settings, and what to warn of."""
+
+    mode: str
+    on: tuple[str, ...]
+    values: dict[str, Any]
+    notes: list[str]
 
 
 def boost_step(
@@ -58,96 +97,190 @@ def boost_step(
     One notice says what differs and what has no effect.
 
     Args:
-        loss_net: batch -> mean loss.
+        loss_net: batch -> (mean loss, weight), see ``labkit.LossNet``.
         optimizer: any ``nn.Optimizer``, which is kept; for dim_reduce MindSpore uses
             ``nn.SGD(..., learning_rate=1)``.
-        boost_level: as for ``read_boost``.
-        boost_config_dict: as for ``read_boost``.
+        boost_level: ``O0`` and ``O1``: nothing; ``O2``: adasum.
+        boost_config_dict: sections of settings, or None, "" or {} for none; it is not modified.
         basis: for dim_reduce, in place of pca_mat_path and weight_load_dir.
-        **options: ``GradientOptions``; of AdasumStep also workers, on, scope and tail; of
-            SubspaceStep trials (MindSpore uses 2), curvature, start, failure and tail; of
-            AccumulatedStep tail.
+        **options: of the step: workers, on and scope of AdasumStep, trials (MindSpore uses 2) of
+            SubspaceStep, and so on.
 
     Raises:
-        InputError: as ``read_boost`` and the step do, and for an option that the step does not
-            take, with the nearest that it does.
+        InputError: if a level, mode, section, setting or option is unknown (with the nearest name),
+            a value is invalid, labkit does not have a function, or settings contradict each other.
     """
     check_optimizer(optimizer)
-    boost = read_boost(boost_level, boost_config_dict)
-    kind = _kind(boost)
-    known = [*_OWN_OPTIONS[kind], *(each.name for each in fields(GradientOptions))]
-    for name in options:
-        refuse_unknown(f"option of {kind.__name__}", name, known)
-    if basis is not None:
-        _check_basis(basis, boost, boost_config_dict)
+    mode, on, values, notes = read(boost_level, boost_config_dict)
+    if basis is not None and "dim_reduce" not in on:
+        raise InputError("basis: expected None where dim_reduce is off, got a Basis")
     used = {}
-    if "grad_accumulation" in boost.on:
-        used["micro_steps"] = boost.values["grad_accumulation_step"]
-    if kind is AdasumStep:
-        used["node_size"] = _node_size(boost)
-    if kind is SubspaceStep:
-        used |= {name: boost.values[name] for name in ("rho", "sigma", "gamma", "alpha")}
-        options["basis"] = basis or _basis(boost, optimizer)
-    step: Any = kind(loss_net, optimizer, **used, **options)
-    if kind is SubspaceStep:
-        components = len(options["basis"].matrix)
-        used |= {"n_components": components, "trials": step.update.constants.trials}
-    _report(boost, used, _notes_on_optimizer(kind, optimizer))
+    if "grad_accumulation" in on:
+        used["micro_steps"] = values["grad_accumulation_step"]
+    step: Step
+    if "adasum" in on:
+        used["node_size"] = node_size(values)
+        step = AdasumStep(loss_net, optimizer, **used, **options)
+    elif "dim_reduce" in on:
+        used |= {name: values.get(name, default) for name, default in _CONSTANTS.items()}
+        basis = _basis(basis, values, optimizer)
+        step = SubspaceStep(loss_net, optimizer, basis, **used, **options)
+        used |= {"n_components": len(basis.matrix), "trials": step.update.constants.trials}
+    else:
+        kind: Any = AccumulatedStep if on else PlainStep
+        step = kind(loss_net, optimizer, **used, **options)
+    if notes:
+        warn(f"boost_step: {'; '.join(notes)}")
+    text = " and ".join(on) or "nothing is turned on, a plain step"
+    if used:
+        text += f" ({', '.join(f'{name} {value}' for name, value in used.items())})"
+    print(f"labkit: boost_level {boost_level}, mode {mode}: {text}", flush=True)
     return step
 
 
-def _kind(boost: Boost) -> Any:
-    """Return the class of the step."""
-    if "adasum" in boost.on:
-        return AdasumStep
-    if "dim_reduce" in boost.on:
-        return SubspaceStep
-    return AccumulatedStep if "grad_accumulation" in boost.on else PlainStep
+def read(level: str, dictionary: Mapping[str, Mapping[str, Any]] | str | None = None) -> Boost:
+    """Return what a level and a dictionary turn on; arguments and errors as in ``boost_step``."""
+    choice("boost_level", level, LEVELS)
+    sections = _checked(dictionary)
+    asked = sections.pop("boost", {})
+    mode = asked.pop("mode", "auto")
+    on = _turned_on(level, mode, asked)
+    notes, unused = [], []
+    if mode == "auto" and level != "O0":
+        left = "less_bn and grad_freeze, which are not part of labkit"
+        notes.append(f"MindSpore's {level} also turns on {left}")
+    values: dict[str, Any] = {}
+    for section, settings in sections.items():
+        for name, value in settings.items():
+            function = _OF_COMMON[name] if section == "common" else section
+            if function not in on:
+                unused.append(f"{name} ({function} is off)")
+            elif name == "timeout":
+                unused.append("timeout (no rank waits for a file)")
+            elif values.setdefault(name, value) != value:
+                both = f"{values[name]!r} and {value!r}"
+                raise InputError(f"{name} is {both} in two sections; expected one")
+    if unused:
+        notes.append(f"without effect here: {', '.join(unused)}")
+    if "grad_accumulation" in on and "grad_accumulation_step" not in values:
+        raise InputError(
+            "grad_accumulation is True and grad_accumulation_step was not given; expected an "
+            "integer of micro-batches (MindSpore's default of 1 accumulates nothing)"
+        )
+    return Boost(mode, on, values, notes)
 
 
-def _check_basis(basis: Basis, boost: Boost, dictionary: Any) -> None:
-    """Refuse a basis that contradicts the dictionary."""
-    kind = type(basis).__name__
-    if "dim_reduce" not in boost.on:
-        raise InputError(f"basis: expected None where dim_reduce is off, got a {kind}")
-    for name in ("pca_mat_path", "weight_load_dir"):
-        if boost.values[name] is not None:
-            raise InputError(f"basis: expected None where {name} is said, got a {kind}")
-    # ``boost.values`` has MindSpore's default of 32 if the dictionary gives no number.
-    said = {"n_components", "n_component"} & dict(dictionary.get("dim_reduce", {})).keys()
-    components, rows = boost.values["n_components"], len(basis.matrix)
-    if said and components != rows:
-        raise wrong("n_components", components, f"{rows}, the number in the basis")
+def _checked(dictionary: Any) -> dict[str, dict[str, Any]]:
+    """Return section -> setting, by its current name -> value; a copy."""
+    if dictionary is None or dictionary == "":
+        return {}
+    if not isinstance(dictionary, Mapping):
+        kind = type(dictionary).__name__
+        raise InputError(f"boost_config_dict: expected a dictionary of sections, got a {kind}")
+    sections: dict[str, dict[str, Any]] = {}
+    for section, content in dictionary.items():
+        refuse_unknown("section of boost_config_dict", section, SECTIONS)
+        if not isinstance(content, Mapping):
+            name = f"boost_config_dict[{section!r}]"
+            raise wrong(name, content, "a dictionary of settings")
+        known = SECTIONS[section]
+        names = [*known, *(old for old, new in OLD_NAMES.items() if new in known)]
+        own: dict[str, Any] = {}
+        for name, value in content.items():
+            refuse_unknown(f"setting of {section}", name, names)
+            key = OLD_NAMES.get(name) or name
+            if key in own:
+                raise InputError(f"{section} says {key} twice, under two names; expected one")
+            own[key] = _CHECKS[key](f"{name} of {section}", value) if key in _CHECKS else value
+        sections[section] = own
+    refuse_unknown("boost mode", sections.get("boost", {}).get("mode", "auto"), MODES)
+    return sections
 
 
-def _basis(boost: Boost, optimizer: nn.Optimizer) -> Basis:
-    path, folder = boost.values["pca_mat_path"], boost.values["weight_load_dir"]
-    return basis_from(path, folder, optimizer.parameters, boost.values["n_components"])
+def _turned_on(level: str, mode: str, asked: Mapping[str, bool]) -> tuple[str, ...]:
+    """Return the functions to turn on."""
+    every = (*FUNCTIONS, *ABSENT)
+    by_mode = {"auto": LEVELS[level], "disable_all": (), "enable_all": every}
+    on = by_mode.get(mode, tuple(name for name in every if asked.get(name)))
+    if absent := [name for name in ABSENT if name in on or asked.get(name)]:
+        raise InputError(
+            f"boost_config_dict turns on {' and '.join(absent)}, not part of labkit; expected "
+            f"{', '.join(FUNCTIONS)} alone, in mode 'manual'"
+        )
+    if crossed := [f"{name} of boost is {v}" for name, v in asked.items() if v != (name in on)]:
+        raise InputError(
+            f"{crossed[0]}, and mode {mode!r} does not look at it; expected mode 'manual'"
+        )
+    if {"adasum", "dim_reduce"} <= set(on):
+        raise InputError(
+            "adasum and dim_reduce are both True; expected one of them: dim_reduce moves all ranks "
+            "by one common search"
+        )
+    if on and level == "O0":
+        expected = f"'O1' or 'O2' where the dictionary turns on {' and '.join(on)}"
+        raise wrong("boost_level", level, expected)
+    return on
 
 
-def _node_size(boost: Boost) -> int:
+def node_size(values: Mapping[str, Any]) -> int:
     """Return how many ranks, those of a server, are averaged before Adasum."""
     ranks = cluster.rank_and_size()[1]
     default = _DEVICES if ranks >= 2 * _DEVICES and ranks % _DEVICES == 0 else 1
-    return int(boost.values.get("device_number", default))
+    return values.get("device_number", default)
 
 
-def _notes_on_optimizer(kind: Any, optimizer: nn.Optimizer) -> list[str]:
-    """Return a note if MindSpore would train with another optimizer."""
-    same = isinstance(optimizer, nn.SGD) and not optimizer.dynamic_lr and not optimizer.is_group_lr
-    if kind is not SubspaceStep or same and float(optimizer.learning_rate.asnumpy()) == 1:
-        return []
-    return [
-        f"the optimizer stays your {type(optimizer).__name__}; for dim_reduce MindSpore puts "
-        "SGD(learning_rate=1) in its place"
-    ]
+def _basis(basis: Basis | None, values: Mapping[str, Any], optimizer: nn.Optimizer) -> Basis:
+    """Return the basis given or that of the dictionary, which must not contradict each other."""
+    path, folder = values.get("pca_mat_path"), values.get("weight_load_dir")
+    if basis is None:
+        components = values.get("n_components", _COMPONENTS)
+        return basis_from(path, folder, optimizer.parameters, components)
+    if path is not None or folder is not None:
+        raise InputError("basis: expected None where pca_mat_path or weight_load_dir is said")
+    if values.get("n_components", len(basis.matrix)) != len(basis.matrix):
+        expected = f"{len(basis.matrix)}, the number in the basis"
+        raise wrong("n_components", values["n_components"], expected)
+    return basis
 
 
-def _report(boost: Boost, used: Mapping[str, Any], notes: list[str]) -> None:
-    """Warn of what differs, and print what is turned on, with its values, in one line."""
-    if boost.notes or notes:
-        warn(f"boost_step: {'; '.join([*boost.notes, *notes])}")
-    text = " and ".join(boost.on) or "nothing is turned on, a plain step"
-    if used:
-        text += f" ({', '.join(f'{name} {value}' for name, value in used.items())})"
-    print(f"labkit: boost_level {boost.level}, mode {boost.mode}: {text}", flush=True)
+def basis_from(
+    path: str | Path | None,
+    snapshots: str | Path | None,
+    parameters: Parameters,
+    components: int,
+    report: Callable[[str], None] = print,
+) -> Basis:
+    """Return the basis that MindSpore's two settings ask for; the first rank computes it.
+
+    Args:
+        path: pca_mat_path, a ``.npy`` or ``.safetensors`` file. If it exists, it is loaded and
+            nothing is computed; otherwise it is made. None: pca_mat.safetensors beside the
+            snapshots, made again if it belongs to other snapshots.
+        snapshots: weight_load_dir, a folder of snapshots, or None.
+        parameters: parameters that the basis must belong to.
+        components: K.
+        report: called on the first rank with a sentence that says what was done.
+
+    Raises:
+        InputError: if there is neither, for a basis of a different network or size, and as
+            ``basis_of`` does.
+    """
+    # The first rank decides: a slower one may find the file that the first has just made, load it,
+    # and leave the first waiting in basis_of.
+    there = bool(cluster.gather([float(path is not None and Path(path).exists())])[0, 0])
+    if path is not None and there:
+        basis = Basis.load(path, parameters)
+        if len(basis.matrix) != components:
+            expected = f"{len(basis.matrix)}, the number in the basis in {path}"
+            raise wrong("n_components", components, expected)
+        if cluster.rank_and_size()[0] == 0:
+            report(f"labkit: basis loaded from {path}, nothing computed")
+        return basis
+    if snapshots is None:
+        raise InputError(
+            f"dim_reduce needs weights to make its basis of: weight_load_dir is None, and "
+            f"pca_mat_path {path} is not a file; expected the folder of the first stage's "
+            "snapshots, or a basis"
+        )
+    file = path or Path(snapshots) / "pca_mat.safetensors"
+    return basis_of(file, snapshots, parameters, components, report)

@@ -7,37 +7,36 @@ U is the gradient preconditioned by ``labkit.algorithms.thor``.
 Sources: ``mindspore.nn.thor``, and ``ConvertModelUtils`` and ``ModelThor`` of ``mindspore.train``
 (2.10.0), whose train and eval raise ``TypeError`` in releases 2.7.0 to 2.10.0. Departures: the
 formulas are the published ones (``formulas="upstream_gpu"`` gives those of its GPU branch);
-learning rate and damping may be numbers, arrays and functions; frequency may be 1; use_nesterov has
-effect on every device (upstream ignores it on Ascend, and MindSpore's kernel on CPU); the number of
-rows comes from the batch, not from batch_size; nothing is looked up by a Parameter's name; without
-conversion the optimizer refuses to train. The returned Model trains, also with evaluation between
-epochs, and its callbacks see every step (upstream's see 2 of every ``frequency`` on a GPU); dataset
-sink mode is off and refused; BatchNorm's Parameters stay in float32.
+learning rate and damping may be numbers, and damping a function; frequency may be 1; use_nesterov
+has effect on every device (upstream ignores it on Ascend, and MindSpore's kernel on CPU); the
+number of rows comes from the batch, not from batch_size; nothing is looked up by a Parameter's
+name; without conversion the optimizer refuses to train. The returned Model trains, also with
+evaluation between epochs, and its callbacks see every step (upstream's see 2 of every ``frequency``
+on a GPU); dataset sink mode is off and refused; BatchNorm's Parameters stay in float32.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, amp, nn, ops
 from mindspore.dataset import Dataset
-from mindspore.train import Callback, Model
+from mindspore.nn.learning_rate_schedule import LearningRateSchedule
+from mindspore.train import Model
 
-from labkit.algorithms.thor.rules import ByUpdate, ThorOptions, by_update, thor_options, value_at
+from labkit.algorithms.thor.rules import ThorOptions, by_update, thor_options
 from labkit.algorithms.thor.update import ThorUpdate
 from labkit.algorithms.words import THOR_ON_HOST
-from labkit.base.arguments import choice, flag, integer, number, wrong
+from labkit.base.arguments import choice, integer, number, wrong
 from labkit.errors import InputError, warn
 from labkit.steps.losses import LossNet
 from labkit.steps.options import PRECISION, fusion_indices
 from labkit.steps.plain import PlainStep
 from labkit.steps.precision import DynamicLossScale
-from labkit.steps.state import integer_of, set_state
-
-Callbacks: TypeAlias = Callback | Sequence[Callback] | None
 
 # Upstream's GRADIENT_CLIP_VALUE, for each gradient separately, not for their global norm.
 CLIP_NORM = 1.0
@@ -69,9 +68,10 @@ def thor(
 
     Args:
         net: network whose trainable Parameters are trained; unchanged until the conversion.
-        learning_rate: number >= 0, array or Tensor with one for each update, function of the
-            update's number (0, 1, ..), or a LearningRateSchedule.
-        damping: number > 0, array or Tensor with one for each update, or such a function.
+        learning_rate: number >= 0, array or Tensor with one for each update, or a
+            LearningRateSchedule.
+        damping: number > 0, array or Tensor with one for each update, or function of the update's
+            number (0, 1, ..).
         momentum: >= 0 and < 1.
         weight_decay: >= 0, for the Parameters that ``decay_filter`` selects.
         loss_scale: that of the FixedLossScaleManager, if there is one.
@@ -94,23 +94,21 @@ def thor(
     """
     if not isinstance(net, nn.Cell) or not net.trainable_params():
         raise wrong("net", net, "a Cell with trainable Parameters")
-    _check_split(net, split_indices)
-    given = thor_options(damping, {"frequency": integer("frequency", frequency), **options})
-    scheduled = isinstance(learning_rate, nn.learning_rate_schedule.LearningRateSchedule)
-    rate = learning_rate if scheduled else by_update("learning_rate", learning_rate, at_least=0)
-    optimizer = ThorOptimizer(
-        net,
-        rate,
-        number("momentum", momentum, at_least=0, below=1),
-        number("weight_decay", weight_decay, at_least=0),
-        flag("use_nesterov", use_nesterov),
-        decay_filter,
-        flag("enable_clip_grad", enable_clip_grad),
+    if split_indices is not None:
+        cells = (cell for _, cell in net.cells_and_names())
+        kinds = (cell for cell in cells if isinstance(cell, nn.Dense | nn.Conv2d))
+        layers = sum(cell.weight.requires_grad for cell in kinds)
+        if fusion_indices("split_indices", split_indices)[-1] >= layers:
+            expected = f"integers below {layers}, the number of layers with factors"
+            raise wrong("split_indices", split_indices, expected)
+    optimizer = ThorOptimizer(net, learning_rate, momentum, weight_decay, decay_filter)
+    optimizer.options = thor_options(
+        damping, {"frequency": integer("frequency", frequency), **options}
     )
-    optimizer.options = given
     optimizer.given_loss_scale = number("loss_scale", loss_scale, above=0)
     optimizer.batch_size = integer("batch_size", batch_size)
-    if given.formulas == "thor":
+    optimizer.use_nesterov, optimizer.clips = bool(use_nesterov), bool(enable_clip_grad)
+    if optimizer.options.formulas == "thor":
         warn(NOTICE)
     return optimizer
 
@@ -125,36 +123,31 @@ class ThorOptimizer(nn.Optimizer):
         options: ``ThorOptions``.
         given_loss_scale: scale of the loss; the step divides by it, not the optimizer.
         batch_size: rows of a batch, as given to ``thor``.
-        rate: None, or the learning rate as a function of the update's number.
     """
 
     options: ThorOptions
-    given_loss_scale: float
-    batch_size: int
 
     def __init__(
         self,
         net: nn.Cell,
-        rate: ByUpdate | nn.learning_rate_schedule.LearningRateSchedule,
+        learning_rate: Any,
         momentum: float,
         weight_decay: float,
-        use_nesterov: bool,
         decay_filter: Callable[[Parameter], bool],
-        clips: bool,
     ) -> None:
-        following = rate if callable(rate) and not isinstance(rate, nn.Cell) else None
-        if following is not None:
-            rate = rate_at(following, 0)
-        elif isinstance(rate, np.ndarray):
-            rate = Tensor(rate, ms.float32)
-        super().__init__(rate, net.trainable_params(), weight_decay)
-        self.rate = following
+        if not isinstance(learning_rate, LearningRateSchedule):
+            learning_rate = by_update("learning_rate", learning_rate, at_least=0)
+        if isinstance(learning_rate, np.ndarray):
+            learning_rate = Tensor(learning_rate, ms.float32)
+        decay = number("weight_decay", weight_decay, at_least=0)
+        super().__init__(learning_rate, net.trainable_params(), decay)
         self.decay_flags = tuple(bool(decay_filter(each)) for each in self.parameters)
         # Not as a child: the network is not part of the optimizer's state.
         object.__setattr__(self, "net", net)
-        self.momentum = Parameter(Tensor(momentum, ms.float32), name="momentum")
+        factor = number("momentum", momentum, at_least=0, below=1)
+        self.momentum = Parameter(Tensor(factor, ms.float32), name="momentum")
         self.moments = self.parameters.clone(prefix="moments", init="zeros")
-        self.use_nesterov, self.clips, self.converted = use_nesterov, clips, False
+        self.converted = False
 
     def construct(self, gradients: tuple[Tensor, ...]) -> tuple:
         if not self.converted:
@@ -172,9 +165,24 @@ class ThorOptimizer(nn.Optimizer):
         move = ops.partial(_moved, self.use_nesterov, self.momentum, rate)
         return self.map_(move, gradients, self.parameters, self.moments)
 
-    def get_frequency(self) -> int:
-        """Return the number of updates between two refreshes, as upstream's method does."""
-        return int(self.options.frequency)  # type: ignore[arg-type]  # no function, see ``thor``
+
+def _moved(
+    nesterov: bool,
+    momentum: Parameter,
+    rate: Tensor,
+    gradient: Tensor,
+    weight: Parameter,
+    moment: Parameter,
+) -> Tensor:
+    new = momentum * moment + gradient
+    step = gradient + momentum * new if nesterov else new
+    moved = ops.assign_sub(weight, ops.cast(rate * step, weight.dtype))
+    return ops.depend(moved, ops.assign(moment, new))
+
+
+def _clipped(gradient: Tensor) -> Tensor:
+    norm = ops.sqrt(ops.reduce_sum(ops.square(gradient.reshape(-1))))
+    return gradient * (CLIP_NORM / ops.maximum(norm, CLIP_NORM))
 
 
 class ConvertModelUtils:
@@ -220,23 +228,21 @@ class ConvertModelUtils:
                 "(mindspore.nn.thor's has changed the network for operators of its own)"
             )
         if network is not optimizer.net:
-            raise InputError(
-                "network: expected the one that thor was given, a "
-                f"{type(optimizer.net).__name__}, got a {type(network).__name__}"
-            )
+            kind = type(network).__name__
+            raise InputError(f"network: expected the one that thor was given, got a {kind}")
         if optimizer.converted:
             raise InputError("this optimizer belongs to a converted model; expected a new one")
         choice("amp_level", amp_level, PRECISION)
-        if not flag("keep_batchnorm_fp32", keep_batchnorm_fp32) and amp_level == "O2":
+        if amp_level == "O2" and not keep_batchnorm_fp32:
             amp_level = "O3"
-        scale, nonfinite = loss_scale_of(loss_scale_manager, optimizer.given_loss_scale)
+        scale, nonfinite = _loss_scale(loss_scale_manager, optimizer.given_loss_scale)
         evaluation: dict[str, Any] = {}
         if metrics is not None:
             cell = nn.WithEvalCell(network, loss_fn, amp_level != "O0")
             evaluation = {"metrics": metrics, "eval_network": cell, "eval_indexes": [0, 1, 2]}
         Model(network, **evaluation)  # refuses invalid metrics before the network is changed
         loss_net = LossNet(network, loss_fn)
-        update = _FollowingUpdate(loss_net, optimizer, **vars(optimizer.options))
+        update = ThorUpdate(loss_net, optimizer, **vars(optimizer.options))
         options: Any = {"precision": amp_level, "loss_scale": scale, "nonfinite": nonfinite}
         try:
             step = PlainStep(loss_net, optimizer, update=update, **options)
@@ -245,6 +251,21 @@ class ConvertModelUtils:
             raise
         optimizer.converted = True
         return ThorModel(step, network, evaluation)
+
+
+def _loss_scale(manager: Any, of_thor: float) -> tuple[float | DynamicLossScale, str]:
+    """Return (loss scale of the step, what it does if a batch is not finite)."""
+    scale: float | DynamicLossScale = 1.0
+    nonfinite = "drop_micro"
+    if isinstance(manager, amp.DynamicLossScaleManager):
+        initial = float(manager.get_loss_scale())
+        scale = DynamicLossScale(initial, float(manager.scale_factor), manager.scale_window)
+    elif manager is not None:
+        scale = float(manager.get_loss_scale())
+        nonfinite = "drop_micro" if manager.get_drop_overflow_update() else "propagate"
+    if of_thor not in (1.0, scale):
+        raise wrong("loss_scale of thor", of_thor, f"1.0, or {scale} as beside it in the manager")
+    return scale, nonfinite
 
 
 class ThorModel(Model):
@@ -260,54 +281,36 @@ class ThorModel(Model):
         self.step, self.network = step, network
         self._predictor = Model(network)
 
-    def train(
-        self,
-        epoch: int,
-        train_dataset: Dataset,
-        callbacks: Callbacks = None,
-        dataset_sink_mode: bool = False,
-        sink_size: int = -1,
-        initial_epoch: int = 0,
-    ) -> None:
+    def train(self, epoch: int, train_dataset: Dataset, *arguments: Any, **options: Any) -> None:
         """Train up to epoch ``epoch``; see ``mindspore.train.Model.train``."""
-        self._check(train_dataset, epoch, initial_epoch, dataset_sink_mode)
-        super().train(epoch, train_dataset, callbacks, False, sink_size, initial_epoch)
+        self._check(super().train, epoch, train_dataset, *arguments, **options)
+        super().train(epoch, train_dataset, *arguments, **options)
 
-    def fit(
-        self,
-        epoch: int,
-        train_dataset: Dataset,
-        valid_dataset: Dataset | None = None,
-        valid_frequency: int | Sequence[int] = 1,
-        callbacks: Callbacks = None,
-        dataset_sink_mode: bool = False,
-        valid_dataset_sink_mode: bool = False,
-        sink_size: int = -1,
-        initial_epoch: int = 0,
-    ) -> None:
+    def fit(self, epoch: int, train_dataset: Dataset, *arguments: Any, **options: Any) -> None:
         """Train, and evaluate between epochs; see ``mindspore.train.Model.fit``."""
-        self._check(train_dataset, epoch, initial_epoch, dataset_sink_mode)
-        validation = (valid_dataset, valid_frequency, callbacks, False, valid_dataset_sink_mode)
-        super().fit(epoch, train_dataset, *validation, sink_size, initial_epoch)
+        self._check(super().fit, epoch, train_dataset, *arguments, **options)
+        super().fit(epoch, train_dataset, *arguments, **options)
 
-    def predict(
-        self, *predict_data: Any, backend: str | None = None, config: dict | None = None
-    ) -> Any:
+    def predict(self, *predict_data: Any, **options: Any) -> Any:
         """Return the network's outputs; see ``mindspore.train.Model.predict``."""
         # A Model sets the mode once and then relies on it, even if a second Model has changed it.
         phase = self.network.phase
         self.network.set_train(False)
         try:
-            return self._predictor.predict(*predict_data, backend=backend, config=config)
+            return self._predictor.predict(*predict_data, **options)
         finally:
             self.step.set_train()
             self.network.phase = phase  # selects the graph that a call of the network runs
 
-    def _check(self, dataset: Dataset, epoch: int, initial_epoch: int, sink_mode: bool) -> None:
-        """Refuse arguments that would stop the training in the middle."""
-        if sink_mode:
+    def _check(self, function: Callable, *arguments: Any, **options: Any) -> None:
+        """Refuse arguments of ``function`` that would stop the training in the middle."""
+        bound = inspect.signature(function).bind(*arguments, **options)
+        bound.apply_defaults()
+        given = bound.arguments
+        if given["dataset_sink_mode"]:
             raise InputError(f"dataset_sink_mode: expected False, got True: {THOR_ON_HOST}")
-        batches = dataset.get_dataset_size() * (integer("epoch", epoch) - initial_epoch)
+        dataset, epochs = given["train_dataset"], integer("epoch", given["epoch"])
+        batches = dataset.get_dataset_size() * (epochs - given["initial_epoch"])
         self.step.check_length(max(batches, 0))
         rows, expected = dataset.get_batch_size(), self.step.optimizer.batch_size
         if rows != expected:
@@ -315,71 +318,3 @@ class ThorModel(Model):
             if self.step.optimizer.options.formulas == "upstream_gpu":
                 raise InputError(f"{text}; expected the same where upstream's formulas are asked")
             warn(f"{text}: factors are means over the {rows}")
-
-
-class _FollowingUpdate(ThorUpdate):
-    """Sets the optimizer's learning rate to a function's value before each update."""
-
-    def before(self, step: nn.Cell, batch: tuple) -> None:
-        super().before(step, batch)
-        if self.optimizer.rate is not None:
-            rate = rate_at(self.optimizer.rate, integer_of(self.record.updates))
-            set_state(self.optimizer.learning_rate, rate)
-
-
-def rate_at(rate: ByUpdate, update: int) -> float:
-    """Return a learning rate at an update; ``InputError`` if it is not a number >= 0."""
-    return value_at("learning_rate", rate, update, at_least=0)
-
-
-def loss_scale_of(manager: object, of_thor: float) -> tuple[float | DynamicLossScale, str]:
-    """Return (loss scale of the step, what it does if a batch is not finite).
-
-    Args:
-        manager: None, or a loss scale manager of ``mindspore.amp``.
-        of_thor: ``loss_scale`` of the optimizer.
-    """
-    scale: float | DynamicLossScale = 1.0
-    nonfinite = "drop_micro"
-    if isinstance(manager, amp.DynamicLossScaleManager):
-        initial = float(manager.get_loss_scale())
-        scale = DynamicLossScale(initial, float(manager.scale_factor), manager.scale_window)
-    elif isinstance(manager, amp.FixedLossScaleManager):
-        scale = float(manager.get_loss_scale())
-        nonfinite = "drop_micro" if manager.get_drop_overflow_update() else "propagate"
-    elif manager is not None:
-        expected = "a FixedLossScaleManager, a DynamicLossScaleManager or None"
-        raise wrong("loss_scale_manager", manager, expected)
-    if of_thor not in (1.0, scale):
-        raise wrong("loss_scale of thor", of_thor, f"1.0, or {scale} as beside it in the manager")
-    return scale, nonfinite
-
-
-def _check_split(net: nn.Cell, indices: Sequence[int] | None) -> None:
-    """Refuse groups that do not end with layers that have factors in upstream."""
-    if indices is None:
-        return
-    cells = (cell for _, cell in net.cells_and_names() if isinstance(cell, nn.Dense | nn.Conv2d))
-    layers = sum(cell.weight.requires_grad for cell in cells)
-    if fusion_indices("split_indices", indices)[-1] >= layers:
-        expected = f"integers below {layers}, the number of layers with factors"
-        raise wrong("split_indices", indices, expected)
-
-
-def _moved(
-    nesterov: bool,
-    momentum: Parameter,
-    rate: Tensor,
-    gradient: Tensor,
-    weight: Parameter,
-    moment: Parameter,
-) -> Tensor:
-    new = momentum * moment + gradient
-    step = gradient + momentum * new if nesterov else new
-    moved = ops.assign_sub(weight, ops.cast(rate * step, weight.dtype))
-    return ops.depend(moved, ops.assign(moment, new))
-
-
-def _clipped(gradient: Tensor) -> Tensor:
-    norm = ops.sqrt(ops.reduce_sum(ops.square(gradient.reshape(-1))))
-    return gradient * (CLIP_NORM / ops.maximum(norm, CLIP_NORM))

@@ -180,8 +180,9 @@ class TestRightByDefault:
     def test_it_is_the_accumulated_step(self, tmp_path, capsys):
         """Its Parameters are the same; each update prints a tutorial line with its mean loss."""
         net, other = network(), network()
-        with pytest.warns(UserWarning, match="unlike the tutorial's"):
+        with pytest.warns(UserWarning, match="averages.*reduction='sum', tail='carry'") as notices:
             model = GradientAccumulation(net, loss_fn(), momentum(net))
+        assert len(notices) == 1 and notices[0].filename == __file__
         model.train_process(2, data(), 4, path=tmp_path / "x.ckpt")
         lines = capsys.readouterr().out.splitlines()
         step = AccumulatedStep(LossNet(other, loss_fn()), momentum(other), 4)
@@ -194,55 +195,35 @@ class TestRightByDefault:
         assert [each[:2] for each in fields] == expected
         assert [float(each[2]) for each in fields] == pytest.approx(losses, rel=1e-6)
 
-    def test_one_notice_that_says_how_to_get_the_tutorials(self):
-        net = network()
-        with pytest.warns(UserWarning) as notices:
-            GradientAccumulation(net, loss_fn(), momentum(net))
-        assert len(notices) == 1 and notices[0].filename == __file__
-        words = str(notices[0].message)
-        assert "reduction='sum', tail='carry'" in words and "averages" in words
+
+def test_a_path_that_cannot_be_written_is_refused_before_the_training(tmp_path, capsys):
+    (tmp_path / "file").write_text("mine")
+    net = network()
+    model, before = exact(net, loss_fn(), momentum(net)), snapshot(net)
+    with pytest.raises(InputError, match="cannot write to"):
+        model.train_process(1, data(), 4, path=tmp_path / "file" / "x.ckpt")
+    with pytest.raises(InputError, match="mini_steps: expected an integer >= 1, got None"):
+        model.train_process(1, data())
+    assert_bit_equal(snapshot(net), before)
 
 
-class TestRefused:
-    @pytest.mark.parametrize(
-        ("epoch", "mini_steps", "path", "message"),
-        [
-            (1, None, "x.ckpt", "mini_steps: expected an integer >= 1, got None"),
-            (0, 4, "x.ckpt", "epoch: expected an integer >= 1, got 0"),
-            (1, 4, "file/x.ckpt", "cannot write to"),
-        ],
-    )
-    def test_before_the_training(self, tmp_path, capsys, epoch, mini_steps, path, message):
-        (tmp_path / "file").write_text("mine")
-        net = network()
-        with pytest.raises(InputError, match=message):
-            exact(net, loss_fn(), momentum(net)).train_process(
-                epoch, data(), mini_steps, path=tmp_path / path
-            )
-        assert capsys.readouterr().out == ""
-        assert [each.name for each in tmp_path.iterdir()] == ["file"]
-
-    def test_unknown_names_with_the_nearest(self):
-        net = network()
-        for named, words in (
-            ({"reduction": "summ"}, "reduction: .*got 'summ'. Did you mean 'sum'"),
-            ({"tail": "flash"}, "tail: .*got 'flash'. Did you mean 'flush'"),
-        ):
-            with pytest.raises(InputError, match=words):
-                GradientAccumulation(net, loss_fn(), momentum(net), **named)
-        with pytest.raises(InputError, match="reduction: expected one of"):
-            TrainOptim(momentum(net), net.trainable_params(), reduction="man")
-
-    def test_sums_that_do_not_fit(self):
-        """Cells that share a sum but differ in reduction are refused, and so is an empty sum."""
-        net = network()
-        optimizer = momentum(net)
-        grad_sum = optimizer.parameters.clone(prefix="grad_sum", init="zeros")
-        TrainForwardBackward(LossNet(net, loss_fn()), optimizer, grad_sum, reduction="sum")
-        with pytest.raises(InputError, match="reduction: expected 'sum', .* got 'mean'"):
-            TrainOptim(optimizer, grad_sum)
-        with pytest.raises(InputError, match="grad_sum: expected one Parameter per .* got none"):
-            TrainClear(ParameterTuple([]), ParameterTuple([]))
+def test_what_would_be_another_sum_is_refused():
+    net = network()
+    for named, words in (
+        ({"reduction": "summ"}, "reduction: .*got 'summ'. Did you mean 'sum'"),
+        ({"tail": "flash"}, "tail: .*got 'flash'. Did you mean 'flush'"),
+    ):
+        with pytest.raises(InputError, match=words):
+            GradientAccumulation(net, loss_fn(), momentum(net), **named)
+    optimizer = momentum(net)
+    grad_sum = optimizer.parameters.clone(prefix="grad_sum", init="zeros")
+    with pytest.raises(InputError, match="reduction: expected one of"):
+        TrainOptim(optimizer, grad_sum, reduction="man")
+    TrainForwardBackward(LossNet(net, loss_fn()), optimizer, grad_sum, reduction="sum")
+    with pytest.raises(InputError, match="reduction: expected 'sum', .* got 'mean'"):
+        TrainOptim(optimizer, grad_sum)
+    with pytest.raises(InputError, match="grad_sum: expected one Parameter per .* got none"):
+        TrainClear(ParameterTuple([]), ParameterTuple([]))
 
 
 OURS = (TrainForwardBackward, TrainOptim, TrainClear)

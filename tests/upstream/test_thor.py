@@ -1,7 +1,6 @@
 """``thor`` and ``ConvertModelUtils``: an optimizer and a Model that trains with THOR."""
 
 import inspect
-import math
 import warnings
 
 import mindspore as ms
@@ -45,33 +44,13 @@ ROWS, BATCH, EPOCHS = 46, 4, 2
 STEPS = ROWS // BATCH
 
 
-def converted(net=None, loss=None, metrics=None, level="O0", manager=None, **options):
+def converted(net=None, metrics=None, manager=None, **options):
     """Return (model, network) as the tutorial makes them; ``options`` are those of ``thor``."""
-    net, loss = net or network(), loss or loss_fn()
+    net = net or network()
     given = dict(learning_rate=0.05, damping=0.3, momentum=0.9, frequency=4) | options
-    optimizer = thor(net, **given)
-    model = ConvertModelUtils().convert_to_thor_model(
-        model=None,
-        network=net,
-        loss_fn=loss,
-        optimizer=optimizer,
-        loss_scale_manager=manager,
-        metrics=metrics,
-        amp_level=level,
-        keep_batchnorm_fp32=False,
-    )
-    return model, net
-
-
-@pytest.fixture(scope="module")
-def reused(once):
-    """``reused(**options)`` is ``converted`` in its initial state, compiled once in this module."""
-    return lambda **options: once(_with_step, **options)[:2]
-
-
-def _with_step(norm=False, **options):
-    model, net = converted(net=network(norm=norm), **options)
-    return model, net, model.step
+    own = dict(model=None, network=net, loss_fn=loss_fn(), optimizer=thor(net, **given))
+    own |= dict(loss_scale_manager=manager, metrics=metrics, keep_batchnorm_fp32=False)
+    return ConvertModelUtils().convert_to_thor_model(**own), net
 
 
 def test_the_arguments_are_mindspores():
@@ -102,27 +81,15 @@ def tutorial(tmp_path_factory):
         warnings.simplefilter("ignore")
         opt = thor(net, rates, rates * 6, 0.9, 5e-4, 128, 32, split_indices=[1, 4], frequency=3)
     scale = amp.FixedLossScaleManager(128, drop_overflow_update=False)
-    model = Model(net, loss, opt, {"acc"}, loss_scale_manager=scale, keep_batchnorm_fp32=False)
-    model = ConvertModelUtils.convert_to_thor_model(
-        model=model,
-        network=net,
-        loss_fn=loss,
-        optimizer=opt,
-        loss_scale_manager=scale,
-        metrics={"acc"},
-        amp_level="O0",
-        keep_batchnorm_fp32=False,
-    )
+    options = dict(metrics={"acc"}, loss_scale_manager=scale, keep_batchnorm_fp32=False)
+    model = Model(net, loss, opt, **options)
+    given = dict(model=model, network=net, loss_fn=loss, optimizer=opt, amp_level="O0")
+    model = ConvertModelUtils.convert_to_thor_model(**given, **options)
     assert list(snapshot(net)) == names
     np.testing.assert_array_equal(net(images).asnumpy(), outputs)
-    saving = CheckpointConfig(save_checkpoint_steps=4, keep_checkpoint_max=5)
-    seen = Seen()
-    callbacks = [
-        TimeMonitor(data_size=4),
-        LossMonitor(),
-        seen,
-        ModelCheckpoint(prefix="resnet", directory=str(folder), config=saving),
-    ]
+    seen, saving = Seen(), CheckpointConfig(save_checkpoint_steps=4, keep_checkpoint_max=5)
+    callbacks = [TimeMonitor(data_size=4), LossMonitor(), seen]
+    callbacks += [ModelCheckpoint(prefix="resnet", directory=str(folder), config=saving)]
     model.train(2, batches(), callbacks=callbacks, dataset_sink_mode=False)
     return model, net, folder, seen
 
@@ -195,14 +162,14 @@ def test_it_trains_as_the_step_with_momentum_does():
 
 
 class During(Callback):
-    """Keeps what ``call`` returns every ``every`` steps or, without it, what ``fit`` evaluates."""
+    """Keeps what ``call`` returns after each step or, without it, what ``fit`` evaluates."""
 
-    def __init__(self, call=None, every=1):
+    def __init__(self, call=None):
         super().__init__()
-        self.call, self.every, self.results = call, every, []
+        self.call, self.results = call, []
 
     def on_train_step_end(self, run_context):
-        if self.call and run_context.original_args().cur_step_num % self.every == 0:
+        if self.call:
             self.results.append(self.call())
 
     def on_eval_end(self, run_context):
@@ -210,12 +177,16 @@ class During(Callback):
             self.results.append(dict(run_context.original_args().eval_results))
 
 
+def with_norm():
+    return converted(net=network(norm=True), metrics={"acc", "loss"})
+
+
 @pytest.fixture(scope="module")
-def without(reused):
+def without():
     """The Parameters of a training without evaluation."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        model, net = reused(norm=True, metrics={"acc", "loss"})
+        model, net = with_norm()
         model.train(EPOCHS, dataset())
     return snapshot(net)
 
@@ -223,12 +194,11 @@ def without(reused):
 class TestEvaluationDuringTraining:
     """Upstream refuses: "Thor optimizer not support evaluation while training"."""
 
-    def test_between_epochs(self, without, reused):
-        model, net = reused(norm=True, metrics={"acc", "loss"})
+    def test_between_epochs(self, without):
+        model, net = with_norm()
         during = During()
         model.fit(EPOCHS, dataset(), dataset(drop=False), callbacks=[during])
-        assert len(during.results) == EPOCHS
-        assert set(during.results[0]) == {"acc", "loss", "eval_loss"}
+        assert [set(own) for own in during.results] == [{"acc", "loss", "eval_loss"}] * EPOCHS
         assert_bit_equal(snapshot(net), without)
 
 
@@ -238,26 +208,21 @@ def test_prediction_between_steps_changes_nothing(without):
     The model is new: the graph between refreshes is compiled after the first prediction, in the
     mode that the prediction has left.
     """
-    model, net = converted(net=network(norm=True), metrics={"acc", "loss"})
+    model, net = with_norm()
     images = Tensor(np.ones((3, 1, 4, 4), np.float32))
     model.train(EPOCHS, dataset(), callbacks=During(lambda: model.predict(images)))
     assert_bit_equal(snapshot(net), without)
 
 
-@pytest.mark.parametrize("kind", ["function", "schedule"])
-def test_rates_and_dampings_follow_the_update(kind):
-    """A second call continues where the first stopped; arrays of rates are tested above."""
+def test_rates_and_dampings_follow_the_update():
+    """A second call continues where the first stopped."""
     rates = [0.1 / (1 + update) for update in range(2 * STEPS)]
     dampings = [0.3 / (1 + update) for update in range(2 * STEPS)]
-    given = {
-        "function": dict(learning_rate=lambda u: rates[u], damping=lambda u: dampings[u]),
-        "schedule": dict(learning_rate=nn.InverseDecayLR(0.1, 1.0, 1), damping=Tensor(dampings)),
-    }
-    model, _ = converted(frequency=2, **given[kind])
+    given = dict(learning_rate=nn.InverseDecayLR(0.1, 1.0, 1), damping=lambda u: dampings[u])
+    model, _ = converted(frequency=2, **given)
     step = model.step
-    during = During(
-        lambda: (step.last_update.learning_rate[0], float(step.update.damping.asnumpy()))
-    )
+    damping = step.update.damping
+    during = During(lambda: (step.last_update.learning_rate[0], float(damping.asnumpy())))
     model.train(1, dataset(), callbacks=[during])
     model.train(2, dataset(), callbacks=during, initial_epoch=1)
     refreshed = [update - update % 2 for update in range(2 * STEPS)]
@@ -289,19 +254,17 @@ def test_what_would_stop_in_the_middle_is_refused_before_training(given, epochs,
 
 
 @pytest.mark.filterwarnings("default:batch_size is")
-def test_another_batch_size_than_was_said_warns(reused):
+def test_another_batch_size_than_was_said_warns():
     """The result is right by default: the rows are counted in the batch."""
-    model, net = reused()  # whose batch_size is 32
+    model, net = converted()  # whose batch_size is 32
     with pytest.warns(UserWarning, match="batch_size is 32 in thor, .* in batches of 4") as warned:
         model.train(1, dataset())
     assert warned[0].filename == __file__
-    after = snapshot(net)
-    model, net = reused()
-    model.step.optimizer.batch_size = BATCH
+    same, other = converted(batch_size=BATCH)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        model.train(1, dataset())
-    assert_bit_equal(snapshot(net), after)
+        same.train(1, dataset())
+    assert_bit_equal(snapshot(other), snapshot(net))
 
 
 def test_options_of_thor_are_those_of_the_step():
@@ -314,64 +277,58 @@ def test_options_of_thor_are_those_of_the_step():
 FIXED = amp.FixedLossScaleManager
 
 
-class TestLossScale:
-    @pytest.mark.parametrize(
-        ("manager", "said", "scale", "checked"),
-        [
-            (None, 1.0, None, True),
-            (FIXED(128, drop_overflow_update=False), 128, 128, False),
-            (FIXED(128), 128, 128, True),
-            (FIXED(128), 1.0, 128, True),
-            (amp.DynamicLossScaleManager(2**10, 4, 50), 1.0, 2**10, True),
-        ],
-    )
-    def test_what_the_step_gets(self, manager, said, scale, checked):
-        model, _ = converted(manager=manager, loss_scale=said)
-        gradient = model.step.gradient
-        assert gradient.checked == checked
-        assert (float(gradient.loss_scale.asnumpy()) if gradient.scaled else None) == scale
-        dynamic = isinstance(manager, amp.DynamicLossScaleManager)
-        assert gradient.dynamic == dynamic
-        if dynamic:
-            assert (gradient.growth, gradient.interval) == (4.0, 50)
+@pytest.mark.parametrize(
+    ("manager", "said", "scale", "checked"),
+    [
+        (None, 1.0, None, True),
+        (FIXED(128, drop_overflow_update=False), 128, 128, False),
+        (FIXED(128), 128, 128, True),
+        (FIXED(128), 1.0, 128, True),
+        (amp.DynamicLossScaleManager(2**10, 4, 50), 1.0, 2**10, True),
+    ],
+)
+def test_the_loss_scale_that_the_step_gets(manager, said, scale, checked):
+    gradient = converted(manager=manager, loss_scale=said)[0].step.gradient
+    assert gradient.checked == checked
+    assert (float(gradient.loss_scale.asnumpy()) if gradient.scaled else None) == scale
+    assert gradient.dynamic == isinstance(manager, amp.DynamicLossScaleManager)
+    assert not gradient.dynamic or (gradient.growth, gradient.interval) == (4.0, 50)
 
-    @pytest.mark.parametrize(
-        ("manager", "said", "message"),
-        [
-            (None, 128, "loss_scale of thor: expected 1.0, or 1.0 .*, got 128.0"),
-            (FIXED(128), 64, "loss_scale of thor: expected 1.0, or 128.0 .*, got 64.0"),
-            (amp.DynamicLossScaleManager(), 128, "loss_scale of thor: expected 1.0, or Dynamic"),
-            (128, 128, "loss_scale_manager: expected a FixedLossScaleManager.* got 128"),
-        ],
-    )
-    def test_scales_that_do_not_fit(self, manager, said, message):
-        with pytest.raises(InputError, match=message):
-            converted(manager=manager, loss_scale=said)
+
+@pytest.mark.parametrize(
+    ("manager", "said", "message"),
+    [
+        (None, 128, "loss_scale of thor: expected 1.0, or 1.0 .*, got 128.0"),
+        (FIXED(128), 64, "loss_scale of thor: expected 1.0, or 128.0 .*, got 64.0"),
+        (amp.DynamicLossScaleManager(), 128, "loss_scale of thor: expected 1.0, or Dynamic"),
+    ],
+)
+def test_loss_scales_that_do_not_fit(manager, said, message):
+    with pytest.raises(InputError, match=message):
+        converted(manager=manager, loss_scale=said)
+
+
+def half_precision(model, keep):
+    """Return (model, BatchNorm) at O2; ``model`` has set another precision before."""
+    net, loss = NormNet(), loss_fn()
+    optimizer = thor(net, 0.05, 0.3, 0.9, loss_scale=128, frequency=2)
+    scale = FIXED(128, drop_overflow_update=False)
+    options = dict(loss_scale_manager=scale, amp_level="O2", metrics={"acc"})
+    norm = net.norm  # it is wrapped if it stays in float32
+    model = model and model(net, loss, optimizer, keep_batchnorm_fp32=not keep, **options)
+    convert = ConvertModelUtils.convert_to_thor_model
+    return convert(model, net, loss, optimizer, keep_batchnorm_fp32=keep, **options), norm
 
 
 class TestHalfPrecision:
-    def converted(self, model, keep):
-        """Return (model, BatchNorm) at O2; ``model`` has set another precision before."""
-        net, loss = NormNet(), loss_fn()
-        scale = FIXED(128, drop_overflow_update=False)
-        optimizer = thor(net, 0.05, 0.3, 0.9, loss_scale=128, frequency=2)
-        options = dict(loss_scale_manager=scale, amp_level="O2", keep_batchnorm_fp32=keep)
-        before = options | {"keep_batchnorm_fp32": not keep}
-        norm = net.norm  # it is wrapped if it stays in float32
-        model = model and model(net, loss, optimizer, {"acc"}, **before)
-        model = ConvertModelUtils.convert_to_thor_model(
-            model, net, loss, optimizer, metrics={"acc"}, **options
-        )
-        return model, norm
-
     @pytest.mark.parametrize("keep", [True, False])
     @pytest.mark.parametrize("model", [None, Model])
     def test_batch_norm_is_in_float32_or_float16(self, model, keep):
-        flags = self.converted(model, keep)[1].get_flags()
+        flags = half_precision(model, keep)[1].get_flags()
         assert (flags["fp32"], flags["fp16"]) == (keep, not keep)
 
     def test_it_trains_and_its_running_statistics_are_float32(self):
-        model, norm = self.converted(Model, keep=False)
+        model, norm = half_precision(Model, keep=False)
         seen = Seen()
         model.train(3, batches(256), callbacks=[seen])
         losses = [row[2] for row in seen.rows]
@@ -381,11 +338,10 @@ class TestHalfPrecision:
 
 
 CHANGED = [
-    (dict(network=nn.ReLU()), "network: expected the one that thor was given, .*a ReLU"),
+    (dict(network=nn.ReLU()), "network: expected the one that thor was given, got a ReLU"),
     (dict(optimizer=3), "optimizer: expected that of labkit.thor, got a int"),
     (dict(loss_fn=None), "loss_fn: expected a function or Cell.*, got None"),
     (dict(amp_level="O1"), "amp_level: expected one of 'O0', 'O2', 'O3', got 'O1'"),
-    (dict(keep_batchnorm_fp32=None), "keep_batchnorm_fp32: expected True or False"),
     (dict(loss_fn=nn.MSELoss("sum")), "got a LossNet of MSELoss"),
     (dict(metrics={"accuracyy"}), "accuracyy"),
 ]
@@ -413,43 +369,38 @@ def make(net=None, learning_rate=0.1, damping=0.3, momentum=0.9, *given, **optio
 
 def gradients(net, seed):
     """Return one gradient per Parameter: the weight's is large, the bias' small."""
-    random = np.random.default_rng(seed)
-    scales = (3.0, 0.1)
-    return [
-        (scale * random.normal(size=parameter.shape)).astype(np.float32)
-        for scale, parameter in zip(scales, net.trainable_params(), strict=True)
-    ]
+    random, parameters = np.random.default_rng(seed), net.trainable_params()
+    pairs = zip((3.0, 0.1), parameters, strict=True)
+    return [np.float32(scale * random.normal(size=own.shape)) for scale, own in pairs]
 
 
-def expected(net, updates, rates, decays, nesterov=False, clip=False, factor=0.9):
+def expected(net, rates, decays, nesterov=False, clip=False, factor=0.9):
     """Return the weights after updates from ``gradients``, in float64, by loops."""
     weights = [parameter.asnumpy().astype(np.float64) for parameter in net.trainable_params()]
     moments = [np.zeros_like(weight) for weight in weights]
-    for update in range(updates):
+    for update, rate in enumerate(rates):
         for i, gradient in enumerate(gradients(net, update)):
             gradient = gradient.astype(np.float64) + decays[i] * weights[i]
             if clip:
                 gradient = gradient / max(np.sqrt((gradient**2).sum()), 1.0)
             moments[i] = factor * moments[i] + gradient
             step = gradient + factor * moments[i] if nesterov else moments[i]
-            weights[i] = weights[i] - rates[update] * step
+            weights[i] = weights[i] - rate * step
     return weights
 
 
 RATES = [0.1, 0.05, 0.2]
+DECAY = {"weight_decay": 0.1}
 
 
 @pytest.mark.parametrize(
     ("given", "by_hand"),
     [
         ({}, {}),
-        ({"weight_decay": 0.1}, {"decays": (0.1, 0.1)}),
-        (
-            {"weight_decay": 0.1, "decay_filter": lambda x: "bias" not in x.name},
-            {"decays": (0.1, 0.0)},
-        ),
-        ({"use_nesterov": True, "weight_decay": 0.1}, {"nesterov": True, "decays": (0.1, 0.1)}),
-        ({"enable_clip_grad": True, "weight_decay": 0.1}, {"clip": True, "decays": (0.1, 0.1)}),
+        (DECAY, {"decays": (0.1, 0.1)}),
+        (DECAY | {"decay_filter": lambda x: "bias" not in x.name}, {"decays": (0.1, 0.0)}),
+        (DECAY | {"use_nesterov": True}, {"nesterov": True, "decays": (0.1, 0.1)}),
+        (DECAY | {"enable_clip_grad": True}, {"clip": True, "decays": (0.1, 0.1)}),
         ({"learning_rate": Tensor(RATES)}, {"rates": RATES}),
         ({"learning_rate": nn.ExponentialDecayLR(0.5, 0.5, 1)}, {"rates": [0.5, 0.25, 0.125]}),
         ({"momentum": 0.5}, {"factor": 0.5}),
@@ -462,21 +413,16 @@ def test_updates_against_float64(given, by_hand):
     net = linear()
     optimizer = make(net, **given)
     optimizer.converted = True
-    wanted = expected(net, 3, **dict(rates=[0.1] * 3, decays=(0.0, 0.0)) | by_hand)
+    wanted = expected(net, **dict(rates=[0.1] * 3, decays=(0.0, 0.0)) | by_hand)
     for update in range(3):
         optimizer(tensors(*gradients(net, update)))
     for parameter, weight in zip(net.trainable_params(), wanted, strict=True):
         np.testing.assert_allclose(parameter.asnumpy(), weight, **TOLERANCE["float32, one update"])
 
 
-@pytest.mark.parametrize("way", ["TrainOneStepCell", "PlainStep"])
-def test_without_conversion_it_does_not_train(way):
+def test_without_conversion_it_does_not_train():
     net = linear()
-    optimizer, before = make(net), snapshot(net)
-    if way == "PlainStep":
-        step = PlainStep(LossNet(net, nn.MSELoss()), optimizer)
-    else:
-        step = nn.TrainOneStepCell(nn.WithLossCell(net, nn.MSELoss()), optimizer)
+    step, before = PlainStep(LossNet(net, nn.MSELoss()), make(net)), snapshot(net)
     words = "called without THOR: .* plain momentum.*_thor_model and train what it returns"
     with pytest.raises(ValueError, match=words):
         step(*tensors(*rows(4)))
@@ -496,41 +442,17 @@ def test_the_network_stays_as_it_is():
     assert [parameter.name for parameter in make(frozen).parameters] == names
 
 
-def test_rates_may_be_numbers_arrays_functions_and_schedules():
-    def rate(update):
-        return Tensor(0.5**update)
-
-    for given, first in (
-        (np.float32(0.25), 0.25),
-        (Tensor(0.25), 0.25),
-        ((0.5, 0.25), 0.5),
-        (Tensor([0.5, 0.25, 0.125]), 0.5),
-        (rate, 1.0),
-        (nn.ExponentialDecayLR(0.25, 0.5, 1), 0.25),
-    ):
-        optimizer = make(None, given)
-        assert float(optimizer.get_lr().asnumpy()) == first
-        assert optimizer.rate is (rate if given is rate else None)
-
-
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (dict(net=3), "net: expected a Cell with trainable Parameters, got 3"),
         (dict(net=nn.ReLU()), "net: expected a Cell with trainable Parameters, got ReLU"),
         (dict(learning_rate=-0.1), "learning_rate: expected a finite number >= 0, got -0.1"),
-        (dict(learning_rate=math.nan), "learning_rate: .*, got nan"),
-        (dict(learning_rate="0.1"), "learning_rate: .*, got '0.1'"),
         (dict(learning_rate=[]), r"learning_rate: .*, got \(0,\)"),
         (dict(learning_rate=[0.1, -0.2]), r"learning_rate\[1\]: .*, got -0.2"),
-        (dict(learning_rate=lambda update: -1), "learning_rate at update 0: .*, got -1"),
-        (dict(damping=Tensor([0.3, 0.2, 0.0])), r"damping\[2\]: expected a finite number > 0"),
         (dict(momentum=1), "momentum: expected a finite number >= 0 and < 1, got 1"),
         (dict(weight_decay=-1), "weight_decay: expected a finite number >= 0, got -1"),
         (dict(loss_scale=0), "loss_scale: expected a finite number > 0, got 0"),
         (dict(batch_size=0), "batch_size: expected an integer >= 1, got 0"),
-        (dict(use_nesterov=1), "use_nesterov: expected True or False, got 1"),
-        (dict(enable_clip_grad="yes"), "enable_clip_grad: expected True or False, got 'yes'"),
         (dict(frequency=0), "frequency: expected an integer >= 1, got 0"),
         (dict(split_indices=[0, 0]), r"split_indices: .*, got \[0, 0\]"),
         (dict(split_indices=[26, 53]), r"split_indices: .* below 1, .* got \[26, 53\]"),

@@ -1,15 +1,13 @@
 """Exercises of lab 04, Adasum: plain specifications, cases, learners' mistakes."""
 
-import math
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import numpy as np
 
 from labkit import reference
-from labkit.labs.exercises import check as checks
-from labkit.labs.exercises.check import Advice, Exercise, draw
-from labkit.labs.exercises.on_lenet import OnLeNet, by_parameter, each_gradient, update_of_each
+from labkit.labs.exercises import on_lenet
+from labkit.labs.exercises.check import Exercise, draw, of_lab
+from labkit.labs.exercises.on_lenet import OnLeNet
 
 
 def two_orders(w: np.ndarray, x: np.ndarray, y: np.ndarray, rate: float) -> np.ndarray:
@@ -32,16 +30,45 @@ def bytes_received(ranks: int, numbers: int) -> tuple[int, float]:
 
 def adasum_by_layer(a: np.ndarray, b: np.ndarray, sizes: Sequence[int]) -> np.ndarray:
     """Adasum of each layer by itself; ``a`` and ``b`` concatenate layers of ``sizes`` numbers."""
-    parts, start = [], 0
-    for size in sizes:
-        parts.append(reference.adasum_pair(a[start : start + size], b[start : start + size]))
-        start += size
-    return np.concatenate(parts)
+    return _by_layer(a, b, sizes, reference.adasum_pair)
+
+
+def _by_layer(a: np.ndarray, b: np.ndarray, sizes: Sequence[int], pair: Callable) -> np.ndarray:
+    ends = np.cumsum(sizes)[:-1]
+    both = zip(np.split(a, ends), np.split(b, ends), strict=True)
+    return np.concatenate([pair(*layer) for layer in both])
+
+
+def _divided(a: np.ndarray, b: np.ndarray, for_a: float, for_b: float) -> np.ndarray:
+    """Adasum of a pair, but with the overlap divided by 2 ``for_a`` and 2 ``for_b``."""
+    product = sum(a * b)
+    return (1 - product / (2 * for_a)) * a + (1 - product / (2 * for_b)) * b
 
 
 def lenet_adasum(lenet: OnLeNet, sizes: Sequence[int]) -> list[np.ndarray]:
     """Adasum of the workers' gradients, each parameter by itself, in float64."""
-    return _by_parameter(each_gradient(lenet, sizes), reference.adasum_tree)
+    return on_lenet.combined(lenet, sizes, _tree)
+
+
+def _tree(parts: np.ndarray, reduce: Callable = reference.adasum_tree) -> np.ndarray:
+    return reduce(list(parts.reshape(len(parts), -1))).reshape(parts[0].shape)
+
+
+def _in_turn(vectors: Sequence[np.ndarray]) -> np.ndarray:
+    total = vectors[0]
+    for vector in vectors[1:]:
+        total = reference.adasum_pair(total, vector)
+    return total
+
+
+def _row_by_row(parts: np.ndarray) -> np.ndarray:
+    return np.stack([_tree(parts[:, row, None])[0] for row in range(parts.shape[1])])
+
+
+def _whole_network(lenet: OnLeNet, sizes: Sequence[int]) -> list[np.ndarray]:
+    gradients = on_lenet.each_gradient(lenet, sizes)
+    flat = [np.concatenate([part.ravel() for part in own]) for own in gradients]
+    return on_lenet.by_parameter(lenet, reference.adasum_tree(flat))
 
 
 def adasum_update(
@@ -49,33 +76,17 @@ def adasum_update(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Each worker's Momentum moves w by -rate v; the two moves are combined. Returns (w, v)."""
     velocities = momentum * velocities + gradients
-    moves = -rate * velocities
-    return w + reference.adasum_pair(*moves), velocities
+    return w + reference.adasum_pair(*(-rate * velocities)), velocities
+
+
+def _on_gradients(w: np.ndarray, kept: np.ndarray, gradients: np.ndarray, rate: float) -> tuple:
+    velocities = kept + reference.adasum_pair(*gradients)
+    return w - rate * velocities.mean(axis=0), velocities
 
 
 def lenet_adasum_training(lenet: OnLeNet, sizes: Sequence[int], updates: int) -> list[np.ndarray]:
-    """Parameters after ``updates`` updates, each with the combined gradient."""
-    return _trained(lenet, sizes, updates, reference.adasum_tree)
-
-
-Combine = Callable[[Sequence[np.ndarray]], np.ndarray]
-
-
-def _by_parameter(gradients: list[list[np.ndarray]], combine: Combine) -> list[np.ndarray]:
-    """Combine the workers' vectors of each parameter; each result has the parameter's shape."""
-    return [
-        combine([part.ravel() for part in parts]).reshape(parts[0].shape)
-        for parts in zip(*gradients, strict=True)
-    ]
-
-
-def _trained(lenet: OnLeNet, sizes: Sequence[int], updates: int, combine: Combine) -> list:
-    from mindspore import Tensor
-
-    for _ in range(updates):
-        parts = _by_parameter(each_gradient(lenet, sizes), combine)
-        lenet.update([Tensor(part.astype(np.float32)) for part in parts])
-    return [parameter.asnumpy() for parameter in lenet.parameters]
+    """Parameters after ``updates`` updates, each with the on_lenet.combined gradient."""
+    return on_lenet.trained(lenet, sizes, updates, _tree)
 
 
 _STEPS = [(draw(i, 3), draw(5 + i, 3), draw(9 + i, 3), 0.1 + i / 5) for i in range(3)]
@@ -90,153 +101,65 @@ _UPDATES = [
 ]
 
 EXERCISES = (
-    Exercise(two_orders, _STEPS),
-    Exercise(bytes_received, [(2, 61_684), (16, 1000), (8, 25_000_000)], 1e-9),
-    Exercise(adasum_by_layer, _LAYERS),
-    # float32: scalar products of 48 000 numbers are off by 1e-6 of the lengths.
-    Exercise(lenet_adasum, [(OnLeNet(1), [6, 6])], rtol=1e-4),
-    Exercise(adasum_update, _UPDATES),
-    Exercise(lenet_adasum_training, [(OnLeNet(1), [3, 3, 3, 3], 2)], rtol=1e-4),
-)
+    Exercise(two_orders, _STEPS, {
+        "_step(_step(w, x, rate), y, rate)": "that is one order: what would the other one give?",
+        "_step(w, x, rate) + _step(w, y, rate) - w":
+            "both gradients belong to the weights at the start: where does a second step begin?",
+        "(_step(w, x, rate) + _step(w, y, rate)) / 2":
+            "two single steps, averaged: each order has two steps",
+        "two_orders(w, x, y, -rate)": "it climbs: which way does SGD go?",
+        "w - rate * reference.adasum_pair((x @ w + 1) * x, (y @ w + 1) * y)":
+            "that is Adasum, the same at one rate only: make the steps themselves",
+    }),
+    Exercise(bytes_received, [(2, 61_684), (16, 1000), (8, 25_000_000)], {
+        "(4 * numbers * ranks, right[1])": "a rank need not receive what it already has",
+        "(right[0] / 4, right[1] / 4)": "these are numbers; how many bytes has one?",
+        "(right[0], right[1] / 2)": "a ring goes round twice: once to add, and then?",
+        "(right[0], right[1] * ranks)": "in a ring only a slice of the vector travels in each step",
+        "(right[0] * ranks, right[1] * ranks)": "that is what all ranks receive together",
+    }, rtol=1e-9),
+    Exercise(adasum_by_layer, _LAYERS, {
+        "reference.adasum_pair(a, b)": "one angle for all layers: each is to have its own",
+        "adasum_by_layer(a, b, [1] * len(a))":
+            "one angle for each number: a layer is a whole vector",
+        "(a + b) / 2": "that is the mean, whatever the angle",
+        "a + b": "that is the sum, whatever the angle",
+        "_by_layer(a, b, sizes, lambda a, b: _divided(a, b, np.linalg.norm(a), np.linalg.norm(b)))":
+            "is the overlap divided by a length, or by its square?",
+        "2 * right - a - b": "parallel vectors cancel now: how much of the overlap is to go?",
+        "_by_layer(a, b, sizes, lambda a, b: _divided(a, b, sum(b * b), sum(a * a)))":
+            "each coefficient divides by the length of which vector?",
+        "_by_layer(a, b, sizes, lambda a, b: (1 - reference.cosine(a, b) / 2) * (a + b))":
+            "right for vectors of one length only: does it know the two lengths?",
+    }),
+    Exercise(lenet_adasum, [(OnLeNet(1), [6, 6])], {
+        "on_lenet.combined(lenet, sizes, lambda parts: parts.mean(axis=0))":
+            "that is the mean, whatever the angle",
+        "on_lenet.combined(lenet, sizes, sum)": "that is the sum, whatever the angle",
+        "_whole_network(lenet, sizes)":
+            "one angle for the whole network: each parameter is to have its own",
+        "on_lenet.combined(lenet, sizes, _row_by_row)":
+            "one angle for each row of a weight: the parameter is one vector",
+    }, rtol=1e-4),  # float32: scalar products of 48 000 numbers are off by 1e-6 of the lengths
+    Exercise(adasum_update, _UPDATES, {
+        "_on_gradients(w, momentum * velocities, gradients, rate)":
+            "the gradients were combined; here it is what the optimizers make",
+        "(2 * w - right[0], right[1])": "it climbs: which sign has a move?",
+        "(w - rate * right[1].mean(axis=0), right[1])": "the moves were averaged",
+        "(w - rate * right[1].sum(axis=0), right[1])": "the moves were summed",
+        "(right[0], np.tile(reference.adasum_pair(*right[1]), (2, 1)))":
+            "the workers share a velocity now: each has its own",
+        "(right[0], velocities)": "the velocities are still those of the update before",
+    }),
+    Exercise(lenet_adasum_training, [(OnLeNet(1), [3, 3, 3, 3], 2)], {
+        "on_lenet.trained(lenet, sizes, updates, lambda parts: parts.mean(axis=0))":
+            "the gradients were averaged",
+        "on_lenet.trained(lenet, sizes, updates, sum)": "the gradients were summed",
+        "on_lenet.trained(lenet, sizes, updates, lambda parts: _tree(parts, _in_turn))":
+            "one after the other: then the last worker counts as much as all before",
+        "on_lenet.update_of_each(lenet, sizes, updates)":
+            "it makes an update of every worker: the weights must wait",
+    }, rtol=1e-4),
+)  # fmt: skip
 
-hint = Advice(EXERCISES)
-
-
-# Mistakes that learners make.
-
-
-def _divided(a: np.ndarray, b: np.ndarray, for_a: float, for_b: float) -> np.ndarray:
-    """Adasum of a pair, but with the overlap divided by 2 ``for_a`` and 2 ``for_b``."""
-    product = sum(a * b)
-    return (1 - product / (2 * for_a)) * a + (1 - product / (2 * for_b)) * b
-
-
-def _each_layer(pair: Callable) -> Callable:
-    """Apply a wrong pair function layer by layer."""
-
-    def by_layer(a: np.ndarray, b: np.ndarray, sizes: Sequence[int]) -> np.ndarray:
-        ends = np.cumsum(sizes)[:-1]
-        both = zip(np.split(a, ends), np.split(b, ends), strict=True)
-        return np.concatenate([pair(*layer) for layer in both])
-
-    return by_layer
-
-
-def _on_gradients(
-    w: np.ndarray, gradients: np.ndarray, velocities: np.ndarray, rate: float, momentum: float
-) -> tuple[np.ndarray, np.ndarray]:
-    velocities = momentum * velocities + reference.adasum_pair(*gradients)
-    return w - rate * velocities.mean(axis=0), velocities
-
-
-def _shared_velocity(
-    w: np.ndarray, gradients: np.ndarray, velocities: np.ndarray, rate: float, momentum: float
-) -> tuple[np.ndarray, np.ndarray]:
-    moved, velocities = adasum_update(w, gradients, velocities, rate, momentum)
-    return moved, np.tile(reference.adasum_pair(*velocities), (2, 1))
-
-
-def _times(of_gathered: float, of_reduced: float) -> Callable:
-    """The right numbers of bytes, times these factors."""
-
-    def received(ranks: int, numbers: int) -> tuple[float, float]:
-        gathered, reduced = bytes_received(ranks, numbers)
-        return of_gathered * gathered, of_reduced * reduced
-
-    return received
-
-
-def _of_rows(reduce: Callable) -> Combine:
-    return partial(reduce, axis=0)
-
-
-def _in_turn(vectors: Sequence[np.ndarray]) -> np.ndarray:
-    total = vectors[0]
-    for vector in vectors[1:]:
-        total = reference.adasum_pair(total, vector)
-    return total
-
-
-def _whole_network(lenet: OnLeNet, sizes: Sequence[int]) -> list[np.ndarray]:
-    parts = each_gradient(lenet, sizes)
-    whole = reference.adasum_tree([np.concatenate([p.ravel() for p in own]) for own in parts])
-    return by_parameter(lenet, whole)
-
-
-def _row_by_row(lenet: OnLeNet, sizes: Sequence[int]) -> list[np.ndarray]:
-    return [
-        np.stack([reference.adasum_pair(x, y).reshape(x.shape) for x, y in zip(a, b, strict=True)])
-        for a, b in zip(*each_gradient(lenet, sizes), strict=True)
-    ]
-
-
-HINTS: dict[str, checks.Hints] = {
-    "two_orders": (
-        (lambda w, x, y, rate: _step(_step(w, x, rate), y, rate),
-         "that is one order: what would the other one give?"),
-        (lambda w, x, y, rate: _step(w, x, rate) + _step(w, y, rate) - w,
-         "both gradients belong to the weights at the start: where does a second step begin?"),
-        (lambda w, x, y, rate: (_step(w, x, rate) + _step(w, y, rate)) / 2,
-         "two single steps, averaged: each order has two steps"),
-        (lambda w, x, y, rate: two_orders(w, x, y, -rate), "it climbs: which way does SGD go?"),
-        (lambda w, x, y, rate: w - rate * reference.adasum_pair((x @ w + 1) * x, (y @ w + 1) * y),
-         "that is Adasum, the same at one rate only: make the steps themselves"),
-    ),
-    "bytes_received": (
-        (lambda ranks, numbers: (4 * numbers * ranks, bytes_received(ranks, numbers)[1]),
-         "a rank need not receive what it already has"),
-        (_times(1 / 4, 1 / 4), "these are numbers; how many bytes has one?"),
-        (_times(1, 1 / 2), "a ring goes round twice: once to add, and then?"),
-        (lambda ranks, numbers: _times(1, ranks)(ranks, numbers),
-         "in a ring only a slice of the vector travels in each step"),
-        (lambda ranks, numbers: _times(ranks, ranks)(ranks, numbers),
-         "that is what all ranks receive together"),
-    ),
-    "adasum_by_layer": (
-        (lambda a, b, sizes: reference.adasum_pair(a, b),
-         "one angle for all layers: each is to have its own"),
-        (lambda a, b, sizes: adasum_by_layer(a, b, [1] * len(a)),
-         "one angle for each number: a layer is a whole vector"),
-        (lambda a, b, sizes: (a + b) / 2, "that is the mean, whatever the angle"),
-        (lambda a, b, sizes: a + b, "that is the sum, whatever the angle"),
-        (_each_layer(lambda a, b: _divided(a, b, math.hypot(*a), math.hypot(*b))),
-         "is the overlap divided by a length, or by its square?"),
-        (_each_layer(lambda a, b: 2 * reference.adasum_pair(a, b) - a - b),
-         "parallel vectors cancel now: how much of the overlap is to go?"),
-        (_each_layer(lambda a, b: _divided(a, b, sum(b * b), sum(a * a))),
-         "each coefficient divides by the length of which vector?"),
-        (_each_layer(lambda a, b: (1 - reference.cosine(a, b) / 2) * (a + b)),
-         "right for vectors of one length only: does it know the two lengths?"),
-    ),
-    "lenet_adasum": (
-        (lambda lenet, sizes: _by_parameter(each_gradient(lenet, sizes), _of_rows(np.mean)),
-         "that is the mean, whatever the angle"),
-        (lambda lenet, sizes: _by_parameter(each_gradient(lenet, sizes), _of_rows(np.sum)),
-         "that is the sum, whatever the angle"),
-        (_whole_network, "one angle for the whole network: each parameter is to have its own"),
-        (_row_by_row, "one angle for each row of a weight: the parameter is one vector"),
-    ),
-    "adasum_update": (
-        (_on_gradients, "the gradients were combined; here it is what the optimizers make"),
-        (lambda w, g, v, rate, momentum: adasum_update(w, g, v, -rate, momentum),
-         "it climbs: which sign has a move?"),
-        (lambda w, g, v, rate, momentum: (
-            w - rate * (momentum * v + g).mean(axis=0), momentum * v + g),
-         "the moves were averaged"),
-        (lambda w, g, v, rate, momentum: (
-            w - rate * (momentum * v + g).sum(axis=0), momentum * v + g),
-         "the moves were summed"),
-        (_shared_velocity, "the workers share a velocity now: each has its own"),
-        (lambda w, g, v, rate, momentum: (adasum_update(w, g, v, rate, momentum)[0], v),
-         "the velocities are still those of the update before"),
-    ),
-    "lenet_adasum_training": (
-        (partial(_trained, combine=_of_rows(np.mean)), "the gradients were averaged"),
-        (partial(_trained, combine=_of_rows(np.sum)), "the gradients were summed"),
-        (partial(_trained, combine=_in_turn),
-         "one after the other: then the last worker counts as much as all before"),
-        (update_of_each, "it makes an update of every worker: the weights must wait"),
-    ),
-}  # fmt: skip
-
-check = partial(checks.check, EXERCISES, hints=HINTS)
+check, hint = of_lab(EXERCISES)

@@ -8,13 +8,12 @@ import contextlib
 import copy
 import inspect
 import io
-import linecache
 import signal
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -22,112 +21,81 @@ import yaml
 
 from labkit.errors import refuse_unknown
 
-Hints = Sequence[tuple[Callable, str]]
 # A case takes milliseconds; one on a ResNet half a second, and more than 5 s on a busy machine.
 SECONDS = 20.0
 _SHOWN_LINES = 5  # the most lines of a learner's output that are shown
-_TINY = 1e-300  # for the squared norm of a specification's answer, if it underflows to zero
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Exercise:
     """An exercise, named after its specification.
 
     Attributes:
-        spec: the slow specification; it takes the same arguments as the learner's function
-        cases: argument tuples
-        rtol: tolerance, relative to the largest entry of the specification's answer
+        spec: the slow specification; it takes the same arguments as the learner's function.
+        cases: argument tuples.
+        mistakes: wrong formula -> what to say of an attempt that agrees with it. A formula is
+            written in the arguments of ``spec``, the names of its module, and ``right``, the answer
+            of ``spec``.
+        rtol: tolerance, relative to the largest entry of the specification's answer.
     """
 
     spec: Callable
     cases: Sequence[tuple]
+    mistakes: Mapping[str, str]
     rtol: float = 1e-6
-    _known: dict[Callable, list] = field(default_factory=dict, repr=False, compare=False)
 
-    @property
-    def name(self) -> str:
-        """The name that the notebook uses."""
-        return self.spec.__name__
+    def __post_init__(self) -> None:
+        self.name = self.spec.__name__
+        self.arguments = list(inspect.signature(self.spec).parameters)
 
-    def known(self, function: Callable) -> list[Any]:
-        """Return the answers of the specification or of a known mistake, computed once.
+    @cached_property
+    def right(self) -> list[Any]:
+        """The specification's answers, one for each case."""
+        return [self.spec(*case) for case in copy.deepcopy(self.cases)]
 
-        Those that train LeNet take a second each, and a wrong attempt is compared with seven.
-        """
-        if function not in self._known:
-            self._known[function] = [function(*copy.deepcopy(case)) for case in self.cases]
-        return self._known[function]
-
-
-class Advice:
-    """Prints an exercise's first hint when called with its name, and both when called again.
-
-    Attributes:
-        hints: exercise -> (where to look, what to do), from hints.yaml
-
-    Args:
-        exercises: the exercises of a lab
-    """
-
-    def __init__(self, exercises: Sequence[Exercise]):
-        texts = yaml.safe_load(Path(__file__).with_name("hints.yaml").read_text(encoding="utf-8"))
-        self.hints = {exercise.name: texts[exercise.name] for exercise in exercises}
-        self._asked: set[str] = set()
-
-    def __call__(self, name: str) -> None:
-        """Print the hints of the exercise ``name``; raises ``InputError`` if it is unknown."""
-        refuse_unknown("exercise", name, self.hints)
-        shown = 2 if name in self._asked else 1
-        self._asked.add(name)
-        for number, text in enumerate(self.hints[name][:shown], start=1):
-            print(f"{name}, hint {number} of 2: {text}")
+    @cached_property
+    def wrong(self) -> dict[str, list[Any]]:
+        """What is said of each mistake -> its answers; those that train LeNet take a second."""
+        made = {}
+        for formula, meaning in self.mistakes.items():
+            arguments = ", ".join(["right", *self.arguments])
+            mistaken = eval(f"lambda {arguments}: {formula}", self.spec.__globals__)
+            both = zip(*copy.deepcopy((self.right, self.cases)), strict=True)
+            with np.errstate(all="ignore"):  # a mistake may divide by zero in some cases
+                made[meaning] = [mistaken(right, *case) for right, case in both]
+        return made
 
 
-def check(
-    exercises: Sequence[Exercise],
-    name: str,
-    attempt: Callable,
-    hints: Mapping[str, Hints] = MappingProxyType({}),
-) -> bool:
-    """Try ``attempt`` on all cases of an exercise and print what was wrong, if anything.
+def of_lab(exercises: Sequence[Exercise]) -> tuple[Callable, Callable]:
+    """Return ``check`` and ``hint`` for a lab's notebook.
 
-    Exceptions and other faults are reported; a call is stopped after ``SECONDS``. Each lab binds
-    ``exercises`` and ``hints``, so that its notebook calls ``check(name, attempt)``.
-
-    Args:
-        exercises: the exercises of a lab
-        name: name of the exercise
-        attempt: the learner's function
-        hints: exercise -> wrong functions, each with a hint for attempts that agree with it
-
-    Returns:
-        Whether all cases passed.
-
-    Raises:
-        InputError: if the exercise is unknown.
+    ``check(name, attempt)`` tries a learner's function on all cases of an exercise, prints what was
+    wrong, if anything, and returns whether all passed. Exceptions and other faults are reported; a
+    call is stopped after ``SECONDS``. ``hint(name)`` prints where to look when it is called first,
+    and when it is called again also what to do; the texts are in hints.yaml. Both raise
+    ``InputError`` for an unknown exercise.
     """
     by_name = {exercise.name: exercise for exercise in exercises}
-    refuse_unknown("exercise", name, by_name)
-    exercise = by_name[name]
-    names = list(inspect.signature(exercise.spec).parameters)
-    if refused := _refusal(attempt, names):
-        print(f"{name}: {refused}")
-        return False
-    try:
-        calls = _tried(attempt, exercise.cases, names)
-    except NotImplementedError:
-        print(f"{name}: not attempted yet")
-        return False
-    right = _agreeing(calls, exercise, exercise.spec)
-    if all(right):
-        print(f"{name}: passed ({len(right)} of {len(right)} public checks)")
-        _show_printed(calls[0].printed)
-        return True
-    first = right.index(False)
-    complaint = calls[first].fault or _complaint(exercise, hints.get(name, ()), calls, first)
-    print(f"{name}: {sum(right)} of {len(exercise.cases)} public checks passed; {complaint}")
-    _show_printed(calls[first].printed)
-    return False
+    texts = yaml.safe_load(Path(__file__).with_name("hints.yaml").read_text(encoding="utf-8"))
+    asked: set[str] = set()
+
+    def check(name: str, attempt: Callable) -> bool:
+        refuse_unknown("exercise", name, by_name)
+        passed, line, printed = _judged(by_name[name], attempt)
+        print(f"{name}: {line}")
+        for shown in printed[:_SHOWN_LINES]:
+            print(f"    it printed: {shown[:100]}")
+        if len(printed) > _SHOWN_LINES:
+            print(f"    and {len(printed) - _SHOWN_LINES} lines more")
+        return passed
+
+    def hint(name: str) -> None:
+        refuse_unknown("exercise", name, by_name)
+        for number, text in enumerate(texts[name][: 2 if name in asked else 1], start=1):
+            print(f"{name}, hint {number} of 2: {text}")
+        asked.add(name)
+
+    return check, hint
 
 
 def draw(seed: int, *shape: int) -> np.ndarray:
@@ -137,42 +105,41 @@ def draw(seed: int, *shape: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class _Call:
-    """One call of a learner's function: its answer, its output, any fault but wrong numbers."""
+    """One call of a learner's function: its answer, any fault but wrong numbers, its output."""
 
-    answer: Any = None
-    fault: str = ""
-    printed: str = ""
-    ended: bool = True
+    answer: Any
+    fault: str
+    printed: str
 
 
 class _Endless(BaseException):
     """Time is up. Not an ``Exception``: a learner's ``except Exception`` must not catch it."""
 
 
-def _refusal(function: Any, names: list[str]) -> str:
-    """Return why ``function`` cannot be called with arguments ``names``; empty if it can."""
-    if not callable(function):
-        kind = type(function).__name__
-        return f"this is a {kind}, not a function: pass its name without calling it"
-    try:
-        inspect.signature(function).bind(*names)
-    except TypeError:
-        return f"it does not take the exercise's {len(names)} arguments: {', '.join(names)}"
-    return ""
-
-
-def _tried(attempt: Callable, cases: Sequence[tuple], names: list[str]) -> list[_Call]:
+def _judged(exercise: Exercise, attempt: Callable) -> tuple[bool, str, list[str]]:
+    """Return (whether all cases passed, the line to print, lines that the attempt printed)."""
     calls: list[_Call] = []
-    for case in cases:
-        calls.append(_call(attempt, case, names))
-        if not calls[-1].ended:
-            break
-    return calls
+    try:
+        for case in exercise.cases:
+            calls.append(_call(attempt, case, exercise.arguments))
+            if "had not ended" in calls[-1].fault:  # the others would not end either
+                break
+    except NotImplementedError:
+        return False, "not attempted yet", []
+    right = _agreeing(calls, exercise.right, exercise.rtol)
+    if all(right):
+        text = f"passed ({len(right)} of {len(right)} public checks)"
+        return True, text, calls[0].printed.splitlines()
+    first = right.index(False)
+    complaint = calls[first].fault or _complaint(exercise, calls, first)
+    text = f"{sum(right)} of {len(exercise.cases)} public checks passed; {complaint}"
+    return False, text, calls[first].printed.splitlines()
 
 
 def _call(function: Callable, case: tuple, names: list[str]) -> _Call:
     """Call ``function`` with copies of the arguments ``case``, whose names are ``names``."""
     arguments, output = copy.deepcopy(case), io.StringIO()
+    answer, fault = None, ""
     try:
         with contextlib.redirect_stdout(output), _limit():
             answer = function(*arguments)
@@ -180,23 +147,25 @@ def _call(function: Callable, case: tuple, names: list[str]) -> _Call:
         raise
     except _Endless:
         fault = f"it had not ended after {SECONDS:g} s: does every loop stop?"
-        return _Call(fault=fault, printed=output.getvalue(), ended=False)
     except (Exception, SystemExit) as error:  # the learner's code may raise anything
-        return _Call(fault=_raised(function, error), printed=output.getvalue())
-    printed = output.getvalue()
-    for name, argument, before in zip(names, arguments, case, strict=False):
-        if not _same(argument, before):
-            fault = f"it changes its argument `{name}`, and so the caller's data: "
-            return _Call(answer, fault + "work on a copy, or make a new array", printed)
-    return _Call(answer, _fault(answer, printed), printed)
+        fault = _raised(function, error)
+    else:
+        same = zip(names, map(_same, arguments, case), strict=True)
+        if changed := [name for name, kept in same if not kept]:
+            fault = f"it changes its argument `{changed[0]}`, and so the caller's data: "
+            fault += "work on a copy, or make a new array"
+        elif answer is None and output.getvalue():
+            fault = "it printed something and returned None: is there a `print` for a `return`?"
+        elif answer is None:
+            fault = "it returned None: is the `return` missing?"
+        else:
+            fault = _not_numbers(answer)
+    return _Call(answer, fault, output.getvalue())
 
 
 @contextlib.contextmanager
 def _limit() -> Iterator[None]:
-    """Raise ``_Endless`` after ``SECONDS``, and again every second.
-
-    (A bare ``except`` in the learner's loop catches the first.)
-    """
+    """Raise ``_Endless`` after ``SECONDS``, and again every second: a bare except catches one."""
 
     def stop(*_: object) -> None:
         raise _Endless
@@ -214,101 +183,40 @@ def _raised(function: Callable, error: BaseException) -> str:
     """Describe the exception and the line of the learner's code that it came from."""
     if isinstance(error, RecursionError):
         return "it calls itself without end: where does it stop?"
-    fault = f"it raised {type(error).__name__}: {error}"
-    code = getattr(function, "__code__", None)
+    own = getattr(getattr(function, "__code__", None), "co_filename", None)
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if code and frame.filename == code.co_filename]
-    line = linecache.getline(own[-1].filename, own[-1].lineno or 0).strip() if own else ""
-    return f"{fault}, at `{line}`" if line else fault
+    lines = [frame.line for frame in frames if frame.filename == own and frame.line]
+    return f"it raised {type(error).__name__}: {error}" + (f", at `{lines[-1]}`" if lines else "")
 
 
 def _same(value: Any, other: Any) -> bool:
-    if isinstance(value, list | tuple) and isinstance(other, list | tuple):
+    if isinstance(value, list | tuple):
         return len(value) == len(other) and all(map(_same, value, other))
-    if isinstance(value, np.ndarray) or isinstance(other, np.ndarray):
+    if isinstance(value, np.ndarray):
         return np.array_equal(value, other, equal_nan=True)
-    return value is other or bool(value == other)
+    # Training LeNet or loading a ResNet is no change of an argument: each copy has its own network.
+    return not isinstance(value, int | float | str) or value == other
 
 
-def _fault(answer: Any, printed: str) -> str:
-    if answer is None and printed:
-        return "it printed something and returned None: is there a `print` for a `return`?"
-    if answer is None:
-        return "it returned None: is the `return` missing?"
-    try:
-        row(answer)
-    except TypeError as error:
-        return str(error)
+def _not_numbers(answer: Any) -> str:
+    for part in _parts(answer):
+        try:
+            dtype = np.asarray(part).dtype
+        except ValueError:
+            return "it returned lists of different lengths in one; expected arrays"
+        if dtype.kind not in "biuf":
+            return f"it returned a {type(part).__name__} of {dtype.name}; expected numbers"
     return ""
 
 
-def row(answer: Any) -> np.ndarray:
-    """Return the numbers of an answer in one row, float64.
-
-    Raises:
-        TypeError: if it contains anything other than numbers.
-    """
-    parts = answer if isinstance(answer, list | tuple) else [answer]
-    return np.concatenate([np.empty(0), *(_part(part).ravel() for part in parts)])
+def _parts(answer: Any) -> Sequence[Any]:
+    return answer if isinstance(answer, list | tuple) else [answer]
 
 
-def _part(part: Any) -> np.ndarray:
-    kind = type(part).__name__
-    if hasattr(part, "asnumpy") or hasattr(part, "numpy"):
-        expected = "NumPy arrays or numbers: convert it before it is returned"
-        raise TypeError(f"it returned a {kind}; expected {expected}")
-    try:
-        array = np.asarray(part)
-    except ValueError:
-        raise TypeError("it returned lists of different lengths in one; expected arrays") from None
-    if array.dtype.kind not in "biuf":
-        raise TypeError(f"it returned a {kind} of {array.dtype.name}; expected numbers")
-    return array.astype(np.float64)
-
-
-def _complaint(exercise: Exercise, hints: Hints, calls: list[_Call], first: int) -> str:
-    """Return what is wrong with the numbers of ``calls[first]``, the first that does not agree."""
-    answer = calls[first].answer
-    right_answer = exercise.known(exercise.spec)[first]
-    numbers, right = row(answer), row(right_answer)
-    if numbers.shape != right.shape:
-        return f"it returned {numbers.size} numbers; expected {right.size}"
-    if not np.isfinite(numbers).all():
-        return "it returned numbers that are not finite"
-    hint = _hint(exercise, hints, calls, first)
-    if hint or not numbers.any():
-        return hint or "it returned zeros only"
-    in_parts = isinstance(answer, list | tuple) or (isinstance(answer, np.ndarray) and answer.ndim)
-    if in_parts and isinstance(right_answer, list | tuple):
-        if _close(row(answer[::-1]), right, exercise.rtol):
-            return "the parts are right, and their order is not"
-    if isinstance(answer, np.ndarray) and answer.ndim == 2:
-        if _close(answer.T.ravel(), right, exercise.rtol):
-            return "rows and columns have changed places"
-    return _rounded(answer, numbers, right) or _size_of_error(numbers, right)
-
-
-def _hint(exercise: Exercise, hints: Hints, calls: list[_Call], first: int) -> str:
-    """Return the hint for the mistake that agrees with most answers, the first wrong one included.
-
-    Two mistakes may give the same answer in one case, and only one of them in all cases.
-    """
-    best, most = "", 0
-    for mistake, hint in hints:
-        with np.errstate(all="ignore"):  # a mistake may divide by zero in some cases
-            agrees = _agreeing(calls, exercise, mistake)
-        if agrees[first] and sum(agrees) > most:
-            best, most = hint, sum(agrees)
-    return best
-
-
-def _agreeing(calls: list[_Call], exercise: Exercise, function: Callable) -> list[bool]:
-    """Return, for each call, whether its answer is that of ``function``."""
-    return [
-        not call.fault and _close(row(call.answer), row(answer), exercise.rtol)
-        # No calls follow an endless one.
-        for call, answer in zip(calls, exercise.known(function), strict=False)
-    ]
+def _row(answer: Any) -> np.ndarray:
+    """Return the numbers of an answer in one row, float64."""
+    parts = [np.asarray(part, np.float64).ravel() for part in _parts(answer)]
+    return np.concatenate([np.empty(0), *parts])
 
 
 def _close(numbers: np.ndarray, expected: np.ndarray, rtol: float) -> bool:
@@ -318,32 +226,51 @@ def _close(numbers: np.ndarray, expected: np.ndarray, rtol: float) -> bool:
     return bool(off <= rtol * np.abs(expected).max(initial=0.0))
 
 
-def _rounded(answer: Any, numbers: np.ndarray, right: np.ndarray) -> str:
-    """Return a complaint about lost digits; empty if rounding is not what is wrong."""
-    dtype = answer.dtype if isinstance(answer, np.ndarray | np.generic) else np.dtype(float)
-    for short in (np.float16, np.float32):
-        if dtype == short and _close(numbers, right, 20 * float(np.finfo(short).eps)):
-            return f"right, but only to the digits of {dtype}: where does it lose the others?"
+def _agreeing(calls: list[_Call], answers: list[Any], rtol: float) -> list[bool]:
+    """Return, for each call, whether its answer is the one in ``answers``."""
+    pairs = zip(calls, answers, strict=False)  # no calls follow an endless one
+    return [not call.fault and _close(_row(call.answer), _row(own), rtol) for call, own in pairs]
+
+
+def _complaint(exercise: Exercise, calls: list[_Call], first: int) -> str:
+    """Return what is wrong with the numbers of ``calls[first]``, the first that does not agree."""
+    answer = calls[first].answer
+    numbers, right = _row(answer), _row(exercise.right[first])
+    if numbers.shape != right.shape:
+        return f"it returned {numbers.size} numbers; expected {right.size}"
+    if not np.isfinite(numbers).all():
+        return "it returned numbers that are not finite"
+    best, most = "", 0
+    # Two mistakes may give the same answer in one case, and only one of them in all cases.
+    for meaning, answers in exercise.wrong.items():
+        agrees = _agreeing(calls, answers, exercise.rtol)
+        if agrees[first] and sum(agrees) > most:
+            best, most = meaning, sum(agrees)
+    return best or _difference(answer, exercise.right[first], exercise.rtol)
+
+
+def _difference(answer: Any, right_answer: Any, rtol: float) -> str:
+    """Return in which way an answer that agrees with no known mistake differs."""
+    numbers, right = _row(answer), _row(right_answer)
+    array = np.asarray(answer if isinstance(answer, np.ndarray | np.generic) else 0.0)
+    if not numbers.any():
+        return "it returned zeros only"
+    if isinstance(right_answer, list | tuple) and (array.ndim or isinstance(answer, list | tuple)):
+        if _close(_row(answer[::-1]), right, rtol):
+            return "the parts are right, and their order is not"
+    if array.ndim == 2 and _close(array.T.ravel(), right, rtol):
+        return "rows and columns have changed places"
+    if array.dtype in (np.float16, np.float32):
+        if _close(numbers, right, 20 * float(np.finfo(array.dtype).eps)):
+            return f"right, but only to the digits of {array.dtype}: where does it lose the others?"
     whole = (numbers == np.round(numbers)).all() and not (right == np.round(right)).all()
     if whole and np.abs(numbers - right).max() < 1:
         return "whole numbers only: was something rounded, or divided with `//`?"
-    return ""
-
-
-def _size_of_error(numbers: np.ndarray, right: np.ndarray) -> str:
     if not right.any():
         return "it is not zero where it should be"
-    ratio = np.dot(numbers, right) / max(np.dot(right, right), _TINY)
-    if _close(numbers, ratio * right, 1e-6) and ratio != 0:
+    ratio = numbers @ right / (right @ right)
+    if _close(numbers, ratio * right, 1e-6):
         other_way = "; which sign should it have?" if ratio < 0 else ""
         return f"it is {ratio:.3g} times what is expected{other_way}"
     off = np.abs(numbers - right).max() / np.abs(right).max()
     return f"it is off by {off:.2g} of the largest expected number"
-
-
-def _show_printed(printed: str) -> None:
-    lines = printed.splitlines()
-    for line in lines[:_SHOWN_LINES]:
-        print(f"    it printed: {line[:100]}")
-    if len(lines) > _SHOWN_LINES:
-        print(f"    and {len(lines) - _SHOWN_LINES} lines more")

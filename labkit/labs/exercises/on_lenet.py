@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:  # importing MindSpore takes seconds, which other exercises ne
     from mindspore import Tensor, nn
 
 IMAGES = 12
+INPUTS, OUTPUTS, WEIGHT = 84, 10, 6  # sizes of the last layer, fc3, and its weight's number
 
 
 class OnLeNet:
@@ -39,13 +40,6 @@ class OnLeNet:
     def __deepcopy__(self, memo: object) -> OnLeNet:
         return type(self)(self.seed)
 
-    def __eq__(self, other: object) -> bool:
-        # Training it does not count as changing an argument: the caller's data stay intact.
-        return isinstance(other, OnLeNet) and other.seed == self.seed
-
-    def __hash__(self) -> int:
-        return hash(self.seed)
-
     @property
     def parameters(self) -> list:
         """The trainable ``Parameter`` objects, in order."""
@@ -55,16 +49,14 @@ class OnLeNet:
         """Return the first images and labels, cut into micro-batches of these sizes."""
         from mindspore import Tensor
 
-        stops = np.cumsum(sizes)
         random = np.random.default_rng(self.seed)
         images = random.normal(size=(IMAGES, 1, 32, 32)).astype(np.float32)
         # Each class has its own brightness, so that gradients of micro-batches differ in size.
         labels = np.sort(random.integers(0, 10, IMAGES)).astype(np.int32)
         images += labels[:, None, None, None] / 5
-        return [
-            (Tensor(images[stop - size : stop]), Tensor(labels[stop - size : stop]))
-            for size, stop in zip(sizes, stops, strict=True)
-        ]
+        ends = zip(sizes, np.cumsum(sizes), strict=True)
+        parts = [slice(end - size, end) for size, end in ends]
+        return [(Tensor(images[part]), Tensor(labels[part])) for part in parts]
 
     def gradients(self, images: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
         """Return the gradient of a micro-batch's mean loss, a Tensor for each parameter."""
@@ -76,10 +68,13 @@ class OnLeNet:
         with pynative():
             return float(self._loss_net(images, labels)[0].asnumpy())
 
-    def update(self, gradients: Sequence[Tensor]) -> None:
+    def update(self, gradients: Sequence[Tensor | np.ndarray]) -> None:
         """Call the optimizer once with these gradients."""
+        from mindspore import Tensor
+
         with pynative():
-            self._optimizer(tuple(gradients))
+            parts = (g if isinstance(g, Tensor) else Tensor(np.float32(g)) for g in gradients)
+            self._optimizer(tuple(parts))
 
     @cached_property
     def _loss_net(self) -> nn.Cell:
@@ -108,10 +103,84 @@ class OnLeNet:
             return ms.value_and_grad(self._loss_net, None, self._optimizer.parameters)
 
 
+class OnTappedLeNet(OnLeNet):
+    """``OnLeNet`` with a place for a tap behind its last layer, fc3; all 12 images at once."""
+
+    def through(self, tap: nn.Cell) -> tuple[Tensor, ...]:
+        """Return what the backward pass of ``tap`` returns for a (84, 84) and g (10, 10).
+
+        Args:
+            tap: called as tap(p, y, a, g); its result replaces y
+        """
+        return tuple(self._backward(tap, (INPUTS, INPUTS), (OUTPUTS, OUTPUTS))[-2:])
+
+    def seen(self) -> tuple[list[Tensor], Tensor, Tensor]:
+        """Return each parameter's gradient, fc3's input p, and d, the loss' derivative by y."""
+        from mindspore import nn, ops
+
+        class Witness(nn.Cell):
+            def construct(self, p: Tensor, y: Tensor, a: Tensor, g: Tensor) -> Tensor:
+                return y
+
+            def bprop(
+                self, p: Tensor, y: Tensor, a: Tensor, g: Tensor, out: Tensor, dout: Tensor
+            ) -> tuple[Tensor, ...]:
+                return ops.zeros_like(p), dout, p, dout
+
+        *gradients, p, d = self._backward(Witness(), (IMAGES, INPUTS), (IMAGES, OUTPUTS))
+        return gradients, p, d
+
+    def _backward(self, tap: nn.Cell, *shapes: tuple[int, int]) -> tuple[Tensor, ...]:
+        """Return the gradients by all parameters, and by a and g of these shapes."""
+        import mindspore as ms
+        from mindspore import Parameter, nn, ops
+
+        class Behind(nn.Cell):
+            """A layer, and then the tap."""
+
+            def __init__(self, layer: nn.Cell) -> None:
+                super().__init__(auto_prefix=False)
+                self.layer, self.tap = layer, tap
+                self.a, self.g = extras
+
+            def construct(self, p: Tensor) -> Tensor:
+                return self.tap(p, self.layer(p), self.a, self.g)
+
+        # In PyNative mode the derivative by a tensor without requires_grad would be zeros.
+        extras = [Parameter(ops.zeros(shape), name=f"a{n}") for n, shape in enumerate(shapes)]
+        cells = self._loss_net.network._cells
+        layer = cells["fc3"]
+        parameters = ms.ParameterTuple([*self.parameters, *extras])
+        cells["fc3"] = Behind(layer)
+        try:
+            with pynative():
+                loss_and_gradients = ms.value_and_grad(self._loss_net, None, parameters)
+                return loss_and_gradients(*self.micro_batches([IMAGES])[0])[1]
+        finally:
+            cells["fc3"] = layer
+
+
+# What specifications and mistakes share. ``combine`` makes one array of a parameter's gradients
+# (n, ...), one of each micro-batch.
+
+
 def each_gradient(lenet: OnLeNet, sizes: Sequence[int]) -> list[list[np.ndarray]]:
     """Return the micro-batches' gradients, an array for each parameter."""
     batches = lenet.micro_batches(sizes)
     return [[gradient.asnumpy() for gradient in lenet.gradients(*batch)] for batch in batches]
+
+
+def combined(lenet: OnLeNet, sizes: Sequence[int], combine: Callable) -> list[np.ndarray]:
+    """Return the combined gradient of each parameter."""
+    parts = zip(*each_gradient(lenet, sizes), strict=True)
+    return [combine(np.stack(own)) for own in parts]
+
+
+def trained(lenet: OnLeNet, sizes: Sequence[int], updates: int, combine: Callable) -> list:
+    """Return the parameters after updates with the combined gradient."""
+    for _ in range(updates):
+        lenet.update(combined(lenet, sizes, combine))
+    return arrays(lenet)
 
 
 def update_of_each(lenet: OnLeNet, sizes: Sequence[int], updates: int) -> list[np.ndarray]:
@@ -119,6 +188,11 @@ def update_of_each(lenet: OnLeNet, sizes: Sequence[int], updates: int) -> list[n
     for _ in range(updates):
         for batch in lenet.micro_batches(sizes):
             lenet.update(lenet.gradients(*batch))
+    return arrays(lenet)
+
+
+def arrays(lenet: OnLeNet) -> list[np.ndarray]:
+    """Return the parameters' values."""
     return [parameter.asnumpy() for parameter in lenet.parameters]
 
 

@@ -1,15 +1,13 @@
 """Exercises of lab 05, dimension reduction: plain specifications, cases, learners' mistakes."""
 
-import math
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import numpy as np
 
 from labkit import reference
-from labkit.labs.exercises import check as checks
-from labkit.labs.exercises.check import Advice, Exercise, draw
-from labkit.labs.exercises.on_lenet import OnLeNet, by_parameter
+from labkit.labs.exercises import on_lenet
+from labkit.labs.exercises.check import Exercise, draw, of_lab
+from labkit.labs.exercises.on_lenet import OnLeNet
 
 
 def swa(average: np.ndarray, count: int, weights: np.ndarray) -> np.ndarray:
@@ -21,6 +19,11 @@ def explained(snapshots: np.ndarray, components: int) -> np.ndarray:
     """Share of the variance of snapshots (N, M) along each of the first K components, (K,)."""
     pca = reference.principal_components(snapshots, components)
     return pca.variance / pca.total_variance
+
+
+def _shares(rows: np.ndarray, components: int, power: int = 2) -> np.ndarray:
+    values = np.linalg.svd(rows)[1] ** power
+    return values[:components] / values.sum()
 
 
 def nearest_point(basis: np.ndarray, mean: np.ndarray, weights: np.ndarray) -> np.ndarray:
@@ -40,48 +43,99 @@ def line_search(
 
 def lenet_average(lenet: OnLeNet, sizes: Sequence[int], updates: int) -> list[np.ndarray]:
     """Mean of the weights after each update; the micro-batches take turns."""
-    return averaged(lenet, sizes, updates, lambda rows: rows[1:].mean(axis=0))
+    return _averaged(lenet, sizes, updates, lambda rows: rows[1:].mean(axis=0))
 
 
-def averaged(
-    lenet: OnLeNet, sizes: Sequence[int], updates: int, weigh: Callable
-) -> list[np.ndarray]:
+def _averaged(lenet: OnLeNet, sizes: Sequence[int], updates: int, weigh: Callable) -> list:
     """Apply ``weigh`` to the weights (updates + 1, M), the initial ones and after each update."""
-    rows = [weights_of(lenet)]
+    rows = [_vector(on_lenet.arrays(lenet))]
     for number in range(updates):
         lenet.update(lenet.gradients(*lenet.micro_batches(sizes)[number % len(sizes)]))
-        rows.append(weights_of(lenet))
-    return by_parameter(lenet, weigh(np.array(rows)))
+        rows.append(_vector(on_lenet.arrays(lenet)))
+    return on_lenet.by_parameter(lenet, weigh(np.array(rows)))
+
+
+def _vector(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """All numbers in one vector, a float64 copy."""
+    return np.concatenate([part.ravel() for part in parts]).astype(np.float64)
+
+
+def _forgetting(rows: np.ndarray) -> np.ndarray:
+    average = rows[0]
+    for row in rows[1:]:
+        average = 0.9 * average + 0.1 * row
+    return average
 
 
 def direction(gradient: np.ndarray, pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
     """-B g (K,), where B is I updated with each pair (s, y) whose scalar product is positive."""
-    return after(gradient, pairs)
+    return _direction(gradient, pairs)
+
+
+def _direction(
+    gradient: np.ndarray,
+    pairs: Sequence,
+    update: Callable = reference.bfgs_inverse,
+    scaled: bool = False,
+    least: float = 0.0,
+) -> np.ndarray:
+    """-B g, where ``update(B, s, y)`` builds B from the pairs with s.y above ``least``."""
+    inverse = np.eye(len(gradient))
+    for number, (s, y) in enumerate(pair for pair in pairs if pair[0] @ pair[1] > least):
+        if scaled and number == 0:
+            inverse = inverse * (y @ s) / (y @ y)
+        inverse = update(inverse, s, y)
+    return -inverse @ gradient
+
+
+def _davidon_fletcher_powell(inverse: np.ndarray, s: np.ndarray, y: np.ndarray) -> np.ndarray:
+    moved = inverse @ y
+    return inverse - np.outer(moved, moved) / (y @ moved) + np.outer(s, s) / (y @ s)
 
 
 def lenet_search(
     lenet: OnLeNet, basis: np.ndarray, rho: float, sigma: float
 ) -> tuple[float, float]:
     """Search once along -P^T P g with float64 gradients; return (step size, loss there)."""
-    (batch,) = lenet.micro_batches([12])
-    images, labels = (part.asnumpy() for part in batch)
+    images, labels = (part.asnumpy() for part in lenet.micro_batches([on_lenet.IMAGES])[0])
     names = [parameter.name for parameter in lenet.parameters]
 
     def at(weights: np.ndarray) -> tuple[float, np.ndarray]:
-        by_name = dict(zip(names, by_parameter(lenet, weights), strict=True))
+        by_name = dict(zip(names, on_lenet.by_parameter(lenet, weights), strict=True))
         loss, slopes, _ = reference.lenet_gradients(by_name, images, labels)
-        return loss, np.concatenate([slopes[name].ravel() for name in names])
+        return loss, _vector([slopes[name] for name in names])
 
     search = reference.ProjectedBFGS(basis, rho=rho, sigma=sigma, alpha=0.0)
-    start = weights_of(lenet)
+    start = _vector(on_lenet.arrays(lenet))
     moved = search.update(start, at(start)[1], lambda weights: at(weights)[0])
     return search.rate, at(moved)[0]
 
 
-def weights_of(lenet: OnLeNet) -> np.ndarray:
-    """All weights in one vector, a float64 copy."""
-    parts = [parameter.asnumpy().ravel() for parameter in lenet.parameters]
-    return np.concatenate(parts).astype(np.float64)
+def _search(
+    lenet: OnLeNet,
+    basis: np.ndarray | None,
+    rho: float,
+    sigma: float,
+    sign: float = -1.0,
+    kept: bool = True,
+) -> tuple[float, float]:
+    """``lenet_search`` in MindSpore; ``basis=None`` follows the whole gradient."""
+    from mindspore import Tensor, ops
+
+    (batch,) = lenet.micro_batches([on_lenet.IMAGES])
+    gradient = _vector(on_lenet.each_gradient(lenet, [on_lenet.IMAGES])[0])
+    move = sign * (gradient if basis is None else reference.projected_gradient(basis, gradient))
+    start = place = _vector(on_lenet.arrays(lenet))
+    slope, first = gradient @ move, lenet.loss(*batch)
+    for m in range(20):
+        place = (start if kept else place) + rho**m * move
+        values = on_lenet.by_parameter(lenet, place)
+        for parameter, value in zip(lenet.parameters, values, strict=True):
+            ops.assign(parameter, Tensor(value.astype(np.float32)))
+        loss = lenet.loss(*batch)
+        if loss < first + sigma * rho**m * slope or sigma > 1:
+            return rho**m, loss
+    return 0.0, first
 
 
 def _snapshots(seed: int, count: int, numbers: int) -> np.ndarray:
@@ -94,9 +148,7 @@ def _basis(seed: int, components: int, numbers: int) -> np.ndarray:
 
 def _of_biases(seed: int) -> np.ndarray:
     """Three orthonormal directions (3, 61684) among the ten biases of LeNet's last layer."""
-    basis = np.zeros((3, 61_684))
-    basis[:, -10:] = _basis(seed, 3, 10)
-    return basis
+    return np.hstack([np.zeros((3, 61_674)), _basis(seed, 3, 10)])
 
 
 def _pairs(seed: int, count: int, size: int) -> list:
@@ -114,209 +166,92 @@ _SEARCHES = [
     (np.array([np.nan, 2.7, 2.55, 2.85]), 3.0, -2.0, 0.55, 0.3),
 ]
 _AVERAGES = [(draw(seed, 5), count, draw(seed + 9, 5)) for seed, count in enumerate((3, 1, 9))]
+_SIZES = ((1, 4), (3, 5), (0, 3))
+_DIRECTIONS = [(draw(30 + n, size), _pairs(40 + n, n, size)) for n, size in _SIZES]
+_LENETS = [(OnLeNet(1), _of_biases(3), 0.55, 0.4), (OnLeNet(2), _of_biases(4), 0.5, 0.97)]
 
 EXERCISES = (
-    Exercise(swa, _AVERAGES),
-    Exercise(explained, _EXPLAINED),
-    Exercise(nearest_point, _POINTS),
-    Exercise(line_search, _SEARCHES),
-    # float32: after three updates the weights are off by 1e-6 of the largest weight.
-    Exercise(lenet_average, [(OnLeNet(1), [4, 4, 4], 3)], rtol=1e-5),
-    Exercise(
-        direction,
-        [(draw(30 + n, size), _pairs(40 + n, n, size)) for n, size in ((1, 4), (3, 5), (0, 3))],
-    ),
-    # float32 against float64: losses near 2.3 that differ by 1e-7.
-    Exercise(
-        lenet_search,
-        [(OnLeNet(1), _of_biases(3), 0.55, 0.4), (OnLeNet(2), _of_biases(4), 0.5, 0.97)],
-        rtol=1e-4,
-    ),
-)
+    Exercise(swa, _AVERAGES, {
+        "(average + weights) / 2": "the new snapshot counts as much as all before it together",
+        "(count * average + weights) / count": "how many snapshots are there now?",
+        "(average + weights) / (count + 1)":
+            "the average stands for several snapshots, and counts once here",
+        "0.9 * average + 0.1 * weights":
+            "the same share for every new snapshot: the old ones are forgotten",
+    }),
+    Exercise(explained, _EXPLAINED, {
+        "_shares(snapshots, components)":
+            "the first direction is that of the mean: are the rows centred?",
+        "_shares(snapshots - snapshots.mean(axis=1, keepdims=True), components)":
+            "which mean was taken away: of a snapshot, or over the snapshots?",
+        "_shares(snapshots - snapshots.mean(axis=0), components, power=1)":
+            "shares of lengths; how does a variance grow with a length?",
+        "right / right.sum()": "they add up to 1: is there no variance outside these components?",
+        "np.cumsum(right)": "these are running sums: what is the share of each one alone?",
+        "reference.principal_components(snapshots, components).variance":
+            "these are variances, not yet shares",
+    }),
+    Exercise(nearest_point, _POINTS, {
+        "basis.T @ (basis @ weights)": "that plane goes through 0: does it go through the mean?",
+        "right - mean": "a difference from the mean: where is the point itself?",
+        "mean + basis.T @ (basis @ weights)":
+            "the mean is counted twice: what is it that is projected?",
+        "weights - right": "that is what the subspace cannot express",
+        "2 * mean - right": "the mirror image, on the other side of the mean",
+    }),
+    Exercise(line_search, _SEARCHES, {
+        "line_search(losses, loss, 0.0, rho, sigma)":
+            "any decrease is taken: how much does the slope predict?",
+        "next((rho**m for m, x in enumerate(losses) if x < loss + sigma * slope), 0.0)":
+            "a short step is asked for as much as a whole one",
+        "line_search(losses, loss, -slope, rho, sigma)":
+            "the bound lies above the loss: which sign has the slope?",
+        "rho ** int(np.nanargmin(losses))":
+            "that is the lowest loss of all; when does the search stop?",
+        "round(np.log(right or 1) / np.log(rho))": "that is m; how far does trial m go?",
+        "right or rho ** (len(losses) - 1)":
+            "no trial was low enough, and one was taken all the same",
+    }),
+    Exercise(lenet_average, [(OnLeNet(1), [4, 4, 4], 3)], {
+        "_averaged(lenet, sizes, updates, lambda rows: rows[-1])":
+            "the last weights: is every snapshot a copy, and is the mean taken over all?",
+        "_averaged(lenet, sizes, updates, lambda rows: rows.mean(axis=0))":
+            "the initial weights are in it too: no update has made them",
+        "_averaged(lenet, sizes, updates, lambda rows: rows[:-1].mean(axis=0))":
+            "each snapshot is taken before its update, not after",
+        "_averaged(lenet, sizes, updates, lambda rows: rows[1:].sum(axis=0))":
+            "a sum: it grows with the number of snapshots",
+        "_averaged(lenet, sizes, updates, _forgetting)":
+            "an average that forgets: every snapshot should count alike",
+        "on_lenet.arrays(lenet)": "the weights are as they were: was the optimizer called?",
+    }, rtol=1e-5),  # float32: after three updates the weights are off by 1e-6 of the largest
+    Exercise(direction, _DIRECTIONS, {
+        "_direction(gradient, pairs, least=-np.inf)":
+            "after one of these pairs B is not positive definite: which are left out?",
+        "-right": "uphill: which sign has a direction of descent?",
+        "direction(gradient, pairs[::-1])":
+            "the pairs are taken in the wrong order: which one is newest?",
+        "direction(gradient, [(y, s) for s, y in pairs])":
+            "the step and the change of the gradient have changed places: B is the inverse",
+        "_direction(gradient, pairs, scaled=True)":
+            "B was scaled before its first pair, as many programs do: here it starts as I",
+        "_direction(gradient, pairs, _davidon_fletcher_powell)":
+            "the secant equation holds, but this is another rule (DFP's)",
+        "direction(gradient, pairs[-1:])":
+            "only the newest pair is in it: what have the older ones taught?",
+    }),
+    Exercise(lenet_search, _LENETS, {
+        "_search(lenet, basis, rho, sigma=2.0)":
+            "the whole step was taken, whatever its loss: which decrease is asked for?",
+        "_search(lenet, basis, rho, sigma, sign=1.0)":
+            "no step was found: does the direction lead downhill?",
+        "_search(lenet, basis, rho, sigma, kept=False)":
+            "a refused trial stays in the weights: where does the next one start?",
+        "_search(lenet, None, rho, sigma)":
+            "that is a step along the whole gradient: what is the basis for?",
+        "(round(np.log(right[0]) / np.log(rho)), right[1])":
+            "that is m; how far does trial m go?",
+    }, rtol=1e-4),  # float32 against float64: losses near 2.3 that differ by 1e-7
+)  # fmt: skip
 
-hint = Advice(EXERCISES)
-
-
-# Mistakes that learners make.
-
-
-def shares(values: np.ndarray, components: int) -> np.ndarray:
-    return values[:components] / values.sum()
-
-
-def singular(rows: np.ndarray) -> np.ndarray:
-    return np.linalg.svd(rows)[1]
-
-
-def of_the_first(snapshots: np.ndarray, components: int) -> np.ndarray:
-    variance = reference.principal_components(snapshots, components).variance
-    return variance / variance.sum()
-
-
-def bound_of_a_whole_step(
-    losses: Sequence[float], loss: float, slope: float, rho: float, sigma: float
-) -> float:
-    below = [m for m, trial in enumerate(losses) if trial < loss + sigma * slope]
-    return rho ** below[0] if below else 0.0
-
-
-def number_of_the_trial(
-    losses: Sequence[float], loss: float, slope: float, rho: float, sigma: float
-) -> float:
-    step = line_search(losses, loss, slope, rho, sigma)
-    return round(math.log(step) / math.log(rho)) if step else 0.0
-
-
-def forgetting(rows: np.ndarray) -> np.ndarray:
-    average = rows[0]
-    for row in rows[1:]:
-        average = 0.9 * average + 0.1 * row
-    return average
-
-
-def after(
-    gradient: np.ndarray,
-    pairs: Sequence,
-    update: Callable = reference.bfgs_inverse,
-    *,
-    scaled: bool = False,
-    least: float = 0.0,
-) -> np.ndarray:
-    """-B g, where ``update(B, s, y)`` builds B from the pairs with s.y above ``least``."""
-    inverse = np.eye(len(gradient))
-    for number, (s, y) in enumerate(pair for pair in pairs if pair[0] @ pair[1] > least):
-        if scaled and number == 0:
-            inverse = inverse * (y @ s) / (y @ y)
-        inverse = update(inverse, s, y)
-    return -inverse @ gradient
-
-
-def davidon_fletcher_powell(inverse: np.ndarray, s: np.ndarray, y: np.ndarray) -> np.ndarray:
-    moved = inverse @ y
-    return inverse - np.outer(moved, moved) / (y @ moved) + np.outer(s, s) / (y @ s)
-
-
-def searched(
-    lenet: OnLeNet,
-    basis: np.ndarray,
-    rho: float,
-    sigma: float,
-    *,
-    sign: float = -1.0,
-    kept: bool = True,
-    projected: bool = True,
-    answer: Callable = lambda m, size, losses: (size, losses[-1]),
-) -> tuple[float, float]:
-    """``lenet_search`` in MindSpore, with one mistake that the options select."""
-    from mindspore import Tensor, ops
-
-    (batch,) = lenet.micro_batches([12])
-    start = weights_of(lenet)
-    gradient = np.concatenate([g.asnumpy().ravel() for g in lenet.gradients(*batch)])
-    gradient = gradient.astype(np.float64)
-    move = sign * (reference.projected_gradient(basis, gradient) if projected else gradient)
-    slope, losses, place = gradient @ move, [lenet.loss(*batch)], start
-    for m in range(20):
-        place = (start if kept else place) + rho**m * move
-        for parameter, value in zip(lenet.parameters, by_parameter(lenet, place), strict=True):
-            ops.assign(parameter, Tensor(value.astype(np.float32)))
-        losses.append(lenet.loss(*batch))
-        if losses[-1] < losses[0] + sigma * rho**m * slope or sigma > 1:
-            return answer(m, rho**m, losses)
-    return 0.0, losses[0]
-
-
-HINTS: dict[str, checks.Hints] = {
-    "swa": (
-        (lambda average, count, weights: (average + weights) / 2,
-         "the new snapshot counts as much as all before it together"),
-        (lambda average, count, weights: (count * average + weights) / count,
-         "how many snapshots are there now?"),
-        (lambda average, count, weights: (average + weights) / (count + 1),
-         "the average stands for several snapshots, and counts once here"),
-        (lambda average, count, weights: 0.9 * average + 0.1 * weights,
-         "the same share for every new snapshot: the old ones are forgotten"),
-    ),
-    "explained": (
-        (lambda x, components: shares(singular(x) ** 2, components),
-         "the first direction is that of the mean: are the rows centred?"),
-        (lambda x, components: shares(
-            singular(x - x.mean(axis=1, keepdims=True)) ** 2, components),
-         "which mean was taken away: of a snapshot, or over the snapshots?"),
-        (lambda x, components: shares(singular(x - x.mean(axis=0)), components),
-         "shares of lengths; how does a variance grow with a length?"),
-        (of_the_first, "they add up to 1: is there no variance outside these components?"),
-        (lambda x, components: np.cumsum(explained(x, components)),
-         "these are running sums: what is the share of each one alone?"),
-        (lambda x, components: reference.principal_components(x, components).variance,
-         "these are variances, not yet shares"),
-    ),
-    "nearest_point": (
-        (lambda basis, mean, weights: basis.T @ (basis @ weights),
-         "that plane goes through 0: does it go through the mean?"),
-        (lambda basis, mean, weights: basis.T @ (basis @ (weights - mean)),
-         "a difference from the mean: where is the point itself?"),
-        (lambda basis, mean, weights: mean + basis.T @ (basis @ weights),
-         "the mean is counted twice: what is it that is projected?"),
-        (lambda basis, mean, weights: weights - nearest_point(basis, mean, weights),
-         "that is what the subspace cannot express"),
-        (lambda basis, mean, weights: mean - basis.T @ (basis @ (weights - mean)),
-         "the mirror image, on the other side of the mean"),
-    ),
-    "line_search": (
-        (lambda losses, loss, slope, rho, sigma: line_search(losses, loss, 0.0, rho, sigma),
-         "any decrease is taken: how much does the slope predict?"),
-        (bound_of_a_whole_step, "a short step is asked for as much as a whole one"),
-        (lambda losses, loss, slope, rho, sigma: line_search(losses, loss, -slope, rho, sigma),
-         "the bound lies above the loss: which sign has the slope?"),
-        (lambda losses, loss, slope, rho, sigma: rho ** int(np.nanargmin(losses)),
-         "that is the lowest loss of all; when does the search stop?"),
-        (number_of_the_trial, "that is m; how far does trial m go?"),
-        (lambda losses, loss, slope, rho, sigma: (
-            line_search(losses, loss, slope, rho, sigma) or rho ** (len(losses) - 1)),
-         "no trial was low enough, and one was taken all the same"),
-    ),
-    "lenet_average": (
-        (partial(averaged, weigh=lambda rows: rows[-1]),
-         "the last weights: is every snapshot a copy, and is the mean taken over all?"),
-        (partial(averaged, weigh=lambda rows: rows.mean(axis=0)),
-         "the initial weights are in it too: no update has made them"),
-        (partial(averaged, weigh=lambda rows: rows[:-1].mean(axis=0)),
-         "each snapshot is taken before its update, not after"),
-        (partial(averaged, weigh=lambda rows: rows[1:].sum(axis=0)),
-         "a sum: it grows with the number of snapshots"),
-        (partial(averaged, weigh=forgetting),
-         "an average that forgets: every snapshot should count alike"),
-        (partial(averaged, weigh=lambda rows: rows[0]),
-         "the weights are as they were: was the optimizer called?"),
-    ),
-    "direction": (
-        (partial(after, least=-np.inf),
-         "after one of these pairs B is not positive definite: which are left out?"),
-        (lambda gradient, pairs: -direction(gradient, pairs),
-         "uphill: which sign has a direction of descent?"),
-        (lambda gradient, pairs: direction(gradient, pairs[::-1]),
-         "the pairs are taken in the wrong order: which one is newest?"),
-        (lambda gradient, pairs: direction(gradient, [(y, s) for s, y in pairs]),
-         "the step and the change of the gradient have changed places: B is the inverse"),
-        (partial(after, scaled=True),
-         "B was scaled before its first pair, as many programs do: here it starts as I"),
-        (partial(after, update=davidon_fletcher_powell),
-         "the secant equation holds, but this is another rule (DFP's)"),
-        (lambda gradient, pairs: direction(gradient, pairs[-1:]),
-         "only the newest pair is in it: what have the older ones taught?"),
-    ),
-    "lenet_search": (
-        (lambda lenet, basis, rho, sigma: searched(lenet, basis, rho, 2.0),
-         "the whole step was taken, whatever its loss: which decrease is asked for?"),
-        (partial(searched, sign=1.0), "no step was found: does the direction lead downhill?"),
-        (partial(searched, kept=False),
-         "a refused trial stays in the weights: where does the next one start?"),
-        (partial(searched, projected=False),
-         "that is a step along the whole gradient: what is the basis for?"),
-        (partial(searched, answer=lambda m, size, losses: (m, losses[-1])),
-         "that is m; how far does trial m go?"),
-    ),
-}  # fmt: skip
-
-check = partial(checks.check, EXERCISES, hints=HINTS)
+check, hint = of_lab(EXERCISES)

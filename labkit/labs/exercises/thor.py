@@ -1,16 +1,13 @@
 """Exercises of lab 03, THOR: plain specifications, cases, learners' mistakes."""
 
 import math
-from collections.abc import Callable
-from functools import partial
 
 import numpy as np
 
-from labkit import reference
-from labkit.labs.exercises import check as checks
-from labkit.labs.exercises import thor_on_lenet
-from labkit.labs.exercises.check import Advice, Exercise, draw
-from labkit.labs.exercises.thor_on_lenet import OnTappedLeNet, lenet_factors, lenet_thor
+from labkit.labs.exercises import on_lenet
+from labkit.labs.exercises.check import Exercise, draw, of_lab
+from labkit.labs.exercises.on_lenet import OnTappedLeNet
+from labkit.reference import block_diagonal, damped_inverse
 
 
 def patch_factor(patches: np.ndarray) -> np.ndarray:
@@ -31,28 +28,34 @@ def unscaled_factor(derivatives: np.ndarray, loss_scale: float) -> np.ndarray:
 
 def block_inverse(factor: np.ndarray, damping: float, split: int) -> np.ndarray:
     """Damp and invert the diagonal blocks of ceil(n / ceil(n / split)) rows; zeros elsewhere."""
-    return reference.damped_inverse(reference.block_diagonal(factor, split), damping)
+    return damped_inverse(block_diagonal(factor, split), damping)
 
 
 def pi_damping(
     a_factor: np.ndarray, g_factor: np.ndarray, positions: int, damping: float
 ) -> tuple[float, float]:
     """(pi sqrt(damping / T), sqrt(damping / T) / pi); pi^2 is the ratio of mean eigenvalues."""
-    pi = math.sqrt(mean_eigenvalue(a_factor) / mean_eigenvalue(g_factor))
-    return pi * math.sqrt(damping / positions), math.sqrt(damping / positions) / pi
+    pi_squared = _mean_eigenvalue(a_factor) / _mean_eigenvalue(g_factor)
+    return _shared(math.sqrt(pi_squared), math.sqrt(damping / positions))
 
 
-def mean_eigenvalue(factor: np.ndarray) -> float:
-    """Mean of the eigenvalues of a symmetric matrix, from its diagonal."""
+def _mean_eigenvalue(factor: np.ndarray) -> float:
     return np.trace(factor) / len(factor)
+
+
+def _shared(pi: float, root: float) -> tuple[float, float]:
+    return pi * root, root / pi
 
 
 def refreshes_and_mean_time(
     updates: int, frequency: int, refresh: float, cached: float
 ) -> tuple[int, float]:
     """Number of refreshes (updates 0, frequency, ... below ``updates``) and mean time."""
-    times = [refresh if update % frequency == 0 else cached for update in range(updates)]
-    return len(range(0, updates, frequency)), sum(times) / updates
+    return _timed(len(range(0, updates, frequency)), updates, refresh, cached)
+
+
+def _timed(count: int, updates: int, refresh: float, cached: float) -> tuple[int, float]:
+    return count, (count * refresh + (updates - count) * cached) / updates
 
 
 def trace_decision(
@@ -64,20 +67,60 @@ def trace_decision(
     high: float,
     low: float,
 ) -> tuple[float, int]:
-    """(D, decision): relative change of tr(T G (x) A + damping I), and 1, 0 or -1 accordingly."""
-    return decide(trace(a_factor, g_factor, positions, damping), last, high, low)
+    """D = |t - last| / last for t = trace(T G (x) A + damping I), and 1, 0 or -1 accordingly."""
+    now = _trace(a_factor, g_factor, positions, damping)
+    return _decided(abs(now - last) / last, high, low)
 
 
-def trace(a_factor: np.ndarray, g_factor: np.ndarray, positions: int, damping: float) -> float:
+def _trace(a_factor: np.ndarray, g_factor: np.ndarray, positions: int, damping: float) -> float:
     """Trace of T G (x) A + damping I, without building the Kronecker product."""
     size = len(a_factor) * len(g_factor)
     return positions * np.trace(a_factor) * np.trace(g_factor) + damping * size
 
 
-def decide(now: float, last: float, high: float, low: float) -> tuple[float, int]:
-    """(D, decision) for a trace that changed from ``last`` to ``now``."""
-    change = abs(now - last) / last
+def _decided(change: float, high: float, low: float) -> tuple[float, int]:
     return change, 1 if change > high else -1 if change < low else 0
+
+
+def lenet_factors(lenet: OnTappedLeNet) -> list[np.ndarray]:
+    """A and G of fc3, computed in float64 from the p and d that a tap has seen."""
+    p, d = _seen(lenet)
+    return [p.T @ p / len(p), len(d) * d.T @ d]
+
+
+def _seen(lenet: OnTappedLeNet) -> list[np.ndarray]:
+    return [part.asnumpy().astype(np.float64) for part in lenet.seen()[1:]]
+
+
+def lenet_thor(lenet: OnTappedLeNet, damping: float, updates: int) -> list[np.ndarray]:
+    """Parameters after updates with the inverses of update 0 on both sides of fc3's gradient."""
+    return _trained(lenet, damping, updates)
+
+
+def _trained(
+    lenet: OnTappedLeNet,
+    damping: float,
+    updates: int,
+    *,
+    power: float = 0.5,
+    frequency: int = 10**6,
+    sides: str = "AG",
+    scale: float = 1.0,
+) -> list[np.ndarray]:
+    """Like ``lenet_thor``, with ``damping**power`` in each factor and G multiplied by ``scale``."""
+    inverses = [np.eye(on_lenet.INPUTS), np.eye(on_lenet.OUTPUTS)]
+    for number in range(updates):
+        if number % frequency == 0:
+            a, g = lenet_factors(lenet)
+            for place, (side, factor) in enumerate([("A", a), ("G", scale * g)]):
+                if side in sides:
+                    inverses[place] = damped_inverse(factor, damping**power)
+        gradients = lenet.seen()[0]
+        gradients[on_lenet.WEIGHT] = (
+            inverses[1] @ gradients[on_lenet.WEIGHT].asnumpy() @ inverses[0]
+        )
+        lenet.update(gradients)
+    return on_lenet.arrays(lenet)
 
 
 def _factor(seed: int, n: int) -> np.ndarray:
@@ -88,149 +131,103 @@ def _factor(seed: int, n: int) -> np.ndarray:
 def _trace_case(seed: int, change: float) -> tuple:
     """A case whose trace has changed by ``change`` since the last refresh."""
     a_factor, g_factor = _factor(seed, 4), _factor(seed + 1, 3)
-    last = trace(a_factor, g_factor, 5, 0.3) / (1 + change)
+    last = _trace(a_factor, g_factor, 5, 0.3) / (1 + change)
     return a_factor, g_factor, 5, 0.3, last, 0.01, 0.001
 
 
-_PATCHES = [(draw(0, 4, 3, 5),), (draw(1, 2, 4, 1),), (draw(2, 3, 2, 7),)]
+_TIMES = [(936, 10, 42.0, 21.0), (7, 3, 30.0, 10.0), (6, 3, 30.0, 10.0), (100, 1, 5.0, 2.0)]
 _DERIVATIVES = [(draw(3, 8, 3), 128.0), (draw(4, 5, 2), 1024.0), (draw(5, 1, 4), 2.0)]
 _BLOCKS = [(_factor(5, 10), 0.1, 8), (_factor(6, 10), 0.1, 4), (_factor(7, 3), 0.3, 128)]
 _FACTORS = [(_factor(1, 6), 20 * _factor(2, 3), 4, 0.3), (3 * _factor(3, 2), _factor(4, 5), 9, 1)]
-_TIMES = [(936, 10, 42.0, 21.0), (7, 3, 30.0, 10.0), (6, 3, 30.0, 10.0), (100, 1, 5.0, 2.0)]
+_IMAGES = on_lenet.IMAGES
 # Above both thresholds and between them, of either sign; below both.
 _CHANGES = (0.2, -0.2, 0.004, -0.005, 0.0002)
 
 EXERCISES = (
-    Exercise(patch_factor, _PATCHES),
-    Exercise(refreshes_and_mean_time, _TIMES, rtol=1e-9),
-    Exercise(unscaled_factor, _DERIVATIVES),
-    Exercise(block_inverse, _BLOCKS),
-    # float32, and 12 images whose derivatives nearly cancel in places.
-    Exercise(lenet_factors, [(OnTappedLeNet(1),)], rtol=1e-4),
-    Exercise(pi_damping, _FACTORS),
-    Exercise(trace_decision, [_trace_case(10 + 2 * i, c) for i, c in enumerate(_CHANGES)]),
-    Exercise(lenet_thor, [(OnTappedLeNet(1), 0.1, 2)], rtol=1e-4),
-)
+    Exercise(patch_factor, [(draw(0, 4, 3, 5),), (draw(1, 2, 4, 1),), (draw(2, 3, 2, 7),)], {
+        "patch_factor(patches.mean(axis=0, keepdims=True))":
+            "the patches were averaged over the batch first: that forgets the batch",
+        "right * patches.shape[2]": "a mean over rows; what about the positions?",
+        "right * len(patches)": "a mean over positions; what about the rows?",
+        "right * len(patches) * patches.shape[2] / patches.shape[1]":
+            "divided by the width of the layer: that is not a number of samples",
+    }),
+    Exercise(refreshes_and_mean_time, _TIMES, {
+        "_timed(updates // frequency, updates, refresh, cached)":
+            "update 0 refreshes too: is the last, incomplete stretch counted?",
+        "_timed(updates // frequency + 1, updates, refresh, cached)":
+            "is there one more when the frequency divides the updates?",
+        "(right[0], cached + right[0] * refresh / updates)":
+            "an update with refresh takes `refresh` in all, not on top",
+        "(right[0], cached + (refresh - cached) / frequency)":
+            "right in the long run; here the refreshes can be counted",
+    }, rtol=1e-9),
+    Exercise(unscaled_factor, _DERIVATIVES, {
+        "right * loss_scale": "G is quadratic in the derivatives: how often is the scale in it?",
+        "right * loss_scale**2": "the loss scale is still in it",
+        "right / len(derivatives) ** 2":
+            "these are derivatives of the mean loss: how much larger are those of one row's?",
+        "right * len(derivatives)": "a sum over the rows: it grows with the batch, and G must not",
+        "unscaled_factor(derivatives.sum(axis=0, keepdims=True), loss_scale)":
+            "the derivatives were averaged first: that forgets the batch",
+    }),
+    Exercise(block_inverse, _BLOCKS, {
+        "block_diagonal(damped_inverse(factor, damping), split)":
+            "blocks of the inverse are not inverses of the blocks",
+        "damped_inverse(block_diagonal(factor, split, 'fixed'), damping)":
+            "blocks of `split` and a rest: these are not as equal as possible",
+        "block_inverse(factor + damping, 0.0, split)":
+            "the damping was added to every entry: where does it belong?",
+        "block_inverse(factor, 0.0, split)": "there is no damping in it",
+    }),
+    Exercise(lenet_factors, [(OnTappedLeNet(1),)], {
+        "[right[0], right[1] / _IMAGES**2]":
+            "d is the derivative of the mean loss: how much larger is that of one image's?",
+        "[right[0], right[1] * _IMAGES]": "G is a sum over the images: it grows with the batch",
+        "[right[0] * _IMAGES, right[1]]": "A is a sum over the images: it grows with the batch",
+        "[right[0], right[1] / _IMAGES]":
+            "the sum of the outer products of d is there: is it G yet?",
+        "[np.outer(p.mean(0), p.mean(0)) * by**2 for p, by in zip(_seen(lenet), (1, _IMAGES))]":
+            "averages before the outer product: that forgets the batch",
+        "[0 * right[0], 0 * right[1]]":
+            "both are zeros: does `bprop` return something for a and g?",
+    }, rtol=1e-4),  # float32, and 12 images whose derivatives nearly cancel in places
+    Exercise(pi_damping, _FACTORS, {
+        "right[::-1]": "the factor with the larger eigenvalues is to get the larger damping",
+        "_shared((np.trace(a_factor) / np.trace(g_factor)) ** 0.5, (damping / positions) ** 0.5)":
+            "the mean eigenvalue is the trace over what?",
+        "_shared(right[0] / right[1], (damping / positions) ** 0.5)": "that is pi squared",
+        "pi_damping(a_factor, g_factor, 1, damping)": "the positions T are missing",
+        "[math.sqrt(damping / positions)] * 2": "both got the same: where is pi?",
+    }),
+    Exercise(trace_decision, [_trace_case(10 + 2 * i, c) for i, c in enumerate(_CHANGES)], {
+        "(right[0], -right[1])": "a layer whose trace hardly changes is the one to freeze",
+        "_decided(_trace(a_factor, g_factor, positions, damping) / last - 1, high, low)":
+            "a trace that falls has changed as well",
+        "_decided(right[0] * last, high, low)": "the thresholds are for the relative change",
+        "_decided(abs(1 - last / _trace(a_factor, g_factor, positions, damping)), high, low)":
+            "relative to the last refresh's trace, not to the new one",
+        "trace_decision(a_factor, g_factor, positions, 0.0, last, high, low)":
+            "the damping is in both traces, in the last one and in the new one",
+        "trace_decision(a_factor, g_factor, positions, damping / 12, last, high, low)":
+            "lambda I has a trace: how large is I?",
+        "trace_decision(a_factor, g_factor, 1, damping, last, high, low)":
+            "the positions T are not in F",
+    }),
+    Exercise(lenet_thor, [(OnTappedLeNet(1), 0.1, 2)], {
+        "_trained(lenet, damping, updates, frequency=1)":
+            "the inverses are made again at each update: they were to be kept",
+        "_trained(lenet, damping, updates, power=1.0)":
+            "the whole damping went into each factor: their product gets its square",
+        "_trained(lenet, damping, updates, sides='A')":
+            "only the inputs' side is there: G is missing",
+        "_trained(lenet, damping, updates, sides='G')":
+            "only the outputs' side is there: A is missing",
+        "_trained(lenet, damping, updates, scale=1 / _IMAGES**2)":
+            "G is too small: of which loss is d the derivative?",
+        "on_lenet.update_of_each(lenet, [_IMAGES], updates)":
+            "that is Momentum with the plain gradient: what did the inverses do?",
+    }, rtol=1e-4),
+)  # fmt: skip
 
-hint = Advice(EXERCISES)
-
-
-# Mistakes that learners make.
-
-
-def _mean_patches(patches: np.ndarray) -> np.ndarray:
-    mean = patches.mean(axis=0)
-    return mean @ mean.T / patches.shape[2]
-
-
-def _mean_derivatives(derivatives: np.ndarray, loss_scale: float) -> np.ndarray:
-    mean = derivatives.sum(axis=0) / loss_scale  # mean derivative of the rows' own losses
-    return np.outer(mean, mean)
-
-
-def _share(pi: float, positions: int, damping: float) -> tuple[float, float]:
-    return pi * math.sqrt(damping / positions), math.sqrt(damping / positions) / pi
-
-
-def _counted(count: int, updates: int, refresh: float, cached: float) -> tuple[int, float]:
-    return count, (count * refresh + (updates - count) * cached) / updates
-
-
-def _count(updates: int, frequency: int) -> int:
-    return len(range(0, updates, frequency))
-
-
-def _by_change(change_of: Callable) -> Callable:
-    """A ``trace_decision`` that measures the change by ``change_of(trace, last)``."""
-
-    def decision(
-        a: np.ndarray, g: np.ndarray, positions: int, damping: float, *limits: float
-    ) -> tuple[float, int]:
-        last, high, low = limits
-        change = change_of(trace(a, g, positions, damping), last)
-        return change, 1 if change > high else -1 if change < low else 0
-
-    return decision
-
-
-HINTS: dict[str, checks.Hints] = {
-    "patch_factor": (
-        (_mean_patches, "the patches were averaged over the batch first: that forgets the batch"),
-        (lambda patches: patch_factor(patches) * patches.shape[2],
-         "a mean over rows; what about the positions?"),
-        (lambda patches: patch_factor(patches) * len(patches),
-         "a mean over positions; what about the rows?"),
-        (lambda p: patch_factor(p) * len(p) * p.shape[2] / p.shape[1],
-         "divided by the width of the layer: that is not a number of samples"),
-    ),
-    "unscaled_factor": (
-        (lambda derivatives, loss_scale: loss_scale * unscaled_factor(derivatives, loss_scale),
-         "G is quadratic in the derivatives: how often is the scale in it?"),
-        (lambda derivatives, loss_scale: unscaled_factor(derivatives, 1.0),
-         "the loss scale is still in it"),
-        (lambda d, loss_scale: unscaled_factor(d, loss_scale) / len(d) ** 2,
-         "these are derivatives of the mean loss: how much larger are those of one row's?"),
-        (lambda d, loss_scale: unscaled_factor(d, loss_scale) * len(d),
-         "a sum over the rows: it grows with the batch, and G must not"),
-        (_mean_derivatives, "the derivatives were averaged first: that forgets the batch"),
-    ),
-    "block_inverse": (
-        (lambda factor, damping, split: reference.block_diagonal(
-            reference.damped_inverse(factor, damping), split),
-         "blocks of the inverse are not inverses of the blocks"),
-        (lambda factor, damping, split: reference.damped_inverse(
-            reference.block_diagonal(factor, split, "fixed"), damping),
-         "blocks of `split` and a rest: these are not as equal as possible"),
-        (lambda factor, damping, split: np.linalg.inv(
-            reference.block_diagonal(factor + damping, split)),
-         "the damping was added to every entry: where does it belong?"),
-        (lambda factor, damping, split: block_inverse(factor, 0.0, split),
-         "there is no damping in it"),
-    ),
-    "pi_damping": (
-        (lambda a, g, positions, damping: pi_damping(g, a, positions, damping),
-         "the factor with the larger eigenvalues is to get the larger damping"),
-        (lambda a, g, positions, damping: _share(
-            math.sqrt(np.trace(a) / np.trace(g)), positions, damping),
-         "the mean eigenvalue is the trace over what?"),
-        (lambda a, g, positions, damping: _share(
-            mean_eigenvalue(a) / mean_eigenvalue(g), positions, damping),
-         "that is pi squared"),
-        (lambda a, g, positions, damping: pi_damping(a, g, 1, damping),
-         "the positions T are missing"),
-        (lambda a, g, positions, damping: _share(1.0, positions, damping),
-         "both got the same: where is pi?"),
-    ),
-    "refreshes_and_mean_time": (
-        (lambda updates, frequency, *times: _counted(updates // frequency, updates, *times),
-         "update 0 refreshes too: is the last, incomplete stretch counted?"),
-        (lambda updates, frequency, *times: _counted(updates // frequency + 1, updates, *times),
-         "is there one more when the frequency divides the updates?"),
-        (lambda n, frequency, refresh, cached: (
-            _count(n, frequency), cached + _count(n, frequency) * refresh / n),
-         "an update with refresh takes `refresh` in all, not on top"),
-        (lambda n, frequency, refresh, cached: (
-            _count(n, frequency), cached + (refresh - cached) / frequency),
-         "right in the long run; here the refreshes can be counted"),
-    ),
-    "trace_decision": (
-        (lambda *case: (trace_decision(*case)[0], -trace_decision(*case)[1]),
-         "a layer whose trace hardly changes is the one to freeze"),
-        (_by_change(lambda now, last: (now - last) / last),
-         "a trace that falls has changed as well"),
-        (_by_change(lambda now, last: abs(now - last)),
-         "the thresholds are for the relative change"),
-        (_by_change(lambda now, last: abs(now - last) / now),
-         "relative to the last refresh's trace, not to the new one"),
-        (lambda a, g, positions, damping, *limits: decide(trace(a, g, positions, 0.0), *limits),
-         "the damping is in both traces, in the last one and in the new one"),
-        (lambda a, g, positions, damping, *limits: decide(
-            trace(a, g, positions, damping / (len(a) * len(g))), *limits),
-         "lambda I has a trace: how large is I?"),
-        (lambda a, g, positions, damping, *limits: decide(trace(a, g, 1, damping), *limits),
-         "the positions T are not in F"),
-    ),
-    **thor_on_lenet.HINTS,
-}  # fmt: skip
-
-check = partial(checks.check, EXERCISES, hints=HINTS)
+check, hint = of_lab(EXERCISES)

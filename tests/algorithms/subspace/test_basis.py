@@ -13,7 +13,7 @@ from labkit.algorithms.subspace.shards import Shard
 from labkit.algorithms.subspace.snapshot_folder import SnapshotFolder
 from labkit.errors import InputError
 from labkit.reference import principal_components, reconstruct
-from labkit.upstream.basis import basis_from
+from labkit.upstream.boost import basis_from
 from tests.support.snapshots import SHAPES, size, with_spectrum, write
 from tests.support.tolerances import TOLERANCE
 

@@ -1,7 +1,7 @@
 """Answers to each exercise: correct ones from the solution notebook, and wrong ones of learners.
 
 ``WRONG`` of a lab lists (exercise, wrong function, part of the hint that it must get). They were
-written without looking at labkit's HINTS; exact copies of functions in HINTS are left out.
+written without looking at labkit's mistakes; what only repeats one of their formulas is left out.
 """
 
 import importlib

@@ -8,9 +8,13 @@ right = solved("05_dimension_reduction")
 
 
 def _gram_shares(rows, components, power=1.0):
-    gram = rows @ rows.T
-    values = np.maximum(np.linalg.eigvalsh(gram)[::-1], 0) ** power
+    values = np.maximum(np.linalg.eigvalsh(rows @ rows.T)[::-1], 0) ** power
     return values[:components] / values.sum()
+
+
+def _eigenvalues(snapshots, components):
+    rows = snapshots - snapshots.mean(axis=0)
+    return np.linalg.eigvalsh(rows @ rows.T)[::-1][:components] / (len(rows) - 1)
 
 
 def _average(lenet, sizes, updates, weigh):
@@ -20,21 +24,7 @@ def _average(lenet, sizes, updates, weigh):
         lenet.update(lenet.gradients(*batch))
         for kept, parameter in zip(snapshots, lenet.parameters, strict=True):
             kept.append(parameter.asnumpy().copy())
-    return [weigh(kept, axis=0) for kept in snapshots]
-
-
-def _by_snapshot(snapshots, components):
-    return _gram_shares(snapshots - snapshots.mean(axis=1)[:, None], components)
-
-
-def _among_themselves(snapshots, components):
-    shares = right.explained(snapshots, components)
-    return shares / shares.sum()
-
-
-def _eigenvalues(snapshots, components):
-    rows = snapshots - snapshots.mean(axis=0)
-    return np.linalg.eigvalsh(rows @ rows.T)[::-1][:components] / (len(rows) - 1)
+    return [weigh(kept) for kept in snapshots]
 
 
 def _search(bound):
@@ -45,10 +35,6 @@ def _search(bound):
         return 0.0
 
     return attempt
-
-
-def _argmin(losses, loss, slope, rho, sigma):
-    return rho ** np.nanargmin(losses)
 
 
 def _m(losses, loss, slope, rho, sigma):
@@ -77,17 +63,14 @@ def _matrix(gradient, pairs, skip=True, left=lambda s, y: np.outer(s, y)):
 WRONG = [
     ("swa", lambda a, n, w: np.mean([a, w], axis=0), "as much as all before it"),
     ("swa", lambda a, n, w: a + w / n, "how many snapshots are there now"),
-    ("swa", lambda a, n, w: a + 0.1 * (w - a), "are forgotten"),
     ("swa", lambda a, n, w: w, "off by"),
     ("explained", lambda x, k: _gram_shares(x, k), "are the rows centred"),
-    ("explained", _by_snapshot, "of a snapshot, or over the snapshots"),
+    ("explained", lambda x, k: _gram_shares(
+        x - x.mean(axis=1)[:, None], k), "of a snapshot, or over the snapshots"),
     ("explained", lambda x, k: _gram_shares(x - x.mean(0), k, 0.5), "grow with a length"),
-    ("explained", _among_themselves, "no variance outside"),
     ("explained", lambda x, k: right.explained(x, k).cumsum(), "of each one alone"),
     ("explained", _eigenvalues, "not yet shares"),
-    ("nearest_point", lambda p, m, w: p.T @ p @ w, "goes through 0"),
     ("nearest_point", lambda p, m, w: p.T @ p @ (w - m), "where is the point itself"),
-    ("nearest_point", lambda p, m, w: p.T @ p @ w + m, "counted twice"),
     ("nearest_point", lambda p, m, w: w - m - p.T @ p @ (w - m), "cannot express"),
     ("nearest_point", lambda p, m, w: m - p.T @ p @ (w - m), "mirror image"),
     ("line_search", _search(lambda loss, slope, sigma, rate: loss), "any decrease"),
@@ -95,19 +78,14 @@ WRONG = [
         lambda loss, slope, sigma, rate: loss + sigma * slope), "as much as a whole one"),
     ("line_search", _search(
         lambda loss, slope, sigma, rate: loss - sigma * rate * slope), "which sign"),
-    ("line_search", _argmin, "when does the search stop"),
     ("line_search", _m, "how far does trial m go"),
     ("line_search", _always, "taken all the same"),
     ("lenet_average", lambda lenet, sizes, updates: _average(
-        lenet, sizes, updates, weigh=lambda kept, axis: kept[-1]), "is every snapshot a copy"),
-    ("lenet_average", lambda lenet, sizes, updates: _average(
-        lenet, sizes, updates, weigh=np.sum), "a sum"),
+        lenet, sizes, updates, lambda kept: kept[-1]), "is every snapshot a copy"),
     ("lenet_average", lambda lenet, sizes, updates: right.lenet_average(
         lenet, sizes, updates - 1), "off by"),
     ("direction", lambda g, pairs: _matrix(g, pairs, skip=False), "not positive definite"),
     ("direction", lambda g, pairs: -_matrix(g, pairs), "uphill"),
-    ("direction", lambda g, pairs: right.direction(g, pairs[-1:]), "only the newest pair"),
-    ("direction", lambda g, pairs: right.direction(g, pairs[::-1]), "in the wrong order"),
     ("direction", lambda g, pairs: _matrix(
         g, pairs, left=lambda s, y: np.outer(y, s)), "off by"),
     ("lenet_search", lambda lenet, p, rho, sigma: (
