@@ -14,7 +14,7 @@ from labkit.algorithms.thor import ThorStep, TraceRule
 from labkit.data.mnist import load_arrays
 from labkit.nets.lenet import LeNet5
 from labkit.nets.resnet import ResidualBlockBase, ResNet
-from labkit.reference.losses import cross_entropy
+from labkit.reference.lenet import cross_entropy
 from labkit.steps.losses import LossNet
 from labkit.steps.plain import PlainStep
 from labkit.steps.schedules import cosine

@@ -8,7 +8,7 @@ from mindspore import Tensor, nn
 
 from labkit import reference
 from labkit.nets.lenet import LeNet5
-from labkit.reference.losses import cross_entropy
+from labkit.reference.lenet import cross_entropy
 from labkit.steps.losses import LossNet
 from labkit.steps.state import set_state
 

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from labkit.base.arguments import choice, names_checked, wrong
+from labkit.base.arguments import choice, wrong
 from labkit.errors import InputError
 
 Positions = int | tuple[int, int]
@@ -70,7 +70,6 @@ def columns_of(
     return (with_one(columns) if homogeneous else columns), slopes
 
 
-@names_checked
 def kronecker_factors(
     inputs: np.ndarray, derivatives: np.ndarray, *, homogeneous: bool, layout: str = "dense"
 ) -> tuple[np.ndarray, np.ndarray, int]:
@@ -161,7 +160,6 @@ def damped_inverse(matrix: np.ndarray, damping: float) -> np.ndarray:
     return np.linalg.inv(matrix + damping * np.eye(len(matrix)))
 
 
-@names_checked
 def thor_direction(
     a_factor: np.ndarray,
     g_factor: np.ndarray,
@@ -185,29 +183,6 @@ def thor_direction(
     return direction / _pair(positions)[0]
 
 
-def kronecker_solve(
-    a_factor: np.ndarray,
-    g_factor: np.ndarray,
-    positions: Positions,
-    gradient: np.ndarray,
-    damping: float,
-    *,
-    split: int | None = 128,
-    damping_split: str = "equal",
-) -> np.ndarray:
-    """Return U by solving with the whole matrix T (G + ..) (x) (A + ..): small layers only."""
-    a_damping, g_damping = damping_pair(a_factor, g_factor, positions, damping, damping_split)
-    a_cut, g_cut = block_diagonal(a_factor, split), block_diagonal(g_factor, split)
-    direction = np.zeros(gradient.shape)
-    for group, matrix in enumerate(gradient):
-        a_damped = a_cut[group] + a_damping * np.eye(matrix.shape[1])
-        g_damped = g_cut[group] + g_damping * np.eye(matrix.shape[0])
-        whole = _pair(positions)[0] * np.kron(g_damped, a_damped)
-        direction[group] = np.linalg.solve(whole, matrix.reshape(-1)).reshape(matrix.shape)
-    return direction
-
-
-@names_checked
 def per_sample_gradients(
     inputs: np.ndarray, derivatives: np.ndarray, *, homogeneous: bool, layout: str = "dense"
 ) -> np.ndarray:
@@ -228,12 +203,6 @@ def exact_fisher(gradients: np.ndarray | Sequence[np.ndarray]) -> np.ndarray:
     rows = len(layers[0])
     flat = np.concatenate([np.asarray(layer).reshape(rows, -1) for layer in layers], axis=1)
     return flat.T @ flat / rows
-
-
-def layer_block(fisher: np.ndarray, sizes: Sequence[int], layer: int) -> np.ndarray:
-    """Return the diagonal block of one layer, where ``sizes`` counts the weights of each."""
-    first = sum(sizes[:layer])
-    return fisher[first : first + sizes[layer], first : first + sizes[layer]]
 
 
 def kronecker_fisher(a_factor: np.ndarray, g_factor: np.ndarray, positions: int) -> np.ndarray:

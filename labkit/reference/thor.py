@@ -8,14 +8,14 @@ Source: Chen et al., "THOR, Trace-based Hardware-driven Layer-Oriented Natural G
 Computation", AAAI 2021. Without a trace rule every layer is refreshed at every refresh.
 """
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from labkit.base.arguments import choice, integer, names_checked
+from labkit.base.arguments import choice, integer, wrong
 from labkit.errors import InputError
-from labkit.reference.accumulation import momentum_update
 from labkit.reference.convolution import Window, patches, same_padding
 from labkit.reference.kronecker import (
     Positions,
@@ -24,10 +24,75 @@ from labkit.reference.kronecker import (
     thor_direction,
     weight_and_bias,
 )
-from labkit.reference.rules import TraceRule, kl_clip_factor, running_average, trace_of_fisher
 
+Arrays = list[np.ndarray]
 Parameters = dict[str, np.ndarray]
 ByUpdate = float | Sequence[float] | Callable[[int], float]
+
+
+@dataclass(frozen=True)
+class TraceRule:
+    """Refresh if the change is above ``refresh``, freeze for good below ``freeze``, else skip."""
+
+    refresh: float = 0.01
+    freeze: float = 0.001
+
+    def __post_init__(self) -> None:
+        if not self.refresh >= self.freeze >= 0:
+            given = (self.refresh, self.freeze)
+            raise wrong("refresh, freeze", given, "refresh >= freeze >= 0")
+
+    def decide(self, trace: float, last: float) -> str:
+        """Return "refresh", "skip" or "freeze" by |trace - last| / last, of tr(F + damping I)."""
+        change = abs(trace - last) / last
+        if math.isnan(change) or change > self.refresh:
+            return "refresh"
+        return "freeze" if change < self.freeze else "skip"
+
+
+def running_average(old: np.ndarray | None, new: np.ndarray, decay: float) -> np.ndarray:
+    """Return decay old + (1 - decay) new, or ``new`` if ``old`` is None."""
+    return new if old is None else decay * old + (1 - decay) * new
+
+
+def trace_of_fisher(
+    a_factor: np.ndarray, g_factor: np.ndarray, positions: Positions, damping: float
+) -> float:
+    """Return tr(T G (x) A + damping I) = sum over groups of T tr A tr G + damping dim A dim G.
+
+    If ``positions`` is a pair, as in upstream's factors, T is that of A.
+    """
+    count = positions[0] if isinstance(positions, tuple) else positions
+    trace = 0.0
+    for a, g in zip(a_factor, g_factor, strict=True):
+        trace += count * np.trace(a) * np.trace(g) + damping * len(a) * len(g)
+    return float(trace)
+
+
+def kl_clip_factor(
+    directions: Iterable[np.ndarray],
+    gradients: Iterable[np.ndarray],
+    learning_rate: float,
+    kl_clip: float,
+) -> float:
+    """Return min(1, sqrt(kl_clip / sum |lr^2 <U, grad>|)) over all layers with factors."""
+    moved = sum(
+        abs(learning_rate**2 * np.sum(u * g)) for u, g in zip(directions, gradients, strict=True)
+    )
+    return 1.0 if moved <= kl_clip else math.sqrt(kl_clip / moved)
+
+
+def momentum_update(
+    parameters: Arrays,
+    velocities: Arrays,
+    gradients: Arrays,
+    learning_rate: float = 0.01,
+    momentum: float = 0.9,
+) -> tuple[Arrays, Arrays]:
+    """Return (parameters, velocities) after v <- momentum v + g, w <- w - learning_rate v."""
+    velocities = [momentum * v + g for v, g in zip(velocities, gradients, strict=True)]
+    parameters = [w - learning_rate * v for w, v in zip(parameters, velocities, strict=True)]
+    return parameters, velocities
 
 
 @dataclass(frozen=True)
@@ -61,7 +126,6 @@ class Layer:
         )
 
 
-@names_checked
 @dataclass
 class Thor:
     """Whole updates: ``parameters = thor.update(parameters, gradients, layers)``.

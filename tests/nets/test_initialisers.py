@@ -7,7 +7,6 @@ from mindspore import Parameter, Tensor, mint, nn
 from mindspore.common.initializer import HeNormal, TruncatedNormal, XavierUniform, initializer
 from scipy import stats
 
-from labkit import reference
 from labkit.errors import InputError
 from labkit.nets.initialisers import (
     CONVOLUTIONS,
@@ -22,6 +21,7 @@ from labkit.nets.small import NextToken, NormNet
 from labkit.steps.accumulation import AccumulatedStep
 from labkit.steps.gradients import DynamicLossScale
 from labkit.steps.losses import LossNet
+from tests import twins
 from tests.support.step_cells import linear, momentum, rows, tensors
 
 pytestmark = pytest.mark.usefixtures("runtime")
@@ -218,7 +218,7 @@ def test_a_step_that_has_run_goes_on_with_the_new_weights():
     step = AccumulatedStep(LossNet(network, nn.MSELoss()), momentum(network), **options)
     step(*tensors(inputs, targets))
     initialise(network, "pytorch", seed=5)
-    expected, _ = reference.linear_regression(
+    expected, _ = twins.linear_regression(
         network.weight.asnumpy(), network.bias.asnumpy(), inputs, targets
     )
     assert float(step(*tensors(inputs, targets))) == pytest.approx(expected, rel=1e-5)

@@ -25,10 +25,10 @@ from safetensors.numpy import load_file
 from labkit.data.imagefolder import plain_operations, resize_length
 from labkit.migration.weights import state_dict
 from labkit.recipes import parts, recipe
-from labkit.reference import smoothed_cross_entropy
 from labkit.training.records import read_records
 from tests.support.image_files import encode, picture, store
 from tests.support.recipes import arrays, newest
+from tests.twins import smoothed_cross_entropy
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("runtime")]
 

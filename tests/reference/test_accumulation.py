@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from labkit import reference
 from labkit.errors import InputError
-from labkit.reference import Accumulation, MicroBatch
+from tests import twins
+from tests.twins import Accumulation, MicroBatch
 
 
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=5))
@@ -17,18 +18,18 @@ def test_weighted_mean_of_the_parts_is_the_whole(sizes):
     values = [random.normal(size=(4, 3)), random.normal(size=4)]
     ends = np.cumsum(sizes)
     parts = [
-        reference.softmax_regression(*values, inputs[e - s : e], labels[e - s : e])[1]
+        twins.softmax_regression(*values, inputs[e - s : e], labels[e - s : e])[1]
         for s, e in zip(sizes, ends, strict=True)
     ]
-    _, whole = reference.softmax_regression(*values, inputs, labels)
-    for actual, expected in zip(reference.weighted_mean(parts, sizes), whole, strict=True):
+    _, whole = twins.softmax_regression(*values, inputs, labels)
+    for actual, expected in zip(twins.weighted_mean(parts, sizes), whole, strict=True):
         np.testing.assert_allclose(actual, expected, rtol=1e-9, atol=1e-12)
 
 
 def test_weighted_mean_refuses_nothing_to_average():
     for gradients, weights in ([], []), ([[1.0]], [0.0]), ([[1.0]], [1.0, 2.0]):
         with pytest.raises(InputError, match="weights: expected one for each of"):
-            reference.weighted_mean(gradients, weights)
+            twins.weighted_mean(gradients, weights)
 
 
 @pytest.mark.parametrize(
@@ -41,17 +42,17 @@ def test_weighted_mean_refuses_nothing_to_average():
     ],
 )
 def test_weights(rows, tokens, normalise, reduction, expected):
-    actual = reference.weight(rows, tokens=tokens, normalise=normalise, reduction=reduction)
+    actual = twins.weight(rows, tokens=tokens, normalise=normalise, reduction=reduction)
     assert actual == expected
 
 
 def test_clipping_keeps_the_direction_and_the_limit():
     gradients = [np.array([3.0, 0.0]), np.array([[4.0]])]
-    assert reference.global_norm(gradients) == 5
-    first, second = reference.clip_by_global_norm(gradients, 1.0)
+    assert twins.global_norm(gradients) == 5
+    first, second = twins.clip_by_global_norm(gradients, 1.0)
     np.testing.assert_allclose(first, [0.6, 0])
     np.testing.assert_allclose(second, [[0.8]])
-    first, second = reference.clip_by_global_norm(gradients, 5.0)
+    first, second = twins.clip_by_global_norm(gradients, 5.0)
     np.testing.assert_array_equal(first, gradients[0])
     np.testing.assert_array_equal(second, gradients[1])
 
@@ -73,8 +74,8 @@ def test_momentum_is_that_of_pytorch():
 def test_dynamic_loss_scale_by_hand():
     finite = [True, True, False, True, True, True, True, False, False, False, False, False, True]
     expected = [8, 16, 8, 8, 16, 16, 32, 16, 8, 4, 2, 1, 1]
-    assert reference.dynamic_loss_scale(finite, initial=8, factor=2, interval=2) == expected
-    assert reference.dynamic_loss_scale([True] * 3, 2.0**119, 2.0, 1) == [2.0**120] * 3
+    assert twins.dynamic_loss_scale(finite, initial=8, factor=2, interval=2) == expected
+    assert twins.dynamic_loss_scale([True] * 3, 2.0**119, 2.0, 1) == [2.0**120] * 3
 
 
 def micro(value, rows=2, finite=True):

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from labkit import reference
 from labkit.errors import InputError
+from tests import twins
 
 RANDOM = np.random.default_rng(0)
 SEEDS = st.integers(0, 99)
@@ -47,9 +48,7 @@ def test_direction_solves_the_whole_damped_kronecker_system(
     case = problem(groups, outputs, inputs, positions, seed)
     options = dict(split=split, damping_split=damping_split)
     actual = reference.thor_direction(*case, damping, **options)
-    np.testing.assert_allclose(
-        actual, reference.kronecker_solve(*case, damping, **options), **ALGEBRA
-    )
+    np.testing.assert_allclose(actual, twins.kronecker_solve(*case, damping, **options), **ALGEBRA)
 
 
 def test_direction_by_hand():
@@ -205,7 +204,7 @@ def errors(layers, **options):
     return [
         reference.relative_error(
             reference.kronecker_fisher(*reference.kronecker_factors(*layer, **options)),
-            reference.layer_block(whole, sizes, index),
+            twins.layer_block(whole, sizes, index),
         )
         for index, layer in enumerate(layers)
     ]
@@ -237,8 +236,8 @@ def test_exact_fisher_by_hand():
     gradients = [np.array([[1.0], [3.0]]), np.array([[2.0, 0.0], [0.0, 4.0]])]
     fisher = reference.exact_fisher(gradients)
     np.testing.assert_allclose(fisher, [[5, 1, 6], [1, 2, 0], [6, 0, 8]])
-    np.testing.assert_array_equal(reference.layer_block(fisher, [1, 2], 0), [[5]])
-    np.testing.assert_array_equal(reference.layer_block(fisher, [1, 2], 1), [[2, 0], [0, 8]])
+    np.testing.assert_array_equal(twins.layer_block(fisher, [1, 2], 0), [[5]])
+    np.testing.assert_array_equal(twins.layer_block(fisher, [1, 2], 1), [[2, 0], [0, 8]])
     np.testing.assert_array_equal(reference.exact_fisher(gradients[1]), [[2, 0], [0, 8]])
 
 

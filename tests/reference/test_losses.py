@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from labkit import reference
+from tests import twins
 
 RANDOM = np.random.default_rng(0)
 
@@ -24,8 +24,8 @@ def slopes(function, values, leaf, step=1e-6):
 @pytest.mark.parametrize(
     ("model", "targets"),
     [
-        (reference.linear_regression, RANDOM.normal(size=(7, 4))),
-        (reference.softmax_regression, RANDOM.integers(0, 4, 7)),
+        (twins.linear_regression, RANDOM.normal(size=(7, 4))),
+        (twins.softmax_regression, RANDOM.integers(0, 4, 7)),
     ],
 )
 def test_gradients_are_the_slopes_of_the_loss(model, targets):
@@ -39,5 +39,5 @@ def test_gradients_are_the_slopes_of_the_loss(model, targets):
 
 def test_token_cross_entropy_by_hand():
     logits = np.log(np.array([[[1.0, 3.0], [1.0, 1.0], [7.0, 1.0]]]))
-    total, count = reference.token_cross_entropy(logits, np.array([[1, 0, -100]]))
+    total, count = twins.token_cross_entropy(logits, np.array([[1, 0, -100]]))
     assert count == 2 and total == pytest.approx(-np.log(3 / 4) - np.log(1 / 2))

@@ -8,6 +8,7 @@ import pytest
 from labkit import reference
 from labkit.errors import InputError
 from labkit.reference import TraceRule
+from tests import twins
 
 RANDOM = np.random.default_rng(0)
 
@@ -54,7 +55,7 @@ def test_quadratic_is_that_of_the_whole_matrix():
     step = RANDOM.normal(size=(2, 3, 4))
     whole = reference.kronecker_fisher(a, g, positions) + 0.7 * np.eye(2 * 12)
     expected = step.reshape(-1) @ whole @ step.reshape(-1)
-    actual = reference.fisher_quadratic(a, g, positions, step, 0.7)
+    actual = twins.fisher_quadratic(a, g, positions, step, 0.7)
     assert actual == pytest.approx(expected, rel=1e-12)
 
 

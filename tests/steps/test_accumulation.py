@@ -18,6 +18,7 @@ from labkit.steps.accumulation import AccumulatedStep
 from labkit.steps.gradients import set_state
 from labkit.steps.losses import LossNet, TokenLossNet
 from labkit.steps.plain import PlainStep
+from tests import twins
 from tests.support.step_cells import (
     MeanOfMeans,
     Product,
@@ -175,14 +176,14 @@ def test_fifty_updates_of_a_smooth_model_are_those_of_float64():
     initial = parameter_values(network)
     weights = [initial[n].astype(np.float64) for n in ("weight", "bias")]
     velocities = [np.zeros_like(w) for w in weights]
-    group = reference.Accumulation(3)
+    group = twins.Accumulation(3)
     inputs, targets = rows(50 * 12)
     labels = (targets @ [1, -1] + inputs @ [3, 1, 0] > 0).astype(np.int32)
     for batch in split((inputs, labels), [4, 6, 2] * 50):
         step(*batch)
         x, y = (part.asnumpy() for part in batch)
-        loss, gradients = reference.softmax_regression(*weights, x, y)
-        update = group.micro_batch(reference.MicroBatch(loss, len(x), gradients, len(x)))
+        loss, gradients = twins.softmax_regression(*weights, x, y)
+        update = group.micro_batch(twins.MicroBatch(loss, len(x), gradients, len(x)))
         if update:
             weights, velocities = reference.momentum_update(
                 weights, velocities, update.gradients, 0.1
@@ -210,7 +211,7 @@ class TestUnevenMicroBatches:
             step(*batch)
         assert step.last_update.number == 1 and step.last_update.images == 128
         weights = (before[name].astype(np.float64) for name in ("weight", "bias"))
-        _, whole = reference.linear_regression(*weights, inputs, targets)
+        _, whole = twins.linear_regression(*weights, inputs, targets)
         moves = {n: before[n] - now for n, now in parameter_values(network).items()}
         return moves, dict(zip(("weight", "bias"), whole, strict=True))
 
@@ -241,14 +242,14 @@ class Twin:
         self.velocities = [np.zeros_like(w) for w in self.weights]
         self.rate = learning_rate
         self.reduction = options.get("reduction", "mean")
-        self.group = reference.Accumulation(**options)
+        self.group = twins.Accumulation(**options)
 
     def __call__(self, inputs, targets):
         with np.errstate(invalid="ignore"):
-            loss, gradients = reference.linear_regression(*self.weights, inputs, targets)
-        weight = reference.weight(len(inputs), reduction=self.reduction)
+            loss, gradients = twins.linear_regression(*self.weights, inputs, targets)
+        weight = twins.weight(len(inputs), reduction=self.reduction)
         finite = bool(np.isfinite(loss))
-        micro_batch = reference.MicroBatch(loss, weight, gradients, len(inputs), finite)
+        micro_batch = twins.MicroBatch(loss, weight, gradients, len(inputs), finite)
         self.apply(self.group.micro_batch(micro_batch))
         return loss
 
@@ -470,13 +471,13 @@ class TestReports:
             for batch in split(arrays, [32 // micro_steps] * micro_steps):
                 step(*batch)
             results.append((step.last_update, parameter_values(network)))
-        expected_loss, gradients = reference.linear_regression(
+        expected_loss, gradients = twins.linear_regression(
             *(parameter_values(linear())[n] for n in ("weight", "bias")), *arrays
         )
-        assert reference.global_norm(gradients) > 0.5
+        assert twins.global_norm(gradients) > 0.5
         for last, parameters in results:
             assert last.loss == pytest.approx(expected_loss, rel=1e-6)
-            assert last.gradient_norm == pytest.approx(reference.global_norm(gradients), rel=1e-5)
+            assert last.gradient_norm == pytest.approx(twins.global_norm(gradients), rel=1e-5)
             assert (last.number, last.images) == (1, 32)
             assert_close(parameters, results[0][1], **TOLERANCE["float32, one update"])
 
@@ -520,10 +521,10 @@ class TestFloat16Parameters:
             step(*tensors(inputs, targets))
         assert {buffer.dtype for buffer in step.gradient_sum} == {ms.float32}
         exact = parameter_values(linear())
-        _, gradients = reference.linear_regression(
+        _, gradients = twins.linear_regression(
             *(exact[n] for n in ("weight", "bias")), inputs, targets
         )
-        norm = reference.global_norm(gradients)
+        norm = twins.global_norm(gradients)
         assert step.last_update.gradient_norm == pytest.approx(norm, rel=5e-3)
         assert step.last_update.gradient_norm != pytest.approx(norm, rel=1e-6)
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from labkit import reference
+from tests import twins
 from tests.support.accumulation_on_ranks import CASES, FUSED, INDICES, LEARNING_RATE, batch
 from tests.support.msrun import rank_results
 from tests.support.step_cells import linear
@@ -24,7 +25,7 @@ def ranks(root, tmp_path_factory):
 
 
 def one_process(case):
-    """Yield (weights, reference.Accumulation) after every call, all samples in one process."""
+    """Yield (weights, twins.Accumulation) after every call, all samples in one process."""
     kind, options, sizes, nan, calls = CASES[case]
     options = {name: value for name, value in options.items() if name != "loss_scale"}
     normalise = "steps" if options.pop("of_means", False) else "samples"
@@ -33,7 +34,7 @@ def one_process(case):
     # A plain step has one micro-batch per rank, and drops all of them if one is not finite.
     plain = kind == "plain"
     options |= {"nonfinite": "drop_group"} if plain else {}
-    group = reference.Accumulation(micro_steps=2 if plain else 4, **options)
+    group = twins.Accumulation(micro_steps=2 if plain else 4, **options)
     network = linear()
     weights = [p.asnumpy().astype(np.float64) for p in (network.weight, network.bias)]
     velocities = [np.zeros_like(w) for w in weights]
@@ -44,11 +45,11 @@ def one_process(case):
                 made.append(group.end_epoch())
                 continue
             arrays = batch(rank, call, sizes, nan)
-            loss, gradients = reference.linear_regression(*weights, *arrays)
-            weight = reference.weight(len(arrays[0]), normalise=normalise, reduction=reduction)
+            loss, gradients = twins.linear_regression(*weights, *arrays)
+            weight = twins.weight(len(arrays[0]), normalise=normalise, reduction=reduction)
             made.append(
                 group.micro_batch(
-                    reference.MicroBatch(loss, weight, gradients, len(arrays[0]), np.isfinite(loss))
+                    twins.MicroBatch(loss, weight, gradients, len(arrays[0]), np.isfinite(loss))
                 )
             )
         for update in filter(None, made):

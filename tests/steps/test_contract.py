@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from mindspore import Tensor, nn, ops
 from mindspore.train import Model
 
-from labkit import reference
 from labkit.errors import InputError
 from labkit.labs.compare import relative_error
 from labkit.steps.accumulation import AccumulatedStep
 from labkit.steps.losses import CrossEntropySmooth, LossNet, TokenLossNet
 from labkit.steps.plain import PlainStep
 from labkit.steps.precision import DynamicLossScale
+from tests import twins
 from tests.support.step_cells import (
     INPUTS,
     OUTPUTS,
@@ -217,7 +217,7 @@ def test_tokens_with_a_mask_are_counted_without_a_word():
     logits = network(*tensors(tokens, mask)).asnumpy()
     for part in (slice(0, 2), slice(2, 3)):
         step(*tensors(tokens[part], mask[part], labels[part]))
-    total, count = reference.token_cross_entropy(logits, labels)
+    total, count = twins.token_cross_entropy(logits, labels)
     assert step.last_update.loss == pytest.approx(total / count, rel=1e-5)
     assert step.settings["mean_over"] == "tokens" and step.last_update.images == 3
     assert len(step.compile_cache) == 2  # two shapes, each compiled once
@@ -255,7 +255,7 @@ def test_two_micro_batches_move_by_their_weighted_mean_gradient(make, weights):
     step = AccumulatedStep(make(network), nn.SGD(network.trainable_params(), 1.0), 2)
     parts = [slice(0, 3), slice(3, 8)]
     exact = [part.astype(np.float64) for part in before]
-    results = [reference.linear_regression(*exact, inputs[p], targets[p]) for p in parts]
+    results = [twins.linear_regression(*exact, inputs[p], targets[p]) for p in parts]
     for part in parts:
         step(*tensors(inputs[part], targets[part]))
     assert step.last_update.loss == pytest.approx(

@@ -7,7 +7,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
-from labkit import reference
 from labkit.errors import InputError
 from labkit.labs.compare import largest_differences, relative_error
 from labkit.nets.lenet import LeNet5
@@ -17,6 +16,7 @@ from labkit.steps.losses import LossNet, TokenLossNet
 from labkit.steps.plain import PlainStep
 from labkit.steps.precision import DynamicLossScale
 from labkit.steps.state import set_state
+from tests import twins
 from tests.support.step_cells import (
     OUTPUTS,
     Counted,
@@ -113,7 +113,7 @@ def mean_of(results, weights=None):
     """Return the mean of gradients by name, with the stage's weights or with ``weights``."""
     weights = weights or [weight for _, weight, _ in results]
     names = list(results[0][2])
-    leaves = reference.weighted_mean([[g[n] for n in names] for _, _, g in results], weights)
+    leaves = twins.weighted_mean([[g[n] for n in names] for _, _, g in results], weights)
     return dict(zip(names, leaves, strict=True))
 
 
@@ -146,14 +146,14 @@ def test_padded_sequences_need_the_weights_of_their_tokens():
     assert max(largest_differences(mean_of(parts), full).values()) <= 1e-6
     assert relative_error(mean_of(parts, [1, 1, 1]), full) > 0.1
     assert loss == pytest.approx(sum(w * value for value, w, _ in parts) / 36, rel=1e-6)
-    total, count = reference.token_cross_entropy(network(Tensor(tokens)).asnumpy(), labels)
+    total, count = twins.token_cross_entropy(network(Tensor(tokens)).asnumpy(), labels)
     assert count == 36 and loss == pytest.approx(total / count, rel=1e-5)
 
 
 def closed_form(network, inputs, targets):
     """Return a linear network's mean squared error and its gradients by name, in float64."""
     weights, bias = (p.asnumpy().astype(np.float64) for p in (network.weight, network.bias))
-    loss, gradients = reference.linear_regression(
+    loss, gradients = twins.linear_regression(
         weights, bias, inputs.astype(np.float64), targets.astype(np.float64)
     )
     return loss, dict(zip(["weight", "bias"], gradients, strict=True))
@@ -247,8 +247,8 @@ class TestFloat16:
                 LossNet(network, Product(), per="rows"), network, precision="O2", loss_scale=scale
             )
             gradients = cell(*tensors(inputs, off))[2]
-            norms[scale] = reference.global_norm([g.asnumpy() / 8 for g in gradients])
-        exact = reference.global_norm([off.T @ inputs / off.size, off.sum(axis=0) / off.size])
+            norms[scale] = twins.global_norm([g.asnumpy() / 8 for g in gradients])
+        exact = twins.global_norm([off.T @ inputs / off.size, off.sum(axis=0) / off.size])
         assert norms[1.0] < 0.5 * exact
         assert norms[2.0**16] == pytest.approx(exact, rel=0.02)
 
@@ -374,7 +374,7 @@ def test_dynamic_loss_scale_follows_the_rule(dynamic_scale, finite):
     for is_finite in finite:
         dynamic_scale(*tensors(*rows(2), np.float32([0.0 if is_finite else np.nan])))
         scales.append(float(stage.loss_scale.asnumpy()))
-    assert scales == reference.dynamic_loss_scale(finite, initial=4, factor=2, interval=3)
+    assert scales == twins.dynamic_loss_scale(finite, initial=4, factor=2, interval=3)
     assert int(dynamic_scale.dropped.asnumpy()) == finite.count(False)
     assert int(dynamic_scale.updates.asnumpy()) == finite.count(True)
 
@@ -454,7 +454,7 @@ class TestFinish:
         large = np.random.default_rng(0).normal(1.0, 0.1, 5_000_000).astype(np.float32)
         self.total = (large,)
         _, norm = self.finish(1.0)
-        assert norm == pytest.approx(reference.global_norm([large]), rel=1e-5)
+        assert norm == pytest.approx(twins.global_norm([large]), rel=1e-5)
 
 
 def test_a_single_parameter_of_shape_nothing():

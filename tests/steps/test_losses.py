@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mindspore import Tensor, nn, ops
 
-from labkit import reference
 from labkit.errors import InputError
 from labkit.nets.small import NextToken
 from labkit.steps.losses import CrossEntropySmooth, LossNet, TokenLossNet, class_axis
+from tests import twins
 from tests.support.step_cells import linear, plain, rows, tensors, unchanged
 from tests.support.tolerances import TOLERANCE
 
@@ -47,7 +47,7 @@ def absolute_error(outputs, targets):
 def test_a_loss_is_a_cell_or_a_function():
     network, (inputs, targets) = linear(), rows(5)
     outputs = network(Tensor(inputs)).asnumpy()
-    squared, _ = reference.linear_regression(
+    squared, _ = twins.linear_regression(
         network.weight.asnumpy(), network.bias.asnumpy(), inputs, targets
     )
     for loss_net, expected, count in (
@@ -136,7 +136,7 @@ def test_token_loss_is_the_reference(token_loss, labels, scale, seed):
     logits = scale * np.random.default_rng(seed).normal(size=(2, 3, 5)).astype(np.float32)
     labels = np.int32(labels).reshape(2, 3)
     loss, count = token_loss(*tensors(logits.astype(np.float32), labels))
-    total, tokens = reference.token_cross_entropy(logits, labels)
+    total, tokens = twins.token_cross_entropy(logits, labels)
     assert loss.shape == count.shape == () and float(count) == tokens
     expected = total / max(tokens, 1)
     np.testing.assert_allclose(float(loss), expected, **TOLERANCE["one float32 gradient"])
@@ -212,7 +212,7 @@ def test_another_ignore_index():
     labels = np.int32([[1, 0, 0], [2, 3, 0]])
     loss, count = TokenLossNet(network, ignore_index=0)(*tensors(tokens, labels))
     logits = network(Tensor(tokens)).asnumpy()
-    expected, tokens = reference.token_cross_entropy(logits, labels, ignore_index=0)
+    expected, tokens = twins.token_cross_entropy(logits, labels, ignore_index=0)
     assert float(count) == tokens == 3
     assert float(loss) == pytest.approx(expected / 3, rel=1e-5)
 
@@ -274,7 +274,7 @@ def test_smoothed_cross_entropy_is_the_reference(convention, factor, classes):
     assert float(loss.on_value) == np.float32(on)
     assert float(loss.off_value) == pytest.approx(np.float32(off), rel=1e-7)
     value, slope = loss_and_slope(loss, logits, labels)
-    expected, slopes = reference.smoothed_cross_entropy(logits, labels, on, off)
+    expected, slopes = twins.smoothed_cross_entropy(logits, labels, on, off)
     np.testing.assert_allclose(value, expected, **TOLERANCE["one float32 gradient"])
     np.testing.assert_allclose(slope, slopes, **TOLERANCE["one float32 gradient"])
 
@@ -327,7 +327,7 @@ def test_targets_of_another_type(dtype):
     logits, labels = smoothed(5)
     targets = np.eye(5, dtype=dtype)[labels]
     actual = loss_and_slope(CrossEntropySmooth(False, num_classes=5), logits, targets)[0]
-    expected, _ = reference.smoothed_cross_entropy(logits, labels, 1.0, 0.0)
+    expected, _ = twins.smoothed_cross_entropy(logits, labels, 1.0, 0.0)
     np.testing.assert_allclose(actual, expected, **TOLERANCE["one float32 gradient"])
 
 
@@ -336,7 +336,7 @@ def test_huge_logits_and_int64_labels():
     value, slope = loss_and_slope(
         CrossEntropySmooth(smooth_factor=0.1, num_classes=4), logits, labels.astype(np.int64)
     )
-    expected, slopes = reference.smoothed_cross_entropy(logits, labels, 0.9, 0.1 / 3)
+    expected, slopes = twins.smoothed_cross_entropy(logits, labels, 0.9, 0.1 / 3)
     np.testing.assert_allclose(value, expected, **TOLERANCE["one float32 gradient"])
     np.testing.assert_allclose(slope, slopes, **TOLERANCE["one float32 gradient"])
 
@@ -345,7 +345,7 @@ def test_float16_logits_are_taken_in_float32():
     """exp(20) does not fit into float16; the loss casts its logits even without LossNet."""
     logits, labels = (20 * np.eye(3)).astype(np.float16), np.int32([1, 1, 2])
     value = CrossEntropySmooth(num_classes=3)(*tensors(logits, labels))
-    expected, _ = reference.smoothed_cross_entropy(logits.astype(np.float64), labels, 1.0, 0.0)
+    expected, _ = twins.smoothed_cross_entropy(logits.astype(np.float64), labels, 1.0, 0.0)
     assert value.dtype == ms.float32
     np.testing.assert_allclose(float(value), expected, **TOLERANCE["one float32 gradient"])
 
@@ -399,7 +399,7 @@ def test_a_dynamic_batch():
     )
     for count in (3, 5):
         logits, labels = smoothed(4, rows=count)
-        expected, _ = reference.smoothed_cross_entropy(logits, labels, 0.9, 0.1 / 3)
+        expected, _ = twins.smoothed_cross_entropy(logits, labels, 0.9, 0.1 / 3)
         assert float(loss(*tensors(logits, labels))) == pytest.approx(expected, rel=1e-5)
 
 

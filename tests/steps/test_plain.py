@@ -11,6 +11,7 @@ from labkit.labs.compare import parameter_values
 from labkit.nets.small import NextToken, NormNet
 from labkit.steps.losses import LossNet, TokenLossNet
 from labkit.steps.plain import PlainStep
+from tests import twins
 from tests.support.step_cells import (
     assert_bit_equal,
     assert_close,
@@ -50,10 +51,10 @@ def test_updates_are_those_of_the_reference(options, once):
     for call in range(5):
         arrays = rows(4, seed=call)
         step(*tensors(*arrays))
-        loss, gradients = reference.linear_regression(*weights, *arrays)
-        norm = reference.global_norm(gradients)
+        loss, gradients = twins.linear_regression(*weights, *arrays)
+        norm = twins.global_norm(gradients)
         if "clip_norm" in options:
-            gradients = reference.clip_by_global_norm(gradients, options["clip_norm"])
+            gradients = twins.clip_by_global_norm(gradients, options["clip_norm"])
         weights, velocities = reference.momentum_update(weights, velocities, gradients, 0.05)
         expected = dict(zip(("weight", "bias"), weights, strict=True))
         assert_close(parameter_values(network), expected, **TOLERANCE["float32, a few updates"])
@@ -89,7 +90,7 @@ def test_tokens_are_averaged_over_those_that_count():
     moved = before - parameter_values(network)["dense.bias"]
     expected = slope.sum((0, 1)) / 3
     np.testing.assert_allclose(moved, expected, **TOLERANCE["float32, one update"])
-    total, count = reference.token_cross_entropy(logits, labels)
+    total, count = twins.token_cross_entropy(logits, labels)
     assert count == 3 and step.last_update.loss == pytest.approx(total / 3, rel=1e-5)
     kept = snapshot(network)
     step(*tensors(tokens, np.full_like(labels, -100)))

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mindspore import Parameter, Tensor, nn
 
-from labkit import reference
 from labkit.errors import InputError
 from labkit.steps import schedules
 from labkit.steps.schedules import (
@@ -18,6 +17,7 @@ from labkit.steps.schedules import (
     get_thor_damping,
     get_thor_lr,
 )
+from tests import twins
 from tests.support.tolerances import TOLERANCE
 
 RATES = st.floats(1e-4, 10.0)
@@ -36,7 +36,7 @@ def assert_rates(rates, expected):
 @given(lr=RATES, part=st.floats(0, 1), epochs=EPOCHS, steps=STEPS, data=st.data())
 def test_cosine_is_the_reference(lr, part, epochs, steps, data):
     arguments = (lr, part * lr, epochs, steps, data.draw(st.integers(0, epochs)))
-    assert_rates(cosine(*arguments), reference.cosine_schedule(*arguments))
+    assert_rates(cosine(*arguments), twins.cosine_schedule(*arguments))
 
 
 @pytest.mark.parametrize(("epochs", "steps", "warmup"), [(6, 5, 2), (3, 4, 1), (9, 7, 8)])
@@ -111,12 +111,12 @@ def test_the_blog_has_no_warmup_a_floor_too_early_and_stairs():
 )
 def test_get_lr_is_the_reference(rates, epochs, steps, mode, data):
     arguments = (*rates, data.draw(st.integers(0, epochs)), epochs, steps, mode)
-    assert_rates(get_lr(*arguments), reference.resnet_schedule(*arguments))
+    assert_rates(get_lr(*arguments), twins.resnet_schedule(*arguments))
 
 
 def test_linear_is_the_default_mode():
     rates = get_lr(**STAGE_1, steps_per_epoch=3)
-    assert_rates(rates, reference.resnet_schedule(*STAGE_1.values(), 3, "linear"))
+    assert_rates(rates, twins.resnet_schedule(*STAGE_1.values(), 3, "linear"))
 
 
 def test_stage_1_stops_where_its_rate_is_still_0_188():
@@ -139,13 +139,13 @@ def test_lr_generator_s_cosine_drops_at_the_end_of_its_warmup():
 @given(lr=RATES, decay=st.floats(0, 6), total=EPOCHS, steps=STEPS, halved=st.integers(1, 14))
 def test_thor_s_rate_is_the_reference(lr, decay, total, steps, halved):
     rates = get_thor_lr(0, lr, decay, total, steps, decay_epochs=halved)
-    assert_rates(rates, reference.thor_schedule(lr, decay, total, steps, halved))
+    assert_rates(rates, twins.thor_schedule(lr, decay, total, steps, halved))
 
 
 @given(damping=RATES, rate=st.floats(0.01, 1.5), total=EPOCHS, steps=STEPS)
 def test_thor_s_damping_is_the_reference(damping, rate, total, steps):
     rates = get_thor_damping(0, damping, rate, total, steps)
-    assert_rates(rates, reference.thor_damping(damping, rate, total, steps))
+    assert_rates(rates, twins.thor_damping(damping, rate, total, steps))
 
 
 def test_thor_halves_at_39_and_again_at_40():

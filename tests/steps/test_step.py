@@ -8,7 +8,6 @@ import pytest
 from mindspore import ParameterTuple, nn, ops
 from mindspore.train import LossMonitor, Model, ModelCheckpoint, TimeMonitor
 
-from labkit import reference
 from labkit.errors import InputError
 from labkit.labs.compare import parameter_values
 from labkit.runtime import pynative
@@ -16,6 +15,7 @@ from labkit.steps.accumulation import AccumulatedStep
 from labkit.steps.losses import LossNet
 from labkit.steps.plain import PlainStep
 from labkit.steps.state import set_state
+from tests import twins
 from tests.support import step_cells
 from tests.support.step_cells import (
     INPUTS,
@@ -101,7 +101,7 @@ class TestEveryStep:
             weights = [p.asnumpy().copy() for p in (network.weight, network.bias)]
             inputs, targets = rows(ROWS, seed=call)
             loss = step(*tensors(inputs, targets))
-            expected, _ = reference.linear_regression(*weights, inputs, targets)
+            expected, _ = twins.linear_regression(*weights, inputs, targets)
             assert loss.shape == () and loss.dtype == ms.float32
             assert float(loss) == pytest.approx(expected, rel=1e-5)
 

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 from mindspore import ParameterTuple, nn, ops
 
-from labkit import reference
 from labkit.algorithms.adasum.update import AdasumUpdate
 from labkit.errors import InputError
 from labkit.labs.compare import parameter_values
@@ -14,6 +13,7 @@ from labkit.steps.losses import LossNet
 from labkit.steps.plain import PlainStep
 from labkit.steps.state import set_state, state
 from labkit.steps.update import PlainUpdate, UpdateStage
+from tests import twins
 from tests.support.step_cells import (
     Counted,
     assert_bit_equal,
@@ -46,7 +46,7 @@ def test_a_stage_is_called_with_the_averaged_gradients():
     step = PlainStep(LossNet(network, nn.MSELoss()), optimizer, update=Descent(optimizer))
     before, arrays = parameter_values(network), rows(4)
     step(*tensors(*arrays))
-    _, gradients = reference.linear_regression(before["weight"], before["bias"], *arrays)
+    _, gradients = twins.linear_regression(before["weight"], before["bias"], *arrays)
     moves = {n: before[n] - now for n, now in parameter_values(network).items()}
     expected = dict(zip(("weight", "bias"), gradients, strict=True))
     assert_close(moves, expected, **TOLERANCE["float32, one update"])

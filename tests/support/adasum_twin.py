@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from labkit import reference
+from tests import twins
 from tests.support.step_cells import linear
 
 
@@ -16,7 +17,7 @@ class Twin:
     micro_steps  micro-batches that a worker averages, including those of its node's members
     others       as in ``AdasumStep`` and ``AccumulatedStep``
 
-    ``entered`` holds (vectors, reference.Update) of each worker that has had its turn; for a worker
+    ``entered`` holds (vectors, twins.Update) of each worker that has had its turn; for a worker
     without a finite micro-batch, (zeros, None). ``last`` describes the last update.
     """
 
@@ -50,17 +51,15 @@ class Twin:
         self.group = self._group()
 
     def _group(self):
-        return reference.Accumulation(
+        return twins.Accumulation(
             self.group_size, nonfinite=self.nonfinite, clip_norm=self.clip_norm
         )
 
     def micro_batch(self, inputs, targets):
         """Process one micro-batch of the worker whose turn it is."""
         inputs, targets = inputs.astype(np.float64), targets.astype(np.float64)
-        loss, gradients = reference.linear_regression(*self.weights, inputs, targets)
-        gathered = reference.MicroBatch(
-            loss, len(inputs), gradients, len(inputs), np.isfinite(loss)
-        )
+        loss, gradients = twins.linear_regression(*self.weights, inputs, targets)
+        gathered = twins.MicroBatch(loss, len(inputs), gradients, len(inputs), np.isfinite(loss))
         closed = self.group.micro_batch(gathered)
         if self.group.micro_step == 0:
             self._enter(closed)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from labkit.reference.losses import cross_entropy
+from labkit.reference.lenet import cross_entropy
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from labkit import reference
+from tests import twins
 from tests.support.subspace_cells import small_loss, small_weights
 
 
 @dataclass
 class Twin:
-    """``reference.ProjectedBFGS`` after ``reference.Accumulation``, with any momentum optimizer.
+    """``reference.ProjectedBFGS`` after ``twins.Accumulation``, with any momentum optimizer.
 
     basis      (K, M);  method  ``bfgs`` or ``sgd``;  constants  of the search
     rate, momentum, decay  of the optimizer; the decay may differ by weight (M,)
@@ -34,7 +35,7 @@ class Twin:
         self.search = reference.ProjectedBFGS(
             self.basis, optimizer=self._optimizer, **self.constants
         )
-        self.group = reference.Accumulation(
+        self.group = twins.Accumulation(
             self.micro_steps,
             tail=self.tail,
             nonfinite=self.nonfinite,
@@ -54,10 +55,10 @@ class Twin:
         """Process a micro-batch; it is not finite if an input is not."""
         finite = bool(np.isfinite(inputs).all())
         loss, gradient = small_loss(self.weights, inputs, labels)
-        weight = reference.weight(len(labels), reduction=self.reduction)
+        weight = twins.weight(len(labels), reduction=self.reduction)
         if finite:
             self.rows.append((weight, inputs, labels))
-        gathered = reference.MicroBatch(loss, weight, [gradient], len(labels), finite)
+        gathered = twins.MicroBatch(loss, weight, [gradient], len(labels), finite)
         self._close(self.group.micro_batch(gathered))
         return loss
 

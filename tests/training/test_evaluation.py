@@ -8,12 +8,12 @@ from mindspore import nn, ops
 from mindspore.dataset import NumpySlicesDataset
 from mindspore.train import Callback, Model
 
-from labkit import reference
 from labkit.errors import InputError
 from labkit.ranks import cluster
 from labkit.steps.losses import CrossEntropySmooth, LossNet
 from labkit.steps.plain import PlainStep
 from labkit.training.evaluation import evaluate
+from tests import twins
 from tests.support.resuming import quiet_fit
 from tests.support.step_cells import assert_bit_equal, snapshot
 from tests.support.trainings import (
@@ -181,7 +181,7 @@ def test_sequences(steps, loss, ignored, options):
     network, (numbers, labels) = Table(4), sequences(steps, 4, ignored)
     values = evaluate(network, loss, batches(numbers, labels), top=(2,), **options)
     logits = network(ms.Tensor(numbers)).asnumpy()
-    total, count = reference.token_cross_entropy(logits, labels, ignored)
+    total, count = twins.token_cross_entropy(logits, labels, ignored)
     counts = labels != ignored
     assert values["accuracy"] == share(logits[counts], labels[counts], 1) < 1
     assert values["top_2_accuracy"] == share(logits[counts], labels[counts], 2)

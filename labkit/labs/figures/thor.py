@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from labkit.labs.figures import common as plots
-from labkit.reference.rules import TraceRule
+from labkit.reference.thor import TraceRule
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -19,6 +19,7 @@ from labkit.nets.small import NormNet
 from labkit.steps.gradients import DynamicLossScale, set_state
 from labkit.steps.losses import LossNet
 from labkit.steps.plain import PlainStep
+from tests import twins
 from tests.support.adasum_twin import Twin
 from tests.support.step_cells import (
     assert_bit_equal,
@@ -486,7 +487,7 @@ class TestPrecision:
             twin.micro_batch(inputs, targets)
             scales.append(float(close.asnumpy()))
         finite = [call != 4 for call in range(9)]
-        assert scales == reference.dynamic_loss_scale(finite, 2.0**4, 2.0, 2)
+        assert scales == twins.dynamic_loss_scale(finite, 2.0**4, 2.0, 2)
         assert len(set(scales)) > 2
         assert_weights(net, twin)
 

@@ -1,4 +1,4 @@
-"""Weighted means of micro-batches, clipping, momentum, loss scale, and when a group is full."""
+"""Weighted means of micro-batches, clipping, loss scale, and when a group is full."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from labkit.base.arguments import choice, wrong
-
-Arrays = list[np.ndarray]
+from labkit.reference.thor import Arrays
 
 
 def weight(
@@ -41,19 +40,6 @@ def clip_by_global_norm(gradients: Arrays, clip_norm: float) -> Arrays:
     norm = global_norm(gradients)
     factor = 1.0 if norm <= clip_norm else clip_norm / norm
     return [g * factor for g in gradients]
-
-
-def momentum_update(
-    parameters: Arrays,
-    velocities: Arrays,
-    gradients: Arrays,
-    learning_rate: float = 0.01,
-    momentum: float = 0.9,
-) -> tuple[Arrays, Arrays]:
-    """Return (parameters, velocities) after v <- momentum v + g, w <- w - learning_rate v."""
-    velocities = [momentum * v + g for v, g in zip(velocities, gradients, strict=True)]
-    parameters = [w - learning_rate * v for w, v in zip(parameters, velocities, strict=True)]
-    return parameters, velocities
 
 
 def dynamic_loss_scale(

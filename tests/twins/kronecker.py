@@ -1,0 +1,47 @@
+"""The whole damped Kronecker system and blocks of a Fisher matrix: small layers only."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from labkit.reference.kronecker import Positions, block_diagonal, damping_pair
+
+
+def kronecker_solve(
+    a_factor: np.ndarray,
+    g_factor: np.ndarray,
+    positions: Positions,
+    gradient: np.ndarray,
+    damping: float,
+    *,
+    split: int | None = 128,
+    damping_split: str = "equal",
+) -> np.ndarray:
+    """Return U by solving with the whole matrix T (G + ..) (x) (A + ..): small layers only."""
+    a_damping, g_damping = damping_pair(a_factor, g_factor, positions, damping, damping_split)
+    a_cut, g_cut = block_diagonal(a_factor, split), block_diagonal(g_factor, split)
+    count = positions[0] if isinstance(positions, tuple) else positions
+    direction = np.zeros(gradient.shape)
+    for group, matrix in enumerate(gradient):
+        a_damped = a_cut[group] + a_damping * np.eye(matrix.shape[1])
+        g_damped = g_cut[group] + g_damping * np.eye(matrix.shape[0])
+        whole = count * np.kron(g_damped, a_damped)
+        direction[group] = np.linalg.solve(whole, matrix.reshape(-1)).reshape(matrix.shape)
+    return direction
+
+
+def layer_block(fisher: np.ndarray, sizes: Sequence[int], layer: int) -> np.ndarray:
+    """Return the diagonal block of one layer, where ``sizes`` counts the weights of each."""
+    first = sum(sizes[:layer])
+    return fisher[first : first + sizes[layer], first : first + sizes[layer]]
+
+
+def fisher_quadratic(
+    a_factor: np.ndarray, g_factor: np.ndarray, positions: int, step: np.ndarray, damping: float
+) -> float:
+    """Return s^T (F + damping I) s for a step (groups, out, in), F = T G (x) A."""
+    curved = sum(
+        positions * np.trace(s.T @ g @ s @ a)
+        for a, g, s in zip(a_factor, g_factor, step, strict=True)
+    )
+    return float(curved + damping * np.sum(step**2))
