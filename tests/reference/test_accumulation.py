@@ -32,20 +32,6 @@ def test_weighted_mean_refuses_nothing_to_average():
             twins.weighted_mean(gradients, weights)
 
 
-@pytest.mark.parametrize(
-    ("rows", "tokens", "normalise", "reduction", "expected"),
-    [
-        (8, 30, "samples", "mean", 8),
-        (8, 30, "tokens", "mean", 30),
-        (8, 30, "steps", "mean", 1),
-        (8, 30, "samples", "sum", 1),
-    ],
-)
-def test_weights(rows, tokens, normalise, reduction, expected):
-    actual = twins.weight(rows, tokens=tokens, normalise=normalise, reduction=reduction)
-    assert actual == expected
-
-
 def test_clipping_keeps_the_direction_and_the_limit():
     gradients = [np.array([3.0, 0.0]), np.array([[4.0]])]
     assert twins.global_norm(gradients) == 5

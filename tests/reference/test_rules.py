@@ -8,7 +8,6 @@ import pytest
 from labkit import reference
 from labkit.errors import InputError
 from labkit.reference import TraceRule
-from tests import twins
 
 RANDOM = np.random.default_rng(0)
 
@@ -48,15 +47,6 @@ def test_trace_of_fisher_is_that_of_the_whole_matrix():
     whole = reference.kronecker_fisher(a, g, positions) + 0.7 * np.eye(2 * 12)
     actual = reference.trace_of_fisher(a, g, positions, 0.7)
     assert actual == pytest.approx(np.trace(whole), rel=1e-12)
-
-
-def test_quadratic_is_that_of_the_whole_matrix():
-    a, g, positions = factors()
-    step = RANDOM.normal(size=(2, 3, 4))
-    whole = reference.kronecker_fisher(a, g, positions) + 0.7 * np.eye(2 * 12)
-    expected = step.reshape(-1) @ whole @ step.reshape(-1)
-    actual = twins.fisher_quadratic(a, g, positions, step, 0.7)
-    assert actual == pytest.approx(expected, rel=1e-12)
 
 
 def test_running_average_takes_the_first_whole():

@@ -28,7 +28,7 @@ def one_process(case):
     """Yield (weights, twins.Accumulation) after every call, all samples in one process."""
     kind, options, sizes, nan, calls = CASES[case]
     options = {name: value for name, value in options.items() if name != "loss_scale"}
-    normalise = "steps" if options.pop("of_means", False) else "samples"
+    of_means = options.pop("of_means", False)
     decay = options.pop("weight_decay", 0.0)
     reduction = options.get("reduction", "mean")
     # A plain step has one micro-batch per rank, and drops all of them if one is not finite.
@@ -46,7 +46,7 @@ def one_process(case):
                 continue
             arrays = batch(rank, call, sizes, nan)
             loss, gradients = twins.linear_regression(*weights, *arrays)
-            weight = twins.weight(len(arrays[0]), normalise=normalise, reduction=reduction)
+            weight = 1.0 if of_means else twins.weight(len(arrays[0]), reduction)
             made.append(
                 group.micro_batch(
                     twins.MicroBatch(loss, weight, gradients, len(arrays[0]), np.isfinite(loss))

@@ -12,7 +12,7 @@ from tests.twins.accumulation import (
     weight,
     weighted_mean,
 )
-from tests.twins.kronecker import fisher_quadratic, kronecker_solve, layer_block
+from tests.twins.kronecker import kronecker_solve, layer_block
 from tests.twins.losses import (
     linear_regression,
     smoothed_cross_entropy,

@@ -9,14 +9,9 @@ from labkit.base.arguments import choice, wrong
 from labkit.reference.thor import Arrays
 
 
-def weight(
-    rows: int, *, tokens: int = 0, normalise: str = "samples", reduction: str = "mean"
-) -> float:
-    """Return w_i, the weight of a micro-batch of ``rows`` samples (and ``tokens`` tokens)."""
-    choice("normalise", normalise, ("samples", "tokens", "steps"))
-    if normalise == "tokens":
-        return float(tokens)
-    return float(rows) if normalise == "samples" and reduction == "mean" else 1.0
+def weight(rows: int, reduction: str = "mean") -> float:
+    """Return w_i, the weight of a micro-batch of ``rows`` rows: means by rows, sums by 1."""
+    return float(rows) if reduction == "mean" else 1.0
 
 
 def weighted_mean(gradients: Sequence[Arrays], weights: Sequence[float]) -> Arrays:

@@ -34,14 +34,3 @@ def layer_block(fisher: np.ndarray, sizes: Sequence[int], layer: int) -> np.ndar
     """Return the diagonal block of one layer, where ``sizes`` counts the weights of each."""
     first = sum(sizes[:layer])
     return fisher[first : first + sizes[layer], first : first + sizes[layer]]
-
-
-def fisher_quadratic(
-    a_factor: np.ndarray, g_factor: np.ndarray, positions: int, step: np.ndarray, damping: float
-) -> float:
-    """Return s^T (F + damping I) s for a step (groups, out, in), F = T G (x) A."""
-    curved = sum(
-        positions * np.trace(s.T @ g @ s @ a)
-        for a, g, s in zip(a_factor, g_factor, step, strict=True)
-    )
-    return float(curved + damping * np.sum(step**2))
