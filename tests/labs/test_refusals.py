@@ -5,22 +5,16 @@ import pytest
 
 import labkit
 from labkit.errors import InputError
-from labkit.labs import claims, compare, memory, profiling, results
+from labkit.labs import claims, compare, memory, profiling
 from labkit.labs.figures import accumulation, migration, thor
 from labkit.labs.presets import choose
-from labkit.labs.results import (
-    accumulation_race,
-    adasum_race,
-    critical_batch,
-    migration_race,
-    subspace_race,
-)
+from labkit.labs.results import fit, load
 
 FIRST, SECOND, FIFTH = (
     "01_gradient_accumulation", "02_resnet50_migration", "05_dimension_reduction",
 )  # fmt: skip
 ADASUM, SUBSPACE, MIGRATION, THOR, CRITICAL = (
-    results.load(name)
+    load(name)
     for name in ("adasum_race", "subspace_race", "migration_race", "thor_race", "critical_batch")
 )
 
@@ -65,28 +59,28 @@ CALLS = [
     (lambda: accumulation.updates(7, 4, "flash"), "Did you mean 'flush'"),
     (lambda: migration.paddings(8, 4, 2), "kernel: expected an odd number, got 4"),
     (lambda: thor.decide(np.ones((2, 1)), 0.001, 0.01), "expected refresh >= freeze"),
-    (lambda: results.load("thor_rase"), "Did you mean 'thor_race'"),
-    (lambda: results.load("thor_race", "nowhere"), "benchmarks/thor_race.py makes it"),
+    (lambda: load("thor_rase"), "Did you mean 'thor_race'"),
+    (lambda: load("thor_race", "nowhere"), "benchmarks/thor_race.py makes it"),
     (lambda: THOR.select(stge="race"), "unknown field 'stge'.*Did you mean 'stage'"),
-    (lambda: results.compare(THOR, "LeNett", 0.985), "Did you mean 'LeNet'"),
-    (lambda: results.compare(THOR, "LeNet", 0.985, {"THOR": 7}),
+    (lambda: THOR.compare("LeNett", 0.985), "Did you mean 'LeNet'"),
+    (lambda: THOR.compare("LeNet", 0.985, {"THOR": 7}),
      "epochs of THOR: expected one of those raced: .*, got 7"),
-    (lambda: adasum_race.by_rate(ADASUM, "means"), "Did you mean 'mean'"),
-    (lambda: adasum_race.accuracies(ADASUM, learning_rate=7.0), "was not raced"),
-    (lambda: subspace_race.accuracies(SUBSPACE, "bfgs"), "unknown method 'bfgs'"),
-    (lambda: subspace_race.accuracies(SUBSPACE, "projected_bfgs", trial=2),
+    (lambda: ADASUM.by_rate("means"), "Did you mean 'mean'"),
+    (lambda: ADASUM.accuracies(learning_rate=7.0), "was not raced"),
+    (lambda: SUBSPACE.accuracies("bfgs"), "unknown method 'bfgs'"),
+    (lambda: SUBSPACE.accuracies("projected_bfgs", trial=2),
      "unknown field 'trial'.*Did you mean 'trials'"),
-    (lambda: subspace_race.accuracies(SUBSPACE, "tenth", trials=2),
+    (lambda: SUBSPACE.accuracies("tenth", trials=2),
      "trials: expected no value for tenth, got 2"),
-    (lambda: subspace_race.accuracies(SUBSPACE, "tenth", 3), "epochs: expected 1 or 2, got 3"),
-    (lambda: subspace_race.compared(SUBSPACE, "batch 32", 0.1), "noise 0.1: it was not raced"),
-    (lambda: migration_race.accuracies(MIGRATION, "Pytorch"), "Did you mean 'PyTorch'"),
-    (lambda: migration_race.loss_differences(MIGRATION, 7, "MindSpore"), "'seed': 7.*not raced"),
-    (lambda: accumulation_race.values(accumulation_race.load(), "loss_fist"),
-     "unknown column 'loss_fist'.*Did you mean 'loss_first'"),
-    (lambda: critical_batch.rate_of(CRITICAL, "mean", 3), "workers: expected one of .*, got 3"),
-    (lambda: critical_batch.fit({32: [100.0, 200.0]}), r"two batch sizes or more, got \[32\]"),
-    (lambda: critical_batch.fit({32: [100.0], 64: [None]}), "expected a finite number > 0, got No"),
+    (lambda: SUBSPACE.accuracies("tenth", 3), "epochs: expected 1 or 2, got 3"),
+    (lambda: SUBSPACE.compared("batch 32", 0.1), "'noise': 0.1}: it was not raced"),
+    (lambda: MIGRATION.accuracies("Pytorch"), "Did you mean 'PyTorch'"),
+    (lambda: MIGRATION.loss_differences(7, "MindSpore"), "'seed': 7.*not raced"),
+    (lambda: THOR.column("last_acuracy"),
+     "Did you mean 'last_accuracy'"),
+    (lambda: CRITICAL.rate_of("mean", 3), "workers: expected one of .*, got 3"),
+    (lambda: fit({32: [100.0, 200.0]}), r"two batch sizes or more, got \[32\]"),
+    (lambda: fit({32: [100.0], 64: [None]}), "expected a finite number > 0, got No"),
 ]  # fmt: skip
 
 

@@ -1,10 +1,10 @@
 """Figures of lab 04: numbers as given, units on the axes."""
 
 import numpy as np
+from labkit.labs.results.critical_batch import Curve
 
 from labkit.labs.figures import adasum as adasum_plots
 from labkit.labs.figures import common as plots
-from labkit.labs.results.critical_batch import Curve
 from tests.support.figures import dots, legend, lines, x_labels, y_labels
 
 
