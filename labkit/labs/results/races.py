@@ -362,7 +362,7 @@ def subspace_setting(
     refuse_unknown("setting", setting, plan["settings"])
     stage_one = plan["settings"][setting]
     batch, rate = stage_one["batch"], stage_one["learning_rate"]
-    own = {
+    own: dict[str, dict[str, Any]] = {
         "tenth": {"learning_rate": rounded(rate / 10)},
         "large_batch": {"batch": LARGE_BATCH},
         "average": {"batch": None, "learning_rate": None},
