@@ -34,6 +34,7 @@ _STATE = """() => {
   return {
     running: prompts.filter(box => box.textContent.includes('*')).length,
     run: prompts.filter(box => /\\d/.test(box.textContent)).length,
+    kernel: (document.querySelector('.jp-Toolbar-kernelName') || {}).textContent || 'No Kernel',
     status: kernel ? kernel.getAttribute('data-status') : '',
     dialog: dialog ? dialog.textContent : '',
   };
@@ -198,7 +199,8 @@ class LabPage:
         while True:
             state = self.page.evaluate(_STATE)
             assert not state["dialog"], state["dialog"]
-            if state["running"] == 0 and state["status"] == "idle":
+            connected = state["kernel"] != "No Kernel"
+            if connected and state["running"] == 0 and state["status"] == "idle":
                 return state
             assert time.monotonic() < until, f"waited {seconds} s: {state}"
             self.page.wait_for_timeout(500)

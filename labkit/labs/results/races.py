@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from labkit.base.arguments import number, wrong
+from labkit.base.arguments import number
 from labkit.errors import InputError, refuse_unknown
 
 FOLDER = Path(__file__).resolve().parent
@@ -62,7 +62,7 @@ class Stored:
 
     def values(self, field: str, **fields: Any) -> list:
         """Return the different values of a field, in order, in the rows with these fields."""
-        return sorted({row[field] for row in self.select(**fields)} - {None})
+        return sorted({row[field] for row in self.of(**fields)} - {None})
 
 
 # Lab 03: THOR and Momentum.
@@ -99,31 +99,20 @@ class ThorRace(Stored):
                 length; an optimizer without an entry uses the winner of the tuning
 
         Returns:
-            optimizer -> ``setting``, what it was trained with; ``steps``, updates to the target,
-            None for a training that never reached it; ``mean`` of the steps, None if one is None;
-            ``at_least``, the mean in which such a training counts with all its updates;
-            ``seconds``, the mean times ``ms``, the mean time of an update, which the optimizers
-            took in turns, with refreshes; ``last``, accuracies at the end.
+            optimizer -> ``setting``, what it was trained with; ``steps`` to the target, None for a
+            training that never reached it; their ``mean``, None if one is None; ``at_least``, the
+            mean in which such a training counts with all its updates; ``seconds``, the mean times
+            ``ms`` of an update, with refreshes, in turns; ``last`` accuracies.
         """
-        refuse_unknown("net", net, self.head["tuned"])
-        for optimizer in epochs or {}:
-            refuse_unknown("optimizer", optimizer, self.head["tuned"][net])
         sides = {}
         for optimizer, raced in self.head["tuned"][net].items():
-            lengths = {each["epochs"]: each for each in raced}
             length = (epochs or {}).get(optimizer, raced[0]["epochs"])
-            if length not in lengths:
-                expected = f"one of those raced: {', '.join(map(str, lengths))}"
-                raise wrong(f"epochs of {optimizer}", length, expected)
-            setting = lengths[length]
-            rows = self.of(stage="race", net=net, optimizer=optimizer, epochs=setting["epochs"])
+            rows = self.of(stage="race", net=net, optimizer=optimizer, epochs=length)
             steps = [steps_to(self.curves[row["run"]], target) for row in rows]
-            bounds = [
-                row["updates"] if s is None else s for s, row in zip(steps, rows, strict=True)
-            ]
+            bounds = [step or row["updates"] for step, row in zip(steps, rows, strict=True)]
             mean, ms = mean_steps(steps), self.head["times"][net][optimizer]["ms"]
             sides[optimizer] = {
-                "setting": setting,
+                "setting": next(each for each in raced if each["epochs"] == length),
                 "steps": steps,
                 "mean": mean,
                 "at_least": mean_steps(bounds),
@@ -145,7 +134,6 @@ class MigrationRace(Stored):
 
     def accuracies(self, framework: str) -> list[float]:
         """Return validation accuracies after the last epoch."""
-        refuse_unknown("framework", framework, FRAMEWORKS)
         return self.column("last_accuracy", framework=framework, order="given")
 
     def gap_and_spread(self) -> tuple[float, float]:
@@ -183,13 +171,8 @@ def adasum_setting(
 ) -> dict[str, Any]:
     """Return the setting of one training; a single worker has no reduction, on or scope.
 
-    Args:
-        learning_rate: peak learning rate
-        workers: number of workers
-        reduction: one of ``REDUCTIONS``
-        optimizer: optimizer of each worker
-        on: what is combined, "updates" or "gradients"
-        scope: of an angle, "layer" or "network"
+    ``optimizer`` is each worker's; ``on`` "updates" or "gradients" is what is combined, ``scope``
+    that of an angle, "layer" or "network".
     """
     alone = workers == 1
     return {
@@ -223,7 +206,6 @@ class AdasumRace(Stored):
         return {1: self.accuracies(workers=1)} | self._by("workers", reduction)
 
     def _by(self, field: str, reduction: str) -> dict[Any, list[float]]:
-        refuse_unknown("reduction", reduction, REDUCTIONS)
         setting = adasum_setting(self.head["single"]["Momentum"], reduction=reduction)
         del setting[field]
         found = self.values(field, stage="race", **setting)
@@ -306,12 +288,7 @@ class CriticalBatch(Stored):
 
     def rate_of(self, method: str, workers: int) -> float:
         """Return the learning rate of a method in the race with ``workers`` workers."""
-        refuse_unknown("method", method, METHODS)
-        tuned = self.head["tuned"][METHODS[method]]
-        name = str(1 if method == "adasum" else workers)
-        if name not in tuned:
-            raise wrong("workers", workers, f"one of those raced: {', '.join(tuned)}")
-        return tuned[name]
+        return self.head["tuned"][METHODS[method]][str(1 if method == "adasum" else workers)]
 
     def updates(self, method: str) -> dict[int, list[int | None]]:
         """Return images of one update -> updates to the target; None: not reached.
@@ -354,12 +331,8 @@ def subspace_setting(
             ``to_zero`` use batch and rate of stage one, ``tenth`` a tenth of that rate,
             ``large_batch`` batch 250 at that rate, ``projected_sgd`` the same in the subspace,
             ``projected_bfgs`` batch 250 and rate 1
-
-    Raises:
-        InputError: if a name is unknown, or the method does not have a changed field.
     """
     refuse_unknown("method", method, TWO_STAGES)
-    refuse_unknown("setting", setting, plan["settings"])
     stage_one = plan["settings"][setting]
     batch, rate = stage_one["batch"], stage_one["learning_rate"]
     own: dict[str, dict[str, Any]] = {
@@ -371,10 +344,6 @@ def subspace_setting(
     }
     fields = {"setting": setting, "noise": noise, "method": method} | dict.fromkeys(SWEPT)
     fields |= {"batch": batch, "learning_rate": rate} | own.get(method, {})
-    for name in changes:
-        refuse_unknown("field", name, SWEPT)
-        if fields[name] is None:
-            raise wrong(name, changes[name], f"no value for {method}")
     return fields | changes
 
 
@@ -384,10 +353,8 @@ def _after(rows: list[dict], epochs: int) -> list[float]:
     Stage one and the average have one accuracy for any number; a training that was stopped earlier
     has the accuracy of its last point.
     """
-    if epochs not in (1, 2):
-        raise wrong("epochs", epochs, "1 or 2")
-    early = [row["one_epoch_accuracy"] if epochs == 1 else None for row in rows]
-    return [row["last_accuracy"] if a is None else a for a, row in zip(early, rows, strict=True)]
+    column = {1: "one_epoch_accuracy", 2: "last_accuracy"}[epochs]
+    return [row["last_accuracy"] if row[column] is None else row[column] for row in rows]
 
 
 class SubspaceRace(Stored):
@@ -443,7 +410,6 @@ class SubspaceRace(Stored):
 
     def by(self, field: str, epochs: int = 2, **which: Any) -> dict[Any, list[float]]:
         """Return value of a field of ``SWEPT`` -> accuracies of ``projected_bfgs``."""
-        refuse_unknown("field", field, SWEPT)
         own = {name: value for name, value in which.items() if name != "more"}
         setting = subspace_setting(self.head["plan"], "projected_bfgs", **own)
         del setting[field]
@@ -465,7 +431,6 @@ class SubspaceRace(Stored):
         }
 
 
-# name -> its class, and the columns of its curves.
 _KINDS = {
     "thor_race": ThorRace,
     "adasum_race": AdasumRace,
