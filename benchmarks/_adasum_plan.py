@@ -18,9 +18,8 @@ from _trainings import at_end
 from _trainings import check as check_table
 
 from labkit.errors import InputError
-from labkit.labs.results import Stored
-from labkit.labs.results.adasum_race import WORKERS, setting_of
-from labkit.labs.results.stored import rounded
+from labkit.labs.results.races import WORKERS, Stored, rounded
+from labkit.labs.results.races import adasum_setting as setting_of
 
 BATCH, MNIST_IMAGES = 32, 60_000
 SEEDS = (1, 2, 3)

@@ -7,7 +7,7 @@ from _race import Images, batches, run
 from mindspore import Tensor, nn
 
 from labkit.algorithms.adasum import AdasumStep
-from labkit.labs.results.stored import LAYERS
+from labkit.labs.results.races import LAYERS
 from labkit.nets.lenet import LeNet5
 from labkit.steps.losses import LossNet
 from labkit.steps.plain import PlainStep
@@ -21,7 +21,7 @@ def make_step(setting: dict, updates: int, seed: int):
     """Return (network, step) of one setting, newly initialised, for a schedule of ``updates``.
 
     Args:
-        setting: from ``labkit.labs.results.adasum_race.setting_of``; learning_rate is the peak
+        setting: from ``labkit.labs.results.races.adasum_setting``; learning_rate is the peak
         updates: length of the schedule
         seed: seed of the weights
     """

@@ -26,7 +26,7 @@ from _trainings import check as check_table
 
 from labkit.errors import InputError
 from labkit.labs.results import Stored, steps_to
-from labkit.labs.results.adasum_race import setting_of
+from labkit.labs.results.races import adasum_setting as setting_of
 
 REDUCTIONS = ("mean", "adasum")
 PATIENCE = 3

@@ -7,8 +7,7 @@ from _adasum_training import step_at
 from _critical_plan import judged_at
 from _race import Images, batches, run
 
-from labkit.labs.results.critical_batch import BATCH
-from labkit.labs.results.stored import rounded
+from labkit.labs.results.races import BATCH, rounded
 
 
 def train(setting: dict, data: Images, seed: int, *, most: int, target: float) -> dict:
@@ -19,7 +18,7 @@ def train(setting: dict, data: Images, seed: int, *, most: int, target: float) -
     batch. Adasum's workers split the same large batch and take their parts in turn.
 
     Args:
-        setting: from ``labkit.labs.results.adasum_race.setting_of``, at a constant learning rate
+        setting: from ``labkit.labs.results.races.adasum_setting``, at a constant learning rate
         data: images for training and for judging
         seed: seed of weights and order
         most: number of updates after which it ends

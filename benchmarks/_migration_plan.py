@@ -15,7 +15,7 @@ from _trainings import check as check_table
 from labkit.errors import InputError
 from labkit.labs.presets import choose
 from labkit.labs.results import Stored
-from labkit.labs.results.migration_race import AVX2, FRAMEWORKS, setting_of
+from labkit.labs.results.races import AVX2, FRAMEWORKS
 
 _LAB = choose("02_resnet50_migration", "lab")
 _TRAINING = {
@@ -57,10 +57,9 @@ _FIRST_LOSS = 1e-5
 
 def planned(plan: Mapping) -> list[tuple[str, dict[str, str], int]]:
     """Return (stage, setting, seed) of every training of a plan, in order."""
-    race = [
-        ("race", setting_of(framework), seed) for seed in plan["seeds"] for framework in FRAMEWORKS
-    ]
-    return [*race, ("control", setting_of("PyTorch", "backwards"), plan["seeds"][0])]
+    given = [{"framework": framework, "order": "given"} for framework in FRAMEWORKS]
+    race = [("race", setting, seed) for seed in plan["seeds"] for setting in given]
+    return [*race, ("control", {"framework": "PyTorch", "order": "backwards"}, plan["seeds"][0])]
 
 
 def updates_of(plan: dict) -> tuple[int, int]:

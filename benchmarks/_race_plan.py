@@ -1,6 +1,6 @@
 """Plans of the race of THOR against Momentum: grids and sweeps, at full and at small size."""
 
-from labkit.labs.results.stored import rounded
+from labkit.labs.results.races import rounded
 
 TUNING_SEED, SEEDS = 100, (1, 2, 3)
 TARGETS = (0.98, 0.985, 0.99)

@@ -6,7 +6,7 @@ from _race_plan import TARGETS, TUNING_SEED
 from _side_by_side import print_table
 from _trainings import at_end, made_by
 
-from labkit.labs.results import Stored, compare, mean_steps, steps_to
+from labkit.labs.results import Stored, mean_steps, steps_to
 
 _OWN = ("net", "optimizer", "learning_rate", "epochs", "damping", "frequency")
 _MEANING = {
@@ -86,7 +86,7 @@ def _show_race(stored, net):
     ]
     rows = []
     for target in TARGETS:
-        sides = compare(stored, net, target)
+        sides = stored.compare(net, target)
         for optimizer, side in sides.items():
             rows.append(_line(target, optimizer, side))
         means = [side["mean"] for side in sides.values()]
@@ -95,7 +95,7 @@ def _show_race(stored, net):
             ratios = [means[0] / means[1], seconds[0] / seconds[1]]
             rows.append(["", "times fewer", "", "", *(f"{ratio:.2f}" for ratio in ratios), ""])
         for optimizer, setting in others:
-            side = compare(stored, net, target, {optimizer: setting["epochs"]})[optimizer]
+            side = stored.compare(net, target, {optimizer: setting["epochs"]})[optimizer]
             rows.append(_line(target, optimizer, side))
     names = ["accuracy", "", "epochs", "updates by seed", "mean", "seconds", "last"]
     print_table(names, rows)

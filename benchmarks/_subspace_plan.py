@@ -3,7 +3,7 @@
 settings  stage one: its batch, rate and epochs, and start_epoch and saves_per_epoch of
           ``labkit.algorithms.subspace.snapshots.Snapshots``, which give 40 snapshots
 compare   all methods side by side, for each stage one; sweep: changes to the search. Both are
-          arguments of ``labkit.labs.results.subspace_race.setting_of``, run with all seeds
+          arguments of ``labkit.labs.results.races.subspace_setting``, run with all seeds
 more      some methods with more_seeds, since the end of stage one varies much between seeds
 epochs    epochs of stage two; points: number of its evaluations
 rounds    rounds in which updates are timed, in turn
@@ -17,9 +17,8 @@ from collections.abc import Mapping
 from _trainings import at_end
 from _trainings import check as check_table
 
-from labkit.labs.results import Stored
-from labkit.labs.results.stored import rounded
-from labkit.labs.results.subspace_race import LARGE_BATCH, setting_of
+from labkit.labs.results.races import LARGE_BATCH, Stored, rounded
+from labkit.labs.results.races import subspace_setting as setting_of
 
 STAGES = ("compare", "sweep", "more")
 # Methods whose updates are timed; stage one and the other controls use the step of same_rate.

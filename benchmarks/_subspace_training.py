@@ -24,7 +24,7 @@ from labkit.algorithms.subspace import Basis, SubspaceStep
 from labkit.algorithms.subspace.shards import Shard
 from labkit.algorithms.subspace.snapshot_folder import SnapshotFolder
 from labkit.algorithms.subspace.snapshots import load_snapshot, write_snapshot
-from labkit.labs.results.subspace_race import setting_of
+from labkit.labs.results.races import subspace_setting as setting_of
 from labkit.nets.lenet import LeNet5
 from labkit.steps.gradients import set_state
 from labkit.steps.losses import LossNet
@@ -37,7 +37,7 @@ def train(setting: dict, data: Images, seed: int, *, folder, stage_one, epochs, 
     """Train once and return its outcome.
 
     Args:
-        setting: from ``labkit.labs.results.subspace_race.setting_of``
+        setting: from ``labkit.labs.results.races.subspace_setting``
         data: images for training and for judging
         seed: seed of weights and order
         folder: folder in which stage one stores its snapshots and its end

@@ -25,7 +25,7 @@ from labkit.base.files import write_json, write_text
 from labkit.base.project import version
 from labkit.errors import InputError, refuse_unknown
 from labkit.labs.results import Stored, load
-from labkit.labs.results.stored import CURVES, FOLDER
+from labkit.labs.results.races import CURVES, FOLDER
 
 
 def arguments(

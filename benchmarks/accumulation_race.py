@@ -28,13 +28,15 @@ from mindspore import nn
 
 from labkit.data.prepare import prepare
 from labkit.labs import results
-from labkit.labs.results import accumulation_race as race
 from labkit.nets.lenet import LeNet5
 from labkit.steps.accumulation import AccumulatedStep
 from labkit.steps.losses import LossNet
 
 BATCH, MICRO_STEPS, MOMENTUM = 32, 4, 0.9
-_PRINTED = tuple(race.PRINTED.values())
+NAME = "accumulation_race"
+# Losses that the tutorial prints; a row has each in the column ``loss_`` + value.
+PRINTED = {"epoch 1, step 1": "first", "epoch 1, the last step": "end", "epoch 2, step 459": "459"}
+_PRINTED = tuple(PRINTED.values())
 MEANING = {
     "bugs": "four: as published; none: corrected",
     "loss_first": "loss printed at the first update",
@@ -67,7 +69,7 @@ PLANS = {
 def main():
     """Carry out the command line."""
     options = arguments(__doc__, ("all", "quick"))
-    train_and_show(race.NAME, options, train_all, check, show)
+    train_and_show(NAME, options, train_all, check, show)
 
 
 def train_all(options: argparse.Namespace, work: Path, machine: dict) -> results.Stored:
@@ -82,7 +84,7 @@ def train_all(options: argparse.Namespace, work: Path, machine: dict) -> results
     for stage, setting, seed in planned(plan):
         part = "as published" if setting["bugs"] == "four" else "test"
         trainings.add(stage, setting, seed, part, limits)
-    head = made_by(race.NAME, options.train, machine) | {"meaning": MEANING, "plan": plan}
+    head = made_by(NAME, options.train, machine) | {"meaning": MEANING, "plan": plan}
     return results.Stored(head, trainings.rows, trainings.curves)
 
 
@@ -174,12 +176,12 @@ def show(stored: results.Stored) -> None:
     """Print every setting's printed losses and its accuracy, by seed."""
     lines = []
     for setting in stored.head["plan"]["settings"]:
-        losses = [race.values(stored, f"loss_{name}", **setting) for name in _PRINTED]
+        losses = [stored.column(f"loss_{name}", **setting) for name in _PRINTED]
         texts = [" ".join(f"{loss:.4f}" for loss in each) for each in losses]
-        right = percents(race.values(stored, "last_accuracy", **setting))
+        right = percents(stored.column("last_accuracy", **setting))
         lines.append([setting["bugs"], f"{setting['learning_rate']}", *texts, *right])
     print("\nloss printed then, and test accuracy at the end in %, by seed\n")
-    print_table(["bugs", "rate", *race.PRINTED, "mean", "accuracy"], lines)
+    print_table(["bugs", "rate", *PRINTED, "mean", "accuracy"], lines)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,6 @@ from _trainings import Trainings, arguments, at_end, made_by, percents, train_an
 
 from labkit.data.prepare import prepare
 from labkit.labs import results
-from labkit.labs.results import adasum_race as race
 
 # Required mean test accuracy at the single-worker rate: Adasum at least, the sum less than this.
 ADASUM, SUM = 0.975, 0.90
@@ -43,7 +42,7 @@ MEANING = {
 def main():
     """Carry out the command line."""
     options = arguments(__doc__, ("all", "quick"), figure=True)
-    train_and_show(race.NAME, options, train_all, check, show, draw)
+    train_and_show("adasum_race", options, train_all, check, show, draw)
 
 
 def train_all(options: argparse.Namespace, work: Path, machine: dict) -> results.Stored:
@@ -64,7 +63,7 @@ def train_all(options: argparse.Namespace, work: Path, machine: dict) -> results
     for stage, setting, seed in planned(plan, single)[len(trainings.rows) :]:
         part = "test" if stage == "race" else "validation"
         trainings.add(stage, setting, seed, part, limits)
-    head = made_by(race.NAME, options.train, machine)
+    head = made_by("adasum_race", options.train, machine)
     head |= {"meaning": MEANING, "plan": plan, "single": single}
     head["tuned"] = tuned_rates(trainings.rows)
     return results.Stored(head, trainings.rows, trainings.curves)
@@ -97,10 +96,10 @@ def show(stored: results.Stored) -> None:
 
 
 def _show_required(stored):
-    adasum = statistics.mean(race.accuracies(stored))
-    means = race.by_rate(stored, "mean")
+    adasum = statistics.mean(stored.accuracies())
+    means = stored.by_rate("mean")
     most = max(map(statistics.mean, means.values()))
-    least = statistics.mean(race.accuracies(stored, "sum"))
+    least = statistics.mean(stored.accuracies("sum"))
     rows = [
         ["Adasum", adasum, f"at least {ADASUM}", verdict(adasum >= ADASUM)],
         ["Adasum over the mean's best rate", adasum - most, "more than 0", verdict(adasum > most)],
@@ -118,14 +117,14 @@ def draw(stored: results.Stored, path: Path) -> None:
     single = f"{stored.head['single']['Momentum']:g}"
     figure, drawn = plots.side_by_side(
         {
-            "learning rate, 16 workers": race.by_rate,
-            f"workers, learning rate {single}": race.by_workers,
+            "learning rate, 16 workers": stored.by_rate,
+            f"workers, learning rate {single}": stored.by_workers,
         }
     )
     for axis, label, of in drawn:
         ticks = set()
         for color, (name, reduction) in zip(plots.PALETTE, names.items(), strict=False):
-            errors = {x: plots.errors(right) for x, right in of(stored, reduction).items()}
+            errors = {x: plots.errors(right) for x, right in of(reduction).items()}
             plots.mean_and_seeds(axis, errors, color, name, size=3.5)
             ticks |= set(errors)
         axis.set(xscale="log", yscale="log", xlabel=label, ylabel="test error (%)")

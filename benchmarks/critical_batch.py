@@ -23,7 +23,7 @@ from _trainings import Trainings, arguments, at_end, made_by, train_and_show
 
 from labkit.data.prepare import prepare
 from labkit.labs import results
-from labkit.labs.results import critical_batch as critical
+from labkit.labs.results.races import BATCH, METHODS
 
 MEANING = {
     "stage": "tune: of the learning rate; race: at the best one, Adasum's at one worker's as well",
@@ -37,7 +37,7 @@ MEANING = {
 def main():
     """Carry out the command line."""
     options = arguments(__doc__, ("all", "quick"), figure=True)
-    train_and_show(critical.NAME, options, train_all, check, show, draw)
+    train_and_show("critical_batch", options, train_all, check, show, draw)
 
 
 def train_all(options: argparse.Namespace, work: Path, machine: dict) -> results.Stored:
@@ -53,7 +53,7 @@ def train_all(options: argparse.Namespace, work: Path, machine: dict) -> results
     for stage, setting, seed, most in planned(plan, trainings.rows):
         limits = {"most": most, "target": plan["target"]}
         trainings.add(stage, setting, seed, "validation", limits, **limits)
-    head = made_by(critical.NAME, options.train, machine) | {"meaning": MEANING, "plan": plan}
+    head = made_by("critical_batch", options.train, machine) | {"meaning": MEANING, "plan": plan}
     head["tuned"] = best_rates(plan, trainings.rows)
     return results.Stored(head, trainings.rows, trainings.curves)
 
@@ -76,16 +76,16 @@ def show(stored: results.Stored) -> None:
     target = stored.head["plan"]["target"]
     print(f"\nupdates to {target:.0%}, mean and seeds; rate: the learning rate\n")
     rows = []
-    for method in critical.METHODS:
-        for batch, updates in critical.updates(stored, method).items():
-            rate = critical.rate_of(stored, method, batch // critical.BATCH)
+    for method in METHODS:
+        for batch, updates in stored.updates(method).items():
+            rate = stored.rate_of(method, batch // BATCH)
             mean = results.mean_steps(updates)
-            rows.append([method, batch // critical.BATCH, batch, f"{rate:g}", mean, updates])
+            rows.append([method, batch // BATCH, batch, f"{rate:g}", mean, updates])
     print_table(["method", "workers", "batch", "rate", "mean", "by seed"], rows)
     print("\nS(B) = S_min (1 + B_crit / B), through all seeds; B_crit of each seed alone\n")
     rows = []
-    for method in critical.METHODS:
-        curve, alone = critical.curves(stored, method)
+    for method in METHODS:
+        curve, alone = stored.fits(method)
         by_seed = " ".join(f"{each.b_crit:.0f}" for each in alone)
         rows.append([method, f"{curve.s_min:.0f}", f"{curve.b_crit:.0f}", by_seed, curve.error])
     print_table(["method", "S_min", "B_crit", "by seed", "error"], rows)
@@ -95,8 +95,8 @@ def draw(stored: results.Stored, path: Path) -> None:
     """Write the figure of lab 04."""
     from labkit.labs.figures import adasum as adasum_plots
 
-    updates = {method: critical.updates(stored, method) for method in critical.METHODS}
-    curves = {method: critical.curves(stored, method)[0] for method in critical.METHODS}
+    updates = {method: stored.updates(method) for method in METHODS}
+    curves = {method: stored.fits(method)[0] for method in METHODS}
     title = f"updates to {stored.head['plan']['target']:.0%}"
     adasum_plots.critical_batch(updates, curves, title).savefig(path, dpi=110)
 

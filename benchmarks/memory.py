@@ -10,7 +10,7 @@ from statistics import median
 
 from _side_by_side import look_at_machine, print_table, write_results
 
-from labkit.labs.memory import peak_memory_mb, sweep
+from labkit.labs.measure import peak_memory_mb, sweep
 
 COPY_MB = (3 * (2880 * 2880 + 2880) + 2880 * 10 + 10) * 4 / 1e6
 

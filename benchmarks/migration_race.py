@@ -40,7 +40,7 @@ from _trainings import Trainings, arguments, at_end, made_by, percents, write
 
 from labkit.data.prepare import prepare
 from labkit.labs import results
-from labkit.labs.results import migration_race as race
+from labkit.labs.results.races import FOLDER, FRAMEWORKS
 
 PROGRAM = str(Path(__file__).with_name("_migration_training.py"))
 
@@ -48,7 +48,7 @@ PROGRAM = str(Path(__file__).with_name("_migration_training.py"))
 def main():
     """Carry out the command line."""
     options = arguments(__doc__, ("all", "time-only", "quick"), "train/ and val/ of colour digits")
-    out = options.out or results.stored.FOLDER
+    out = options.out or FOLDER
     if options.train:
         plan = PLANS["quick" if options.train == "quick" else "all"]
         machine = look_at_machine()
@@ -56,18 +56,20 @@ def main():
         images, size = plan["images"], plan["training"]["image_size"]
         data = str(options.data or prepare("color-digits", size=size, **images))
         if options.train == "time-only":
-            stored = race.load(out)
+            stored = results.load("migration_race", out)
         else:
-            work = RESULTS / (race.NAME + ("_quick" if options.train == "quick" else ""))
+            work = RESULTS / ("migration_race" + ("_quick" if options.train == "quick" else ""))
             out = options.out or (work / "stored" if options.train == "quick" else out)
             stored = train_all(plan, data, work, options.anew)
-            stored.head.update(made_by(race.NAME, options.train, machine, "torch"), plan=plan)
+            stored.head.update(
+                made_by("migration_race", options.train, machine, "torch"), plan=plan
+            )
         stored.head["times"] = times(plan, data)
         stored.head["timed"] = {n: machine[n] for n in ("platform", "time", "idle_before")}
         stored.head["timed"]["threads"] = len(os.sched_getaffinity(0))
         check(stored)
-        write(race.NAME, stored, out)
-    show(race.load(out))
+        write("migration_race", stored, out)
+    show(results.load("migration_race", out))
 
 
 def train_all(plan: dict, data: str, work: Path, anew: bool) -> results.Stored:
@@ -83,7 +85,7 @@ def train_all(plan: dict, data: str, work: Path, anew: bool) -> results.Stored:
 
 def train(plan: dict, setting: dict, data: str, seed: int, **training) -> dict:
     """Train in one framework, judge its weights in the other, and return the outcome."""
-    (other,) = set(race.FRAMEWORKS) - {setting["framework"]}
+    (other,) = set(FRAMEWORKS) - {setting["framework"]}
     with tempfile.TemporaryDirectory() as folder:
         shared = {"plan": plan, "data": data, "weights": f"{folder}/weights.safetensors"}
         outcome = ask("train", **shared, **setting, seed=seed)
@@ -134,15 +136,15 @@ def show(stored: results.Stored) -> None:
              "images_differ", "seconds")  # fmt: skip
     print_table([*names], [[f"{row[name]}" for name in names] for row in stored.rows])
     print("\nvalidation accuracy in %, mean and by seed\n")
-    ends = {name: race.accuracies(stored, name) for name in race.FRAMEWORKS}
+    ends = {name: stored.accuracies(name) for name in FRAMEWORKS}
     print_table(["", "mean", "by seed"], [[name, *percents(ends[name])] for name in ends])
-    gap, spread = race.gap_and_spread(stored)
+    gap, spread = stored.gap_and_spread()
     print(
         f"\nthe means are {100 * gap:.2f} points apart; the seeds of one framework, at least "
         f"{100 * spread:.2f}: the same accuracy within the seeds' spread is {verdict(gap < spread)}"
     )
     for seed in stored.head["plan"]["seeds"]:
-        off = race.loss_differences(stored, seed, "MindSpore")
+        off = stored.loss_differences(seed, "MindSpore")
         print(f"seed {seed}: losses of updates 1, 2, 5, 10 apart by", _at(off, 1, 2, 5, 10))
     print("\nms an image, one core\n")
     base = stored.head["times"]["PyTorch"]

@@ -186,7 +186,7 @@ def installed_steps(batch, rounds):
 def mindspore_profile(batch, rounds):
     """Return milliseconds by kind of one PlainStep, from MindSpore's profiler."""
     from labkit import PlainStep, start
-    from labkit.labs.profiling import operator_times
+    from labkit.labs.measure import operator_times
 
     start()
     fresh, images, labels = _mindspore_setting(batch)

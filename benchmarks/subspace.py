@@ -172,7 +172,7 @@ def departure(matrix):
 def memory(folder):
     """Return the anonymous memory in MB before a basis is computed, and the peak during it."""
     from labkit.algorithms.subspace import Basis
-    from labkit.labs.memory import Peak, anonymous_mb
+    from labkit.labs.measure import Peak, anonymous_mb
 
     before = anonymous_mb()
     with Peak() as peak:

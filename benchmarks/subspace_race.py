@@ -32,7 +32,7 @@ from _trainings import Trainings, arguments, made_by, percents, train_and_show
 
 from labkit.data.prepare import prepare
 from labkit.labs import results
-from labkit.labs.results import subspace_race as race
+from labkit.labs.results.races import LARGE_BATCH, SEARCH
 
 # Required gain in accuracy after one epoch of stage two over the end of stage one, mean of seeds.
 GAIN = 0.02
@@ -43,7 +43,7 @@ _KEPT = ("seconds", "basis_seconds", "explained", *_SEARCHED)
 def main():
     """Carry out the command line."""
     options = arguments(__doc__, tuple(PLANS), figure=True)
-    train_and_show(race.NAME, options, train_all, check, show, draw)
+    train_and_show("subspace_race", options, train_all, check, show, draw)
 
 
 def train_all(options: argparse.Namespace, work: Path, machine: dict) -> results.Stored:
@@ -68,7 +68,7 @@ def train_all(options: argparse.Namespace, work: Path, machine: dict) -> results
     for row in trainings.rows:
         if row["method"] != "average":
             row["seconds"] = seconds_of(times, row)
-    head = made_by(race.NAME, options.train, machine)
+    head = made_by("subspace_race", options.train, machine)
     head |= {"times": times, "plan": plan}
     return results.Stored(head, trainings.rows, trainings.curves)
 
@@ -100,7 +100,7 @@ def show(stored: results.Stored) -> None:
     pairs = {(row["setting"], row["noise"]): None for row in stored.select(stage="compare")}
     for setting, noise in pairs:
         print(f"\nstage one: {setting}, {noise:.0%} of the labels random; test accuracy in %\n")
-        _show_compared(race.compared(stored, setting, noise))
+        _show_compared(stored.compared(setting, noise))
     _show_sweep(stored)
     _show_gains(stored)
 
@@ -113,13 +113,13 @@ def _show_gains(stored):
         print_table(["more seeds", "mean", "by seed"], rows)
         print()
     mean, by_seed = _gain(stored, "projected_bfgs")
-    met = statistics.mean(race.gains(stored, "projected_bfgs", 1)) >= GAIN
+    met = statistics.mean(stored.gains("projected_bfgs", 1)) >= GAIN
     required = [["projected_bfgs", mean, by_seed, f"{GAIN:+.0%}", verdict(met)]]
     print_table(["", "mean", "by seed", "required", ""], required)
 
 
 def _gain(stored, method, **which):
-    gains = race.gains(stored, method, 1, **which)
+    gains = stored.gains(method, 1, **which)
     mean, *by_seed = (f"{100 * gain:+.2f}" for gain in (statistics.mean(gains), *gains))
     return [mean, " ".join(by_seed)]
 
@@ -131,7 +131,7 @@ def draw(stored: results.Stored, path: Path) -> None:
     panels = {}
     for setting, noise in {(row["setting"], row["noise"]): None for row in stored.rows}:
         title = setting + (f"\n{noise:.0%} random labels" if noise else "")
-        panels[title] = race.best(stored, setting, noise)
+        panels[title] = stored.best(setting, noise)
     subspace_plots.by_method(panels).savefig(path, dpi=110)
 
 
@@ -149,13 +149,13 @@ def _show_compared(lines):
 
 
 def _show_sweep(stored):
-    names, rows = ("setting", *race.SEARCH, "batch"), []
+    names, rows = ("setting", *SEARCH, "batch"), []
     swept = stored.select(stage="sweep")
     for values in dict.fromkeys(tuple(row[name] for name in names) for row in swept):
         key = dict(zip(names, values, strict=True))
         what = {name: value for name, value in key.items() if value != _usual(name)}
-        searches = race.searches(stored, **key)
-        accuracies = (race.accuracies(stored, "projected_bfgs", n, **key) for n in (1, 2))
+        searches = stored.searches(**key)
+        accuracies = (stored.accuracies("projected_bfgs", n, **key) for n in (1, 2))
         failed = f"{statistics.mean(searches['failed']):.1%}"
         trials = f"{statistics.mean(searches['trials']):.2f}"
         columns = [text for by_seed in accuracies for text in percents(by_seed)]
@@ -168,7 +168,7 @@ def _show_sweep(stored):
 
 
 def _usual(name):
-    return {"setting": "batch 8", "batch": race.LARGE_BATCH}.get(name) or race.SEARCH[name]
+    return {"setting": "batch 8", "batch": LARGE_BATCH}.get(name) or SEARCH[name]
 
 
 if __name__ == "__main__":

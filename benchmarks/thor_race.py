@@ -31,6 +31,7 @@ from _trainings import Trainings, arguments, write
 import labkit
 from labkit.data.prepare import prepare
 from labkit.labs import results
+from labkit.labs.results.races import FOLDER
 
 NAME = "thor_race"
 
@@ -40,7 +41,7 @@ def main():
     options = arguments(__doc__, ("all", "time-only", "quick"))
     machine = look_at_machine()
     labkit.start(device="CPU")
-    data, out = options.data or prepare("mnist"), options.out or results.stored.FOLDER
+    data, out = options.data or prepare("mnist"), options.out or FOLDER
     if options.train in PLANS:
         plan, work = PLANS[options.train], RESULTS / NAME
         if options.train == "quick":

@@ -92,9 +92,10 @@ def execute(project: Path, path: Path, *, keep_compared: bool) -> str:
     except CellExecutionError as error:
         return str(error)
     now = compared(project, notebook)
-    changed = [f"cell {name}: was\n{before[name]}now\n{now[name]}" for name in before]
     changed = [
-        text for text, name in zip(changed, before, strict=True) if before[name] != now[name]
+        f"cell {name}: was\n{was}now\n{now[name]}"
+        for name, was in before.items()
+        if was != now[name]
     ]
     if changed and keep_compared:
         return "\n".join(["compared outputs differ (--accept takes them)", *changed])

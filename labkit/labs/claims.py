@@ -25,8 +25,8 @@ def check(*claims: Claim) -> None:
 
     Args:
         *claims: (name, measured, expected). A bound on a number is given as a text, which is
-            printed as it is: ``"< 1e-5"``, ``"> 5 %"``, ``"≥ 0.978"``, ``"4 ± 1e-4"``. Any other
-            ``expected`` must equal ``measured``.
+            printed as it is: ``"< 1e-5"``, ``"> 5 %"``, ``"≥ 0.978"``, ``"4 ± 1e-4"``; NaN is
+            neither above nor below anything. Any other ``expected`` must equal ``measured``.
 
     Raises:
         AssertionError: if claims do not hold; it names them, after all have been printed.
@@ -40,11 +40,7 @@ def check(*claims: Claim) -> None:
     for name, measured, expected, mark in (head, *rows):
         parts = f"{name:{widths[0]}} {BAR} {measured:{widths[1]}} {BAR} {expected:{widths[2]}}"
         print(f"{parts} {mark}".rstrip())
-    failed = [
-        f"{name}: {measured}, expected {expected}"
-        for name, measured, expected, mark in rows
-        if mark == NO
-    ]
+    failed = [f"{row[0]}: {row[1]}, expected {row[2]}" for row in rows if row[3] == NO]
     if failed:
         raise AssertionError("; ".join(failed))
 
@@ -52,15 +48,15 @@ def check(*claims: Claim) -> None:
 def _row(name: str, measured: Any, expected: Any) -> tuple[str, str, str, str]:
     measured, expected = _plain(measured), _plain(expected)
     percent = isinstance(expected, str) and "%" in expected
-    return name, _text(measured, percent), _text(expected), YES if holds(measured, expected) else NO
+    mark = YES if _holds(measured, expected) else NO
+    return name, _text(measured, percent), _text(expected), mark
 
 
-def holds(measured: Any, expected: Any) -> bool:
-    """Return whether a claim holds; see ``check``. NaN is neither above nor below anything.
+def _plain(value: Any) -> Any:
+    return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
 
-    Raises:
-        InputError: if a bound is malformed, or ``measured`` is not a number to compare with it.
-    """
+
+def _holds(measured: Any, expected: Any) -> bool:
     if isinstance(expected, str):
         if match := _BOUND.fullmatch(expected):
             return bool(_HOLDS[match[1]](_number(measured, expected), _value(*match.group(2, 3))))
@@ -72,10 +68,6 @@ def holds(measured: Any, expected: Any) -> bool:
     if isinstance(measured, list | tuple) and isinstance(expected, list | tuple):
         return list(measured) == list(expected)
     return bool(measured == expected)
-
-
-def _plain(value: Any) -> Any:
-    return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
 
 
 def _number(measured: Any, expected: str) -> float:

@@ -26,10 +26,6 @@ def largest_differences(
 ) -> dict[str, float]:
     """Return the largest absolute difference of each parameter, by name.
 
-    Args:
-        actual: name -> array
-        expected: name -> array
-
     Raises:
         InputError: if both are empty, because an empty comparison would always agree, or their
             names or shapes differ.

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from labkit.base.arguments import is_number, number
@@ -38,7 +39,7 @@ class OpenLab:
         return smoke if self.run.preset == "smoke" else lab
 
     def check(self, *rows: claims.Claim) -> None:
-        """Print a table of claims and raise if one does not hold; as ``claims.check``."""
+        """Call ``claims.check``."""
         claims.check(*rows)
 
     def check_text(self, *rows: claims.Claim) -> None:
@@ -49,13 +50,7 @@ class OpenLab:
             print(f"not compared with the text, which speaks of preset lab: {len(rows)} claims")
 
     def show(self, figure: Any, name: str, alt: str) -> None:
-        """Display a figure and keep it in the run folder.
-
-        Args:
-            figure: a matplotlib figure
-            name: name of its file, without the suffix
-            alt: alternative text, which describes the figure
-        """
+        """Display a matplotlib figure, with a text that describes it, and keep it as a file."""
         self.run.figure(figure, name)
         plots.show(figure, alt, dpi=plots.SHARP)
 
@@ -68,28 +63,15 @@ class OpenLab:
         size: tuple[float, float] = (4.6, 3.2),
         **sliders: Slider,
     ) -> None:
-        """Display a figure with sliders, and save its stills; as ``interactive.move``.
+        """Display a figure with sliders and keep its stills as a file; as ``interactive.move``.
 
-        Args:
-            draw: draws on an axis, given the sliders' values
-            name: name of the file of the stills
-            alt: alternative text, which describes the figure
-            stills: positions of the sliders, drawn side by side; preset smoke uses the first two
-            size: size of one picture in inches
-            **sliders: one for each further argument of ``draw``
+        Preset smoke draws the first two stills.
         """
-        save = lambda figure: self.run.figure(figure, name)  # noqa: E731
         drawn = stills[:2] if self.run.preset == "smoke" else stills
-        interactive.move(draw, alt, drawn, save=save, size=size, **sliders)
+        interactive.move(draw, alt, drawn, partial(self.run.figure, name=name), size, **sliders)
 
     def compare_guess(self, guess: float | None, measured: float, unit: str = "") -> None:
-        """Print one line with the guessed and the measured value.
-
-        Args:
-            guess: the learner's number; None: no guess yet
-            measured: the measured value
-            unit: unit of both
-        """
+        """Print one line with the learner's guess, None for none yet, and the measured value."""
         said, guessed = f"measured {measured:.3g} {unit}".rstrip(), "none"
         verdict = "to compare, set guess = a number and run again"
         if guess is not None:

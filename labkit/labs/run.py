@@ -1,7 +1,8 @@
-"""A lab's run folder, for its notebook: figures, files, and results.json at the end."""
+"""A lab's run folder: figures, records.csv files, log.txt, the notebook, and results.json."""
 
 import contextlib
 import itertools
+import math
 import os
 import platform
 import subprocess
@@ -15,9 +16,10 @@ from typing import Any
 from labkit.base.files import make_folder, whole_file, write_json
 from labkit.base.project import project_root, version
 from labkit.errors import refuse_unknown
-from labkit.labs.run_files import FIGURES, RECORDS, RESULTS, plain
 from labkit.training.records import Records
 
+RESULTS, RECORDS = "results.json", "records.csv"
+LOG, FIGURES = "log.txt", "figures"
 _FIGURE_DPI = 110
 
 
@@ -47,13 +49,8 @@ class Run:
     ) -> "Run":
         """Open the run folder: ``$LABKIT_RUN`` if set, else a new ``runs/<lab>-<preset>-<time>``.
 
-        ``runs`` is made in the project around the working folder, or else in the working folder.
-
-        Args:
-            lab: name of the lab.
-            preset: smoke, lab or paper.
-            parameters: the lab's parameters, by name.
-            runtime: what ``labkit.start`` returned.
+        ``runs`` is in the project around the working folder, or else in the working folder. The
+        arguments are the attributes of the class.
 
         Raises:
             InputError: if the folder cannot be made.
@@ -67,22 +64,13 @@ class Run:
         return cls(lab, preset, dict(parameters), runtime, folder, time.monotonic())
 
     def path(self, name: str) -> Path:
-        """Return the path of a file in the run folder; make its parent folder.
-
-        Args:
-            name: name of the file, relative to the run folder.
-        """
+        """Return the path of a file in the run folder; make its parent folder."""
         place = self.folder / name
         place.parent.mkdir(parents=True, exist_ok=True)
         return place
 
     def figure(self, figure: Any, name: str) -> Path:
-        """Save a figure as ``figures/<name>.png`` and return its path.
-
-        Args:
-            figure: a matplotlib figure.
-            name: name of the file, without its suffix.
-        """
+        """Save a matplotlib figure as ``figures/<name>.png`` and return its path."""
         place = self.path(f"{FIGURES}/{name}.png")
         with whole_file(place, "the figure") as temporary:
             figure.savefig(temporary, format="png", dpi=_FIGURE_DPI, bbox_inches="tight")
@@ -92,47 +80,39 @@ class Run:
         """Return new records for a custom loop, written row by row to ``<name>/records.csv``.
 
         Records of an earlier execution are replaced.
-
-        Args:
-            name: name of the folder.
         """
         place = self.path(f"{name}/{RECORDS}")
         place.unlink(missing_ok=True)
         return Records(place)
 
     def finish(self, metrics: Mapping[str, Any], headline: Sequence[str] = ()) -> Path:
-        """Write results.json with status "passed".
+        """Write results.json and return its path; nothing is written if an argument is refused.
 
-        Under `labkit run` the status stays "running" until the kernel has ended and the runner
-        writes the final status, because a later cell may still fail.
+        Its status is "passed"; under `labkit run` "running" until the kernel has ended and the
+        runner writes the final status, because a later cell may still fail.
 
         Args:
-            metrics: numbers, texts, booleans, or lists and mappings of them. NaN and the infinities
-                are written as the texts "nan", "inf" and "-inf".
+            metrics: what ``plain`` takes, by name.
             headline: names of the metrics that the closing table of `labkit run` shows.
 
-        Returns:
-            The path of results.json.
-
         Raises:
-            InputError: if a headline is not a metric; nothing is written then.
-            TypeError: if a metric cannot be written; nothing is written then.
+            InputError: if a headline is not a metric.
+            TypeError: if a metric cannot be written.
         """
         for name in headline:
             refuse_unknown("headline metric", name, metrics)
-        device = getattr(self.runtime, "device", None)
-        record = describe(self.lab, self.preset, self.parameters, device)
+        record = describe(
+            self.lab, self.preset, self.parameters, getattr(self.runtime, "device", None)
+        )
         if is_dataclass(self.runtime) and not isinstance(self.runtime, type):
             record["runtime"] = plain(asdict(self.runtime), "runtime")
         record["seconds"] = round(time.monotonic() - self.started, 3)
         record["metrics"] = plain(dict(metrics), "metrics")
         record["headline"] = list(headline)
-        record["status"] = "passed"
+        headless = os.environ.get("LABKIT_HEADLESS") and os.environ.get("LABKIT_RUN")
+        record["status"] = "running" if headless else "passed"
         place = self.folder / RESULTS
-        # A later cell may still fail: under `labkit run` the runner writes the final status.
-        if os.environ.get("LABKIT_HEADLESS") and os.environ.get("LABKIT_RUN"):
-            record["status"] = "running"
-        write_json(place, record, "results.json", indent=2, allow_nan=False, parents=False)
+        write_json(place, record, RESULTS, indent=2, allow_nan=False, parents=False)
         return place
 
 
@@ -141,7 +121,6 @@ def describe(
 ) -> dict[str, Any]:
     """Return the part of results.json that every run has, whether it passed or failed."""
     packages = {name: installed_version(name) for name in ("mindspore", "numpy")}
-    packages["labkit"] = version()
     return {
         "lab": lab,
         "preset": preset,
@@ -150,10 +129,37 @@ def describe(
         "versions": {
             "python": platform.python_version(),
             **packages,
+            "labkit": version(),
             "platform": platform.platform(),
         },
         "git": git_revision(Path(__file__).parent),
     }
+
+
+def plain(value: Any, name: str) -> Any:
+    """Return ``value`` as plain JSON types; NumPy and MindSpore numbers and arrays become Python's.
+
+    NaN and the infinities, which JSON does not have, become the texts "nan", "inf" and "-inf".
+
+    Raises:
+        TypeError: if it holds anything else; the message gives its place within ``name``.
+    """
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, Mapping):
+        return {str(key): plain(item, f"{name}[{key!r}]") for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item, f"{name}[{index}]") for index, item in enumerate(value)]
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if hasattr(value, "asnumpy"):
+        value = value.asnumpy()
+    if hasattr(value, "tolist"):
+        return plain(value.tolist(), name)
+    expected = "numbers, texts, lists and mappings of them"
+    raise TypeError(f"{name}: expected {expected}, got {type(value).__name__}")
 
 
 def new_folder(parent: Path, prefix: str = "") -> Path:
@@ -172,12 +178,24 @@ def new_folder(parent: Path, prefix: str = "") -> Path:
     raise AssertionError("unreachable")
 
 
+def now() -> str:
+    """Return the time as ISO 8601 text, with the offset from UTC."""
+    return time.strftime("%Y-%m-%dT%H:%M:%S%z")
+
+
+def last_lines(path: Path, count: int) -> list[str]:
+    """Return the last lines of a log that are not empty, as a terminal shows them."""
+    # As bytes: text mode would make a line of each state of a progress bar.
+    text = path.read_bytes().decode("utf-8", "replace") if path.exists() else ""
+    lines = (line.rstrip("\r").rsplit("\r", 1)[-1].rstrip() for line in text.split("\n"))
+    return [line for line in lines if line][-count:]
+
+
 def installed_version(package: str) -> str | None:
     """Return the version of an installed package without importing it, or None."""
-    try:
+    with contextlib.suppress(metadata.PackageNotFoundError):
         return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
+    return None
 
 
 def git_revision(folder: Path) -> str | None:

@@ -17,7 +17,7 @@ from typing import Any
 from labkit.base.arguments import is_number
 from labkit.base.files import write_text
 from labkit.errors import InputError
-from labkit.labs.run_files import FIGURES, RESULTS
+from labkit.labs.run import FIGURES, RESULTS
 from labkit.tools.run import headline, read_results
 
 _HERE = Path(__file__).parent

@@ -27,8 +27,7 @@ from labkit.base.project import find_project, own_checkout
 from labkit.base.values import parse
 from labkit.errors import InputError, refuse_unknown
 from labkit.labs.presets import LABS, PRESETS, choose
-from labkit.labs.run import describe, new_folder
-from labkit.labs.run_files import LOG, RESULTS, last_lines, now, plain
+from labkit.labs.run import LOG, RESULTS, describe, last_lines, new_folder, now, plain
 from labkit.ranks import cluster
 from labkit.ranks.launch import child_environment
 from labkit.runtime import DEVICES

@@ -6,8 +6,8 @@ from _adasum_plan import PLANS, best, changed, check, planned
 from _adasum_training import cosines_of, make_step
 
 from labkit.errors import InputError
-from labkit.labs.results.adasum_race import setting_of
-from labkit.labs.results.stored import LAYERS
+from labkit.labs.results.races import LAYERS
+from labkit.labs.results.races import adasum_setting as setting_of
 from labkit.reference import cosine
 from tests.support.races import quick_twice
 

@@ -9,8 +9,8 @@ from mindspore import Tensor
 
 from labkit.errors import InputError
 from labkit.labs.compare import parameter_values
-from labkit.labs.results import Stored
-from labkit.labs.results.adasum_race import setting_of
+from labkit.labs.results.races import CriticalBatch as Stored
+from labkit.labs.results.races import adasum_setting as setting_of
 from tests.support.races import quick_twice
 
 RATES = (0.01, 0.02, 0.04, 0.08)

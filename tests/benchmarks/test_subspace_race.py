@@ -13,7 +13,7 @@ from mindspore import Tensor, nn
 
 from labkit.algorithms.subspace.snapshot_folder import SnapshotFolder
 from labkit.algorithms.subspace.snapshots import Snapshots, load_snapshot
-from labkit.labs.results.subspace_race import setting_of
+from labkit.labs.results.races import subspace_setting as setting_of
 from labkit.nets.lenet import LeNet5
 from labkit.steps.gradients import set_state
 from labkit.steps.losses import LossNet

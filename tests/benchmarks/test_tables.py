@@ -1,7 +1,6 @@
 """The stored tables agree with their plans, and show what the labs say about them."""
 
 import copy
-import functools
 import importlib
 import json
 import math
@@ -15,18 +14,10 @@ import pytest
 
 from labkit.errors import InputError
 from labkit.labs import results
-from labkit.labs.results import (
-    accumulation_race,
-    adasum_race,
-    critical_batch,
-    migration_race,
-    subspace_race,
-)
-from labkit.labs.results.stored import LAYERS
-from labkit.labs.results.thor_race import OPTIMIZERS, race_rows
+from labkit.labs.results.races import AVX2, FOLDER, LAYERS, adasum_setting
 
 SEEDS = [1, 2, 3]
-NETS = ("LeNet", "ResNet")
+NETS, OPTIMIZERS = ("LeNet", "ResNet"), ("Momentum", "THOR")
 PLANNED = {
     "adasum_race": _adasum_plan,
     "subspace_race": _subspace_plan,
@@ -46,7 +37,7 @@ def test_it_says_how_it_was_made_and_is_small(name, root):
     torch = {"torch"} if name == "migration_race" else set()
     assert set(head["versions"]) == {"labkit", "mindspore", "numpy", "python"} | torch
     assert head["cores"] >= 1 and len(head["date"]) == 10
-    files = list(results.stored.FOLDER.glob(f"{name}*.*"))
+    files = list(FOLDER.glob(f"{name}*.*"))
     assert sum(path.stat().st_size for path in files) < 250_000
 
 
@@ -157,9 +148,9 @@ def test_the_settings_are_the_sources():
     plan = SUBSPACE.head["plan"]
     assert plan["images"]["train"] == 5000 and plan["seeds"] == SEEDS
     for setting, updates in (("batch 8", 6 * 625), ("batch 32", 14 * 156)):
-        rows = subspace_race.rows_of(SUBSPACE, "stage_one", setting=setting)
+        rows = SUBSPACE.rows_of("stage_one", setting=setting)
         assert [row["updates"] for row in rows] == [updates] * 3
-    for row in subspace_race.rows_of(SUBSPACE, "projected_bfgs"):
+    for row in SUBSPACE.rows_of("projected_bfgs"):
         assert row["updates"] == row["searches"] == 40 and row["explained"] > 0.99
 
 
@@ -180,7 +171,7 @@ def test_what_is_raced_of_thor_and_momentum_are_the_winners_of_one_budget(net, o
             assert row["to_0.98"] == min(there)
         else:
             assert row["best_accuracy"] == max(each["best_accuracy"] or 0 for each in against)
-        raced = race_rows(THOR, net, optimizer, won["epochs"])
+        raced = THOR.of(stage="race", net=net, optimizer=optimizer, epochs=won["epochs"])
         assert [row["seed"] for row in raced] == SEEDS
         for row in raced:
             assert all(row[name] == won[name] for name in won) and not row["failure"]
@@ -225,15 +216,15 @@ def test_every_net_has_its_times():
 
 def test_thor_needs_at_least_one_and_a_half_times_fewer_updates_on_lenet():
     """For each length of Momentum; a training that misses the target counts as too few updates."""
-    thor = results.compare(THOR, "LeNet", 0.985)["THOR"]
+    thor = THOR.compare("LeNet", 0.985)["THOR"]
     for setting in THOR.head["tuned"]["LeNet"]["Momentum"]:
         epochs = {"Momentum": setting["epochs"]}
-        momentum = results.compare(THOR, "LeNet", 0.985, epochs)["Momentum"]
+        momentum = THOR.compare("LeNet", 0.985, epochs)["Momentum"]
         assert momentum["at_least"] / thor["mean"] >= 1.5
 
 
 def mean(*arguments, **which):
-    return statistics.mean(adasum_race.accuracies(ADASUM, *arguments, **which))
+    return statistics.mean(ADASUM.accuracies(*arguments, **which))
 
 
 def test_the_single_worker_rate_is_inside_its_grid():
@@ -244,15 +235,15 @@ def test_the_single_worker_rate_is_inside_its_grid():
 
 def test_adasum_holds_the_single_worker_rate_and_neither_mean_nor_sum_does():
     """On average over three seeds; the rates of the mean extend beyond its best rate."""
-    means = {r: statistics.mean(a) for r, a in adasum_race.by_rate(ADASUM, "mean").items()}
+    means = {r: statistics.mean(a) for r, a in ADASUM.by_rate("mean").items()}
     assert mean() >= 0.975 and mean() > max(means.values()) > means[max(means)]
-    assert max(adasum_race.accuracies(ADASUM, "sum")) < 0.9
+    assert max(ADASUM.accuracies("sum")) < 0.9
     # Adasum's own rate, tuned on held-out images, is not better on the test set.
     own = ADASUM.head["tuned"]["adasum"]
     assert own != ADASUM.head["single"]["Momentum"]
     assert max(means.values()) < mean(learning_rate=own) < mean()
     # The mean's own rate is best for the tuning's one seed; the race's three all fail at it.
-    right = adasum_race.accuracies(ADASUM, "mean", learning_rate=ADASUM.head["tuned"]["mean"])
+    right = ADASUM.accuracies("mean", learning_rate=ADASUM.head["tuned"]["mean"])
     assert len(right) == 3 and max(right) < 0.2
 
 
@@ -260,7 +251,7 @@ def test_adasum_holds_the_single_worker_rate_and_neither_mean_nor_sum_does():
                                           (1, "gradients")])  # fmt: skip
 def test_the_workers_vectors_are_parallel_early_and_not_late(seed, on):
     """The last layer's moves are less parallel than the others', and gradients than moves."""
-    setting = adasum_race.setting_of(ADASUM.head["single"]["Momentum"], on=on)
+    setting = adasum_setting(ADASUM.head["single"]["Momentum"], on=on)
     (row,) = ADASUM.select(stage="race", seed=seed, **setting)
     for layer in LAYERS:
         cosines = [point[f"cosine_{layer}"] for point in ADASUM.curves[row["run"]]]
@@ -273,24 +264,24 @@ def test_the_sum_is_the_mean_at_16_times_the_rate():
     rate = 4 * ADASUM.head["single"]["Momentum"]
     losses = []
     for reduction, own in (("mean", rate), ("sum", rate / 16)):
-        setting = adasum_race.setting_of(own, reduction=reduction)
+        setting = adasum_setting(own, reduction=reduction)
         (row,) = ADASUM.select(stage="race", seed=1, **setting)
         losses.append(ADASUM.curves[row["run"]][0]["loss"])
     assert math.isclose(*losses, rel_tol=1e-6)
 
 
 def after(method, epochs=2, **which):
-    return statistics.mean(subspace_race.accuracies(SUBSPACE, method, epochs, **which))
+    return statistics.mean(SUBSPACE.accuracies(method, epochs, **which))
 
 
 def test_one_epoch_gains_two_points_and_the_controls_as_much():
     """On three seeds, and with five more, whose first stages end better or worse by chance."""
-    gains = subspace_race.gains(SUBSPACE, "projected_bfgs", 1)
-    more = subspace_race.gains(SUBSPACE, "projected_bfgs", 1, more=True)
+    gains = SUBSPACE.gains("projected_bfgs", 1)
+    more = SUBSPACE.gains("projected_bfgs", 1, more=True)
     assert min(statistics.mean(gains), statistics.mean(more)) >= 0.02 and min(more) > 0
-    average = subspace_race.gains(SUBSPACE, "average", more=True)
+    average = SUBSPACE.gains("average", more=True)
     assert sum(a > b for a, b in zip(average, more, strict=True)) >= 6
-    same = subspace_race.gains(SUBSPACE, "same_rate", 1, more=True)
+    same = SUBSPACE.gains("same_rate", 1, more=True)
     assert abs(statistics.mean(same)) < 0.005
     for setting in ("batch 8", "batch 32"):
         for control in ("tenth", "to_zero", "average"):
@@ -299,9 +290,9 @@ def test_one_epoch_gains_two_points_and_the_controls_as_much():
 
 
 def test_trials_matter_little_few_components_and_early_starts_are_worse():
-    trials = {n: statistics.mean(a) for n, a in subspace_race.by(SUBSPACE, "trials", 1).items()}
+    trials = {n: statistics.mean(a) for n, a in SUBSPACE.by("trials", 1).items()}
     assert max(trials.values()) - min(trials.values()) < 0.003
-    failed = [statistics.mean(subspace_race.searches(SUBSPACE, trials=n)["failed"]) for n in trials]
+    failed = [statistics.mean(SUBSPACE.searches(trials=n)["failed"]) for n in trials]
     assert failed == sorted(failed, reverse=True) and failed[0] > 0.1 and failed[-1] < 0.02
     assert after("projected_bfgs", components=8) < after("projected_bfgs") - 0.003
     starts = [after("projected_bfgs", 1, start=start) for start in ("initial", "first", "last")]
@@ -312,22 +303,25 @@ def test_random_labels_learnt_by_heart_are_the_averages_to_forget():
     """After 14 epochs with 30 % random labels the average helps, the search little. After 6 such
     epochs the labels are not yet memorised, and both help equally."""
     late = {"setting": "batch 32", "noise": 0.3}
-    assert min(subspace_race.gains(SUBSPACE, "average", **late)) > 0.03
-    assert statistics.mean(subspace_race.gains(SUBSPACE, "projected_bfgs", **late)) < 0.02
+    assert min(SUBSPACE.gains("average", **late)) > 0.03
+    assert statistics.mean(SUBSPACE.gains("projected_bfgs", **late)) < 0.02
     early = {"setting": "batch 8", "noise": 0.3}
-    assert min(subspace_race.gains(SUBSPACE, "projected_bfgs", **early)) > 0.01
+    assert min(SUBSPACE.gains("projected_bfgs", **early)) > 0.01
     assert abs(after("projected_bfgs", **early) - after("average", **early)) < 0.003
 
 
 def test_the_leaking_loss_scale_diverges():
     """alpha is 1.024 if 0.001 is multiplied by a loss scale of 1024 that is not divided out."""
-    rows = subspace_race.rows_of(SUBSPACE, "projected_bfgs", alpha=1.024)
+    rows = SUBSPACE.rows_of("projected_bfgs", alpha=1.024)
     assert len(rows) == 3 and all(row["stopped"] == "the loss is not finite" for row in rows)
 
 
 def test_the_tutorials_accuracy_is_exceeded_with_its_bugs_and_without():
     """The document has 0.96875, losses 2.302572, 1.94902, 0.12907082; only 2.302572 is near."""
-    of = functools.partial(accumulation_race.values, ACCUMULATION)
+
+    def of(column, bugs, rate):
+        return ACCUMULATION.column(column, bugs=bugs, learning_rate=rate)
+
     settings = [("four", 0.01), ("none", 0.01), ("none", 0.04)]
     means = []
     for setting in settings:
@@ -345,25 +339,25 @@ def test_mindspore_takes_twice_as_long_as_pytorch_on_one_core():
     for what, ratio, avx2 in (("training", 2.19, 1.42), ("inference", 2.40, 1.41)):
         own = times["PyTorch"][what]
         assert times["MindSpore"][what] / own == pytest.approx(ratio, abs=0.005)
-        assert times[migration_race.AVX2][what] / own == pytest.approx(avx2, abs=0.005)
+        assert times[AVX2][what] / own == pytest.approx(avx2, abs=0.005)
 
 
 def test_rounding_alone_parts_two_trainings_as_far_as_the_frameworks_are():
     """1e-7 at the first loss, 0.1 by update 100; so too with the images of a batch backwards."""
     for which in (("MindSpore", "given"), ("PyTorch", "backwards")):
-        off = migration_race.loss_differences(MIGRATION, 1, *which)
+        off = MIGRATION.loss_differences(1, *which)
         assert off[0] < 1e-6 < off[2] < 1e-3 < off[9] < 0.05 < 0.1 < max(off[:100])
 
 
 def test_adasum_needs_no_new_rate_and_its_critical_batch_size_is_the_means():
-    mean, by_seed = critical_batch.curves(CRITICAL, "mean")
-    adasum, own = critical_batch.curves(CRITICAL, "adasum")
+    mean, by_seed = CRITICAL.fits("mean")
+    adasum, own = CRITICAL.fits("adasum")
     assert (round(mean.b_crit), round(adasum.b_crit)) == (110, 115)
     assert [round(curve.b_crit) for curve in by_seed] == [115, 106, 111]
     assert [round(curve.b_crit) for curve in own] == [101, 98, 154]
     assert min(mean.error, adasum.error) < 0.2
     # At one worker's rate Adasum needs no more updates than the mean at its tuned rate.
-    updates = {name: critical_batch.updates(CRITICAL, name) for name in ("mean", "adasum")}
+    updates = {name: CRITICAL.updates(name) for name in ("mean", "adasum")}
     ends = {name: statistics.mean(each[32 * 32]) for name, each in updates.items()}
     assert ends["adasum"] < ends["mean"] < 0.3 * statistics.mean(updates["mean"][32])
     rates = CRITICAL.head["tuned"]

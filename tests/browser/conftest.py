@@ -4,9 +4,7 @@ import time
 
 import pytest
 
-from tests.support import chromium
-from tests.support.lab_page import LabPage
-from tests.support.lab_server import ROOT, Server
+from tests.support.jupyterlab import ROOT, LabPage, Server, chromium
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +17,7 @@ def kept():
 
 @pytest.fixture(scope="module")  # Playwright's event loop would conflict with nbclient's
 def browser():
-    with chromium.launched() as chrome:
+    with chromium() as chrome:
         yield chrome
 
 
@@ -35,13 +33,12 @@ def server(kept, tmp_path_factory):
 @pytest.fixture
 def lab(browser, server, kept, request):
     """A separate page for each test; afterwards no kernel is left."""
-    name = request.node.name.replace("[", "-").rstrip("]").removeprefix("test_")
     context = browser.new_context(viewport={"width": 1280, "height": 900})
-    page = LabPage(context.new_page(), server, kept / name)
+    page = LabPage(context.new_page(), server)
     try:
         yield page
         assert page.complaints == []
     finally:
-        page.picture("end")
+        page.page.screenshot(path=kept / f"{request.node.name.removeprefix('test_')}.png")
         context.close()
         server.shut_kernels_down()

@@ -15,9 +15,7 @@ HOLD = [
     (4.00005, "4 ± 1e-4"),
     (0.0104, "1 % ± 0.1 %"),
     (-3.0, "-3 ± 0"),
-    ([128, 96], [128, 96]),
     ((128, 96), [128, 96]),
-    (True, True),
     ("float32", "float32"),
     (469, 469),
     (np.array([3, 4]), [3, 4]),
@@ -42,9 +40,8 @@ FAIL = [
 @pytest.mark.parametrize(("measured", "expected"), HOLD)
 def test_what_holds_gets_its_mark(measured, expected, capsys):
     claims.check(("a claim", measured, expected))
-    head, line = capsys.readouterr().out.splitlines()
+    _, line = capsys.readouterr().out.splitlines()
     assert line.startswith("a claim │ ") and line.endswith("✓")
-    assert head.split() == ["│", "measured", "│", "expected"]
 
 
 @pytest.mark.parametrize(("measured", "expected"), FAIL)

@@ -44,7 +44,6 @@ def test_values_and_claims_of_the_text_are_the_presets(opened, capsys):
     for check in (lab.check_text, lab.check, smoke.check):
         with pytest.raises(AssertionError, match="accuracy: 0.1, expected > 0.9"):
             check(("accuracy", 0.1, "> 0.9"))
-        assert "✗" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("preset", "drawn"), [("smoke", [1, 2]), ("lab", [1, 2, 3])])

@@ -5,27 +5,19 @@ import pytest
 
 import labkit
 from labkit.errors import InputError
-from labkit.labs import claims, compare, memory, profiling, results
-from labkit.labs.figures import accumulation, migration, thor
+from labkit.labs import claims, compare, measure
+from labkit.labs.figures import migration, thor
 from labkit.labs.presets import choose
-from labkit.labs.results import (
-    accumulation_race,
-    adasum_race,
-    critical_batch,
-    migration_race,
-    subspace_race,
-)
+from labkit.labs.results import fit, load
 
 FIRST, SECOND, FIFTH = (
     "01_gradient_accumulation", "02_resnet50_migration", "05_dimension_reduction",
 )  # fmt: skip
-ADASUM, SUBSPACE, MIGRATION, THOR, CRITICAL = (
-    results.load(name)
-    for name in ("adasum_race", "subspace_race", "migration_race", "thor_race", "critical_batch")
+ADASUM, SUBSPACE, MIGRATION, THOR = (
+    load(name) for name in ("adasum_race", "subspace_race", "migration_race", "thor_race")
 )
 
 SETTINGS = [
-    (FIRST, {"epochs": 0}, "epochs: expected an integer >= 1, got 0"),
     (FIRST, {"train_images": 60_001}, "train_images: expected an integer .* <= 60000"),
     (FIRST, {"learning_rate": 0}, "learning_rate: expected a finite number > 0, got 0"),
     (FIRST, {"momentum": 1}, "momentum: expected a finite number >= 0 and < 1, got 1"),
@@ -34,7 +26,6 @@ SETTINGS = [
     (SECOND, {"depth": 20}, "depth: expected one of 18, 34, 50, 101, 152"),
     (SECOND, {"width": True}, "width: expected one of 0.25, 0.5, 1, 2"),
     (SECOND, {"image_size": 33}, "image_size: expected a multiple of 4"),
-    (SECOND, {"data": 3}, "data: expected the path of a folder"),
     ("04_adasum", {"workers": 1}, "workers: expected at least 2, .* got 1 with"),
     ("04_adasum", {"workers": 6}, "and 8 updates of all of them, got 6 with 40 micro-batches"),
     (FIFTH, {"components": 1}, "components: expected an integer >= 2"),
@@ -58,35 +49,26 @@ CALLS = [
     (lambda: compare.relative_error({}, {}), "actual: expected the names .*, at least one, got"),
     (lambda: compare.largest_differences({"a": np.zeros(1)}, {"a": np.zeros(3)}),
      r"a: expected the shape \(3,\), got \(1,\)"),
-    (lambda: memory.peak_memory_mb("lenet", 32, 5), "batch: expected a multiple of micro_batch 5"),
-    (lambda: memory.sweep([32, 100]), "batch: expected a multiple of micro_batch 32, got 100"),
-    (lambda: memory.peak_memory_mb("lenet5", 32), "Did you mean 'lenet'"),
-    (lambda: profiling.operator_times(lambda: None, calls=0), "calls: expected an integer >= 1"),
-    (lambda: accumulation.updates(7, 4, "flash"), "Did you mean 'flush'"),
+    (lambda: measure.peak_memory_mb("lenet", 32, 5), "batch: expected a multiple of micro_batch 5"),
+    (lambda: measure.sweep([32, 100]), "batch: expected a multiple of micro_batch 32, got 100"),
+    (lambda: measure.operator_times(lambda: None, calls=0), "calls: expected an integer >= 1"),
     (lambda: migration.paddings(8, 4, 2), "kernel: expected an odd number, got 4"),
     (lambda: thor.decide(np.ones((2, 1)), 0.001, 0.01), "expected refresh >= freeze"),
-    (lambda: results.load("thor_rase"), "Did you mean 'thor_race'"),
-    (lambda: results.load("thor_race", "nowhere"), "benchmarks/thor_race.py makes it"),
-    (lambda: THOR.select(stge="race"), "unknown field 'stge'.*Did you mean 'stage'"),
-    (lambda: results.compare(THOR, "LeNett", 0.985), "Did you mean 'LeNet'"),
-    (lambda: results.compare(THOR, "LeNet", 0.985, {"THOR": 7}),
-     "epochs of THOR: expected one of those raced: .*, got 7"),
-    (lambda: adasum_race.by_rate(ADASUM, "means"), "Did you mean 'mean'"),
-    (lambda: adasum_race.accuracies(ADASUM, learning_rate=7.0), "was not raced"),
-    (lambda: subspace_race.accuracies(SUBSPACE, "bfgs"), "unknown method 'bfgs'"),
-    (lambda: subspace_race.accuracies(SUBSPACE, "projected_bfgs", trial=2),
+    (lambda: load("thor_race", "nowhere"), "benchmarks/thor_race.py makes it"),
+    (lambda: THOR.compare("LeNet", 0.985, {"THOR": 7}),
+     "'epochs': 7}: it was not raced"),
+    (lambda: ADASUM.by_rate("means"), "'reduction': 'means'.*not raced"),
+    (lambda: ADASUM.accuracies(learning_rate=7.0), "was not raced"),
+    (lambda: SUBSPACE.accuracies("projected_bfgs", trial=2),
      "unknown field 'trial'.*Did you mean 'trials'"),
-    (lambda: subspace_race.accuracies(SUBSPACE, "tenth", trials=2),
-     "trials: expected no value for tenth, got 2"),
-    (lambda: subspace_race.accuracies(SUBSPACE, "tenth", 3), "epochs: expected 1 or 2, got 3"),
-    (lambda: subspace_race.compared(SUBSPACE, "batch 32", 0.1), "noise 0.1: it was not raced"),
-    (lambda: migration_race.accuracies(MIGRATION, "Pytorch"), "Did you mean 'PyTorch'"),
-    (lambda: migration_race.loss_differences(MIGRATION, 7, "MindSpore"), "'seed': 7.*not raced"),
-    (lambda: accumulation_race.values(accumulation_race.load(), "loss_fist"),
-     "unknown column 'loss_fist'.*Did you mean 'loss_first'"),
-    (lambda: critical_batch.rate_of(CRITICAL, "mean", 3), "workers: expected one of .*, got 3"),
-    (lambda: critical_batch.fit({32: [100.0, 200.0]}), r"two batch sizes or more, got \[32\]"),
-    (lambda: critical_batch.fit({32: [100.0], 64: [None]}), "expected a finite number > 0, got No"),
+    (lambda: SUBSPACE.accuracies("tenth", trials=2),
+     "'trials': 2.*not raced"),
+    (lambda: SUBSPACE.compared("batch 32", 0.1), "'noise': 0.1}: it was not raced"),
+    (lambda: MIGRATION.loss_differences(7, "MindSpore"), "'seed': 7.*not raced"),
+    (lambda: THOR.column("last_acuracy"),
+     "Did you mean 'last_accuracy'"),
+    (lambda: fit({32: [100.0, 200.0]}), r"two batch sizes or more, got \[32\]"),
+    (lambda: fit({32: [100.0], 64: [None]}), "expected a finite number > 0, got No"),
 ]  # fmt: skip
 
 

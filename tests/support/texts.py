@@ -1,6 +1,5 @@
 """The files of the project, and the text of its pages and notebooks."""
 
-import ast
 import io
 import re
 import subprocess
@@ -37,13 +36,6 @@ def own_cells(path: Path) -> list[dict[str, Any]]:
 def markdown(cells: Iterable[Mapping[str, Any]]) -> list[str]:
     """Return the markdown of each cell; "" for a code cell, so that positions are kept."""
     return [cell["source"] if cell["cell_type"] == "markdown" else "" for cell in cells]
-
-
-def tree_of(cell: Mapping[str, Any]) -> ast.AST:
-    """Return the syntax tree of a code cell."""
-    lines = cell["source"].splitlines()
-    # IPython's own lines are not Python: %matplotlib, !ls.
-    return ast.parse("\n".join("pass" if re.match(r"\s*[%!]", line) else line for line in lines))
 
 
 def text_of(path: Path) -> str:

@@ -1,35 +1,31 @@
-"""Figures of lab 04: lengths, cosines, races and sweeps. No MindSpore import."""
-
-from __future__ import annotations
+"""Figures of lab 04, and its interactive pictures, which are given an axis. No MindSpore import."""
 
 from collections.abc import Mapping, Sequence
 from itertools import cycle
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from labkit.labs.figures import common as plots
+from labkit.labs.results import Curve
+from labkit.reference import adasum_pair
 
-if TYPE_CHECKING:  # matplotlib is loaded when the first figure is drawn
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from labkit.labs.results.critical_batch import Curve
-
-# One name, colour and mark for each reduction, in all figures.
+# One name, colour, mark and size of the mark for each reduction, in all figures.
 NAMES = {"adasum": "Adasum", "mean": "mean", "sum": "sum"}
 COLORS = {"adasum": plots.BLUE, "mean": plots.ORANGE, "sum": plots.RED}
-MARKS = {"sum": "o", "adasum": "D", "mean": "s"}
+MARKS = {"sum": ("o", 9), "adasum": ("D", 6), "mean": ("s", 8)}
+BySetting = Mapping[float, Sequence[float | None]]
 _UPDATES = (50, 100, 200, 500, 1000, 2000)
 _ERRORS = (100.0, 50.0, 20.0, 10.0, 5.0, 2.0, 1.0, 0.5)
+# Limits that contain every step of both orders from 30 to 150 degrees, at rates up to 1.5.
+_WIDE, _HIGH = (-3.1, 1.6), (-2.6, 1.0)
 
 
 def step_lengths(lengths: Mapping[str, Sequence[float]], workers: Sequence[int]) -> Figure:
-    """Length of N workers' Adasum, over N, between the mean's 1 and the sum's N.
+    """Lengths of N workers' Adasum over N, in units of one worker's vector.
 
-    Args:
-        lengths: label -> lengths, in units of one worker's vector, for each number in ``workers``
-        workers: numbers of workers
+    ``lengths`` is label -> lengths, one for each number of ``workers``.
     """
     figure, axis = plots.axes(width=6.4, height=3.6)
     for (label, values), color in zip(lengths.items(), cycle(plots.PALETTE)):
@@ -38,8 +34,7 @@ def step_lengths(lengths: Mapping[str, Sequence[float]], workers: Sequence[int])
     axis.set_yscale("log", base=2)
     plots.label_ticks(axis, workers, "x")
     plots.label_ticks(axis, (0.5, 1, 2, 4, 8))
-    axis.set(xlabel="workers", ylabel="length (one worker's is 1)")
-    axis.set_title("How far Adasum goes")
+    axis.set(xlabel="workers", ylabel="length (one worker's is 1)", title="How far Adasum goes")
     plots.legend_beside(figure)
     return figure
 
@@ -47,11 +42,9 @@ def step_lengths(lengths: Mapping[str, Sequence[float]], workers: Sequence[int])
 def cosines(
     panels: Mapping[str, tuple[Sequence[int], Mapping[str, Sequence[float]]]], updates: int
 ) -> Figure:
-    """Mean pairwise cosine by layer over training, a panel for each kind of vector.
+    """Mean pairwise cosine by layer over a training of ``updates``, a panel for each kind.
 
-    Args:
-        panels: title -> (updates, {layer: cosines})
-        updates: length of the training
+    ``panels`` is title -> (updates, {layer: cosines}).
     """
     figure, drawn = plots.side_by_side(panels, width=4.6, height=3.4)
     for axis, title, (when, by_layer) in drawn:
@@ -65,7 +58,7 @@ def cosines(
 
 
 def race(curves: Mapping[str, tuple[str, Sequence[float], Sequence[float]]], title: str) -> Figure:
-    """Test error over updates; ``curves`` is label -> (reduction, updates, accuracies 0 .. 1).
+    """Test error over updates; ``curves`` is label -> (reduction, updates, accuracies).
 
     A reduction's first curve is drawn solid, its second dashed.
     """
@@ -82,50 +75,36 @@ def race(curves: Mapping[str, tuple[str, Sequence[float], Sequence[float]]], tit
 
 
 def over_rates(
-    accuracies: Mapping[str, Mapping[float, Sequence[float | None]]],
-    single: float | None = None,
-    title: str = "",
+    accuracies: Mapping[str, BySetting], single: float | None = None, title: str = ""
 ) -> Figure:
-    """Test error over the learning rate.
+    """Test error over the learning rate, with the single worker's rate marked.
 
-    Args:
-        accuracies: reduction -> {learning rate: accuracies 0 .. 1 by seed}; None for a
-            failed training
-        single: the single worker's learning rate, which is marked
-        title: title of the figure
+    ``accuracies`` is reduction -> {learning rate: accuracies by seed}, None for a failed training.
     """
-    figure, axis = _over_settings(accuracies, "learning rate", title)
+    figure = _over_settings(accuracies, "learning rate", title)
     if single is not None:
+        axis = figure.axes[0]
         axis.axvline(single, color="grey", linewidth=0.8, linestyle="--", zorder=0)
     return figure
 
 
-def over_workers(
-    accuracies: Mapping[str, Mapping[float, Sequence[float | None]]], title: str = ""
-) -> Figure:
+def over_workers(accuracies: Mapping[str, BySetting], title: str = "") -> Figure:
     """Test error over the number of workers; like ``over_rates``, by workers."""
-    return _over_settings(accuracies, "workers", title)[0]
+    return _over_settings(accuracies, "workers", title)
 
 
-def _over_settings(
-    accuracies: Mapping[str, Mapping[float, Sequence[float | None]]], xlabel: str, title: str
-) -> tuple[Figure, Axes]:
-    """Draw means over seeds as lines, dashed for names of two words, and each seed as a dot."""
+def _over_settings(accuracies: Mapping[str, BySetting], xlabel: str, title: str) -> Figure:
     figure, axis = plots.axes(width=6.8, height=3.8)
     for name, by_setting in accuracies.items():
-        reduction, *variant = name.split()
         errors = {setting: plots.errors(right) for setting, right in by_setting.items()}
-        plots.mean_and_seeds(
-            axis, errors, COLORS[reduction.lower()], NAMES.get(name, name),
-            line="--" if variant else "-", mark=".", size=5,
-        )  # fmt: skip
+        plots.mean_and_seeds(axis, errors, COLORS[name], NAMES[name], mark=".", size=5)
     axis.set(xscale="log", xlabel=xlabel, title=title)
     ticks = sorted({setting for by_setting in accuracies.values() for setting in by_setting})
     plots.label_ticks(axis, ticks, "x")
     axis.tick_params(axis="x", labelsize=8)
     plots.error_axis(axis, _ERRORS)
     plots.legend_beside(figure)
-    return figure, axis
+    return figure
 
 
 def critical_batch(
@@ -142,22 +121,24 @@ def critical_batch(
     """
     figure, axis = plots.axes(width=7.6, height=4.0)
     for name, by_batch in updates.items():
-        color, dashed = COLORS[name.split()[0]], " " in name
-        style: dict[str, Any] = {"color": color, "linestyle": "--" if dashed else "-"}
-        plots.mean_and_seeds(
-            axis, by_batch, color, _spelled(name), line=style["linestyle"], mark=".", size=5
-        )
+        reduction, *variant = name.split()
+        color, line = COLORS[reduction], "--" if variant else "-"
+        label = " ".join([NAMES[reduction], *variant])
+        plots.mean_and_seeds(axis, by_batch, color, label, line, mark=".", size=5)
         if 0 < (critical := curves[name].b_crit) < np.inf:
             twice = curves[name].updates(critical)
-            axis.vlines(critical, 1, twice, linewidth=0.8, **style)
-            face = "white" if dashed else color
-            label = f"$B_{{crit}}$ of {_spelled(name)}: {critical:.0f}"
-            mark = MARKS[name.split()[0]]
-            axis.plot([critical], [twice], mark, color=color, markerfacecolor=face, label=label)
-    _perfect_scaling(axis, next(iter(updates.values())))
+            axis.vlines(critical, 1, twice, linewidth=0.8, color=color, linestyle=line)
+            axis.plot(
+                [critical], [twice], MARKS[reduction][0], color=color,
+                markerfacecolor="white" if variant else color,
+                label=f"$B_{{crit}}$ of {label}: {critical:.0f}",
+            )  # fmt: skip
+    batches, first = sorted(next(iter(updates.values()))), next(iter(updates.values()))
+    halved = [batches[0] * np.mean(first[batches[0]]) / batch for batch in batches]
+    axis.plot(batches, halved, ":", color="grey", linewidth=1.2, label="perfect scaling", zorder=0)
     axis.set(xscale="log", yscale="log", xlabel="images of one update", ylabel="updates")
     axis.set_title(title)
-    plots.label_ticks(axis, sorted(next(iter(updates.values()))), "x")
+    plots.label_ticks(axis, batches, "x")
     every = [each for by_batch in updates.values() for seeds in by_batch.values() for each in seeds]
     plots.label_ticks(axis, _UPDATES)
     axis.set_ylim(0.75 * min(every), 1.3 * max(every))
@@ -165,14 +146,140 @@ def critical_batch(
     return figure
 
 
-def _spelled(method: str) -> str:
-    reduction, *variant = method.split()
-    return " ".join([NAMES[reduction], *variant])
+def two_vectors(axis: Axes, angle: float, ratio: float) -> None:
+    """Draw two vectors, their sum, Adasum and mean, and beside them the lengths at every angle.
+
+    They are ``angle`` degrees apart, from 0 to 180; a has length 1 and b has length ``ratio``.
+    """
+    plots.small(axis, f"{angle:g}° apart, |b| = {ratio:g} |a|")
+    axis.set_axis_off()
+    plane = axis.inset_axes((0.0, 0.0, 0.58, 1.0))
+    lengths = axis.inset_axes((0.74, 0.0, 0.26, 1.0))
+    a, b = np.array([1.0, 0.0]), _at(angle, ratio)
+    for vector, color, name, below in ((a, "black", "a", -12), (b, plots.GREY, "b", 4)):
+        _arrow(plane, np.zeros(2), vector, color, 2.0)
+        plane.annotate(name, tuple(vector), (-3, below), textcoords="offset points", color=color)
+    angles = np.linspace(0, 180, 181)
+    every = [_combined(a, _at(degrees, ratio)) for degrees in angles]
+    for name, vector in _combined(a, b).items():
+        plane.plot(*zip((0, 0), vector, strict=True), color=COLORS[name], linewidth=1, zorder=1)
+        length = float(np.linalg.norm(vector))
+        _mark(plane, vector[0], vector[1], name, f"{NAMES[name]}: {length:.2f}")
+        sizes = [np.linalg.norm(vectors[name]) for vectors in every]
+        lengths.plot(angles, sizes, color=COLORS[name], label=NAMES[name])
+        _mark(lengths, angle, length, name)
+    plane.set(xlim=(-2.1, 3.1), ylim=(-0.6, 3.2), aspect="equal")
+    plane.legend(frameon=False, fontsize=7, loc="upper right", title="length", title_fontsize=7)
+    lengths.set(xticks=(0, 90, 180), ylim=(-0.1, 3.1))
+    lengths.set_xlabel("angle (degrees)", fontsize=8)
+    lengths.set_ylabel("length", fontsize=8)
+    for each in (plane, lengths):
+        each.grid(alpha=0.25)
+        each.tick_params(labelsize=7)
 
 
-def _perfect_scaling(axis: Axes, updates: Mapping[float, Sequence[float]]) -> None:
-    """Draw half the updates for twice the batch, starting at the smallest batch."""
-    batches = sorted(updates)
-    images = batches[0] * float(np.mean(updates[batches[0]]))
-    halved = [images / batch for batch in batches]
-    axis.plot(batches, halved, ":", color="grey", linewidth=1.2, label="perfect scaling", zorder=0)
+def both_orders(axis: Axes, angle: float, rate: float) -> None:
+    """Draw two steps of SGD in both orders from 0, their mean, and the one step of Adasum.
+
+    The losses are (x.w + 1)^2 / 2 and (y.w + 1)^2 / 2 with |x| = |y| = 1, so their curvatures are
+    x x^T and y y^T; the contours show the mean loss.
+
+    Args:
+        axis: axis to draw on
+        angle: angle between x and y, degrees from 30 to 150
+        rate: learning rate of every step, in units of 1 / |x|^2, up to 1.5
+    """
+    x, y, origin = _at(0, 1.0), _at(angle, 1.0), np.zeros(2)
+    grid = np.stack(np.meshgrid(np.linspace(*_WIDE, 80), np.linspace(*_HIGH, 80)), -1)
+    loss = ((grid @ x + 1) ** 2 + (grid @ y + 1) ** 2) / 4
+    levels = np.linspace(0.2, 3.0, 8) ** 2
+    axis.contour(*np.moveaxis(grid, -1, 0), loss, levels, colors="#BBBBBB", linewidths=0.7)
+    ends = []
+    for first, second, color, name in (
+        (x, y, "black", "x, then y"),
+        (y, x, plots.GREY, "y, then x"),
+    ):
+        middle = origin - rate * first  # at 0 the gradient is the vector
+        ends.append(middle - rate * (second @ middle + 1) * second)
+        _arrow(axis, origin, middle, color, 1.3)
+        _arrow(axis, middle, ends[-1], color, 1.3)
+        axis.plot([], [], color=color, label=name)
+    mean = np.mean(ends, axis=0)
+    axis.plot(*zip(*ends, strict=True), ":", color="black", linewidth=1)
+    axis.plot(*mean, "*", color="black", markersize=11, label="mean of both orders")
+    for name, vector in _combined(x, y).items():
+        x_end, y_end = -rate * vector
+        _mark(axis, x_end, y_end, name, f"one step, {NAMES[name]}")
+    off = np.linalg.norm(mean + rate * adasum_pair(x, y))
+    title = f"{angle:g}° apart, rate {rate:g} / |x|²\nAdasum to the mean of both orders: {off:.2f}"
+    axis.set_title(title, fontsize=9)
+    axis.set(xlim=_WIDE, ylim=_HIGH, aspect="equal", xlabel="first weight", ylabel="second weight")
+    axis.legend(frameon=False, fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+
+
+def levels(workers: int) -> list[list[tuple[int, ...]]]:
+    """Return, for each level, the vectors of the level below that each vector is combined from.
+
+    Neighbours are combined in pairs; if their number is odd, the last three together.
+    """
+    made, count = [], workers
+    while count > 1:
+        paired = count - 3 * (count % 2)
+        groups: list[tuple[int, ...]] = [(i, i + 1) for i in range(0, paired, 2)]
+        if paired < count:
+            groups.append((paired, paired + 1, paired + 2))
+        made.append(groups)
+        count = len(groups)
+    return made
+
+
+def tree(axis: Axes, workers: float) -> None:
+    """Draw how ``workers`` vectors are combined; a number says how many workers made a vector."""
+    count = int(workers)
+    places = [(float(number), 1) for number in range(count)]
+    for x, _ in places:
+        _node(axis, x, 0, 1, "white")
+    tall = levels(count)
+    for height, groups in enumerate(tall, 1):
+        above = []
+        for group in groups:
+            x = float(np.mean([places[i][0] for i in group]))
+            made = sum(places[i][1] for i in group)
+            for i in group:
+                axis.plot([places[i][0], x], [height - 1, height], color=plots.GREY, zorder=1)
+            _node(axis, x, height, made, COLORS["adasum"] if len(group) == 2 else plots.SKY)
+            above.append((x, made))
+        places = above
+    threes = sum(len(group) == 3 for groups in tall for group in groups)
+    title = f"{count} workers: {len(tall)} levels" + (f", {threes} × three" if threes else "")
+    limits = {"xlim": (-0.8, count - 0.2), "ylim": (-0.5, 4.5)}
+    plots.small(axis, title, xlabel="workers", ylabel="level", xticks=[], yticks=range(5), **limits)
+
+
+def _combined(a: np.ndarray, b: np.ndarray) -> dict[str, np.ndarray]:
+    return {"sum": a + b, "adasum": adasum_pair(a, b), "mean": (a + b) / 2}
+
+
+def _at(angle: float, length: float) -> np.ndarray:
+    radians = np.deg2rad(angle)
+    return length * np.array([np.cos(radians), np.sin(radians)])
+
+
+def _node(axis: Axes, x: float, y: float, made: int, color: str) -> None:
+    box = {"boxstyle": "circle,pad=0.25", "facecolor": color, "edgecolor": plots.GREY}
+    ink = "white" if color == COLORS["adasum"] else "black"
+    axis.text(x, y, str(made), ha="center", va="center", fontsize=7, color=ink, bbox=box, zorder=3)
+
+
+def _arrow(axis: Axes, start: np.ndarray, end: np.ndarray, color: str, width: float) -> None:
+    style = {"arrowstyle": "-|>", "color": color, "linewidth": width, "shrinkA": 0, "shrinkB": 0}
+    axis.annotate("", tuple(end), tuple(start), arrowprops=style, zorder=2)
+
+
+def _mark(axis: Axes, x: float, y: float, name: str, label: str | None = None) -> None:
+    """Draw a reduction's mark, hollow but for Adasum's, so that both are visible where two meet."""
+    (mark, size), face = MARKS[name], COLORS[name] if name == "adasum" else "none"
+    axis.plot(
+        [x], [y], mark, color=COLORS[name], markersize=size, label=label, clip_on=False,
+        markerfacecolor=face, zorder=3,
+    )  # fmt: skip

@@ -1,39 +1,34 @@
-"""Figures from rows of numbers. No MindSpore import."""
+"""What the labs' figures share, and figures of rows of numbers. No MindSpore import.
 
-from __future__ import annotations
+Functions that return a figure make it; those that are given an axis draw on it. Accuracies are
+0 .. 1, errors are in per cent.
+"""
 
 import base64
 import io
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import cycle
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-
-if TYPE_CHECKING:  # matplotlib is loaded when the first figure is drawn
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from labkit.training.records import Records
+from matplotlib.axes import Axes
+from matplotlib.colors import ListedColormap, LogNorm
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogFormatter, MaxNLocator
 
 # Okabe and Ito's colours: distinguishable with any colour vision, and in grey.
 BLUE, ORANGE, GREEN, RED = "#0072B2", "#E69F00", "#009E73", "#D55E00"
-PURPLE = "#CC79A7"
+PURPLE, SKY = "#CC79A7", "#56B4E9"
+PALE, GREY = "#DDDDDD", "#777777"
 SHARP, PAGE = 160, 90  # dots per inch: for a sharp picture, and for its size on a page
-PALETTE = (BLUE, ORANGE, GREEN, RED, PURPLE, "#56B4E9", "#000000")
+PALETTE = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY, "#000000")
+_PER_CENT = (1, 2, 5, 10, 20, 50)
 
 
 def axes(
     rows: int = 1, columns: int = 1, width: float = 4.6, height: float = 3.2
 ) -> tuple[Figure, Any]:
-    """Return (figure, axes) in the labs' style, laid out so that labels do not overlap.
-
-    Args:
-        rows: number of rows of axes
-        columns: number of columns of axes
-        width: width of each of the axes, inches
-        height: height of each of the axes, inches
-    """
+    """Return (figure, axes) in the labs' style, each of ``width`` by ``height`` inches."""
     from matplotlib import pyplot
 
     figure, grid = pyplot.subplots(
@@ -52,6 +47,13 @@ def side_by_side(panels: Mapping[str, Any], width: float = 4.6, height: float = 
     return figure, [(axis, name, value) for axis, (name, value) in pairs]
 
 
+def small(axis: Axes, title: str, **settings: Any) -> None:
+    """Give a picture of a lab's sliders its small title and its settings, without a grid."""
+    axis.set_title(title, fontsize=9)
+    axis.set(**settings)
+    axis.grid(False)
+
+
 def legend_beside(figure: Figure) -> None:
     """Put the legend of all axes to the right of them."""
     figure.legend(frameon=False, loc="outside right center", fontsize=9)
@@ -64,7 +66,7 @@ def legend_below(figure: Figure, axis: Axes) -> None:
 
 
 def errors(accuracies: Iterable[float | None]) -> np.ndarray:
-    """Return accuracies 0 .. 1 as errors in %; None (a failed training) counts as 100 %."""
+    """Return accuracies as errors; None (a failed training) counts as 100 %."""
     return np.array([100.0 if right is None else 100 - 100 * right for right in accuracies])
 
 
@@ -73,24 +75,12 @@ def mean_and_seeds(
     values: Mapping[float, Sequence[float] | np.ndarray],
     color: str,
     label: str | None = None,
-    *,
     line: str = "-",
     mark: str = "o",
     size: float = 4.0,
     alpha: float | None = None,
 ) -> None:
-    """Draw the mean over seeds as a line and each seed as a dot.
-
-    Args:
-        axis: axis to draw on
-        values: x -> y of each seed
-        color: color of the line and the dots
-        label: label of the line
-        line: style of the line
-        mark: marker of the dots
-        size: size of the dots, points
-        alpha: opacity of the dots
-    """
+    """Draw the mean over seeds as a line and each seed as a dot; ``values`` is x -> y by seed."""
     places = sorted(values)
     axis.plot(places, [np.mean(values[x]) for x in places], line, color=color, label=label)
     dots = [(x, y) for x in places for y in values[x]]
@@ -106,9 +96,7 @@ def label_ticks(axis: Axes, ticks: Iterable[float], which: str = "y") -> None:
 
 
 def error_axis(axis: Axes, ticks: Iterable[float]) -> None:
-    """Make the vertical axis show test errors in %, with the ``ticks`` within its limits."""
-    from matplotlib.ticker import MaxNLocator
-
+    """Make the vertical axis show test errors, with the ``ticks`` within its limits."""
     axis.set(yscale="log", ylabel="test error (%)")
     low, high = axis.get_ylim()
     inside = [tick for tick in ticks if low <= tick <= high * 1.01]
@@ -123,34 +111,27 @@ def smooth(values: Sequence[float], window: int = 25) -> np.ndarray:
     return np.convolve(values, kernel, "same") / np.convolve(np.ones(len(values)), kernel, "same")
 
 
-def training_curve(records: Records, title: str = "Training") -> Figure:
+class _Plain(LogFormatter):  # within a decade: 0.6 instead of 6 x 10^-1 or 6e-01
+    def __call__(self, value: float, place: int | None = None) -> str:
+        return super().__call__(value, place) and f"{value:g}"
+
+
+def training_curve(records: Any, title: str = "Training") -> Figure:
     """Loss of each update and its running mean over images seen; ``records`` are from ``fit``."""
-    from matplotlib.ticker import LogFormatter
-
-    class Plain(LogFormatter):  # within a decade: 0.6 instead of 6 x 10^-1 or 6e-01
-        def __call__(self, value: float, place: int | None = None) -> str:
-            return super().__call__(value, place) and f"{value:g}"
-
     figure, axis = axes(width=6.0)
     images = np.cumsum(records.column("images"))
     axis.plot(images, records.column("loss"), color=BLUE, alpha=0.25, label="each update")
     axis.plot(images, smooth(records.column("loss")), color=BLUE, label="running mean of 25")
     axis.set(xlabel="images seen", ylabel="training loss (nats)", title=title, yscale="log")
-    axis.yaxis.set_minor_formatter(Plain(labelOnlyBase=False))
+    axis.yaxis.set_minor_formatter(_Plain(labelOnlyBase=False))
     if np.divide(*axis.get_ylim()[::-1]) < 100:
-        axis.yaxis.set_major_formatter(Plain())
+        axis.yaxis.set_major_formatter(_Plain())
     axis.legend(frameon=False)
     return figure
 
 
 def images_grid(images: np.ndarray, labels: Sequence, columns: int = 10) -> Figure:
-    """A grid of images with their labels as titles.
-
-    Args:
-        images: grey (N, H, W), or colour (N, H, W, 3) in 0 .. 1
-        labels: N labels
-        columns: number of columns of the grid
-    """
+    """Images, grey (N, H, W) or colour (N, H, W, 3) in 0 .. 1, with their N labels as titles."""
     figure, grid = axes(-(-len(images) // columns), columns, width=0.8, height=0.95)
     cells = np.atleast_1d(grid).ravel()
     for axis in cells:
@@ -186,8 +167,6 @@ def verdict_grid(
     verdicts: Mapping[str, Mapping[str, int]], stages: Sequence[str], title: str
 ) -> Figure:
     """Which stages pass, as a grid: ``verdicts`` is row name -> {stage: number of failed rows}."""
-    from matplotlib.colors import ListedColormap
-
     figure, axis = axes(width=7.6, height=0.45 * len(verdicts) + 1.1)
     failed = np.array([[counts[stage] for stage in stages] for counts in verdicts.values()])
     axis.imshow(failed > 0, cmap=ListedColormap([GREEN, RED]), vmin=0, vmax=1, aspect="auto")
@@ -210,10 +189,10 @@ def race(
     """Test error of trainings, over updates and over seconds, side by side.
 
     Args:
-        curves: optimizer -> its trainings, each (updates, seconds, accuracies 0 .. 1)
+        curves: optimizer -> its trainings, each (updates, seconds, accuracies)
         title: title, to which ", by updates" and ", by seconds" are added
         goal: accuracy that is drawn as a line
-        ylim: limits of the error, %
+        ylim: limits of the error
     """
     figure, both = axes(1, 2)
     for (name, trainings), color in zip(curves.items(), cycle((ORANGE, BLUE, GREEN))):
@@ -227,7 +206,7 @@ def race(
             axis.axhline(100 - 100 * goal, color="grey", linewidth=0.8, linestyle="--", label=label)
         axis.set(xlabel=what, ylabel="test error (%)", yscale="log", ylim=ylim)
         axis.set_title(f"{title}, by {what.split()[0]}")
-        label_ticks(axis, (1, 2, 5, 10, 20, 50))
+        label_ticks(axis, _PER_CENT)
         axis.set_ylim(ylim)
     both[0].legend(frameon=False)
     return figure
@@ -236,12 +215,9 @@ def race(
 def sweep(
     panels: Mapping[str, Sequence[tuple[float, float | None]]], ylabel: str, worst: float
 ) -> Figure:
-    """Errors over the values of settings, one panel per setting, with failed trainings marked.
+    """Errors over the values of settings, a panel for each; failed trainings marked at ``worst``.
 
-    Args:
-        panels: setting -> [(value, error in %, or None for a failed training)]
-        ylabel: what the error is
-        worst: error at which failed trainings are drawn
+    ``panels`` is setting -> [(value, error, or None for a failed training)].
     """
     figure, drawn = side_by_side(panels, width=4.6 if len(panels) < 3 else 3.5)
     for axis, name, points in drawn:
@@ -251,7 +227,7 @@ def sweep(
         axis.plot(failed, [worst] * len(failed), "x", color=RED, label="failed")
         axis.set(xscale="log", yscale="log", xlabel=name, ylabel=ylabel)
         label_ticks(axis, values, "x")
-        label_ticks(axis, (1, 2, 5, 10, 20, 50))
+        label_ticks(axis, _PER_CENT)
         if failed:
             axis.legend(loc="center", frameon=True)  # framed: its cross is not a training
     return figure
@@ -260,13 +236,8 @@ def sweep(
 def matrices(named: Mapping[str, np.ndarray], title: str) -> Figure:
     """Matrices side by side, the sizes of their entries on one colour scale of four decades.
 
-    Args:
-        named: title -> matrix; the scale ends at the largest entry of the first matrix, and
-            entries below its start are white, like zeros
-        title: title of the figure
+    The scale ends at the largest entry of the first matrix; entries below its start are white.
     """
-    from matplotlib.colors import LogNorm
-
     figure, drawn = side_by_side(named, width=3.4, height=3.3)
     largest = np.abs(next(iter(named.values()))).max()
     norm = LogNorm(largest / 1e4, largest)
@@ -286,22 +257,19 @@ def png(figure: Figure, dpi: int = PAGE) -> bytes:
     from matplotlib import pyplot
     from PIL import Image
 
-    drawn, small = io.BytesIO(), io.BytesIO()
+    drawn, small_file = io.BytesIO(), io.BytesIO()
     figure.savefig(drawn, format="png", dpi=dpi)
     pyplot.close(figure)
     # With a palette of 256 colours, a notebook of ten figures takes 310 kB instead of 810.
     palette = Image.open(drawn).convert("RGB").quantize(256, dither=Image.Dither.NONE)
-    palette.save(small, format="png", optimize=True)
-    return small.getvalue()
+    palette.save(small_file, format="png", optimize=True)
+    return small_file.getvalue()
 
 
 def show(figure: Figure, alt: str, dpi: int = PAGE) -> None:
-    """Display ``figure`` in a notebook as PNG, and close it.
+    """Display ``figure`` in a notebook as PNG with a text that describes it, and close it.
 
-    Args:
-        figure: figure of matplotlib
-        alt: alternative text that describes the picture, shown where only text can be
-        dpi: dots per inch; above ``PAGE`` the picture is sharper, not larger
+    Above ``PAGE`` dots per inch the picture is sharper, not larger.
     """
     from IPython import display
 

@@ -3,7 +3,7 @@
 import base64
 import html
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from labkit.base.progress import has_front_end
@@ -36,8 +36,7 @@ def move(
     Args:
         draw: draws on a matplotlib axis, its first argument, given the sliders' values
         alt: alternative text that describes the picture
-        stills: two to four positions of the sliders, drawn side by side; the sliders start at the
-            first
+        stills: positions of the sliders, two to four; the sliders start at the first
         save: called with the figure of the stills
         size: size of one picture, inches
         **sliders: one for each further argument of ``draw``
@@ -50,48 +49,44 @@ def move(
         axis.set_axis_off()
     if save is not None:
         save(figure)
-    if has_front_end():
-        from IPython.display import display
+    if not has_front_end():
+        return plots.show(figure, alt, dpi=plots.SHARP)
+    from IPython.display import display
 
-        plots.png(figure)  # closes it: Jupyter would show it a second time
+    plots.png(figure)  # closes it: Jupyter would show it a second time
 
-        def picture(**values: float) -> Any:
-            single, axis = plots.axes(1, 1, *size)
-            draw(axis, **values)
-            return single
+    def picture(**values: float) -> bytes:
+        single, axis = plots.axes(1, 1, *size)
+        draw(axis, **values)
+        return plots.png(single)
 
-        starts = {name: replace(slider, start=stills[0][name]) for name, slider in sliders.items()}
-        display(widget(picture, alt, **starts))
-    else:
-        plots.show(figure, alt, dpi=plots.SHARP)
+    display(_widget(picture, alt, sliders, stills[0]))
 
 
-def widget(draw: Callable[..., Any], alt: str, **sliders: Slider) -> Any:
-    """Return the ipywidgets box of a picture and its sliders; arguments as in ``move``.
-
-    ``draw`` takes the sliders' values and returns a new matplotlib figure at each call.
-    """
+def _widget(
+    picture: Callable[..., bytes], alt: str, sliders: Mapping[str, Slider], start: Mapping
+) -> Any:
+    """Return the ipywidgets box of a picture, which is a new PNG at each call, and its sliders."""
     import ipywidgets
 
     moved = {
         name: ipywidgets.FloatSlider(
-            value=slider.start, min=slider.low, max=slider.high, step=slider.step,
+            value=start.get(name, slider.start), min=slider.low, max=slider.high, step=slider.step,
             description=slider.label, readout_format=".4g",
             style={"description_width": "12em"}, layout={"width": "36em"},
         )
         for name, slider in sliders.items()
     }  # fmt: skip
-    picture = ipywidgets.HTML(layout={"max_width": "100%"})
+    shown = ipywidgets.HTML(layout={"max_width": "100%"})
 
     def redraw(change: object = None) -> None:
-        figure = draw(**{name: slider.value for name, slider in moved.items()})
-        # As HTML, since ipywidgets' own picture takes no alternative text.
-        data = base64.b64encode(plots.png(figure)).decode()
-        # JupyterLab cuts off what is wider than the page.
-        fit = 'style="max-width: 100%; height: auto"'
-        picture.value = f'<img alt="{html.escape(alt)}" {fit} src="data:image/png;base64,{data}">'
+        drawn = picture(**{name: slider.value for name, slider in moved.items()})
+        # As HTML, since ipywidgets' own picture takes no alternative text; JupyterLab cuts off what
+        # is wider than the page.
+        data, fit = base64.b64encode(drawn).decode(), 'style="max-width: 100%; height: auto"'
+        shown.value = f'<img alt="{html.escape(alt)}" {fit} src="data:image/png;base64,{data}">'
 
     for slider in moved.values():
         slider.observe(redraw, names="value")
     redraw()
-    return ipywidgets.VBox([*moved.values(), picture])
+    return ipywidgets.VBox([*moved.values(), shown])

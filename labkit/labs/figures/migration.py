@@ -1,22 +1,19 @@
 """Interactive pictures of lab 02: what a kernel sees, how far a fault spreads. No MindSpore."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
+
+from matplotlib.axes import Axes
 
 from labkit.base.arguments import wrong
 from labkit.labs.figures import common as plots
 from labkit.reference.convolution import same_padding
 
-if TYPE_CHECKING:  # matplotlib is loaded when the first figure is drawn
-    from matplotlib.axes import Axes
-
+if TYPE_CHECKING:
     from labkit.migration import Row
 
 LAYERS = ("stem", "layer1", "layer2", "layer3", "layer4", "fc")
 _WHOLE = ("preprocessing", "loss")  # stages of the step, not of a layer
-_GREY = "#DDDDDD"
 
 
 def paddings(size: int, kernel: int, stride: int) -> dict[str, tuple[int, int]]:
@@ -24,11 +21,8 @@ def paddings(size: int, kernel: int, stride: int) -> dict[str, tuple[int, int]]:
 
     Args:
         size: rows of the input
-        kernel: rows of the kernel, odd
+        kernel: rows of the kernel, odd: no padding centres an even one
         stride: rows from one window to the next
-
-    Raises:
-        InputError: if ``kernel`` is even: no padding centres it.
     """
     if kernel % 2 == 0:
         raise wrong("kernel", kernel, "an odd number")
@@ -49,7 +43,7 @@ def windows(size: int, kernel: int, stride: int, padding: tuple[int, int]) -> li
 
 
 def rows_seen(size: int, kernel: int, stride: int, padding: tuple[int, int]) -> list[list[int]]:
-    """Return the rows of the input itself that each row of the output sees, without padding."""
+    """Return ``windows`` without their padding."""
     seen = windows(size, kernel, stride, padding)
     return [[row for row in window if 0 <= row < size] for window in seen]
 
@@ -57,11 +51,7 @@ def rows_seen(size: int, kernel: int, stride: int, padding: tuple[int, int]) -> 
 def padding(axis: Axes, rows: float, kernel: float, stride: float) -> None:
     """Draw the windows of PyTorch's padding above those of "same"; green where both agree.
 
-    Args:
-        axis: axis to draw on
-        rows: rows of the input
-        kernel: rows of the kernel, odd
-        stride: rows from one window to the next
+    The arguments are those of ``paddings``; ``rows`` is the size.
     """
     size, k, step = int(rows), int(kernel), int(stride)
     both = paddings(size, k, step)
@@ -77,10 +67,9 @@ def padding(axis: Axes, rows: float, kernel: float, stride: float) -> None:
     labels = [f"{name}\n{before} before\n{after} after" for name, (before, after) in both.items()]
     axis.set_yticks([1.6, 0.45], labels)
     verdict = "the same windows" if agree else "different windows"
-    axis.set_title(f"size {size}, kernel {k}, stride {step}: {verdict}", fontsize=9)
-    axis.set(xlabel="row of the input (hatched: zeros)", ylim=(-0.1, 2.2))
-    axis.set(xlim=(-k / 2 - 0.5, size + k / 2 - 0.5), xticks=[])
-    axis.grid(False)
+    title = f"size {size}, kernel {k}, stride {step}: {verdict}"
+    limits = {"xlim": (-k / 2 - 0.5, size + k / 2 - 0.5), "ylim": (-0.1, 2.2)}
+    plots.small(axis, title, xlabel="row of the input (hatched: zeros)", xticks=[], **limits)
 
 
 def _rows(axis: Axes, bottom: float, size: int, padding: tuple[int, int]) -> None:
@@ -88,19 +77,17 @@ def _rows(axis: Axes, bottom: float, size: int, padding: tuple[int, int]) -> Non
     before, after = padding
     for row in range(-before, size + after):
         inside = 0 <= row < size
-        color, hatch = (_GREY, "") if inside else ("white", "////")
+        color, hatch = (plots.PALE, "") if inside else ("white", "////")
         axis.bar(row, 0.16, 0.9, bottom, color=color, hatch=hatch, edgecolor="grey", lw=0.6)
         if inside:
             axis.text(row, bottom + 0.08, str(row), ha="center", va="center", fontsize=7)
 
 
-def spread(rows: Sequence[Row]) -> dict[tuple[str, str], tuple[int, int]]:
+def spread(rows: "Sequence[Row]") -> dict[tuple[str, str], tuple[int, int]]:
     """Count the tensors that differ: (stage, layer) -> (failed, all).
 
-    The layer is one of ``LAYERS``, or "" for stages that belong to no layer.
-
-    Args:
-        rows: rows of ``labkit.migration.compare_step`` on networks with ResNet's names
+    The layer is one of ``LAYERS``, or "" for stages that belong to no layer; ``rows`` are from
+    ``labkit.migration.compare_step`` on networks with ResNet's names.
     """
     counts: dict[tuple[str, str], tuple[int, int]] = {}
     for row in rows:
@@ -113,13 +100,10 @@ def spread(rows: Sequence[Row]) -> dict[tuple[str, str], tuple[int, int]]:
     return counts
 
 
-def fault(axis: Axes, rows: Sequence[Row], title: str) -> None:
-    """Draw where a step differs, stages downwards and layers to the right.
+def fault(axis: Axes, rows: "Sequence[Row]", title: str) -> None:
+    """Draw where a step differs, stages downwards and layers to the right, below the fault's name.
 
-    Args:
-        axis: axis to draw on
-        rows: as in ``spread``
-        title: the fault that was planted
+    ``rows`` are as in ``spread``.
     """
     counts = spread(rows)
     stages = list(dict.fromkeys(stage for stage, _ in counts))
@@ -128,14 +112,12 @@ def fault(axis: Axes, rows: Sequence[Row], title: str) -> None:
         color = plots.RED if failed else plots.GREEN
         level = stages.index(stage)
         axis.bar(left - 0.46, 0.86, width, level - 0.43, align="edge", color=color)
-        text = f"{failed}/{number}" if failed else "ok"
-        axis.text(left - 0.46 + width / 2, level, text, ha="center", va="center", color="white",
-                  fontsize=7)  # fmt: skip
+        text, middle = f"{failed}/{number}" if failed else "ok", left - 0.46 + width / 2
+        axis.text(middle, level, text, ha="center", va="center", color="white", fontsize=7)
     first = next((row for row in rows if not row.passed), None)
     where = f"first: {first.stage}, {first.name}" if first else "all stages agree"
-    axis.set_title(f"{title}\n{where}", fontsize=9)
     axis.set_yticks(range(len(stages)), stages)
     axis.set_xticks(range(len(LAYERS)), LAYERS)
-    axis.set(xlim=(-0.6, len(LAYERS) - 0.4), ylim=(len(stages) - 0.4, -0.6))
+    limits = {"xlim": (-0.6, len(LAYERS) - 0.4), "ylim": (len(stages) - 0.4, -0.6)}
+    plots.small(axis, f"{title}\n{where}", **limits)
     axis.tick_params(labelsize=8)
-    axis.grid(False)

@@ -1,41 +1,44 @@
-"""Figures of lab 05: spectra, paths over the loss, searches and races. No MindSpore import."""
+"""Figures of lab 05, and its interactive pictures, which are given an axis. No MindSpore import.
 
-from __future__ import annotations
+The pictures' valley is w^T H w / 2, lowest at 0; it is searched by the float64 twin of
+``SubspaceStep``.
+"""
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from itertools import cycle
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from labkit.labs.figures import common as plots
-
-if TYPE_CHECKING:  # matplotlib is loaded when the first figure is drawn
-    from matplotlib.figure import Figure
+from labkit.reference.subspace import ProjectedBFGS
 
 # The end of stage one and what may follow it: name in figures, colour, line and mark.
 METHODS = {
-    "stage_one": ("end of stage one", "#777777", "-", "o"),
+    "stage_one": ("end of stage one", plots.GREY, "-", "o"),
     "same_rate": ("same rate", plots.RED, "-", "o"),
     "tenth": ("a tenth of the rate", plots.ORANGE, "-", "o"),
     "to_zero": ("rate down to 0", plots.GREEN, "-", "o"),
     "large_batch": ("large batch", plots.PURPLE, "-", "o"),
     "average": ("average of snapshots", "black", "--", "D"),
     "projected_bfgs": ("projected BFGS", plots.BLUE, "-", "s"),
-    "projected_sgd": ("projected SGD", "#56B4E9", "-", "s"),
+    "projected_sgd": ("projected SGD", plots.SKY, "-", "s"),
 }
+BySeed = Sequence[float]
 _ERRORS = (100.0, 50.0, 20.0, 10.0, 7.0, 5.0, 4.0, 3.0, 2.5, 2.0, 1.0)
+_TAKEN = ((False, plots.RED, "refused"), (True, plots.GREEN, "accepted"))
 
 
 def spectrum(shares: Mapping[str, Sequence[float]], title: str) -> Figure:
     """Share of the variance along each component, in per cent; ``shares`` is label -> (K,)."""
     figure, axis = plots.axes(width=6.4, height=3.6)
-    marks = ("o", "x", "s", "^")
-    for number, (label, values) in enumerate(shares.items()):
-        axis.plot(
-            np.arange(1, len(values) + 1), 100 * np.asarray(values), marks[number % 4] + "-",
-            color=plots.PALETTE[number], markersize=4, linewidth=1, label=label,
-        )  # fmt: skip
+    for (label, values), color, mark in zip(shares.items(), plots.PALETTE, cycle("oxs^")):
+        percents = 100 * np.asarray(values)
+        style = {"color": color, "markersize": 4, "linewidth": 1}
+        axis.plot(np.arange(1, len(values) + 1), percents, mark + "-", label=label, **style)
     axis.set(xscale="log", yscale="log", xlabel="component", title=title)
     axis.set_ylabel("share of the variance (%)")
     longest = max(map(len, shares.values()))
@@ -46,10 +49,9 @@ def spectrum(shares: Mapping[str, Sequence[float]], title: str) -> Figure:
 
 
 def coordinates(panels: Mapping[str, np.ndarray]) -> Figure:
-    """Coordinates along some components over the snapshots, with a panel for each set of them.
+    """Coordinates (K, N) along K components over the N snapshots; panels by title.
 
-    Args:
-        panels: title -> (K, N) coordinates; each row is drawn in units of its largest size
+    Each component is drawn in units of its largest size.
     """
     figure, drawn = plots.side_by_side(panels, width=4.4, height=3.0)
     for axis, title, rows in drawn:
@@ -83,15 +85,15 @@ def path(
     figure, axis = plots.axes(width=7.2, height=4.4)
     levels = np.geomspace(losses.min(), losses.max(), 22)
     drawn = axis.contourf(first, second, losses, levels=levels, cmap="Greys_r", norm="log")
-    axis.plot(
-        *np.asarray(points).T, ".-", color=plots.BLUE, linewidth=1, markersize=5, label="snapshots"
-    )
+    style = {"color": plots.BLUE, "linewidth": 1, "markersize": 5}
+    axis.plot(*np.asarray(points).T, ".-", label="snapshots", **style)
     kinds = (("o", plots.ORANGE), ("D", plots.RED), ("s", plots.GREEN), ("^", plots.PURPLE))
     for (label, (x, y)), (mark, color) in zip(marks.items(), cycle(kinds)):
         axis.plot([x], [y], mark, color=color, markersize=9, markeredgecolor="white", label=label)
     axis.set(xlabel="first component (length)", ylabel="second component (length)", title=title)
     axis.grid(False)
-    ticks = _nice(losses.min(), losses.max())
+    nice = np.sort(np.outer((1, 2, 5), 10.0 ** np.arange(-6, 4)).ravel())
+    ticks = nice[(nice >= losses.min()) & (nice <= losses.max())]
     bar = figure.colorbar(drawn, ax=axis, label="training loss (nats)", ticks=ticks)
     bar.ax.set_yticklabels([f"{tick:g}" for tick in ticks])
     bar.ax.minorticks_off()
@@ -99,25 +101,15 @@ def path(
     return figure
 
 
-def _nice(low: float, high: float) -> np.ndarray:
-    """Return 1, 2 and 5 times the powers of ten from ``low`` to ``high``."""
-    decades = 10.0 ** np.arange(-6, 4)
-    every = np.sort(np.concatenate([factor * decades for factor in (1, 2, 5)]))
-    return every[(every >= low) & (every <= high)]
-
-
 def reconstruction(residuals: Mapping[str, Mapping[int, float]], title: str) -> Figure:
     """The part of vectors that K components do not express, over K.
 
-    Args:
-        residuals: label -> {K: |residual| / |vector|}
-        title: title of the figure
+    ``residuals`` is label -> {K: |residual| / |vector|}.
     """
     figure, axis = plots.axes(width=6.4, height=3.6)
-    for number, (label, left) in enumerate(residuals.items()):
+    for (label, left), color in zip(residuals.items(), cycle(plots.PALETTE)):
         counts = sorted(left)
-        values = [100 * left[count] for count in counts]
-        axis.plot(counts, values, ".-", color=plots.PALETTE[number], label=label)
+        axis.plot(counts, [100 * left[count] for count in counts], ".-", color=color, label=label)
         axis.set_xticks(counts)
     axis.set(xlabel="components", ylabel="not expressed (%)", title=title, ylim=(0, 105))
     axis.legend(frameon=False, fontsize=9)
@@ -144,12 +136,11 @@ def line_search(
     """
     figure, axis = plots.axes(width=6.4, height=3.6)
     axis.plot(rates, losses, color=plots.BLUE, label="loss")
-    start = losses[0]
-    drawn = np.asarray(rates)
-    axis.plot(drawn, start + slope * drawn, ":", color="grey", label="slope at 0")
-    bound = start + sigma * slope * drawn
-    axis.plot(drawn, bound, "--", color=plots.ORANGE, label=f"bound, {sigma:g} of the slope")
-    for taken, color, label in ((False, plots.RED, "refused"), (True, plots.GREEN, "accepted")):
+    falling = slope * np.asarray(rates)
+    axis.plot(rates, losses[0] + falling, ":", color="grey", label="slope at 0")
+    label = f"bound, {sigma:g} of the slope"
+    axis.plot(rates, losses[0] + sigma * falling, "--", color=plots.ORANGE, label=label)
+    for taken, color, label in _TAKEN:
         own = [(rate, loss) for rate, loss, was in accepted if was == taken]
         if own:
             axis.plot(*zip(*own, strict=True), "o", color=color, label=label)
@@ -169,7 +160,7 @@ def race(
     """Test error after stage one, over epochs of stage two.
 
     Args:
-        curves: method -> (epochs, accuracies 0 .. 1)
+        curves: method -> (epochs, accuracies)
         start: accuracy at the end of stage one
         flat: method -> accuracy, for methods without epochs
         title: title of the figure
@@ -188,11 +179,10 @@ def race(
     return figure
 
 
-def by_method(panels: Mapping[str, Mapping[str, Sequence[float]]]) -> Figure:
+def by_method(panels: Mapping[str, Mapping[str, BySeed]]) -> Figure:
     """Test error of each method: a dot for each seed, a bar for their mean, a panel for each race.
 
-    Args:
-        panels: title -> {method: accuracies by seed, 0 .. 1}; all with the same methods
+    ``panels`` is title -> {method: accuracies by seed}; all have the same methods.
     """
     methods = list(next(iter(panels.values())))
     columns = len(panels) if len(panels) <= 3 else 2
@@ -216,11 +206,10 @@ def by_method(panels: Mapping[str, Mapping[str, Sequence[float]]]) -> Figure:
     return figure
 
 
-def swept(panels: Mapping[str, Mapping[float, Sequence[float]]]) -> Figure:
-    """Test error over the values of settings, a panel for each: mean as a line, seeds as dots.
+def swept(panels: Mapping[str, Mapping[float, BySeed]]) -> Figure:
+    """Test error over the values of settings: mean as a line, seeds as dots.
 
-    Args:
-        panels: name of a setting -> {its value: accuracies by seed, 0 .. 1}
+    ``panels`` is name of a setting -> {its value: accuracies by seed}.
     """
     figure, drawn = plots.side_by_side(panels, width=4.0)
     for axis, name, by_value in drawn:
@@ -229,3 +218,163 @@ def swept(panels: Mapping[str, Mapping[float, Sequence[float]]]) -> Figure:
         axis.set(xscale="log", xlabel=name, ylabel="test error (%)", title=f"by {name}")
         plots.label_ticks(axis, sorted(by_value), "x")
     return figure
+
+
+# Interactive pictures.
+
+_TURN = np.pi / 6  # angle of the valley's floor
+_AXES = np.array([[np.cos(_TURN), -np.sin(_TURN)], [np.sin(_TURN), np.cos(_TURN)]])
+HESSIAN = _AXES @ np.diag((0.1, 3.5)) @ _AXES.T  # curvatures along the floor and across it
+START = (-2.8, -0.7)
+RATE = 0.4  # learning rate of gradient descent, which diverges from 2 / 3.5 on
+UPDATES = 16
+_SIDE = 3.4  # half the width of the picture
+
+
+class Searched(NamedTuple):
+    """An update's ``start`` and ``end`` (2,), and (step size, place (2,), taken) of each trial."""
+
+    start: np.ndarray
+    trials: tuple[tuple[float, np.ndarray, bool], ...]
+    end: np.ndarray
+
+
+def loss_at(place: np.ndarray) -> float:
+    """Return the valley's loss at a place (2,)."""
+    return float(place @ HESSIAN @ place) / 2
+
+
+@cache
+def searches(noise: float = 0.0, sigma: float = 0.4) -> list[Searched]:
+    """Return 16 updates of projected BFGS in the valley, in the whole plane.
+
+    Args:
+        noise: deviation of a batch's minimum from the valley's, in each coordinate; an update's
+            gradient and trials use the same batch, as in ``SubspaceStep``
+        sigma: share of the predicted decrease that a trial must reach
+    """
+    random, done = np.random.default_rng(0), []
+    search, place = ProjectedBFGS(np.eye(2), sigma=sigma), np.array(START)
+    for _ in range(UPDATES):
+        low = noise * random.normal(size=2)
+        tried: list[np.ndarray] = []
+
+        def loss_of(w: np.ndarray, low: np.ndarray = low, tried: list = tried) -> float:
+            tried.append(w)
+            return loss_at(w - low)
+
+        start, place = place, search.update(place, HESSIAN @ (place - low), loss_of)
+        places = tried[1:]  # the first is the start, whose loss the trials are compared with
+        trials = [
+            (search.rho**m, w, bool(search.rate) and m == len(places) - 1)
+            for m, w in enumerate(places)
+        ]
+        done.append(Searched(start, tuple(trials), place))
+    return done
+
+
+def _descended(start: Sequence[float], rate: float, lows: np.ndarray) -> np.ndarray:
+    places = [np.array(start)]
+    for low in lows:
+        places.append(places[-1] - rate * HESSIAN @ (places[-1] - low))
+    return np.array(places)
+
+
+@cache
+def descents(noise: float = 0.0) -> np.ndarray:
+    """Return places (17, 2) of gradient descent, with the start and the batches of ``searches``."""
+    return _descended(START, RATE, noise * np.random.default_rng(0).normal(size=(UPDATES, 2)))
+
+
+def search(axis: Axes, update: float, noise: float, sigma: float) -> None:
+    """Draw the valley, the paths up to an update, from 1, and BFGS's trials in that update."""
+    number = int(update)
+    done = searches(float(noise), float(sigma))[:number]
+    now = done[-1]
+    _valley(axis)
+    plain = descents(float(noise))[: number + 1]
+    axis.plot(*plain.T, ".-", color=plots.PURPLE, linewidth=1, markersize=4, label="gradient")
+    way = np.array([each.start for each in done] + [now.end])
+    axis.plot(*way.T, ".-", color=plots.BLUE, linewidth=1.2, markersize=5, label="BFGS")
+    for accepted, color, label in _TAKEN:
+        places = [place for _, place, taken in now.trials if taken == accepted]
+        if places:
+            axis.plot(*np.transpose(places), "o", color=color, markersize=6, label=label)
+    axis.plot([0], [0], "*", color="black", markersize=9)
+    lengths = [size for size, _, taken in now.trials if taken]
+    said = f"step {lengths[0]:.3f} of d" if lengths else "no step"
+    axis.set_title(
+        f"update {number}, noise {noise:g}, σ {sigma:g}; trials: {len(now.trials)}, {said}\n"
+        f"loss {loss_at(now.end):.1e}; gradient descent {loss_at(plain[-1]):.1e}",
+        fontsize=8,
+    )
+    axis.legend(frameon=False, fontsize=7, loc="lower right")
+
+
+def noisy_walk(rate: float, batch: float) -> np.ndarray:
+    """Return places (301, 2) of SGD from (-1, 1), where a sample's minimum scatters by 1.
+
+    The mean of ``batch`` minima scatters by 1 / sqrt(batch).
+    """
+    lows = 1 / np.sqrt(batch) * np.random.default_rng(3).normal(size=(300, 2))
+    return _descended((-1.0, 1.0), rate, lows)
+
+
+def walk(axis: Axes, rate: float, batch: float) -> None:
+    """Draw the second half of ``noisy_walk``, its end and its average."""
+    places = noisy_walk(float(rate), float(batch))
+    late = places[len(places) // 2 :]
+    mean = late.mean(axis=0)
+    _valley(axis)
+    axis.plot(*late.T, ".", color=plots.ORANGE, markersize=3, label="weights after each step")
+    axis.plot(*late[-1], "o", color=plots.RED, markersize=7, label="the last one")
+    axis.plot(*mean, "D", color="black", markersize=6, label="their average")
+    typical = np.mean([loss_at(place) for place in late[-20:]])
+    said = f"loss of the last 20: {typical:.1e}, of the average: {loss_at(mean):.1e}"
+    axis.set_title(f"rate {rate:g}, batch {batch:g}\n{said}", fontsize=8)
+    axis.legend(frameon=False, fontsize=7, loc="lower left")
+
+
+def _valley(axis: Axes) -> None:
+    x, y = np.meshgrid(*2 * [np.linspace(-_SIDE, _SIDE, 61)])
+    heights = (HESSIAN[0, 0] * x**2 + 2 * HESSIAN[0, 1] * x * y + HESSIAN[1, 1] * y**2) / 2
+    axis.contour(x, y, heights, np.geomspace(0.05, 12, 5), colors="#BBBBBB", linewidths=0.7)
+    axis.set(xlim=(-_SIDE, _SIDE), ylim=(-3.3, 2.2), xlabel="coordinate 1", ylabel="coordinate 2")
+    axis.set_aspect("equal")
+    axis.grid(False)
+
+
+def components(
+    axis: Axes,
+    place: float,
+    rows: Mapping[str, tuple[float, float]],
+    digits: Sequence[tuple[np.ndarray, int, Mapping[str, int]]],
+) -> None:
+    """Draw test accuracy over the number of components, with one marked, and some digits.
+
+    Args:
+        axis: axis to draw on
+        place: place of the marked row, from 0
+        rows: number of components, or another name -> (training loss, test accuracy), in order
+        digits: (image (32, 32), its label, row's name -> predicted digit)
+    """
+    names = list(rows)
+    chosen = names[int(place)]
+    right = [100 * rows[name][1] for name in names]
+    axis.plot(right, ".-", color=plots.BLUE, markersize=6)
+    axis.plot([int(place)], [right[int(place)]], "o", color=plots.ORANGE, markersize=10)
+    axis.set_xticks(range(len(names)), names, fontsize=8)
+    axis.set(xlabel="components", ylabel="test accuracy (%)")
+    low, high = min(right), max(max(right), min(right) + 1)
+    axis.set_ylim(low - 1.3 * (high - low), high + 0.15 * (high - low))
+    axis.set_yticks([tick for tick in axis.get_yticks() if low - 0.1 <= tick <= high])
+    loss, accuracy = rows[chosen]
+    said = f"components: {chosen}; accuracy {accuracy:.2%}, training loss {loss:.3f}"
+    axis.set_title(said, fontsize=8)
+    width = 0.9 / max(len(digits), 1)
+    for number, (image, label, predicted) in enumerate(digits):
+        inset = axis.inset_axes((0.05 + number * width, 0.12, 0.8 * width, 0.3))
+        inset.imshow(image, cmap="gray_r")
+        inset.set(xticks=[], yticks=[])
+        color = plots.GREEN if predicted[chosen] == label else plots.RED
+        inset.set_title(str(predicted[chosen]), fontsize=9, color=color, pad=2)

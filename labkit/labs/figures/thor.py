@@ -1,24 +1,22 @@
 """Interactive pictures of lab 03: a valley, a step by its damping, a rule by its thresholds.
 
-No MindSpore import.
+Each is drawn on an axis below a title. No MindSpore import.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import cycle
-from typing import TYPE_CHECKING
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import ListedColormap
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
 
 from labkit.labs.figures import common as plots
 from labkit.reference.thor import TraceRule
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-WORDS = ("refresh", "skip", "freeze")
-_LEFT, _RIGHT, _BOTTOM, _TOP = -1.0, 4.6, -4.4, 2.4
+WORDS = {"refresh": plots.GREEN, "skip": plots.ORANGE, "freeze": "#999999"}
+_WIDE, _HIGH = (-1.0, 4.6), (-4.4, 2.4)
 _GRID = 70  # points per side
 _LEVELS = np.geomspace(1e-3, 4, 12)  # loss above the minimum
 
@@ -40,8 +38,7 @@ def valley(
         step: how many steps are drawn
         title: title above the picture
     """
-    across, up = np.linspace(_LEFT, _RIGHT, _GRID), np.linspace(_BOTTOM, _TOP, _GRID)
-    grid = np.meshgrid(across, up)
+    grid = np.meshgrid(np.linspace(*_WIDE, _GRID), np.linspace(*_HIGH, _GRID))
     levels = height(np.stack([part.ravel() for part in grid], axis=1)).reshape(_GRID, _GRID)
     axis.contour(*grid, levels, _LEVELS, colors="grey", linewidths=0.6, alpha=0.7)
     for (name, path), color in zip(paths.items(), cycle((plots.ORANGE, plots.BLUE))):
@@ -50,24 +47,19 @@ def valley(
         label = f"{name}: {above:.0e}" if above < 100 else f"{name}: far away"
         axis.plot(*walked.T, ".-", color=color, linewidth=1.3, label=label)
         axis.plot(*walked[-1], "o", color=color, markersize=7)
-    axis.set(xlim=(_LEFT, _RIGHT), ylim=(_BOTTOM, _TOP))
-    axis.set(xlabel="weight of the left half", ylabel="weight of the right half")
-    axis.set_title(title, fontsize=9)
+    labels = {"xlabel": "weight of the left half", "ylabel": "weight of the right half"}
+    plots.small(axis, title, xlim=_WIDE, ylim=_HIGH, **labels)
     axis.legend(
         title="loss above the least (nats)", title_fontsize=8, fontsize=8, loc="upper right",
         edgecolor="none",
     )  # fmt: skip
-    axis.grid(False)
 
 
 def damped_step(axis: Axes, layers: Mapping[str, tuple[float, float]], title: str) -> None:
     """Draw, for each layer, how far a step is from the gradient's in direction and length.
 
-    Args:
-        axis: axis to draw on
-        layers: name -> (cosine of the step and the gradient, length of the step over that of the
-            gradient divided by the damping); (1, 1) is the gradient's own step
-        title: title above the picture
+    ``layers`` is name -> (cosine of the step and the gradient, length of the step over that of the
+    gradient divided by the damping); (1, 1) is the gradient's own step.
     """
     places = np.arange(len(layers))
     for shift, part, color, label in (
@@ -85,7 +77,7 @@ def damped_step(axis: Axes, layers: Mapping[str, tuple[float, float]], title: st
 
 
 def decide(traces: np.ndarray, refresh: float, freeze: float) -> list[list[str]]:
-    """Return the trace rule's decisions for known traces, a row of words for each refresh.
+    """Return the trace rule's decisions for known traces, a row of ``WORDS`` for each refresh.
 
     Args:
         traces: tr(F + damping I) at each refresh, (refreshes, layers)
@@ -111,32 +103,19 @@ def decisions(
 ) -> None:
     """Draw a trace rule's decisions by layer over the updates, and how often it refreshed.
 
-    Args:
-        axis: axis to draw on
-        history: a row for each refresh, with one of ``WORDS`` for each layer
-        layers: names of the layers
-        every: updates from one refresh to the next
-        title: title above the picture
+    ``history`` is from ``decide``, with one refresh ``every`` updates.
     """
-    from matplotlib.colors import ListedColormap
-    from matplotlib.patches import Patch
-    from matplotlib.ticker import MaxNLocator
-
-    colors = (plots.GREEN, plots.ORANGE, "#999999")
-    numbers = np.array([[WORDS.index(word) for word in row] for row in history]).T
+    numbers = np.array([[list(WORDS).index(word) for word in row] for row in history]).T
     span = (-every / 2, (len(history) - 0.5) * every, len(layers) - 0.5, -0.5)
     axis.imshow(
-        numbers, cmap=ListedColormap(colors), vmin=0, vmax=2, aspect="auto", extent=span,
+        numbers, cmap=ListedColormap([*WORDS.values()]), vmin=0, vmax=2, aspect="auto", extent=span,
         interpolation="nearest",
     )  # fmt: skip
     made = (numbers == 0).sum(axis=1)
     axis.set_yticks(range(len(layers)), [f"{n}: {k}" for n, k in zip(layers, made, strict=True)])
-    axis.set(xlabel="update", ylabel="layer: inverses made")
+    plots.small(axis, title, xlabel="update", ylabel="layer: inverses made")
     axis.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
-    axis.set_title(title, fontsize=9)
-    axis.grid(False)
-    handles = [Patch(color=color, label=word) for word, color in zip(WORDS, colors, strict=True)]
     axis.legend(
-        handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.28), ncols=3, frameon=False,
-        fontsize=8,
+        handles=[Patch(color=color, label=word) for word, color in WORDS.items()],
+        loc="upper center", bbox_to_anchor=(0.5, -0.28), ncols=3, frameon=False, fontsize=8,
     )  # fmt: skip

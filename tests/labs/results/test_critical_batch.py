@@ -5,9 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from labkit.labs.results import Stored, critical_batch
-from labkit.labs.results.adasum_race import setting_of
-from labkit.labs.results.critical_batch import Curve, fit
+from labkit.labs.results.races import METHODS, CriticalBatch, Curve, adasum_setting, fit
 
 BATCHES = [32 * 2**n for n in range(7)]
 
@@ -24,7 +22,7 @@ def stored():
     rows = [
         {
             "stage": "race",
-            **setting_of(rate, workers, reduction),
+            **adasum_setting(rate, workers, reduction),
             "seed": seed,
             "to_target": updates,
         }
@@ -33,7 +31,7 @@ def stored():
     ]
     rows.append({**rows[0], "stage": "tune", "to_target": 1})
     tuned = {"mean": {"1": 0.01, "2": 0.02}, "adasum": {"1": 0.01, "2": 0.04}}
-    return Stored({"tuned": tuned, "plan": {"workers": [1, 2]}}, rows, {})
+    return CriticalBatch({"tuned": tuned, "plan": {"workers": [1, 2]}}, rows, {})
 
 
 @pytest.mark.parametrize("b_crit", [10.0, 150.0, 20_000.0])
@@ -88,8 +86,8 @@ def test_no_other_curve_is_nearer_in_the_logarithm():
 
 
 def test_updates_are_by_images_and_seed_at_each_methods_rate(stored):
-    assert critical_batch.updates(stored, "mean") == {32: [1000, 1100], 64: [600, 640]}
-    assert critical_batch.updates(stored, "adasum") == {32: [1000, 1100], 64: [500, 540]}
-    assert critical_batch.updates(stored, "adasum tuned") == {32: [1000, 1100], 64: [450, None]}
-    rates = [critical_batch.rate_of(stored, method, 2) for method in critical_batch.METHODS]
+    assert stored.updates("mean") == {32: [1000, 1100], 64: [600, 640]}
+    assert stored.updates("adasum") == {32: [1000, 1100], 64: [500, 540]}
+    assert stored.updates("adasum tuned") == {32: [1000, 1100], 64: [450, None]}
+    rates = [stored.rate_of(method, 2) for method in METHODS]
     assert rates == [0.02, 0.01, 0.04]

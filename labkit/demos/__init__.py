@@ -1,1 +1,0 @@
-"""Small programs that a notebook starts on ranks of their own."""

@@ -1,0 +1,249 @@
+"""Memory and time of a step: a child process's peak, operators' times, calls per second."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from labkit.base.arguments import integer, number, wrong
+from labkit.errors import InputError, refuse_unknown
+
+if TYPE_CHECKING:
+    from mindspore.nn import Cell
+
+NETWORKS = ("lenet", "dense", "resnet18")
+_UPDATES = 3
+_DENSE_WIDTH, _DENSE_LAYERS = 2880, 3  # 24.9 million parameters
+
+
+def peak_memory_mb(network: str, batch: int, micro_batch: int | None = None) -> float:
+    """Return the peak anonymous memory (MB, 10^6 bytes) of a process that makes three updates.
+
+    ``AccumulatedStep`` and ``PlainStep`` check for non-finite values. Python and MindSpore take
+    about 160 MB of the peak.
+
+    Args:
+        network: ``lenet`` (images 32×32), ``dense`` (25 million parameters) or ``resnet18`` (images
+            3×32×32)
+        batch: images in an update
+        micro_batch: images in a micro-batch of ``AccumulatedStep``; None: the whole batch at once,
+            with ``PlainStep``
+
+    Raises:
+        InputError: if the network is unknown, or the micro-batch does not divide the batch.
+        RuntimeError: if the child fails; the message contains its stderr.
+    """
+    return _peaks(network, [batch], micro_batch)[0]
+
+
+def sweep(batches: Iterable[int], micro_batch: int = 32, network: str = "lenet") -> list[dict]:
+    """Return a row (batch, full_mb, accumulated_mb) for each batch size; runs two at a time."""
+    batches = list(batches)
+    _check(network, batches, micro_batch)  # before the first is measured
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        accumulated = pool.submit(_peaks, network, batches, micro_batch)
+        full = pool.map(lambda batch: peak_memory_mb(network, batch), batches)
+        peaks = zip(batches, full, accumulated.result(), strict=True)
+        return [{"batch": b, "full_mb": f, "accumulated_mb": a} for b, f, a in peaks]
+
+
+def _peaks(network: str, batches: Sequence[int], micro_batch: int | None) -> list[float]:
+    """Return ``peak_memory_mb`` of each size, all trained in one process.
+
+    Give several sizes only with a micro-batch, for which all sizes share one graph: the graphs of
+    smaller full batches stayed in the next peak, up to 12 % of it (LeNet, 32 to 4096 images).
+    """
+    _check(network, batches, micro_batch)
+    sizes = (str(number) for number in (micro_batch or 0, *batches))
+    # -P: ``-m`` alone would put the working folder first on the path.
+    command = [sys.executable, "-P", "-m", "labkit.labs.measure", network, *sizes]
+    path = os.pathsep.join(filter(None, sys.path))
+    done = subprocess.run(
+        command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)} exited with {done.returncode}:\n{done.stderr}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def _check(network: str, batches: Iterable[int], micro_batch: int | None) -> None:
+    refuse_unknown("network", network, NETWORKS)
+    for batch in batches:
+        if integer("batch", batch) % integer("micro_batch", micro_batch or batch):
+            raise wrong("batch", batch, f"a multiple of micro_batch {micro_batch}")
+
+
+def anonymous_mb() -> float:
+    """Return the anonymous memory (RssAnon) of this process now, in MB, on Linux.
+
+    It is what a training allocates, without the pages of shared libraries, which come and go.
+    """
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 / 1e6 for line in lines if line.startswith("RssAnon:"))
+
+
+class Peak:
+    """Largest value of ``anonymous_mb`` since the start.
+
+    The kernel keeps no high-water mark of it, so a thread reads it every 2 ms; peaks last for whole
+    kernels and recur at every update.
+    """
+
+    def __enter__(self) -> Peak:
+        self.value = anonymous_mb()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+        return self
+
+    def _watch(self) -> None:
+        while not self._stop.wait(0.002):
+            self.value = max(self.value, anonymous_mb())
+
+    def __exit__(self, *exception: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        self.value = max(self.value, anonymous_mb())
+
+
+def _measure(network: str, micro_batch: int, batches: Sequence[int]) -> list[float]:
+    """Train for a few updates of each size and return the peaks; runs in the child process."""
+    import numpy as np
+    from mindspore import Tensor, nn
+
+    from labkit.nets.lenet import LeNet5
+    from labkit.nets.resnet import resnet
+    from labkit.runtime import start
+    from labkit.steps.accumulation import AccumulatedStep
+    from labkit.steps.losses import LossNet
+    from labkit.steps.plain import PlainStep
+
+    start("CPU")
+    shape, build = {
+        "lenet": ((1, 32, 32), LeNet5),
+        "dense": ((_DENSE_WIDTH,), _dense),
+        "resnet18": ((3, 32, 32), lambda: resnet(18, 10)),
+    }[network]
+    loss_net = LossNet(build(), nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean"))
+    optimizer = nn.Momentum(loss_net.trainable_params(), 0.01, 0.9)
+    step: Cell = PlainStep(loss_net, optimizer)
+    if micro_batch:
+        groups = [batch // micro_batch for batch in batches for _ in range(_UPDATES)]
+        step = AccumulatedStep(loss_net, optimizer, lambda updates: [*groups, 1][updates])
+    draw, peaks = np.random.default_rng(0), []
+    for batch in batches:
+        rows = micro_batch or batch
+        with Peak() as peak:
+            for _ in range(_UPDATES * batch // rows):
+                images = draw.standard_normal((rows, *shape), dtype=np.float32)
+                labels = draw.integers(0, 10, rows).astype(np.int32)
+                float(step(Tensor(images), Tensor(labels)))
+        peaks.append(round(peak.value, 1))
+    return peaks
+
+
+def _dense() -> Cell:
+    from mindspore import nn
+
+    layers = []
+    for _ in range(_DENSE_LAYERS):
+        layers += [nn.Dense(_DENSE_WIDTH, _DENSE_WIDTH), nn.ReLU()]
+    return nn.SequentialCell(*layers, nn.Dense(_DENSE_WIDTH, 10))
+
+
+def operator_times(step: Callable, *batch: Any, calls: int = 3) -> list[dict]:
+    """Return the rows (operator, scope, count, ms) of ``calls`` calls of ``step``, slowest first.
+
+    They come from MindSpore's own CPU profiler; ``count`` and ``ms`` are per call. ``operator`` is
+    the kernel's name (``Conv2D``), ``scope`` the path of the cells around it, which begins with
+    ``Gradients`` in the backward pass; MindSpore reports the gradients of all equal MatMuls under
+    one of them. Kernels run one after another, so the times add up; the last row, ``other``, is the
+    rest of the time of a call: launches and Python.
+
+    Args:
+        step: a compiled step or network on CPU, called as ``step(*batch)``; its updates take effect
+        *batch: tensors; one call before the measured ones compiles
+        calls: number of measured calls, >= 1
+
+    Raises:
+        InputError: if the device is not the CPU (profilers of other devices write other files).
+    """
+    import mindspore
+    from mindspore.profiler import ProfilerActivity, profile, tensorboard_trace_handler
+
+    device = mindspore.get_context("device_target")
+    if device != "CPU":
+        raise InputError(f"device: expected CPU, whose profile is read, got {device}")
+    calls = integer("calls", calls)
+    _finished(step(*batch))
+    with tempfile.TemporaryDirectory() as folder:
+        # analyse_flag: skip the timeline, which takes seconds and prints; the table is written.
+        handler = tensorboard_trace_handler(folder, analyse_flag=False)
+        with profile(activities=[ProfilerActivity.CPU], on_trace_ready=handler):
+            begin = time.perf_counter()
+            for _ in range(calls):
+                _finished(step(*batch))
+            call = (time.perf_counter() - begin) / calls * 1e3
+        rows = _read(Path(folder), calls)
+    rest = max(0.0, call - sum(row["ms"] for row in rows))
+    return [*rows, {"operator": "other", "scope": "", "count": 1, "ms": rest}]
+
+
+def _finished(result: Any) -> None:
+    """Wait for the first tensor of ``result``."""
+    while isinstance(result, (tuple, list)):
+        result = result[0]
+    result.asnumpy()
+
+
+def _read(folder: Path, calls: int) -> list[dict]:
+    (table,) = folder.glob("*/FRAMEWORK/cpu_op_detail_info_*.csv")
+    with table.open(newline="") as file:
+        rows = [
+            {
+                "operator": line["op_type"],
+                "scope": line["full_op_name"].rpartition("/")[0],
+                "count": int(line["op_occurrences"]) / calls,
+                "ms": float(line["op_total_time(ms)"]) / calls,
+            }
+            for line in csv.DictReader(file)
+        ]
+    return sorted(rows, key=lambda row: -row["ms"])
+
+
+def by_operator(rows: Iterable[dict]) -> list[dict]:
+    """Return the rows summed over scopes: (operator, count, ms, share of the whole)."""
+    sums: dict[str, dict] = {}
+    for row in rows:
+        total = sums.setdefault(row["operator"], {"count": 0, "ms": 0.0})
+        total["count"] += row["count"]
+        total["ms"] += row["ms"]
+    whole = sum(total["ms"] for total in sums.values()) or 1.0
+    summed = [{"operator": n, **total, "share": total["ms"] / whole} for n, total in sums.items()]
+    return sorted(summed, key=lambda row: -row["ms"])
+
+
+def calls_per_second(call: Callable[[], object], seconds: float) -> float:
+    """Call ``call`` once, to compile it, then for at least ``seconds``; return calls per second."""
+    seconds = number("seconds", seconds, at_least=0)
+    call()
+    calls, begin = 0, time.perf_counter()
+    while True:
+        call()
+        calls += 1
+        if (taken := time.perf_counter() - begin) >= seconds:
+            return calls / taken
+
+
+if __name__ == "__main__":
+    print(json.dumps(_measure(sys.argv[1], int(sys.argv[2]), [int(n) for n in sys.argv[3:]])))

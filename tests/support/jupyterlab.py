@@ -1,0 +1,230 @@
+"""JupyterLab as `make lab` starts it, and what a person does and sees there in a browser."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+_CHROMIUM = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
+_ADDRESS = re.compile(r"(http://127\.0\.0\.1:(\d+))/lab\S*\?token=(\w+)")
+_FOLDERS = {
+    "JUPYTER_CONFIG_DIR": "config",
+    "JUPYTER_DATA_DIR": "data",
+    "JUPYTER_RUNTIME_DIR": "runtime",
+    "JUPYTERLAB_SETTINGS_DIR": "settings",
+    "JUPYTERLAB_WORKSPACES_DIR": "workspaces",
+    "IPYTHONDIR": "ipython",
+}
+_STATE = """() => {
+  const prompts = [...document.querySelectorAll('.jp-CodeCell .jp-InputPrompt')];
+  const dialog = document.querySelector('.jp-Dialog');
+  const kernel = document.querySelector('.jp-Notebook-ExecutionIndicator');
+  return {
+    running: prompts.filter(box => box.textContent.includes('*')).length,
+    run: prompts.filter(box => /\\d/.test(box.textContent)).length,
+    kernel: (document.querySelector('.jp-Toolbar-kernelName') || {}).textContent || 'No Kernel',
+    status: kernel ? kernel.getAttribute('data-status') : '',
+    dialog: dialog ? dialog.textContent : '',
+  };
+}"""
+_OUTPUTS = """() => [...document.querySelectorAll('.jp-OutputArea-output')]
+    .filter(box => /(error|stderr)$/.test(box.getAttribute('data-mime-type')))
+    .map(box => box.textContent)"""
+_PICTURES = """() => [...document.querySelectorAll('.jp-OutputArea-output img')].map(box => ({
+    alt: box.alt, width: box.naturalWidth,
+    right: box.getBoundingClientRect().right,
+    edge: box.closest('.jp-OutputArea-output').getBoundingClientRect().right,
+  }))"""
+
+
+@contextmanager
+def chromium():
+    """Yield a headless browser of Playwright; if there is none, skip the test and say why."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+    path = next(filter(None, map(shutil.which, _CHROMIUM)), None)
+    if path is None:
+        pytest.skip("no Chromium here: on Debian and Ubuntu, `apt-get install chromium`")
+    # root cannot use the sandbox; a container has little /dev/shm
+    arguments = ["--disable-dev-shm-usage", *(["--no-sandbox"] if os.geteuid() == 0 else [])]
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=path, args=arguments)
+        yield browser
+        browser.close()
+
+
+class Server:
+    """Context manager that runs `labkit lab` on the copies in ``folder``.
+
+    The first port that it tries is taken. ``user`` is a folder for the user's Jupyter settings:
+    JUPYTER_PATH has another "python3" kernel, which does not start, and the server listens to all.
+    """
+
+    def __init__(self, folder: Path, user: Path, log: Path):
+        self.folder, self.user, self.log = folder, user, log
+
+    def __enter__(self) -> "Server":
+        _spoil(self.user)
+        with socket.socket() as taken, self.log.open("wb") as log:
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            self.taken = taken.getsockname()[1]
+            command = self._command("--no-browser", "--port", str(self.taken))
+            self.process = subprocess.Popen(
+                command, env=self._environment(), cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log,
+                stderr=subprocess.STDOUT,
+            )  # fmt: skip
+            try:
+                self.address, port, self.token = self._wait_for_address()
+            except BaseException:
+                self.process.kill()
+                raise
+        self.port = int(port)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        kernels = psutil.Process(self.process.pid).children(recursive=True)
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.wait(30)
+        finally:
+            self.process.kill()
+            _, left = psutil.wait_procs(kernels, timeout=15)
+            for kernel in left:
+                kernel.kill()
+        assert not left, f"kernels outlived their server: {left}"
+
+    def ask(self, path: str, method: str = "GET", token: str | None = None):
+        """Return the answer of the server's REST interface as a Python object."""
+        request = urllib.request.Request(f"{self.address}/api/{path}", method=method)
+        request.add_header("Authorization", f"token {self.token if token is None else token}")
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            text = answer.read()
+        return json.loads(text) if text else None
+
+    def copies_only(self) -> str:
+        """Return what `labkit lab --no-server` prints about the same copies."""
+        command, environment = self._command("--no-server"), self._environment()
+        return subprocess.run(
+            command, env=environment, cwd=ROOT, capture_output=True, text=True, check=True
+        ).stdout
+
+    def kernel_process(self) -> psutil.Process:
+        """Return the process of the only running kernel."""
+        (kernel,) = self.ask("kernels")
+        children = psutil.Process(self.process.pid).children(recursive=True)
+        return next(child for child in children if kernel["id"] in " ".join(child.cmdline()))
+
+    def shut_kernels_down(self) -> None:
+        """End all kernels: six notebooks at once would take 6 GB."""
+        for session in self.ask("sessions"):
+            self.ask(f"sessions/{session['id']}", "DELETE")
+
+    def _command(self, *options: str) -> list[str]:
+        line = [sys.executable, "-m", "labkit.tools.cli", "lab", "--folder", str(self.folder)]
+        return [*line, *options]
+
+    def _environment(self) -> dict[str, str]:
+        own = {name: str(self.user / folder) for name, folder in _FOLDERS.items()}
+        # Variables that a shell may hold after `labkit run`, and a user's own matplotlib setting.
+        own |= {"LABKIT_RUN": "/nowhere", "LABKIT_HEADLESS": "1", "MPLBACKEND": "Agg"}
+        # In the user's folders alone, the kernel would lose to that of the Python environment.
+        own |= {"JUPYTER_PATH": own["JUPYTER_DATA_DIR"]}
+        return {**os.environ, **own, "PYTHONPATH": str(ROOT), "LABKIT_PRESET": "smoke"}
+
+    def _wait_for_address(self) -> tuple[str, ...]:
+        until = time.monotonic() + 120
+        while time.monotonic() < until and self.process.poll() is None:
+            match = _ADDRESS.search(self.log.read_text(encoding="utf-8", errors="replace"))
+            with socket.socket() as asking:
+                # The address is printed up to 0.3 s before the server listens.
+                if match and asking.connect_ex(("127.0.0.1", int(match[2]))) == 0:
+                    return match.groups()
+            time.sleep(0.2)
+        raise AssertionError(f"JupyterLab did not start:\n{self.log.read_text()[-3000:]}")
+
+
+def _spoil(user: Path) -> None:
+    kernel = user / "data" / "kernels" / "python3"
+    kernel.mkdir(parents=True)
+    spec = {"argv": ["/bin/false"], "display_name": "Another", "language": "python"}
+    (kernel / "kernel.json").write_text(json.dumps(spec))
+    (user / "config").mkdir()
+    (user / "config" / "jupyter_server_config.py").write_text("c.ServerApp.ip = '0.0.0.0'\n")
+    # Otherwise JupyterLab removes cells that are out of view from the page, with their outputs.
+    settings = user / "settings" / "@jupyterlab" / "notebook-extension"
+    settings.mkdir(parents=True)
+    (settings / "tracker.jupyterlab-settings").write_text('{"windowingMode": "none"}')
+
+
+class LabPage:
+    """One browser page on one server's JupyterLab."""
+
+    def __init__(self, page, server):
+        self.page, self.server = page, server
+        self.complaints: list[str] = []
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+
+    def open(self, name: str) -> None:
+        """Open the copy of a notebook, and wait for its kernel."""
+        path = (self.server.folder / f"{name}.ipynb").relative_to(ROOT).as_posix()
+        address = f"{self.server.address}/lab/tree/{path}?reset&token={self.server.token}"
+        self.page.goto(address)
+        self.page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=90_000)
+        self.wait_until_idle(90)
+
+    def run_all(self, seconds: float) -> None:
+        """Choose Run All Cells in the menu, and wait until every code cell has a number."""
+        self.page.locator(".lm-MenuBar-item", has_text="Run").first.click()
+        self.page.locator(".lm-Menu-itemLabel").get_by_text("Run All Cells", exact=True).click()
+        self.page.wait_for_timeout(500)  # until the prompts have turned to stars
+        state = self.wait_until_idle(seconds)
+        cells = self.page.locator(".jp-CodeCell").count()
+        assert state["run"] == cells, f"{state['run']} of {cells} cells ran: {self.noise()}"
+
+    def wait_until_idle(self, seconds: float) -> dict:
+        """Return the page's state once its kernel is idle; fail if a dialog comes up."""
+        until = time.monotonic() + seconds
+        while True:
+            state = self.page.evaluate(_STATE)
+            assert not state["dialog"], state["dialog"]
+            connected = state["kernel"] != "No Kernel"
+            if connected and state["running"] == 0 and state["status"] == "idle":
+                return state
+            assert time.monotonic() < until, f"waited {seconds} s: {state}"
+            self.page.wait_for_timeout(500)
+
+    def noise(self) -> list[str]:
+        """Return the text of every error and of every output on stderr."""
+        return self.page.evaluate(_OUTPUTS)
+
+    def images(self) -> list[dict]:
+        """Return each picture's alternative text, width in pixels, right edge and its limit."""
+        return self.page.evaluate(_PICTURES)
+
+    def cell(self, text: str):
+        """Return the code cell that holds ``text``."""
+        inside = self.page.locator(".jp-InputArea", has_text=text)
+        return self.page.locator(".jp-CodeCell", has=inside)
+
+    def type_into(self, cell, source: str) -> str:
+        """Replace the source of ``cell`` and run it, as a person does; return what it prints."""
+        cell.scroll_into_view_if_needed()
+        cell.locator(".cm-content").click()
+        self.page.keyboard.press("Control+a")
+        self.page.keyboard.insert_text(source)
+        self.page.keyboard.press("Control+Enter")
+        self.page.wait_for_timeout(300)
+        self.wait_until_idle(60)
+        return cell.locator(".jp-OutputArea-output").inner_text()
