@@ -40,30 +40,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from labkit.algorithms import words
 from labkit.base.arguments import wrong
 from labkit.errors import InputError
 from labkit.ranks import cluster
-from labkit.recipes import run_folder, training
-from labkit.recipes.config import (
+from labkit.recipes import training
+from labkit.recipes.settings import (
     MixedConfig,
     TrainingConfig,
     WarmUpConfig,
     at_most,
+    count,
+    inside,
+    one_of,
+    path,
+    positive,
+    rate,
     refuse_sink,
+    share,
 )
-from labkit.recipes.parts import (
-    build_loss,
-    load_network,
-    make_step,
-    momentum,
-    printed_losses,
-    updates_in_epoch,
-    warm_up_rates,
-)
-from labkit.recipes.settings import count, inside, one_of, path, positive, rate, share
 
 if TYPE_CHECKING:
     from mindspore import nn
@@ -100,9 +97,9 @@ class StageOneConfig(WarmUpConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         # The learning rate ends after total_epochs; a start after epoch_size has no snapshots.
-        at_most("epoch_size", self.epoch_size, "total_epochs", self.total_epochs)
-        at_most("warmup_epochs", self.warmup_epochs, "total_epochs", self.total_epochs)
-        at_most("snapshot_start_epoch", self.snapshot_start_epoch, "epoch_size", self.epoch_size)
+        at_most(self, "epoch_size", "total_epochs")
+        at_most(self, "warmup_epochs", "total_epochs")
+        at_most(self, "snapshot_start_epoch", "epoch_size")
         if self.dataset_sink_mode and self.snapshots_per_epoch > 1:
             value = self.snapshots_per_epoch
             raise wrong("snapshots_per_epoch", value, "1 with dataset_sink_mode True")
@@ -110,26 +107,19 @@ class StageOneConfig(WarmUpConfig):
 
 def build_stage_one(config: StageOneConfig, network: nn.Cell, micro_batches: int) -> Step:
     """Return the step cell, with optimizer and rates for epochs of ``micro_batches``."""
-    updates = updates_in_epoch(config, micro_batches)
-    rates = warm_up_rates(config, config.total_epochs, updates)
-    optimizer = momentum(network, rates, config.weight_decay, config.momentum)
-    return make_step(config, network, optimizer)
+    from labkit.recipes import parts
+
+    updates = parts.updates_in_epoch(config, micro_batches)
+    rates = parts.warm_up_rates(config, config.total_epochs, updates)
+    optimizer = parts.momentum(network, rates, config.weight_decay, config.momentum)
+    return parts.make_step(config, network, optimizer)
 
 
-def tutorial_callbacks(
-    config: TrainingConfig, network: nn.Cell, micro_batches: int, resume: bool
-) -> list[Callback]:
-    """Return callbacks that print ``epoch: 1 step: 625 loss is  5.2477064`` after each epoch."""
-    return printed_losses(micro_batches, updates_in_epoch(config, micro_batches), " loss is  ")
-
-
-def callbacks(
-    config: StageOneConfig, network: nn.Cell, micro_batches: int, resume: bool
-) -> list[Callback]:
-    """Return the tutorial's callbacks, and one that keeps snapshots in RUN/checkpoint_pca."""
+def snapshots(config: StageOneConfig, network: nn.Cell, resume: bool) -> list[Callback]:
+    """Return the callback that keeps snapshots in RUN/checkpoint_pca."""
     from labkit.algorithms.subspace.snapshots import Snapshots
 
-    snapshots = Snapshots(
+    saved = Snapshots(
         network,
         Path(config.save_checkpoint_path) / SNAPSHOTS,
         start_epoch=config.snapshot_start_epoch,
@@ -137,7 +127,7 @@ def callbacks(
         keep=config.snapshot_max,
         resume=resume,
     )
-    return [*tutorial_callbacks(config, network, micro_batches, resume), snapshots]
+    return [saved]
 
 
 def evaluation(
@@ -153,7 +143,7 @@ def evaluation(
     """
     first = cluster.rank_and_size()[0] == 0
     if first:
-        print("============== Starting Testing ==============", flush=True)
+        print(training.TITLE.format("Testing"), flush=True)
     if val_set.get_dataset_size() == 0:
         raise InputError("Please check dataset size > 0 and batch_size <= dataset size")
     result = training.evaluation(config, network, val_set, ranks)
@@ -225,6 +215,7 @@ def build_stage_two(config: StageTwoConfig, network: nn.Cell, micro_batches: int
     from mindspore import nn
 
     from labkit.algorithms.subspace import SubspaceStep
+    from labkit.recipes.parts import build_loss
     from labkit.steps.losses import LossNet
     from labkit.steps.parameter_groups import decay_groups
     from labkit.upstream.basis import basis_from
@@ -250,22 +241,26 @@ def build_stage_two(config: StageTwoConfig, network: nn.Cell, micro_batches: int
 
 def pretrained(config: StageTwoConfig) -> Path:
     """Return the checkpoint to start from; raise ``InputError`` if there is none."""
+    from labkit.training.checkpoint import CHECKPOINTS, checkpoints
+
     if config.pretrained_weight_path is not None:
         path = Path(config.pretrained_weight_path)
         if not path.is_file():
             raise wrong("pretrained_weight_path", str(path), "a file")
         return path
-    newest = run_folder.newest(Path(config.stage_1))
-    if newest is None:
+    of_stage_1 = checkpoints(Path(config.stage_1) / CHECKPOINTS)
+    if not of_stage_1:
         raise InputError(
             f"{config.stage_1} holds no checkpoint; expected stage_1 to be the run folder of the "
             "first stage, or pretrained_weight_path"
         )
-    return newest
+    return of_stage_1[-1]
 
 
 def load_start(config: StageTwoConfig, network: nn.Cell) -> None:
     """Set the network's Parameters to the values that the stage starts from."""
+    from labkit.recipes.parts import load_network
+
     path = pretrained(config)
     load_network(network, path)
     text = f"labkit: starts from {path}"
@@ -293,23 +288,25 @@ def snapshot_folder(config: StageTwoConfig) -> Path:
 
 def check_classes(config: StageTwoConfig, classes: Sequence[str]) -> None:
     """Raise ``InputError`` if the classes of the data are not those of the first stage."""
-    run_folder.check_classes(classes, run_folder.beside(pretrained(config), run_folder.CLASSES))
+    training.check_classes(classes, training.beside(pretrained(config), training.CLASSES))
 
 
+_SHARED: dict[str, Any] = {
+    "description": __doc__,
+    "losses": (training.TITLE.format("Training"), " loss is  "),
+    "evaluation": evaluation,
+}
 STAGE_1 = training.Recipe(
     name="subspace_stage_1",
-    description=__doc__,
     named={"tutorial": StageOneConfig()},
     build_step=build_stage_one,
-    callbacks=callbacks,
-    evaluation=evaluation,
+    callbacks=snapshots,
+    **_SHARED,
 )
 STAGE_2 = training.Recipe(
     name="subspace_stage_2",
-    description=__doc__,
     named=STAGE_TWO,
     build_step=build_stage_two,
-    callbacks=tutorial_callbacks,
-    evaluation=evaluation,
     check_classes=check_classes,
+    **_SHARED,
 )

@@ -234,14 +234,15 @@ def test_mindspore_is_not_there_before_labkit_has_started():
     """``start`` sets what MindSpore reads when it is imported, such as its log level."""
     code = """
 import sys
-from labkit.recipes import RECIPES, command, training
+from labkit.recipes import RECIPES, training
+from labkit.recipes.__main__ import main
 def start(*given):
     assert "mindspore" not in sys.modules
     raise KeyboardInterrupt
 training.start = start
 for name in RECIPES:
     try:
-        command.main(["train", name, "--dataset_path", "x"], "labkit")
+        main(["train", name, "--dataset_path", "."], "labkit")
     except KeyboardInterrupt:
         print("started")
 """
@@ -276,22 +277,22 @@ class TestCommand:
 
     @of_every_recipe
     def test_a_setting_is_an_option_too(self, name, calls):
-        arguments = ["train", "--data_path", "x", "--set", "seed=3", "--seed", "4"]
+        arguments = ["train", "--data_path", ".", "--set", "seed=3", "--seed", "4"]
         assert main(name, [*arguments, "--batch_size", "7", "--set", "batch_size=8"]) == 0
         (((config, path), _),) = calls
-        assert (config.seed, config.batch_size, path) == (4, 8, "x")
+        assert (config.seed, config.batch_size, path) == (4, 8, ".")
 
     @of_every_recipe
     def test_named_settings_reach_the_training(self, name, calls, capsys):
         named = recipe(name).named
-        assert main(name, ["train", "--dataset_path", "x"]) == 0
+        assert main(name, ["train", "--dataset_path", "."]) == 0
         options = {"device": "auto", "distribute": False, "device_num": None, "resume": False}
-        assert calls == [((next(iter(named.values())), "x"), options)]
+        assert calls == [((next(iter(named.values())), "."), options)]
         for given in list(named) if len(named) > 1 else []:
-            arguments = ["train", "--dataset_path", "x", "--settings", given]
+            arguments = ["train", "--dataset_path", ".", "--settings", given]
             assert main(name, [*arguments, "--set", "seed=5"]) == 0
             assert vars(calls[-1][0][0]) == vars(named[given]) | {"seed": 5}
-        assert main(name, ["train", "--dataset_path", "x", "--set", "epochsize=4"]) == 2
+        assert main(name, ["train", "--dataset_path", ".", "--set", "epochsize=4"]) == 2
         error = capsys.readouterr().err
         assert error.startswith(
             f"{ON_LINE.get(name, name)}: unknown setting 'epochsize'. Did you mean 'epoch_size'"
@@ -299,12 +300,12 @@ class TestCommand:
 
     def test_options_reach_the_training(self, tmp_path, calls):
         (tmp_path / "some.yaml").write_text("lr: 0.5\nbatch_size: 8\n")
-        arguments = ["train", "--dataset_path", "x", "--run_distribute", "True"]
+        arguments = ["train", "--dataset_path", ".", "--run_distribute", "True"]
         arguments += ["--device_num", "8", "--device_target", "GPU", "--resume"]
         arguments += ["--config", str(tmp_path / "some.yaml"), "--set", "lr=0.25"]
         assert main("resnet50", arguments) == 0
         (((config, path), options),) = calls
-        assert (config.lr, config.batch_size, path) == (0.25, 8, "x")
+        assert (config.lr, config.batch_size, path) == (0.25, 8, ".")
         machine = {"device": "GPU", "distribute": True, "device_num": 8}
         assert options == machine | {"resume": True}
 
@@ -318,7 +319,7 @@ class TestCommand:
             (["--set", "class_num=9"], "class_num is 9, and the data has 10 classes"),
             (["--device_target", "GPU"], "device GPU was requested but is not available"),
             (["--config", "none.yaml"], "none.yaml cannot be read"),
-            (["--dataset_path", "none"], "is not there"),
+            (["--dataset_path", "none"], "expected a folder of data, got none"),
         ],
     )
     def test_bad_input_is_one_line_and_exit_code_2(
@@ -330,23 +331,3 @@ class TestCommand:
         shown = capsys.readouterr().err
         assert shown.startswith("resnet50: ") and message in shown and shown.count("\n") == 1
         assert not (tmp_path / "run").exists()
-
-    @pytest.mark.parametrize(
-        "arguments",
-        [
-            "train",
-            "train --dataset_path x --settings tpu",
-            "train --dataset_path x --device_target TPU",
-            "train --dataset_path x --run_distribute 1",
-            "train --dataset_path x --device_num two",
-            "train --dataset_path x --device 8",
-            "train --dataset_path x --checkpoint_path y",
-            "eval --dataset_path x",
-            "eval --dataset_path x --checkpoint_path y --resume",
-            "train --dataset_path x --batchsize 3",
-        ],
-    )
-    def test_wrong_options_exit_with_2(self, arguments, capsys):
-        with pytest.raises(SystemExit) as caught:
-            main("thor", arguments.split())
-        assert caught.value.code == 2 and "usage:" in capsys.readouterr().err

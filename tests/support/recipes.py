@@ -83,10 +83,10 @@ def recipe(name):
 
 def main(name, arguments):
     """Run a recipe's command, as ``labkit`` does, and return its exit code."""
-    from labkit.recipes import command
+    from labkit.recipes.__main__ import main
 
     verb, *rest = arguments
-    return command.main([verb, ON_LINE.get(name, name), *rest], "labkit")
+    return main([verb, ON_LINE.get(name, name), *rest], "labkit")
 
 
 def values(name, out, **changed):
