@@ -7,7 +7,6 @@ test_on_ranks.py trains on two ranks.
 import csv
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -22,37 +21,14 @@ from labkit.ranks.launch import free_port
 from tests.support.living import wait_until
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
-STANDALONE, EVAL, DISTRIBUTE = (
-    f"resnet50/run_{name}.sh" for name in ("standalone_train", "eval", "distribute_train")
-)
-STAGE_1, STAGE_2 = (f"subspace/run_stage_{number}.sh" for number in (1, 2))
-THOR, THOR_GPU, THOR_EVAL, THOR_EVAL_GPU = (
-    f"thor/run_{name}.sh"
-    for name in ("distribute_train", "distribute_train_gpu", "eval", "eval_gpu")
-)
-NODES = [f"adasum/run_node{number}.sh" for number in (1, 2)]
+STANDALONE, EVAL = "resnet50/run_standalone_train.sh", "resnet50/run_eval.sh"
+DISTRIBUTE = "resnet50/run_distribute_train.sh"
+STAGE_1, STAGE_2 = "subspace/run_stage_1.sh", "subspace/run_stage_2.sh"
 # Stands in for python, and records how it was called.
 FAKE = """#!/bin/sh
 echo "$(basename "$0") $*" >>"$CALLS"
 exit ${CODE:-0}
 """
-
-
-@pytest.fixture
-def call(tmp_path):
-    """A function that calls a script with stand-ins and returns (its result, the last call)."""
-    (tmp_path / "python").write_text(FAKE)
-    (tmp_path / "python").chmod(0o755)
-    (tmp_path / "pca mat.npy").touch()
-
-    def run(script, *arguments, **environment):
-        own = {"PYTHON": str(tmp_path / "python"), "CALLS": str(tmp_path / "calls")}
-        own |= {"PATH": os.environ["PATH"]}
-        done = real(script, tmp_path, *arguments, env=own | environment)
-        calls = tmp_path / "calls"
-        return done, calls.read_text().splitlines()[-1] if calls.exists() else None
-
-    return run
 
 
 def real(script, folder, *arguments, env=None, seconds=120, **options):
@@ -67,94 +43,100 @@ def real(script, folder, *arguments, env=None, seconds=120, **options):
     )
 
 
-DATA, CHECKPOINT = " --data_path my data", " --checkpoint_path some.ckpt"
-START = " --pretrained_weight_path some.ckpt"
-TABLE = {"RANK_TABLE_FILE": "table.json", "LOG_DIR": "a log"}
-# Arguments of the script, its environment, and what it starts after python -m labkit.recipes.
-CALLS = [
-    ((STANDALONE, "my data", "--lr", "0.1"), {}, f"train resnet50{DATA} --lr 0.1"),
-    (
-        (EVAL, "my data", "some.ckpt", "--seed", "2"),
-        {},
-        f"eval resnet50{DATA}{CHECKPOINT} --seed 2",
-    ),
-    ((DISTRIBUTE, "8", "my data", "--seed", "2"), {}, f"train resnet50{DATA} --seed 2 --ranks 8"),
-    ((DISTRIBUTE, "1", "my data"), {}, f"train resnet50{DATA}"),
-    (
-        (DISTRIBUTE, 2, "my data"),
-        {"MASTER_PORT": "9000", "LOG_DIR": "a log"},
-        f"train resnet50{DATA} --ranks 2 --log_dir a log --master 127.0.0.1:9000",
-    ),
-    ((STAGE_1, "my data"), {}, f"train subspace-1{DATA} --ranks 8"),
-    ((STAGE_1, "my data"), {"DEVICES": "2"}, f"train subspace-1{DATA} --ranks 2"),
-    ((STAGE_2, "my data", "some.ckpt"), {}, f"train subspace-2{DATA}{START} --ranks 8"),
-    (
-        (STAGE_2, "my data", "some.ckpt", "pca mat.npy", "--trials", "2"),
-        {"DEVICES": "1"},
-        f"train subspace-2{DATA}{START} --pca_mat_path pca mat.npy --trials 2",
-    ),
-    (
-        (THOR, "table.json", "my data"),
-        {},
-        f"train thor --rank_table table.json --node_rank 0{DATA}",
-    ),
-    (
-        (THOR, "table.json", "my data", "my.yaml", "--seed", "2"),
-        {"SERVER_ID": "1"},
-        f"train thor --rank_table table.json --node_rank 1{DATA} --config my.yaml --seed 2",
-    ),
-    (
-        (THOR_GPU, "my data", "my.yaml"),
-        {},
-        f"train thor --settings gpu{DATA} --config my.yaml --ranks 8",
-    ),
-    (
-        (THOR_EVAL, "my data", "some.ckpt", "my.yaml"),
-        {},
-        f"eval thor{DATA}{CHECKPOINT} --config my.yaml",
-    ),
-    ((THOR_EVAL_GPU, "my data", "some.ckpt"), {}, f"eval thor --settings gpu{DATA}{CHECKPOINT}"),
-    (
-        (NODES[0], "my data", "--seed", "2"),
-        {"MASTER": "10.0.0.1:8118"},
-        f"train adasum --node_rank 0{DATA} --seed 2 --ranks 8 --nodes 2 --master 10.0.0.1:8118",
-    ),
-    (
-        (NODES[1], "my data"),
-        TABLE,
-        f"train adasum --node_rank 1{DATA} --log_dir a log --rank_table table.json",
-    ),
-]
+# A call as in a shell, and below it what is started after python -m labkit.recipes.
+CALLS = """
+resnet50/run_standalone_train.sh DATA --lr 1
+    train resnet50 --data_path DATA --lr 1
+resnet50/run_eval.sh DATA C --lr 1
+    eval resnet50 --data_path DATA --checkpoint_path C --lr 1
+resnet50/run_distribute_train.sh 8 DATA
+    train resnet50 --data_path DATA --ranks 8
+resnet50/run_distribute_train.sh 1 DATA
+    train resnet50 --data_path DATA
+LOG_DIR=logs MASTER_PORT=9000 resnet50/run_distribute_train.sh 2 DATA --lr 1
+    train resnet50 --data_path DATA --lr 1 --ranks 2 --log_dir logs --master 127.0.0.1:9000
+subspace/run_stage_1.sh DATA
+    train subspace-1 --data_path DATA --ranks 8
+DEVICES=2 subspace/run_stage_1.sh DATA
+    train subspace-1 --data_path DATA --ranks 2
+subspace/run_stage_2.sh DATA C
+    train subspace-2 --data_path DATA --pretrained_weight_path C --ranks 8
+DEVICES=1 subspace/run_stage_2.sh DATA C pca.npy --lr 1
+    train subspace-2 --data_path DATA --pretrained_weight_path C --pca_mat_path pca.npy --lr 1
+thor/run_distribute_train.sh t.json DATA
+    train thor --rank_table t.json --node_rank 0 --data_path DATA
+SERVER_ID=1 thor/run_distribute_train.sh t.json DATA my.yaml --lr 1
+    train thor --rank_table t.json --node_rank 1 --data_path DATA --config my.yaml --lr 1
+thor/run_distribute_train_gpu.sh DATA my.yaml
+    train thor --settings gpu --data_path DATA --config my.yaml --ranks 8
+thor/run_eval.sh DATA C my.yaml
+    eval thor --data_path DATA --checkpoint_path C --config my.yaml
+thor/run_eval_gpu.sh DATA C
+    eval thor --settings gpu --data_path DATA --checkpoint_path C
+MASTER=host:9000 adasum/run_node1.sh DATA --lr 1
+    train adasum --node_rank 0 --data_path DATA --lr 1 --ranks 8 --nodes 2 --master host:9000
+LOG_DIR=logs RANK_TABLE_FILE=t.json adasum/run_node2.sh DATA
+    train adasum --node_rank 1 --data_path DATA --log_dir logs --rank_table t.json
+"""
+WRONG = """
+resnet50/run_standalone_train.sh
+    expected a folder
+resnet50/run_eval.sh DATA
+    expected a folder and a checkpoint
+resnet50/run_distribute_train.sh DATA
+    expected a number of devices and a folder
+subspace/run_stage_1.sh
+    expected a folder
+subspace/run_stage_2.sh DATA
+    expected a folder and a checkpoint
+subspace/run_stage_2.sh DATA C none.npy
+    none.npy is not a file
+thor/run_distribute_train.sh t.json
+    expected a rank table and a folder
+thor/run_distribute_train_gpu.sh
+    expected a folder
+thor/run_eval.sh DATA
+    expected a folder and a checkpoint
+adasum/run_node1.sh
+    expected a folder
+adasum/run_node1.sh DATA
+    expected MASTER=HOST:PORT or RANK_TABLE_FILE
+"""
 
 
-@pytest.mark.parametrize(("arguments", "environment", "expected"), CALLS)
-def test_what_is_started(call, arguments, environment, expected):
+def pairs(text):
+    """Return the lines of a text in pairs: a call, and what becomes of it."""
+    lines = [line.strip() for line in text.strip().splitlines()]
+    return pytest.mark.parametrize(("words", "expected"), zip(lines[::2], lines[1::2], strict=True))
+
+
+def call(folder, words, code=0):
+    """Call a script with a stand-in for Python; return its result, and the stand-in's call."""
+    environment, script, *arguments = re.match(r"((?:\w+=\S+ )*)(\S+) ?(.*)", words).groups()
+    own = dict(pair.split("=") for pair in environment.split())
+    own |= {"PYTHON": str(folder / "python"), "CALLS": str(folder / "calls"), "CODE": str(code)}
+    (folder / "python").write_text(FAKE)
+    (folder / "python").chmod(0o755)
+    (folder / "pca.npy").touch()
+    given = [word.replace("DATA", "my data") for word in arguments[0].split()]
+    done = real(script, folder, *given, env=own | {"PATH": os.environ["PATH"]})
+    calls = folder / "calls"
+    return done, calls.read_text().splitlines()[-1] if calls.exists() else None
+
+
+@pairs(CALLS)
+def test_what_is_started(tmp_path, words, expected):
     for code in (0, 3):
-        done, command = call(*arguments, **environment, CODE=str(code))
+        done, command = call(tmp_path, words, code)
         assert done.returncode == code, done.stderr
-        assert command == f"python -m labkit.recipes {expected}"
+        assert command == "python -m labkit.recipes " + expected.replace("DATA", "my data")
 
 
-WRONG = [
-    (STANDALONE, [], "expected a folder"),
-    (EVAL, ["my data"], "expected a folder and a checkpoint"),
-    (DISTRIBUTE, ["my data"], "expected a number of devices and a folder"),
-    (STAGE_1, [], "expected a folder"),
-    (STAGE_2, ["my data"], "expected a folder and a checkpoint"),
-    (STAGE_2, ["my data", "some.ckpt", "none.npy"], "none.npy is not a file"),
-    (THOR, ["table.json"], "expected a rank table and a folder"),
-    (THOR_GPU, [], "expected a folder"),
-    (THOR_EVAL, ["my data"], "expected a folder and a checkpoint"),
-    (NODES[0], [], "expected a folder"),
-    (NODES[0], ["my data"], "expected MASTER=HOST:PORT or RANK_TABLE_FILE"),
-]
-
-
-@pytest.mark.parametrize(("script", "arguments", "message"), WRONG)
-def test_wrong_arguments(call, script, arguments, message):
-    done, command = call(script, *arguments)
+@pairs(WRONG)
+def test_wrong_arguments(tmp_path, words, expected):
+    done, command = call(tmp_path, words)
     assert (done.returncode, done.stdout, command) == (2, "", None)
-    assert message in done.stderr and f"usage: {Path(script).name} " in done.stderr
+    assert expected in done.stderr and f"usage: {words.split()[0].split('/')[1]} " in done.stderr
 
 
 @pytest.mark.parametrize("script", sorted(SCRIPTS.glob("*/*.sh")), ids=lambda path: path.name)
@@ -217,42 +199,25 @@ def test_ranks_are_really_started(tmp_path, script, ranks):
         assert len(list((tmp_path / "runs" / "resnet50-log").glob("worker_*.log"))) == 2
 
 
-@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
-def test_shellcheck_is_clean():
-    scripts = [*sorted(SCRIPTS.glob("*/*.sh")), SCRIPTS / "common.sh"]
-    command = ["shellcheck", "-s", "sh", "-x", *(p.relative_to(SCRIPTS.parent) for p in scripts)]
-    done = subprocess.run(command, cwd=SCRIPTS.parent, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
-
-
 TINY = (
     "--depth 18 --image_size 32 --batch_size 4 --epoch_size 1 --device_target CPU "
     "--num_parallel_workers 1"
 ).split()
 SMALL = [*TINY, "--precision", "O0"]
-STARTS = {
-    "ResNet": (DISTRIBUTE, ["2", "DATA", *TINY, "--warmup", "0"], {}, "resnet50"),
-    "THOR": (THOR, ["table.json", "DATA", "small.yaml", *SMALL], {}, "thor"),
-}
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("case", STARTS)
-def test_two_ranks_train_a_resnet_to_the_end(digits, tmp_path, case):
+def test_two_ranks_train_a_resnet_to_the_end(digits, tmp_path):
     """The ResNet-18 has its full size; the script for Ascend says what it does on CPU."""
-    data = digits(20, 10)
-    rank_table.write(
-        rank_table.make("10.0.0.1", ["192.1.1.1", "192.1.1.2"]), tmp_path / "table.json"
-    )
+    data, table = digits(20, 10), tmp_path / "table.json"
+    trained(DISTRIBUTE, tmp_path, "2", data, *TINY, "--warmup", "0")
+    assert_trained_on_two_ranks(tmp_path / "runs" / "resnet50", epochs=1)
+    rank_table.write(rank_table.make("10.0.0.1", ["192.1.1.1", "192.1.1.2"]), table)
     (tmp_path / "small.yaml").write_text("frequency: 2\nnet_name: resnet18\n")
-    script, arguments, environment, run = STARTS[case]
-    given = [data if each == "DATA" else each for each in arguments]
-    said = trained(script, tmp_path, *given, **environment)
-    assert ("(a rank table is Ascend's" in said) == (case == "THOR")
-    folder = tmp_path / "runs" / run
-    assert_trained_on_two_ranks(folder, epochs=1)
-    found = list(folder.glob("train_parallel0/ckpt_0/resnet-1_2.ckpt"))
-    assert bool(found) == (case == "THOR")
+    said = trained("thor/run_distribute_train.sh", tmp_path, table, data, "small.yaml", *SMALL)
+    assert "(a rank table is Ascend's" in said
+    assert_trained_on_two_ranks(tmp_path / "runs" / "thor", epochs=1)
+    assert (tmp_path / "runs/thor/train_parallel0/ckpt_0/resnet-1_2.ckpt").exists()
 
 
 @pytest.mark.long
@@ -311,7 +276,7 @@ def test_two_servers_on_one_machine(digits, tmp_path):
             stderr=subprocess.STDOUT,
             text=True,
         )
-        for number, script in enumerate(NODES)
+        for number, script in enumerate(("adasum/run_node1.sh", "adasum/run_node2.sh"))
     ]
     said = [server.communicate(timeout=500)[0] for server in servers]
     assert [server.returncode for server in servers] == [0, 0], said
