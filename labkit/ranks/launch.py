@@ -131,9 +131,9 @@ def launch(
             _show(job.path(made.ranks[0]), shown, ended=True)
         if job.failed():
             raise _error(job)
-        output = {rank: job.log(rank) for rank in made.ranks}
-    kept = {} if log_dir is None else {rank: job.path(rank) for rank in made.ranks}
-    return Launched(kept, output, time.monotonic() - began)
+        written = job.written()
+    kept = {} if log_dir is None else written["logs"]
+    return Launched(kept, written["output"], time.monotonic() - began)
 
 
 def plan(
@@ -208,7 +208,7 @@ def _variables(workers: int, nodes: int, env: Mapping[str, str]) -> dict[str, st
         own["GLOG_v"] = "3"
     # msrun starts "python": that of this interpreter's environment must come first.
     own["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    return own | env | {"PYTHONPATH": _python_path((env or os.environ).get("PYTHONPATH"))}
+    return own | dict(env) | {"PYTHONPATH": _python_path((env or os.environ).get("PYTHONPATH"))}
 
 
 def _python_path(before: str | None) -> str:
@@ -316,6 +316,11 @@ class _Job:
         path = self.path(name) if isinstance(name, int) else self.logs / f"{name}.log"
         return path.read_text(errors="replace") if path.exists() else ""
 
+    def written(self) -> dict[str, Any]:
+        """Return the ranks' logs and output, for an error."""
+        logs = {rank: self.path(rank) for rank in self.ranks}
+        return {"logs": logs, "output": {rank: self.log(rank) for rank in logs}}
+
     def send(self, number: int) -> None:
         """Send the running ranks a signal, and give them time to end.
 
@@ -382,14 +387,14 @@ def _error(job: _Job) -> WorkerFailed:
     """Return the error of the rank that failed by itself, not of those it made fail."""
     failed = job.failed()
     rank = next((rank for rank in failed if not _is_echo(job, rank)), failed[0])
-    code = job.codes[rank]
+    code, tail = job.codes[rank], _tail(job.log(rank))
     return WorkerFailed(
-        f"rank {rank} of {job.count} {_words(code)}; log: {job.path(rank)}\n{_tail(job.log(rank))}",
+        f"rank {rank} of {job.count} {_words(code)}; log: {job.path(rank)}\n{tail}",
         ranks=[rank],
         exit_code=code if code > 0 else None,
         signal=signal.Signals(-code).name if code < 0 else None,
-        tail=_tail(job.log(rank)),
-        **_written(job),
+        tail=tail,
+        **job.written(),
     )
 
 
@@ -411,15 +416,8 @@ def _timed_out(job: _Job, timeout: float | None) -> WorkersTimedOut:
         f"not ended after {timeout:g} s: {names} of {job.count} still ran\n{tail}",
         ranks=hanging,
         tail=tail,
-        **_written(job),
+        **job.written(),
     )
-
-
-def _written(job: _Job) -> dict[str, Any]:
-    return {
-        "logs": {rank: job.path(rank) for rank in job.ranks},
-        "output": {rank: job.log(rank) for rank in job.ranks},
-    }
 
 
 def _words(code: int) -> str:

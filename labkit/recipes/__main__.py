@@ -142,7 +142,8 @@ def _start(chosen: Recipe, config: Any, options: argparse.Namespace, given: list
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     _add_ranks(parser)
     command = ["-m", "labkit.recipes", *parser.parse_known_args(given)[1]]
-    count, ranks, logs, why = 1, {}, Path(), ""
+    count, logs, why = 1, Path(), ""
+    ranks: dict[str, Any] = {}
     if _asked(options):
         ranks, why = prepare(options)
         count = ranks["workers"] * ranks["nodes"]

@@ -134,7 +134,6 @@ def build_loss(config: TrainingConfig, evaluation: bool = False) -> CrossEntropy
     return CrossEntropySmooth(
         smooth_factor=0.0 if plain else config.label_smooth_factor,
         num_classes=config.class_num,
-        convention=config.label_smooth_convention,
     )
 
 
@@ -309,8 +308,8 @@ def _logged(folder: Path) -> Iterator[None]:
     utf8: Any = {"encoding": "utf-8", "errors": "backslashreplace"}
     with (
         (folder / "train.log").open("a", buffering=1, **utf8) as file,
-        contextlib.redirect_stdout(_Both(sys.stdout, file)),  # type: ignore[type-var]
-        contextlib.redirect_stderr(_Both(sys.stderr, file)),  # type: ignore[type-var]
+        contextlib.redirect_stdout(_Both(sys.stdout, file)),
+        contextlib.redirect_stderr(_Both(sys.stderr, file)),
     ):
         yield
 

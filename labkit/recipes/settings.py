@@ -9,9 +9,8 @@ import argparse
 import os
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import Field, asdict, dataclass, field, fields
-from functools import cache
 from types import NoneType
-from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from labkit import nets
 from labkit.base import arguments
@@ -20,10 +19,7 @@ from labkit.base.values import parse, read_yaml
 from labkit.errors import InputError, nearest
 from labkit.steps import options as steps
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
-Settings = TypeVar("Settings", bound="DataclassInstance")
+Settings = TypeVar("Settings")
 
 
 def _field(default: Any, meaning: str, expected: str, check: Callable[[str, Any], Any]) -> Any:
@@ -98,9 +94,6 @@ class TrainingConfig:
     micro_steps: int = count(1, "micro-batches in one update; more than 1 accumulates gradients")
     weight_decay: float = rate(1e-4, "of weights; not of biases and normalisation layers")
     label_smooth_factor: float = share(0.1, "s of labkit.steps.losses.CrossEntropySmooth")
-    label_smooth_convention: str = one_of(
-        "mindspore", steps.CONVENTIONS, "whose smoothing: s/(n-1) for each other class, or s/n"
-    )
     save_checkpoint: bool = flag(True, "False: no checkpoint is written")
     save_checkpoint_epochs: int = count(
         1, "epochs between checkpoints; the last epoch has one anyway"
@@ -267,7 +260,7 @@ def read(
         InputError: if the file cannot be read, a name is unknown (the message has the nearest one),
             or a value is invalid.
     """
-    values = {} if base is None else asdict(base)
+    values = {} if base is None else asdict(base)  # type: ignore[call-overload]
     known = {each.name: each for each in _fields(kind)}
     content = {} if path is None else read_yaml(path, first=True) or {}
     if not isinstance(content, dict):
@@ -415,7 +408,6 @@ def _rule(kind: type, name: str) -> Mapping[str, Any]:
     return next(each.metadata for each in of_classes if each and each.metadata)
 
 
-@cache
 def _fields(kind: Any) -> tuple[Field, ...]:
     """Return the fields of settings with their types, not the texts of annotations."""
     hints = get_type_hints(kind)

@@ -9,19 +9,15 @@
 FOLDER holds train/ and val/ (or validation_preprocess/, as in the tutorial's text), each with one
 folder per class. The first stage is an ordinary training that keeps snapshots of its weights. The
 second starts from the run folder of the first: from its newest checkpoint, and from its snapshots,
-of which the basis is made and saved as pca_mat.safetensors; if the file pca_mat_path exists, it is
-loaded and nothing is computed. Its named settings are "tutorial" (the default) and "as_it_ran".
---ranks 8 starts eight ranks.
+of which the basis is made and saved; if the file pca_mat_path exists, nothing is computed.
 
 Source: "Dimension Reduction Training" (MindSpore tutorial r1.6), train_stage_1.py and
 train_boost_stage_2.py (256 images on each device: with 1 281 167 images an epoch has 625 steps),
 and the lr_generator and resnet samples of r1.6, from which it takes the learning rate and the loss.
 Departures:
-- RUN/checkpoint holds the whole state, from which a training can resume, and RUN/checkpoint_pca the
-  snapshots of the trainable weights; the tutorial's own files are written beside them;
+- a training resumes, from RUN/checkpoint; the tutorial's own files are written beside it;
 - all ranks evaluate, each its part, so that every image counts, in float32 (in the tutorial only
   the first rank evaluates);
-- a missing checkpoint is refused (in the tutorial it raises NameError);
 - weight decay exempts normalisation layers and biases by what they are, not by their names;
   keep_batchnorm_fp32 and drop_overflow_update are True by default (in the tutorial False): a
   micro-batch that is not finite is dropped; the loss scale is divided out once;
@@ -70,7 +66,6 @@ if TYPE_CHECKING:
     from labkit.steps.step import Step
 
 SNAPSHOTS = "checkpoint_pca"
-STARTS = ("last", "first")
 
 
 @dataclass(frozen=True)
@@ -119,15 +114,16 @@ def snapshots(config: StageOneConfig, network: nn.Cell, resume: bool) -> list[Ca
     """Return the callback that keeps snapshots in RUN/checkpoint_pca."""
     from labkit.algorithms.subspace.snapshots import Snapshots
 
-    saved = Snapshots(
-        network,
-        Path(config.save_checkpoint_path) / SNAPSHOTS,
-        start_epoch=config.snapshot_start_epoch,
-        saves_per_epoch=config.snapshots_per_epoch,
-        keep=config.snapshot_max,
-        resume=resume,
-    )
-    return [saved]
+    return [
+        Snapshots(
+            network,
+            Path(config.save_checkpoint_path) / SNAPSHOTS,
+            start_epoch=config.snapshot_start_epoch,
+            saves_per_epoch=config.snapshots_per_epoch,
+            keep=config.snapshot_max,
+            resume=resume,
+        )
+    ]
 
 
 def evaluation(
@@ -173,12 +169,6 @@ class StageTwoConfig(MixedConfig):
         "the basis: loaded where the file is there, else made of the snapshots and saved there; "
         "None: pca_mat.safetensors beside the snapshots",
         "a path",
-    )
-    start_from: str = one_of(
-        "last",
-        STARTS,
-        "last: from the checkpoint, as the tutorial; first: from the first snapshot's weights, the "
-        "nearest to the paper, which starts from the initial ones: no snapshot holds these",
     )
     n_components: int = count(32, "of the basis")
     method: str = one_of("bfgs", words.SEARCH_METHODS, "of labkit.SubspaceStep")
@@ -263,15 +253,8 @@ def load_start(config: StageTwoConfig, network: nn.Cell) -> None:
 
     path = pretrained(config)
     load_network(network, path)
-    text = f"labkit: starts from {path}"
-    if config.start_from == "first":
-        from labkit.algorithms.subspace.snapshots import load_snapshot
-
-        # BatchNorm keeps the checkpoint's running statistics: snapshots hold trainable weights.
-        load_snapshot(network, snapshot_folder(config), which="first")
-        text += f", with the weights of the first snapshot in {snapshot_folder(config)}"
     if cluster.rank_and_size()[0] == 0:
-        print(text, flush=True)
+        print(f"labkit: starts from {path}", flush=True)
 
 
 def snapshot_folder(config: StageTwoConfig) -> Path:

@@ -193,7 +193,6 @@ SINGLE = {
     "rho": (1, 0.999),
     "all_reduce_fusion_config": ((2, 2), (1, 2)),
     "depth": (20, 152),
-    "label_smooth_convention": ("torch", "pytorch"),
     "initialiser": ("kaiming", "pytorch"),
     "dataset": ("imagenet", "cifar10"),
     "lr_schedule": ("linear", "cosine_as_in_the_blog"),
@@ -204,7 +203,6 @@ SINGLE = {
     "reduction": ("max", "sum"),
     "on": ("weights", "gradients"),
     "scope": ("all", "network"),
-    "start_from": ("best", "first"),
     "method": ("newton", "sgd"),
     "failure": ("stop", "rollback"),
 }
@@ -270,7 +268,7 @@ SOURCES = {
     ),
     "subspace two": (
         STAGE_TWO["tutorial"],
-        "epoch_size 2 learning_rate 1.0 start_from last rho 0.55 gamma 0.9 alpha 0.001 sigma 0.4 "
+        "epoch_size 2 learning_rate 1.0 rho 0.55 gamma 0.9 alpha 0.001 sigma 0.4 "
         "n_components 32 method bfgs trials 20 failure reset weight_decay 0.0 loss_scale 1024.0 "
         "save_checkpoint_epochs 1 keep_checkpoint_max 2",
     ),

@@ -90,16 +90,6 @@ class TestStart:
         end, own = arrays(last), snapshot(network)
         assert_bit_equal(own, {name: end[name] for name in own})
 
-    def test_or_where_a_snapshot_is(self, stages, capsys):
-        network, plain = resnet.resnet(18, 12), resnet.resnet(18, 12)
-        subspace.load_start(settings(STAGE_2, stages), plain)
-        subspace.load_start(settings(STAGE_2, stages, start_from="first"), network)
-        assert "with the weights of the first snapshot in" in capsys.readouterr().out
-        with SnapshotFolder(stages / STAGE_1 / "checkpoint_pca", network) as folder:
-            weights = folder.load(0)
-        assert_bit_equal(snapshot(network), snapshot(plain) | weights)
-        assert any((snapshot(plain)[name] != value).any() for name, value in weights.items())
-
     def test_snapshots_are_beside_the_checkpoint_or_in_stage_1_or_where_it_is_said(
         self, stages, tmp_path
     ):
