@@ -75,6 +75,7 @@ class Plan:
 def launch(
     script: str | os.PathLike,
     *args: str | os.PathLike | float,
+    workers: int,
     timeout: float | None,
     log_dir: str | os.PathLike | None = None,
     cwd: str | os.PathLike | None = None,
@@ -95,11 +96,12 @@ def launch(
             it on every rank, and once more as the scheduler, where joining (``labkit.start`` with
             ``distribute=True``) does not return before the ranks have ended.
         *args: arguments of the program.
+        workers: number of ranks on this machine, see ``plan``.
         timeout: seconds for the whole call; None for no limit.
         log_dir: folder for worker_<rank>.log, scheduler.log and msrun.log; None: not kept.
         cwd: working folder of the ranks; None for that of this process.
         show: print what this machine's first rank writes, but for MindSpore's own log.
-        **options: as for ``plan``: workers, nodes, node_rank, master, env, cluster_timeout.
+        **options: as for ``plan``: nodes, node_rank, master, env, cluster_timeout.
 
     Returns:
         The ranks' logs and output.
@@ -118,7 +120,7 @@ def launch(
         raise InputError(f"script: expected a Python file or -m, got {script}")
     with ExitStack() as stack:
         logs = _log_folder(log_dir, stack)
-        made = plan((script, *args), logs, **options)
+        made = plan((script, *args), logs, workers=workers, **options)
         job = stack.enter_context(_started(made, logs, work))
         shown = 0
         while not job.is_over():

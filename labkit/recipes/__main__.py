@@ -46,7 +46,8 @@ def main(arguments: Sequence[str], program: str) -> int:
     chosen = recipe(name)
     options = _parser(chosen, command, f"{program} {command} {name}").parse_args(rest)
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _end)
+        if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
+            signal.signal(number, _end)
     try:
         if not Path(options.dataset_path).is_dir():
             raise InputError(f"expected a folder of data, got {options.dataset_path}")

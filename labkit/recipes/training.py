@@ -152,6 +152,7 @@ class Recipe:
         """
         started = start(config, device, distribute, device_num)
         from labkit.recipes import parts
+        from labkit.training.fit import fit
 
         data = parts.datasets(config, dataset_path, started.rank, started.ranks)
         train_set, val_set, classes = data
@@ -173,7 +174,19 @@ class Recipe:
             own = [parts.Documents(config, self.name, classes, started.rank, held)]
             if first:
                 own += self._shown(config, network, step, batches, resume)
-            records = _fit(config, step, train_set, own, resume, first and self.losses is None)
+            records = fit(
+                step,
+                train_set,
+                config.epoch_size,
+                folder=folder,
+                resume=resume,
+                checkpoint_every=config.save_checkpoint_steps,
+                checkpoint_epochs=config.save_checkpoint_epochs if config.save_checkpoint else None,
+                keep=config.keep_checkpoint_max,
+                progress=name if first and self.losses is None else None,
+                callbacks=own,
+                dataset_sink_mode=config.dataset_sink_mode,
+            )
             result = None
             if val_set is not None:
                 network = parts.in_float32(config, network)
@@ -244,32 +257,6 @@ class Recipe:
 
         count = parts.datasets(config, dataset_path, 0, ranks)[0].get_dataset_size()
         return f"# {count} micro-batches of {config.batch_size} an epoch on each of {ranks} ranks"
-
-
-def _fit(
-    config: TrainingConfig,
-    step: Step,
-    train_set: Dataset,
-    callbacks: Sequence[Callback],
-    resume: bool,
-    displays: bool,
-) -> Records:
-    from labkit.recipes import parts
-    from labkit.training.fit import fit
-
-    return fit(
-        step,
-        train_set,
-        config.epoch_size,
-        folder=config.save_checkpoint_path,
-        resume=resume,
-        checkpoint_every=config.save_checkpoint_steps,
-        checkpoint_epochs=config.save_checkpoint_epochs if config.save_checkpoint else None,
-        keep=config.keep_checkpoint_max,
-        progress=parts.network_name(config) if displays else None,
-        callbacks=callbacks,
-        dataset_sink_mode=config.dataset_sink_mode,
-    )
 
 
 @contextlib.contextmanager

@@ -266,12 +266,9 @@ class TestProgram:
         ("arguments", "said"),
         [
             (["make", "10.0.0.1"], "expected the devices' addresses, or --hccn"),
-            (["make", "10.0.0.1", "1.1.1.1", "--hccn", "right.json"], "expected the devices'"),
             (["make", "10.0.0.1", "--hccn", "one.conf", "--devices", "0-1"], "no address_1"),
             (["make", "10.0.0.1", "1.1.1.1", "--devices", "1-0"], "got '1-0'"),
-            (["merge", "right.json", "right.json"], "server_id 10.155.111.140 is there 2 times"),
             (["check", "nowhere.json"], "cannot read nowhere.json"),
-            (["check"], "the following arguments are required"),
         ],
     )
     def test_bad_usage_is_exit_2_and_nothing_is_written(self, folder, call, arguments, said):
