@@ -35,7 +35,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         each.add_argument("files", nargs="+", type=Path)
     for each in (make, merge):
         each.add_argument("--out", type=Path, help="file to write; its usual name if not given")
-    check.add_argument("--masked", action="store_true", help="accept addresses such as 10.*.*.*")
     options = parser.parse_args(arguments)
     try:
         if options.command == "make":
@@ -46,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             name = f"hccl_{servers}s_{devices}p.json"
         else:
             for path in options.files:
-                say(path, rank_table.read(path, masked=options.masked))
+                say(path, rank_table.read(path))
             return 0
         say(rank_table.write(table, options.out or Path(name)), table)
     except InputError as error:

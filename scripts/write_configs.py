@@ -5,9 +5,11 @@
 labkit train thor --data_path FOLDER --config scripts/configs/thor_gpu.yaml
 """
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 
-from labkit.recipes import RECIPES, recipe, settings
+from labkit.recipes import RECIPES, recipe
 
 FOLDER = Path(__file__).parent / "configs"
 
@@ -18,9 +20,11 @@ def texts() -> dict[str, str]:
     for line in RECIPES:
         of = recipe(line)
         for name, values in of.named.items():
-            head = f"# labkit train {line} --data_path FOLDER --config scripts/configs/"
             file = f"{of.name}_{name}.yaml"
-            made[file] = f"{head}{file}\n\n{settings.yaml_text(values)}"
+            head = f"# labkit train {line} --data_path FOLDER --config scripts/configs/{file}\n"
+            head += f"# labkit train {line} --help says what each setting means.\n\n"
+            lines = [f"{key}: {json.dumps(value)}\n" for key, value in asdict(values).items()]
+            made[file] = head + "".join(lines)
     return made
 
 

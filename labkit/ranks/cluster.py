@@ -77,10 +77,8 @@ def gather(values: Iterable[float]) -> np.ndarray:
     """
     import numpy as np
 
-    values = np.ascontiguousarray(values, np.float64)
-    if values.ndim != 1 or not values.size:
-        raise InputError(f"values: expected shape (n,), n >= 1, got {values.shape}")
-    return np.ascontiguousarray(gather_bytes(values.tobytes())).view(np.float64)
+    own = np.ascontiguousarray(values, np.float64)
+    return np.ascontiguousarray(gather_bytes(own.tobytes())).view(np.float64)
 
 
 def agree(**values: object) -> None:
@@ -91,11 +89,9 @@ def agree(**values: object) -> None:
     rank, ranks = rank_and_size()
     if ranks == 1:
         return
-    digests = [hashlib.sha256(str(value).encode()).digest() for value in values.values()]
-    gathered = gather_bytes(b"".join(digests))
-    for index, (name, value) in enumerate(values.items()):
-        part = gathered[:, 32 * index : 32 * (index + 1)]
-        others = [other for other in range(ranks) if (part[other] != part[0]).any()]
+    for name, value in values.items():
+        gathered = gather_bytes(hashlib.sha256(str(value).encode()).digest())
+        others = [other for other in range(ranks) if (gathered[other] != gathered[0]).any()]
         if others:
             raise InputError(
                 f"rank {others[0]} differs from rank 0 in {name} ({value} on this rank, {rank}); "
@@ -145,6 +141,22 @@ def gather_bytes(data: bytes) -> np.ndarray:
     return gathered.view(np.uint8).reshape(ranks, 2 * len(pairs))[:, : len(own)]
 
 
+@functools.cache
+def _gatherer() -> nn.Cell:
+    """Return the one cell that gathers, so that it is compiled only once for each length."""
+    from mindspore import nn, ops
+
+    class Gather(nn.Cell):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gather = ops.AllGather()
+
+        def construct(self, values: Tensor) -> Tensor:
+            return self.gather(values)
+
+    return Gather()
+
+
 def take_from_first(parameters: Iterable[Parameter]) -> None:
     """Set Parameters, with the same names and shapes on every rank, to the first rank's values.
 
@@ -173,19 +185,3 @@ def digest(cell: nn.Cell) -> str:
     for parameter in sorted(cell.get_parameters(), key=lambda parameter: parameter.name):
         digest.update(parameter.name.encode() + parameter.asnumpy().tobytes())
     return digest.hexdigest()
-
-
-@functools.cache
-def _gatherer() -> nn.Cell:
-    """Return the one cell that gathers, so that it is compiled only once for each length."""
-    from mindspore import nn, ops
-
-    class Gather(nn.Cell):
-        def __init__(self) -> None:
-            super().__init__()
-            self.gather = ops.AllGather()
-
-        def construct(self, values: Tensor) -> Tensor:
-            return self.gather(values)
-
-    return Gather()

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -28,10 +29,11 @@ from labkit.ranks import cluster
 
 _POLL = 0.05  # seconds; an exit code can be read for up to a second, until msrun collects it
 _SETTLE = 1.0  # seconds for ranks that fail together to end, before one of them is named
-_WHERE = 3.0  # seconds for hanging ranks to write their stack traces
+_GRACE = 3.0  # seconds for ranks that got a signal to end
 _LINES = 20  # of the log of a rank that failed
+_STARTED = re.compile(r"^Start (scheduler|worker) process", re.M)
 _FAILED = re.compile(r"Worker process (\d+) exit with exception\. Error code: (-?\d+)")
-# What a rank or the scheduler writes only because another rank is gone.
+# What a rank writes only because another rank is gone.
 _ECHO = re.compile(
     r"time[d-]? ?out|heartbeat|reconnect|broken pipe|peer|Launch kernel failed", re.I
 )
@@ -75,13 +77,10 @@ def launch(
     *args: str | os.PathLike | float,
     workers: int,
     timeout: float | None,
-    cluster_timeout: int = 60,
-    nodes: int = 1,
-    node_rank: int = 0,
-    master: str | None = None,
     log_dir: str | os.PathLike | None = None,
     cwd: str | os.PathLike | None = None,
-    env: Mapping[str, str] | None = None,
+    show: bool = False,
+    **options: Any,
 ) -> Launched:
     """Run a program on ``workers`` ranks of this machine; return when all have succeeded.
 
@@ -97,20 +96,12 @@ def launch(
             it on every rank, and once more as the scheduler, where joining (``labkit.start`` with
             ``distribute=True``) does not return before the ranks have ended.
         *args: arguments of the program.
-        workers: number of ranks on this machine. On a CPU, each uses an equal share of the cores
-            from ``labkit.start`` on, if they can be divided equally; with ``LOCAL_WORLD_SIZE`` set
-            to "1" in ``env``, every rank uses all cores.
+        workers: number of ranks on this machine, see ``plan``.
         timeout: seconds for the whole call; None for no limit.
-        cluster_timeout: seconds for the ranks to find each other.
-        nodes: number of machines. Call ``launch`` on each, with the same number of workers; the
-            numbering of ranks continues from node to node.
-        node_rank: number of this machine.
-        master: ``HOST:PORT`` of node 0, the same on all nodes. One node does not need it: a free
-            port of the loopback address is used. Hazard: MindSpore asks processes that join for no
-            password, and encrypts nothing: HOST must be an address in a network that you trust.
         log_dir: folder for worker_<rank>.log, scheduler.log and msrun.log; None: not kept.
         cwd: working folder of the ranks; None for that of this process.
-        env: variables for the ranks, in addition to this process's.
+        show: print what this machine's first rank writes, but for MindSpore's own log.
+        **options: as for ``plan``: nodes, node_rank, master, env, cluster_timeout.
 
     Returns:
         The ranks' logs and output.
@@ -121,30 +112,30 @@ def launch(
         WorkersTimedOut: when the time is up.
     """
     began = time.monotonic()
-    if timeout is not None:
-        timeout = number("timeout", timeout, above=0)
+    until = float("inf") if timeout is None else began + number("timeout", timeout, above=0)
     work = Path("." if cwd is None else cwd).resolve()
     if not work.is_dir():
         raise wrong("cwd", str(cwd), "a folder")
+    if script != "-m" and not (work / script).is_file():
+        raise InputError(f"script: expected a Python file or -m, got {script}")
     with ExitStack() as stack:
         logs = _log_folder(log_dir, stack)
-        made = plan(
-            (script, *args),
-            logs,
-            workers=workers,
-            cluster_timeout=cluster_timeout,
-            nodes=nodes,
-            node_rank=node_rank,
-            master=master,
-            env=env,
-        )
-        if script != "-m" and not (work / script).is_file():
-            raise InputError(f"script: expected a Python file or -m, got {script}")
+        made = plan((script, *args), logs, workers=workers, **options)
         job = stack.enter_context(_started(made, logs, work))
-        _watch(job, timeout, began)
-        output = {rank: job.log(rank) for rank in made.ranks}
-    kept = {} if log_dir is None else {rank: _worker_log(logs, rank) for rank in made.ranks}
-    return Launched(kept, output, time.monotonic() - began)
+        shown = 0
+        while not job.is_over():
+            if show:
+                shown = _show(job.path(made.ranks[0]), shown)
+            if time.monotonic() > until:
+                raise _timed_out(job, timeout)
+            time.sleep(_POLL)
+        if show:
+            _show(job.path(made.ranks[0]), shown, ended=True)
+        if job.failed():
+            raise _error(job)
+        written = job.written()
+    kept = {} if log_dir is None else written["logs"]
+    return Launched(kept, written["output"], time.monotonic() - began)
 
 
 def plan(
@@ -158,13 +149,27 @@ def plan(
     master: str | None = None,
     env: Mapping[str, str] | None = None,
 ) -> Plan:
-    """Return what ``launch`` would start; arguments as there.
+    """Return what ``launch`` would start.
+
+    Args:
+        program: the program and its arguments.
+        logs: folder for the logs.
+        workers: number of ranks on this machine. On a CPU, each uses an equal share of the cores
+            from ``labkit.start`` on, if they can be divided equally; with ``LOCAL_WORLD_SIZE`` set
+            to "1" in ``env``, every rank uses all cores.
+        cluster_timeout: seconds for the ranks to find each other.
+        nodes: number of machines. Call ``launch`` on each, with the same number of workers; the
+            numbering of ranks continues from node to node.
+        node_rank: number of this machine.
+        master: ``HOST:PORT`` of node 0, the same on all nodes. One node does not need it: a free
+            port of the loopback address is used. Hazard: MindSpore asks processes that join for no
+            password, and encrypts nothing: HOST must be an address in a network that you trust.
+        env: variables for the ranks, in addition to this process's.
 
     Raises:
         InputError: for an invalid argument, or if msrun is not installed.
     """
     workers, nodes = integer("workers", workers), integer("nodes", nodes)
-    integer("cluster_timeout", cluster_timeout)
     integer("node_rank", node_rank, 0, nodes - 1)
     if nodes > 1 and master is None:
         raise InputError(f"master: expected HOST:PORT of node 0 for {nodes} nodes, got None")
@@ -184,17 +189,15 @@ def plan(
         *("python", *program),
     ]
     ranks = range(node_rank * workers, (node_rank + 1) * workers)
-    return Plan(
-        [str(part) for part in command], _variables(workers, nodes, env), ranks, nodes * workers
-    )
+    variables = _variables(workers, nodes, env or {})
+    return Plan([str(part) for part in command], variables, ranks, nodes * workers)
 
 
-def _variables(workers: int, nodes: int, env: Mapping[str, str] | None) -> dict[str, str]:
+def _variables(workers: int, nodes: int, env: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that msrun gets on top of this process's."""
     own = {
         "PYTHONFAULTHANDLER": "1",  # a rank that hangs says where
         "PYTHONUNBUFFERED": "1",  # the last lines of a killed rank are in its log
-        cluster.RANKS_HERE: str(workers),
     }
     if nodes == 1:
         # Seconds after which ranks that wait for each other ask again. MindSpore's 3 to 5 are for
@@ -205,14 +208,12 @@ def _variables(workers: int, nodes: int, env: Mapping[str, str] | None) -> dict[
     # In a notebook labkit.start hides MindSpore's errors, because every cell causes false ones.
     if "ipykernel" in sys.modules and os.environ.get("GLOG_v") == "4":
         own["GLOG_v"] = "3"
-    own |= env or {}
-    own["PYTHONPATH"] = python_path((env or os.environ).get("PYTHONPATH"))
     # msrun starts "python": that of this interpreter's environment must come first.
     own["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    return own
+    return own | dict(env) | {"PYTHONPATH": _python_path((env or os.environ).get("PYTHONPATH"))}
 
 
-def python_path(before: str | None) -> str:
+def _python_path(before: str | None) -> str:
     """Return PYTHONPATH with the folder that this labkit was imported from in front."""
     root = str(Path(__file__).resolve().parents[2])
     # An installed labkit is found anyway, and its folder would precede the standard library.
@@ -222,7 +223,7 @@ def python_path(before: str | None) -> str:
 
 def child_environment() -> dict[str, str]:
     """Return this process's variables, with a PYTHONPATH by which a child finds this labkit."""
-    return os.environ | {"PYTHONPATH": python_path(os.environ.get("PYTHONPATH"))}
+    return os.environ | {"PYTHONPATH": _python_path(os.environ.get("PYTHONPATH"))}
 
 
 def free_port() -> int:
@@ -246,15 +247,11 @@ def _log_folder(log_dir: str | os.PathLike | None, stack: ExitStack) -> Path:
     return folder
 
 
-def _worker_log(logs: Path, rank: int) -> Path:
-    return logs / f"worker_{rank}.log"
-
-
 class _Job:
     """A running msrun and the ranks it has started on this machine.
 
     Attributes:
-        pids: rank -> pid.
+        pids: rank -> pid, once all have started.
         codes: rank -> exit code, -n for signal n, of those that have ended, in that order.
     """
 
@@ -264,39 +261,45 @@ class _Job:
         self.pids: dict[int, int] = {}
         self.codes: dict[int, int] = {}
 
+    def is_over(self) -> bool:
+        """Return whether all ranks have ended well, or one failed and others had time to do so."""
+        over = self.process.poll() is not None
+        self.look()
+        if self.failed():
+            self.wait(_SETTLE)
+        elif over and self.process.returncode:
+            code, tail = self.process.returncode, _tail(self.log("msrun"))
+            raise WorkerFailed(f"msrun {_words(code)}\n{tail}", exit_code=code, tail=tail)
+        return over or bool(self.failed()) or not self.running()
+
     def look(self) -> None:
         """Note which ranks have started and which have ended since the last look."""
-        if len(self.pids) < len(self.ranks):
-            for child in self._children():
-                with contextlib.suppress(psutil.Error, KeyError, ValueError):
-                    variables = child.environ()
-                    if variables["MS_ROLE"] == "MS_WORKER":
-                        self.pids.setdefault(int(variables["RANK_ID"]), child.pid)
-        ended = [rank for rank in self.running() if rank in self.pids and _ended(self.pids[rank])]
-        first = _FAILED.search(self.log("msrun")) if ended else None
-        if first and int(first[1]) not in self.pids.values():
-            # It ended before it was seen. Its log has an error, if there are several such ranks.
-            unseen = [rank for rank in self.ranks if rank not in self.pids]
-            unseen.sort(key=lambda rank: "Traceback" not in self.log(rank))
-            self.pids[unseen[0]] = int(first[1])
-            ended.append(unseen[0])
-        if first:  # written before msrun kills the others
-            ended.sort(key=lambda rank: self.pids[rank] != int(first[1]))
-        for rank in ended:
-            self.codes[rank] = self._code(self.pids[rank])
+        log = self.log("msrun")
+        if not self.pids:
+            # msrun starts the scheduler, where that is on this machine, and then ranks in order.
+            children, started = self._children(), _STARTED.findall(log)
+            children.sort(key=lambda child: (child.create_time(), child.pid))
+            if len(started) == len(children) and started.count("worker") == len(self.ranks):
+                own = children[-len(self.ranks) :]
+                self.pids = {rank: child.pid for rank, child in zip(self.ranks, own, strict=True)}
+        logged = {int(pid): int(code) for pid, code in _FAILED.findall(log)}
+        codes = {rank: _exit_code(pid) for rank, pid in self.pids.items()}
+        ended = [rank for rank in self.running() if codes.get(rank) is not None]
+        # msrun names one, before it kills the others.
+        for rank in sorted(ended, key=lambda rank: self.pids[rank] not in logged):
+            self.codes[rank] = codes[rank] or logged.get(self.pids[rank], 0)
 
-    def _children(self) -> list[psutil.Process]:
+    def _children(self, recursive: bool = False) -> list[psutil.Process]:
         with contextlib.suppress(psutil.Error):
-            return psutil.Process(self.process.pid).children()
+            return psutil.Process(self.process.pid).children(recursive)
         return []
 
-    def _code(self, pid: int) -> int:
-        """Return an ended process's exit code: its own until msrun collects it, then as logged."""
-        with contextlib.suppress(OSError, ValueError):
-            status = int(Path(f"/proc/{pid}/stat").read_text().rsplit(maxsplit=1)[-1])
-            return os.waitstatus_to_exitcode(status)
-        line = next((x for x in _FAILED.finditer(self.log("msrun")) if int(x[1]) == pid), None)
-        return int(line[2]) if line else 0
+    def wait(self, seconds: float) -> None:
+        """Wait for all ranks to end, for so many seconds at most."""
+        until = time.monotonic() + seconds
+        while self.running() and time.monotonic() < until:
+            time.sleep(_POLL)
+            self.look()
 
     def running(self) -> list[int]:
         """Return the ranks that have not ended."""
@@ -306,45 +309,41 @@ class _Job:
         """Return the ranks that have failed, in the order in which they ended."""
         return [rank for rank, code in self.codes.items() if code]
 
+    def path(self, rank: int) -> Path:
+        """Return the path of a rank's log."""
+        return self.logs / f"worker_{rank}.log"
+
     def log(self, name: int | str) -> str:
         """Return what a rank or "msrun" has written so far."""
-        path = _worker_log(self.logs, name) if isinstance(name, int) else self.logs / f"{name}.log"
+        path = self.path(name) if isinstance(name, int) else self.logs / f"{name}.log"
         return path.read_text(errors="replace") if path.exists() else ""
 
-    def show_where(self) -> None:
-        """Make the running ranks write a stack trace of each thread, which ends them."""
-        asked = [self.pids[rank] for rank in self.running() if rank in self.pids]
-        for pid in asked:
+    def written(self) -> dict[str, Any]:
+        """Return the ranks' logs and output, for an error."""
+        logs = {rank: self.path(rank) for rank in self.ranks}
+        return {"logs": logs, "output": {rank: self.log(rank) for rank in logs}}
+
+    def send(self, number: int) -> None:
+        """Send the running ranks a signal, and give them time to end.
+
+        SIGABRT makes each write a stack trace of each thread. After SIGTERM a training closes its
+        files and its lock; msrun, which kills all others once one has ended, is stopped meanwhile.
+        """
+        self.process.send_signal(signal.SIGSTOP)
+        for pid in (self.pids[rank] for rank in self.running() if rank in self.pids):
             with contextlib.suppress(psutil.Error, OSError):
                 psutil.Process(pid).rlimit(psutil.RLIMIT_CORE, (0, 0))  # no core file of gigabytes
-                os.kill(pid, signal.SIGABRT)
-        until = time.monotonic() + _WHERE
-        while not all(map(_ended, asked)) and time.monotonic() < until:
-            time.sleep(_POLL)
-
-    def ask(self) -> None:
-        """Ask the ranks to end by themselves: a training closes its files and its lock."""
-        self.process.send_signal(signal.SIGSTOP)  # it kills all within a second of the first's end
-        asked = [self.pids[rank] for rank in self.running() if rank in self.pids]
-        for pid in asked:
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGTERM)
-        until = time.monotonic() + _WHERE
-        while not all(map(_ended, asked)) and time.monotonic() < until:
-            time.sleep(_POLL)
+                os.kill(pid, number)
+        self.wait(_GRACE)
 
     def end(self) -> None:
         """Kill msrun and everything below it; each rank leads a session of its own."""
-        family = [*self._children()]
-        for child in list(family):
-            with contextlib.suppress(psutil.Error):
-                family += child.children(recursive=True)
-        self.process.kill()  # first, or it would log the end of its ranks
-        for pid in {*self.pids.values(), *(child.pid for child in family)}:
-            with contextlib.suppress(OSError):
-                os.killpg(pid, signal.SIGKILL)
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
+        family = {*self.pids.values(), *(child.pid for child in self._children(recursive=True))}
+        self.process.kill()
+        for pid in family:
+            for kill in (os.killpg, os.kill):
+                with contextlib.suppress(OSError):
+                    kill(pid, signal.SIGKILL)
         self.process.wait()
 
 
@@ -366,61 +365,38 @@ def _started(made: Plan, logs: Path, work: Path) -> Iterator[_Job]:
         try:
             yield job
         except (KeyboardInterrupt, SystemExit):
-            job.look()
-            job.ask()
+            job.send(signal.SIGTERM)
             raise
         finally:
-            job.look()
             job.end()
 
 
-def _watch(job: _Job, timeout: float | None, began: float) -> None:
-    """Return when all ranks have succeeded; raise the error that explains a failure."""
-    while True:
-        over = job.process.poll() is not None
-        job.look()
-        if job.failed():
-            _settle(job)
-            raise _error(job)
-        if len(job.codes) == len(job.ranks) or (over and job.process.returncode == 0):
-            return
-        if over:
-            code, tail = job.process.returncode, _tail(job.log("msrun"))
-            raise WorkerFailed(
-                f"msrun ended with {_words(code)}\n{tail}", exit_code=code, tail=tail
-            )
-        if timeout is not None and time.monotonic() - began > timeout:
-            # One that ended well before it was seen has no pid.
-            hanging = [rank for rank in job.running() if rank in job.pids] or job.running()
-            job.show_where()
-            raise _timed_out(job, hanging, timeout)
-        time.sleep(_POLL)
-
-
-def _settle(job: _Job) -> None:
-    """Wait for ranks that fail together."""
-    settled = time.monotonic() + _SETTLE
-    while time.monotonic() < settled and job.running():
-        time.sleep(_POLL)
-        job.look()
+def _show(log: Path, place: int, ended: bool = False) -> int:
+    """Print the whole lines of a log from ``place`` on; return the place behind them."""
+    if not log.exists():
+        return place
+    with log.open("rb") as file:
+        file.seek(place)
+        text = file.read()
+    text = text if ended else text[: text.rfind(b"\n") + 1]
+    for line in text.decode(errors="replace").splitlines(keepends=True):
+        if not _NOISE.match(line):
+            print(line, end="", flush=True)
+    return place + len(text)
 
 
 def _error(job: _Job) -> WorkerFailed:
     """Return the error of the rank that failed by itself, not of those it made fail."""
     failed = job.failed()
-    own = [rank for rank in failed if not _is_echo(job, rank)]
-    rank = (own or failed)[0]
-    code = job.codes[rank]
-    tail = _tail(job.log(rank))
-    path = _worker_log(job.logs, rank)
+    rank = next((rank for rank in failed if not _is_echo(job, rank)), failed[0])
+    code, tail = job.codes[rank], _tail(job.log(rank))
     return WorkerFailed(
-        f"rank {rank} of {job.count} {_words(code)}; log: {path}\n{tail}",
+        f"rank {rank} of {job.count} {_words(code)}; log: {job.path(rank)}\n{tail}",
         ranks=[rank],
         exit_code=code if code > 0 else None,
         signal=signal.Signals(-code).name if code < 0 else None,
         tail=tail,
-        logs={each: _worker_log(job.logs, each) for each in job.ranks},
-        output={each: job.log(each) for each in job.ranks},
+        **job.written(),
     )
 
 
@@ -428,20 +404,21 @@ def _is_echo(job: _Job, rank: int) -> bool:
     """Return whether a rank failed only because another is gone, or was killed with it."""
     if rank == job.failed()[0] and job.codes[rank] < 0:
         return False
-    lines = [line for line in job.log(rank).splitlines() if not _NOISE.match(line)]
+    lines = _tail(job.log(rank)).splitlines()
     return job.codes[rank] == -signal.SIGKILL or any(map(_ECHO.search, lines[-3:]))
 
 
-def _timed_out(job: _Job, hanging: list[int], timeout: float) -> WorkersTimedOut:
+def _timed_out(job: _Job, timeout: float | None) -> WorkersTimedOut:
+    """Return the error of ranks that hang, with where each of them was."""
+    hanging = job.running()
+    job.send(signal.SIGABRT)
     tail = "\n".join(f"rank {rank}:\n{_tail(job.log(rank))}" for rank in hanging)
-    names = ", ".join(map(str, hanging))
-    what = f"rank{'s' if len(hanging) > 1 else ''} {names} of {job.count} still ran"
+    names = f"rank{'s' if len(hanging) > 1 else ''} {', '.join(map(str, hanging))}"
     return WorkersTimedOut(
-        f"not ended after {timeout:g} s: {what}\n{tail}",
+        f"not ended after {timeout:g} s: {names} of {job.count} still ran\n{tail}",
         ranks=hanging,
         tail=tail,
-        logs={rank: _worker_log(job.logs, rank) for rank in job.ranks},
-        output={rank: job.log(rank) for rank in job.ranks},
+        **job.written(),
     )
 
 
@@ -456,13 +433,13 @@ def _words(code: int) -> str:
 
 def _tail(log: str) -> str:
     """Return the last lines of a log that say something to its user."""
-    lines = [line for line in log.splitlines() if not _NOISE.match(line)]
-    return "\n".join(lines[-_LINES:])
+    return "\n".join([line for line in log.splitlines() if not _NOISE.match(line)][-_LINES:])
 
 
-def _ended(pid: int) -> bool:
+def _exit_code(pid: int) -> int | None:
+    """Return a process's exit code: None while it runs, 0 once its parent has collected it."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return True
-    return stat.rpartition(")")[2].split()[0] in "ZX"
+        return 0
+    return os.waitstatus_to_exitcode(int(stat[-1])) if stat[0] in "ZX" else None

@@ -21,9 +21,7 @@ from typing import TYPE_CHECKING
 
 from labkit.data import RESCALES
 from labkit.errors import InputError
-from labkit.recipes import parts
-from labkit.recipes.config import MixedConfig
-from labkit.recipes.settings import one_of, positive, share
+from labkit.recipes.settings import MixedConfig, one_of, positive, share
 from labkit.recipes.training import Recipe
 from labkit.steps import options as steps
 
@@ -60,9 +58,8 @@ class AccumulationConfig(MixedConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        others = _OF_RESNET if self.network == "lenet" else ("rescale",)
         defaults = {each.name: each.default for each in fields(self)}
-        for name in others:
+        for name in _OF_RESNET if self.network == "lenet" else ("rescale",):
             if getattr(self, name) != defaults[name]:
                 raise InputError(
                     f"{name} is {getattr(self, name)} with network {self.network}, which has none; "
@@ -91,13 +88,14 @@ def build_step(config: AccumulationConfig, network: nn.Cell, micro_batches: int)
     """Return the step cell with its optimizer."""
     from mindspore import nn
 
+    from labkit.recipes.parts import build_loss
     from labkit.steps.accumulation import AccumulatedStep
     from labkit.steps.losses import LossNet
     from labkit.steps.parameter_groups import decay_groups
 
     groups = decay_groups(network, config.weight_decay)
     return AccumulatedStep(
-        LossNet(network, parts.build_loss(config)),
+        LossNet(network, build_loss(config)),
         nn.Momentum(groups, config.learning_rate, config.momentum),
         config.micro_steps,
         reduction=config.reduction,

@@ -25,14 +25,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from labkit.algorithms import words
-from labkit.recipes.config import WarmUpConfig, at_most, refuse_sink
-from labkit.recipes.parts import build_loss, momentum, printed_losses, warm_up_rates
-from labkit.recipes.settings import count, one_of
-from labkit.recipes.training import Recipe
+from labkit.ranks import cluster
+from labkit.recipes.settings import WarmUpConfig, at_most, count, one_of, refuse_sink
+from labkit.recipes.training import TITLE, Recipe
 
 if TYPE_CHECKING:
     from mindspore import nn
-    from mindspore.train import Callback
 
     from labkit.steps.step import Step
 
@@ -57,22 +55,19 @@ class AdasumConfig(WarmUpConfig):
         super().__post_init__()
         if self.reduction == "adasum":
             refuse_sink(self, words.ADASUM_ON_HOST)
-        at_most("warmup_epochs", self.warmup_epochs, "epoch_size", self.epoch_size)
+        at_most(self, "warmup_epochs", "epoch_size")
 
 
 # "servers": the tutorial's 16 devices. "one_device": the same training on one, with 4096 images in
 # an update and 312 updates in an epoch of 5004 micro-batches. A server averages 8 of them, and the
 # 12 left over are dropped, as the tutorial drops the images that fill no batch.
-NAMED = {
-    "servers": AdasumConfig(),
-    "one_device": AdasumConfig(workers=2, tail="drop"),
-}
+NAMED = {"servers": AdasumConfig(), "one_device": AdasumConfig(workers=2, tail="drop")}
 
 
 def build_step(config: AdasumConfig, network: nn.Cell, micro_batches: int) -> Step:
     """Return the step cell; ``micro_batches`` are those of this rank in an epoch."""
     from labkit.algorithms.adasum import AdasumStep
-    from labkit.ranks import cluster
+    from labkit.recipes.parts import build_loss, momentum, warm_up_rates
     from labkit.steps.losses import LossNet
 
     updates = updates_in_epoch(config, micro_batches, cluster.rank_and_size()[1])
@@ -99,21 +94,11 @@ def updates_in_epoch(config: AdasumConfig, micro_batches: int, ranks: int) -> in
     return full if config.tail == "drop" else -(-micro_batches // in_an_update)
 
 
-def callbacks(
-    config: AdasumConfig, network: nn.Cell, micro_batches: int, resume: bool
-) -> list[Callback]:
-    """Return callbacks that print ``epoch: 1 step: 312 loss is 5.5303826``; step counts updates."""
-    from labkit.ranks import cluster
-
-    updates = updates_in_epoch(config, micro_batches, cluster.rank_and_size()[1])
-    return printed_losses(micro_batches, updates, " loss is ")
-
-
 RECIPE = Recipe(
     name="adasum",
     description=__doc__,
     named=NAMED,
     build_step=build_step,
-    callbacks=callbacks,
+    losses=(TITLE.format("Training"), " loss is "),
 )
 train, evaluate_checkpoint = RECIPE.train, RECIPE.evaluate_checkpoint

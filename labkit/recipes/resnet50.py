@@ -25,9 +25,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from labkit.errors import InputError
-from labkit.recipes.config import TrainingConfig, at_most
-from labkit.recipes.parts import make_step, momentum, updates_in_epoch
-from labkit.recipes.settings import count, one_of, positive, rate, share
+from labkit.recipes.settings import (
+    TrainingConfig,
+    at_most,
+    count,
+    one_of,
+    positive,
+    rate,
+    share,
+)
 from labkit.recipes.training import Recipe
 
 if TYPE_CHECKING:
@@ -61,7 +67,7 @@ class Config(TrainingConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_most("warmup", self.warmup, "epoch_size", self.epoch_size)
+        at_most(self, "warmup", "epoch_size")
         if self.lr_end > self.lr:
             raise InputError(f"lr_end is {self.lr_end}, lr {self.lr}; expected lr_end <= lr")
         decays = self.warmup and self.lr_end < self.lr
@@ -74,6 +80,7 @@ class Config(TrainingConfig):
 
 def build_step(config: Config, network: nn.Cell, micro_batches: int) -> Step:
     """Return the step cell, with optimizer and rates for epochs of ``micro_batches``."""
+    from labkit.recipes.parts import make_step, momentum, updates_in_epoch
     from labkit.steps import schedules
 
     updates = updates_in_epoch(config, micro_batches)

@@ -1,41 +1,31 @@
 """A recipe's settings: a frozen dataclass, filled from a YAML file and ``name=value`` texts.
 
-The functions below make its fields, each with a default, a meaning and a rule. A subclass may
-change the default alone, ``batch_size: int = 32``, and inherits meaning and rule. The dataclass
-calls ``check(self)`` in its ``__post_init__``. No MindSpore import.
+``count``, ``rate`` and the like make its fields, each with a default, a meaning and a rule. A
+subclass may change the default alone, ``batch_size: int = 32``, and inherits meaning and rule. The
+settings that all recipes share follow, then the functions that read them. No MindSpore import.
 """
 
 import argparse
-import json
 import os
-import textwrap
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import Field, asdict, dataclass, field, fields
-from functools import cache
-from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
+from labkit import nets
 from labkit.base import arguments
-from labkit.base.files import write_json
+from labkit.base.arguments import wrong
 from labkit.base.values import parse, read_yaml
 from labkit.errors import InputError, nearest
-from labkit.recipes import models
-from labkit.steps import options
+from labkit.steps import options as steps
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
-Settings = TypeVar("Settings", bound="DataclassInstance")
+Settings = TypeVar("Settings")
 
 
-@dataclass(frozen=True)
-class _Rule:
-    """The meaning of a setting, its expected values, and (name, value) -> the checked value."""
-
-    meaning: str
-    expected: str
-    check: Callable[[str, Any], Any]
+def _field(default: Any, meaning: str, expected: str, check: Callable[[str, Any], Any]) -> Any:
+    """Return a field; ``check`` takes name and value and returns the value that is kept."""
+    rule = {"meaning": meaning, "expected": expected, "check": check}
+    return field(default=default, metadata=rule)
 
 
 def count(default: int | None, meaning: str, at_least: int = 1) -> Any:
@@ -62,14 +52,12 @@ inside = _numbers("a finite number > 0 and < 1", above=0, below=1)
 def one_of(default: Any, known: Iterable[Any], meaning: str) -> Any:
     """Return a field for one of the words, or one of the integers, that ``known`` holds."""
     known = tuple(known)
-    expected = f"one of {', '.join(map(str, known))}"
+    expected = f"one of {', '.join(map(repr, known))}"
 
     def check(name: str, value: Any) -> Any:
-        if isinstance(default, str):
-            return arguments.choice(name, value, known)
-        if not arguments.is_integer(value) or value not in known:
-            raise arguments.wrong(name, value, expected)
-        return int(value)
+        if isinstance(value, bool) or value not in known:
+            raise wrong(name, value, expected, nearest(value, map(str, known)))
+        return known[known.index(value)]
 
     return _field(default, meaning, expected, check)
 
@@ -84,45 +72,169 @@ def path(default: str | None, meaning: str, what: str = "the path of a folder") 
 
     def check(name: str, value: Any) -> str:
         if not isinstance(value, str) or not value:
-            raise arguments.wrong(name, value, what)
+            raise wrong(name, value, what)
         return value
 
     return _field(default, meaning, what, check)
 
 
-def indices(default: tuple[int, ...] | None, meaning: str) -> Any:
-    """Return a field for increasing integers: a YAML list, or numbers separated by commas."""
-    return _field(default, meaning, options.INDICES, options.fusion_indices)
+@dataclass(frozen=True)
+class TrainingConfig:
+    """Everything that determines a training in all recipes, except the data and the machine.
+
+    Raises:
+        InputError: if a value is invalid, or values do not fit together.
+    """
+
+    batch_size: int = count(256, "images in one micro-batch on one rank")
+    class_num: int | None = count(
+        1001, "width of the logits, at least the number of class folders; None: that number", 2
+    )
+    epoch_size: int = count(90, "epochs of the whole training")
+    micro_steps: int = count(1, "micro-batches in one update; more than 1 accumulates gradients")
+    weight_decay: float = rate(1e-4, "of weights; not of biases and normalisation layers")
+    label_smooth_factor: float = share(0.1, "s of labkit.steps.losses.CrossEntropySmooth")
+    save_checkpoint: bool = flag(True, "False: no checkpoint is written")
+    save_checkpoint_epochs: int = count(
+        1, "epochs between checkpoints; the last epoch has one anyway"
+    )
+    save_checkpoint_steps: int | None = count(
+        None, "micro-batches between checkpoints within an epoch; None: no further ones"
+    )
+    keep_checkpoint_max: int = count(2, "checkpoints kept")
+    save_checkpoint_path: str = path(
+        "runs/training", "run folder: config.json, classes.json, records.csv, checkpoint/"
+    )
+    depth: int = one_of(50, nets.DEPTHS, "of the ResNet")
+    image_size: int = count(224, "side of its square images", 32)
+    initialiser: str = one_of("seed", nets.INITIALISERS, "scheme of labkit.nets.initialisers")
+    augment: bool = flag(True, "random crops and flips in training")
+    dataset: str = one_of(
+        "imagenet2012",
+        ("imagenet2012", "cifar10"),
+        "the loss of an evaluation: of imagenet2012 that of the training, of others cross entropy "
+        "against the labels as they are, as the tutorials have it",
+    )
+    cache_session_id: int | None = count(
+        None, "session of MindSpore's dataset cache, for evaluation; None: no cache"
+    )
+    all_reduce_fusion_config: tuple[int, ...] | None = _field(
+        None,
+        "last gradient of each message between ranks, in the tutorials 85,160 for ResNet-50; None: "
+        "a message for each gradient",
+        steps.INDICES,
+        steps.fusion_indices,
+    )
+    dataset_sink_mode: bool = flag(
+        False,
+        "the data set goes into the step's graph, and one call runs an epoch, as in the tutorials; "
+        "not on CPU; only where the step is one graph",
+    )
+    num_parallel_workers: int = count(8, "of the data pipeline, fitted to the cores")
+    seed: int = _field(
+        1,
+        "of weights, order and augmentation",
+        f"an integer >= 0 and <= {arguments.MAX_SEED}",
+        lambda name, value: arguments.seed(value, name),
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+        within = self.save_checkpoint_steps
+        for name, value in {"save_checkpoint": False, "dataset_sink_mode": True}.items():
+            if within and getattr(self, name) is value:
+                raise wrong("save_checkpoint_steps", within, f"None with {name} {value}")
+
+    def step_options(self) -> dict[str, Any]:
+        """Return the arguments that these settings give to a step."""
+        return {"all_reduce_fusion_config": self.all_reduce_fusion_config}
 
 
-def seed(default: int, meaning: str) -> Any:
-    """Return a field for seeds."""
-    expected = f"an integer >= 0 and <= {arguments.MAX_SEED}"
-    return _field(default, meaning, expected, lambda name, value: arguments.seed(value, name))
+# What a resumed training may change: where and how often it writes, what is fitted to the machine
+# anyway, in which messages gradients are sent, and how batches reach the step.
+MAY_CHANGE = frozenset(
+    "save_checkpoint save_checkpoint_epochs save_checkpoint_steps keep_checkpoint_max "
+    "save_checkpoint_path num_parallel_workers cache_session_id all_reduce_fusion_config "
+    "dataset_sink_mode".split()
+)
 
 
-def _field(default: Any, meaning: str, expected: str, check: Callable[[str, Any], Any]) -> Any:
-    return field(default=default, metadata={"rule": _Rule(meaning, expected, check)})
+@dataclass(frozen=True)
+class MixedConfig(TrainingConfig):
+    """The settings of recipes that can train in float16."""
+
+    precision: str = one_of(
+        "O2",
+        steps.PRECISION,
+        "O0 float32, O2 float16 inside the network but for BatchNorm, O3 with it",
+    )
+    keep_batchnorm_fp32: bool = flag(True, "False makes O3 of O2, as the tutorials have it")
+    loss_scale: float = positive(1024.0, "of the loss, divided out of the gradients")
+    drop_overflow_update: bool = flag(
+        True, "drop a micro-batch that is not finite; False: it goes into the weights, as in r1.6"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.precision == "O2" and not self.keep_batchnorm_fp32:
+            object.__setattr__(self, "precision", "O3")
+
+    @property
+    def nonfinite(self) -> str:
+        """The value of a step's option ``nonfinite`` for ``drop_overflow_update``."""
+        return "drop_micro" if self.drop_overflow_update else "propagate"
+
+    def step_options(self) -> dict[str, Any]:
+        """Return the arguments that these settings give to a step."""
+        names = ("precision", "nonfinite", "loss_scale")
+        return super().step_options() | {name: getattr(self, name) for name in names}
+
+
+@dataclass(frozen=True)
+class WarmUpConfig(MixedConfig):
+    """The settings of recipes whose learning rates ``labkit.steps.schedules.get_lr`` returns."""
+
+    lr_init: float = rate(0.0, "learning rate at the beginning")
+    lr_end: float = rate(0.0, "learning rate at the end of the schedule")
+    lr_max: float = positive(0.8, "largest learning rate")
+    warmup_epochs: int = count(5, "epochs until the largest rate is reached", 0)
+    lr_decay_mode: str = one_of("linear", steps.LR_DECAY_MODES, "how the rate falls after them")
+    momentum: float = share(0.9, "of nn.Momentum")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if max(self.lr_init, self.lr_end) > self.lr_max:
+            raise InputError(
+                f"lr_init is {self.lr_init}, lr_end {self.lr_end} and lr_max {self.lr_max}; "
+                "expected none above lr_max"
+            )
+
+
+def refuse_sink(config: TrainingConfig, reason: str) -> None:
+    """Raise ``InputError`` if dataset_sink_mode is on; for recipes whose step is not one graph."""
+    if config.dataset_sink_mode:
+        raise InputError(f"dataset_sink_mode: expected False, got True: {reason}")
+
+
+def at_most(config: TrainingConfig, name: str, other: str) -> None:
+    """Raise ``InputError`` if a setting is greater than a second setting."""
+    value, most = getattr(config, name), getattr(config, other)
+    if value > most:
+        raise InputError(f"{name} is {value} and {other} {most}; expected at most as many epochs")
 
 
 def check(settings: Any) -> None:
-    """Check every setting and convert it to a plain Python value.
-
-    Raises:
-        InputError: if a setting is not what its rule expects.
-    """
-    for each in _fields(type(settings)):  # type: ignore[arg-type]
-        value = getattr(settings, each.name)
-        optional = _is_optional(each)
-        if value is None and optional:
+    """Check every setting and convert it to a plain Python value; raise ``InputError``."""
+    for each in _fields(type(settings)):
+        value, rule = getattr(settings, each.name), _rule(type(settings), each.name)
+        if value is None and _is_optional(each):
             continue
-        rule = _rule(type(settings), each.name)
         try:
-            object.__setattr__(settings, each.name, rule.check(each.name, value))
+            object.__setattr__(settings, each.name, rule["check"](each.name, value))
         except InputError:
-            if not optional:
+            if not _is_optional(each):
                 raise
-            raise arguments.wrong(each.name, value, f"{rule.expected} or None") from None
+            raise wrong(each.name, value, f"{rule['expected']} or None") from None
 
 
 def read(
@@ -137,7 +249,7 @@ def read(
         kind: the dataclass.
         path: YAML file (JSON is YAML too) with a mapping of names to values, or None. Only its
             first document is read: in the models repository the others are help texts. The keys of
-            that repository are accepted too, see ``models``.
+            that repository are accepted too, see ``translated``.
         assignments: texts ``name=value``; the last one for a name counts.
         base: settings to start from; None for the defaults.
 
@@ -148,15 +260,12 @@ def read(
         InputError: if the file cannot be read, a name is unknown (the message has the nearest one),
             or a value is invalid.
     """
-    values = {} if base is None else asdict(base)
+    values = {} if base is None else asdict(base)  # type: ignore[call-overload]
     known = {each.name: each for each in _fields(kind)}
-    content = None if path is None else read_yaml(path, first=True)
-    content = {} if content is None else content
+    content = {} if path is None else read_yaml(path, first=True) or {}
     if not isinstance(content, dict):
         raise InputError(f"{path}: expected name: value lines, got a {type(content).__name__}")
-    # YAML 1.1 reads the bare key "on" as True.
-    content = {"on" if key is True and "on" in known else key: v for key, v in content.items()}
-    changes = [(*item, f" in {path}") for item in models.translated(content, known).items()]
+    changes = [(*item, f" in {path}") for item in translated(content, known).items()]
     for text in assignments:
         name, equals, value = text.partition("=")
         if not equals:
@@ -170,26 +279,95 @@ def read(
     return kind(**values)
 
 
-def write(settings: Any, path: Path) -> None:
-    """Write settings as JSON that ``read`` accepts; the file is written whole or not at all."""
-    write_json(path, asdict(settings), "the settings")
+def _from_text(each: Field, text: str) -> Any:
+    """Convert a text to its field's type; if it has another, keep it for ``check`` to report."""
+    kind, value = _kind(each), parse(text)
+    if kind is str and not (value is None and _is_optional(each)):
+        return text
+    if get_origin(kind) is tuple and isinstance(value, str):
+        return parse(f"[{text.strip('()')}]")
+    return value
 
 
-def lines(settings: Any) -> str:
-    """Return one line ``  name value`` for each setting, the values aligned."""
-    values = asdict(settings)
-    width = max(map(len, values))
-    return "\n".join(f"  {name.ljust(width)}  {value}" for name, value in values.items())
+# The keys of the models repository's YAML files (official/cv/resnet/config) that are no settings
+# here. In labkit the command line, the run folder or the machine determines these:
+_ELSEWHERE = frozenset(
+    "data_url train_url checkpoint_url data_path output_path load_path device_target device_num "
+    "device_id run_distribute checkpoint_path checkpoint_file_path save_checkpoint_path net_name "
+    "width height file_name file_format ckpt_file network_dataset result_path label_path "
+    "save_graphs_path eval_dataset_path eval_start_epoch eval_interval mode_name infer_label "
+    "eval_data_path result_dir dataset_path lars_epsilon lars_coefficient save_best_ckpt".split()
+)
+# and these may have one value alone, which requests nothing: key -> (it, meaning of the key).
+_OFF: Mapping[str, tuple[Any, str]] = {
+    "enable_modelarts": (False, "training on Huawei's ModelArts service"),
+    "enable_profiling": (False, "MindSpore's profiler"),
+    "pretrain_epoch_size": (0, "epochs trained before: --resume knows them"),
+    "has_trained_epoch": (0, "epochs trained before: --resume knows them"),
+    "has_trained_step": (0, "steps trained before: --resume knows them"),
+    "pre_trained": ("", "a checkpoint to start from: labkit train has --resume"),
+    "filter_weight": (False, "leaves the last layer's weights out of pre_trained"),
+    "run_eval": (False, "evaluation while training; here after it"),
+    "parameter_server": (False, "training with parameter servers"),
+    "boost_mode": ("O0", "mindspore.boost: labkit.boost_step takes its levels"),
+    "save_graphs": (False, "writes the compiled graphs"),
+    "first_stride": (2, "stride of the first convolution"),
+    "bn_init_mode": ("adam", "how BatchNorm begins; here with factors of 1"),
+}
+_DEPTHS = {f"resnet{depth}": depth for depth in nets.DEPTHS}
+# conv_init, dense_init -> scheme of labkit.nets.initialisers. HeUniform is the layers' default,
+# which the repository's train.py does not change.
+_SCHEMES = {
+    ("XavierUniform", "TruncatedNormal"): "seed",
+    ("HeUniform", "HeUniform"): "pytorch",
+}
 
 
-def yaml_text(settings: Any) -> str:
-    """Return settings as YAML that ``read`` accepts, each below a comment with its meaning."""
-    parts = []
-    for each in fields(settings):
-        meaning = textwrap.wrap(_rule(type(settings), each.name).meaning, 98)
-        value = json.dumps(getattr(settings, each.name))
-        parts.append("".join(f"# {line}\n" for line in meaning) + f"{each.name}: {value}\n")
-    return "\n".join(parts)
+def translated(content: Mapping[Any, Any], known: Container[str]) -> dict[Any, Any]:
+    """Return settings for the keys of a file of the models repository.
+
+    Keys that are ``known`` settings stay as they are, and so do unknown ones, for ``read`` to name.
+
+    Raises:
+        InputError: if a key requests what the recipe does not have, or keys contradict each other.
+    """
+    rest, made = dict(content), {}
+    cached = rest.pop("enable_cache", None)
+    if cached is False:
+        rest.pop("cache_session_id", None)
+    elif cached and rest.get("cache_session_id") in (None, ""):
+        raise InputError("enable_cache is True; expected cache_session_id, a session's number")
+    given = {key: rest.pop(key) for key in list(rest) if key in known}
+    sizes = [rest.pop(key) for key in ("train_image_size", "eval_image_size") if key in rest]
+    if sizes:
+        if sizes[0] != sizes[-1]:
+            raise wrong("train_image_size and eval_image_size", sizes, "the same size twice")
+        made["image_size"] = sizes[0]
+    if "net_name" in rest:
+        name = str(rest["net_name"])
+        if name not in _DEPTHS:
+            raise wrong("net_name", name, f"one of {', '.join(_DEPTHS)}")
+        made["depth"] = _DEPTHS[name]
+    if inits := tuple(str(rest.pop(key)) for key in ("conv_init", "dense_init") if key in rest):
+        if inits not in _SCHEMES:
+            raise InputError(
+                "conv_init and dense_init: expected XavierUniform and TruncatedNormal, twice "
+                f"HeUniform, or the setting initialiser, got {', '.join(inits)}"
+            )
+        made["initialiser"] = _SCHEMES[inits]
+    if rest.pop("use_label_smooth", True) is False:  # of recipes without such a setting
+        made["label_smooth_factor"] = 0.0
+    # Only THOR has a damping; only stage two of the subspace has no momentum.
+    own = "Thor" if "damping_init" in known else "Momentum" if "momentum" in known else "SGD"
+    if (name := rest.pop("optimizer", own)) != own:
+        raise wrong("optimizer", name, f"{own}, this recipe's")
+    for key, (off, meaning) in _OFF.items():
+        if (value := rest.pop(key, off)) != off:
+            raise InputError(f"{key} is {value!r}: {meaning}. Expected {off!r}, or no {key}")
+    for key, value in made.items():
+        if key in given and given[key] != value:
+            raise InputError(f"{key} is {given[key]!r}, and other keys of the file say {value!r}")
+    return made | given | {key: value for key, value in rest.items() if key not in _ELSEWHERE}
 
 
 def add_options(parser: argparse.ArgumentParser, named: Mapping[str, Any]) -> None:
@@ -199,13 +377,16 @@ def add_options(parser: argparse.ArgumentParser, named: Mapping[str, Any]) -> No
         parser: parser with an option ``--set`` that appends.
         named: settings by name; the first are the defaults.
     """
-    kind = type(next(iter(named.values())))
+    base = next(iter(named.values()))
     group = parser.add_argument_group("settings")
-    for each in _fields(kind):  # type: ignore[arg-type]
-        words = f"{_rule(kind, each.name).meaning} ({_default(each, named)})".replace("%", "%%")
-        kind_of_value = _kind(each)
-        several = get_origin(kind_of_value) is tuple
-        metavar = "INT,INT,..." if several else kind_of_value.__name__.upper()
+    for each in _fields(type(base)):
+        rule, default = _rule(type(base), each.name), getattr(base, each.name)
+        values = {name: getattr(settings, each.name) for name, settings in named.items()}
+        others = "".join(f"; {name}: {v}" for name, v in values.items() if v != default)
+        expected = rule["expected"] + (" or None" if _is_optional(each) else "")
+        words = f"{rule['meaning']} ({default}{others}; {expected})".replace("%", "%%")
+        several = get_origin(_kind(each)) is tuple
+        metavar = "INT,INT,..." if several else _kind(each).__name__.upper()
         group.add_argument(
             f"--{each.name}", action=_Assign, dest="set", metavar=metavar, help=words
         )
@@ -221,29 +402,12 @@ class _Assign(argparse.Action):
         setattr(namespace, self.dest, given)
 
 
-def _default(each: Field, named: Mapping[str, Any]) -> str:
-    """Return the default, the named settings that differ from it, and what is expected."""
-    base = next(iter(named.values()))
-    default = getattr(base, each.name)
-    text = str(default)
-    for name, settings in named.items():
-        if getattr(settings, each.name) != default:
-            text += f"; {name}: {getattr(settings, each.name)}"
-    expected = _rule(type(base), each.name).expected + (" or None" if _is_optional(each) else "")
-    return f"{text}; {expected}"
-
-
-def _rule(kind: type, name: str) -> _Rule:
+def _rule(kind: type, name: str) -> Mapping[str, Any]:
     """Return the rule of a setting, from the nearest class that states one."""
     of_classes = (getattr(base, "__dataclass_fields__", {}).get(name) for base in kind.__mro__)
-    return next(each.metadata["rule"] for each in of_classes if each and each.metadata)
+    return next(each.metadata for each in of_classes if each and each.metadata)
 
 
-def _is_optional(each: Field) -> bool:
-    return NoneType in get_args(each.type)
-
-
-@cache
 def _fields(kind: Any) -> tuple[Field, ...]:
     """Return the fields of settings with their types, not the texts of annotations."""
     hints = get_type_hints(kind)
@@ -252,18 +416,9 @@ def _fields(kind: Any) -> tuple[Field, ...]:
     return fields(kind)
 
 
-def _kind(each: Field) -> type:
-    annotated: Any = each.type
-    return get_args(annotated)[0] if _is_optional(each) else annotated
+def _is_optional(each: Field) -> bool:
+    return NoneType in get_args(each.type)
 
 
-def _from_text(each: Field, text: str) -> Any:
-    """Convert a text to its field's type; if it has another, keep it for ``check`` to report."""
-    kind, value = _kind(each), parse(text)
-    if value is None and _is_optional(each):
-        return None
-    if kind is str:
-        return text
-    if get_origin(kind) is tuple and isinstance(value, str):
-        return parse(f"[{text.strip('()')}]")
-    return value
+def _kind(each: Field) -> Any:
+    return get_args(each.type)[0] if _is_optional(each) else each.type

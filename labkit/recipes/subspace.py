@@ -9,19 +9,15 @@
 FOLDER holds train/ and val/ (or validation_preprocess/, as in the tutorial's text), each with one
 folder per class. The first stage is an ordinary training that keeps snapshots of its weights. The
 second starts from the run folder of the first: from its newest checkpoint, and from its snapshots,
-of which the basis is made and saved as pca_mat.safetensors; if the file pca_mat_path exists, it is
-loaded and nothing is computed. Its named settings are "tutorial" (the default) and "as_it_ran".
---ranks 8 starts eight ranks.
+of which the basis is made and saved; if the file pca_mat_path exists, nothing is computed.
 
 Source: "Dimension Reduction Training" (MindSpore tutorial r1.6), train_stage_1.py and
 train_boost_stage_2.py (256 images on each device: with 1 281 167 images an epoch has 625 steps),
 and the lr_generator and resnet samples of r1.6, from which it takes the learning rate and the loss.
 Departures:
-- RUN/checkpoint holds the whole state, from which a training can resume, and RUN/checkpoint_pca the
-  snapshots of the trainable weights; the tutorial's own files are written beside them;
+- a training resumes, from RUN/checkpoint; the tutorial's own files are written beside it;
 - all ranks evaluate, each its part, so that every image counts, in float32 (in the tutorial only
   the first rank evaluates);
-- a missing checkpoint is refused (in the tutorial it raises NameError);
 - weight decay exempts normalisation layers and biases by what they are, not by their names;
   keep_batchnorm_fp32 and drop_overflow_update are True by default (in the tutorial False): a
   micro-batch that is not finite is dropped; the loss scale is divided out once;
@@ -40,30 +36,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from labkit.algorithms import words
 from labkit.base.arguments import wrong
 from labkit.errors import InputError
 from labkit.ranks import cluster
-from labkit.recipes import run_folder, training
-from labkit.recipes.config import (
+from labkit.recipes import training
+from labkit.recipes.settings import (
     MixedConfig,
     TrainingConfig,
     WarmUpConfig,
     at_most,
+    count,
+    inside,
+    one_of,
+    path,
+    positive,
+    rate,
     refuse_sink,
+    share,
 )
-from labkit.recipes.parts import (
-    build_loss,
-    load_network,
-    make_step,
-    momentum,
-    printed_losses,
-    updates_in_epoch,
-    warm_up_rates,
-)
-from labkit.recipes.settings import count, inside, one_of, path, positive, rate, share
 
 if TYPE_CHECKING:
     from mindspore import nn
@@ -73,7 +66,6 @@ if TYPE_CHECKING:
     from labkit.steps.step import Step
 
 SNAPSHOTS = "checkpoint_pca"
-STARTS = ("last", "first")
 
 
 @dataclass(frozen=True)
@@ -100,9 +92,9 @@ class StageOneConfig(WarmUpConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         # The learning rate ends after total_epochs; a start after epoch_size has no snapshots.
-        at_most("epoch_size", self.epoch_size, "total_epochs", self.total_epochs)
-        at_most("warmup_epochs", self.warmup_epochs, "total_epochs", self.total_epochs)
-        at_most("snapshot_start_epoch", self.snapshot_start_epoch, "epoch_size", self.epoch_size)
+        at_most(self, "epoch_size", "total_epochs")
+        at_most(self, "warmup_epochs", "total_epochs")
+        at_most(self, "snapshot_start_epoch", "epoch_size")
         if self.dataset_sink_mode and self.snapshots_per_epoch > 1:
             value = self.snapshots_per_epoch
             raise wrong("snapshots_per_epoch", value, "1 with dataset_sink_mode True")
@@ -110,34 +102,28 @@ class StageOneConfig(WarmUpConfig):
 
 def build_stage_one(config: StageOneConfig, network: nn.Cell, micro_batches: int) -> Step:
     """Return the step cell, with optimizer and rates for epochs of ``micro_batches``."""
-    updates = updates_in_epoch(config, micro_batches)
-    rates = warm_up_rates(config, config.total_epochs, updates)
-    optimizer = momentum(network, rates, config.weight_decay, config.momentum)
-    return make_step(config, network, optimizer)
+    from labkit.recipes import parts
+
+    updates = parts.updates_in_epoch(config, micro_batches)
+    rates = parts.warm_up_rates(config, config.total_epochs, updates)
+    optimizer = parts.momentum(network, rates, config.weight_decay, config.momentum)
+    return parts.make_step(config, network, optimizer)
 
 
-def tutorial_callbacks(
-    config: TrainingConfig, network: nn.Cell, micro_batches: int, resume: bool
-) -> list[Callback]:
-    """Return callbacks that print ``epoch: 1 step: 625 loss is  5.2477064`` after each epoch."""
-    return printed_losses(micro_batches, updates_in_epoch(config, micro_batches), " loss is  ")
-
-
-def callbacks(
-    config: StageOneConfig, network: nn.Cell, micro_batches: int, resume: bool
-) -> list[Callback]:
-    """Return the tutorial's callbacks, and one that keeps snapshots in RUN/checkpoint_pca."""
+def snapshots(config: StageOneConfig, network: nn.Cell, resume: bool) -> list[Callback]:
+    """Return the callback that keeps snapshots in RUN/checkpoint_pca."""
     from labkit.algorithms.subspace.snapshots import Snapshots
 
-    snapshots = Snapshots(
-        network,
-        Path(config.save_checkpoint_path) / SNAPSHOTS,
-        start_epoch=config.snapshot_start_epoch,
-        saves_per_epoch=config.snapshots_per_epoch,
-        keep=config.snapshot_max,
-        resume=resume,
-    )
-    return [*tutorial_callbacks(config, network, micro_batches, resume), snapshots]
+    return [
+        Snapshots(
+            network,
+            Path(config.save_checkpoint_path) / SNAPSHOTS,
+            start_epoch=config.snapshot_start_epoch,
+            saves_per_epoch=config.snapshots_per_epoch,
+            keep=config.snapshot_max,
+            resume=resume,
+        )
+    ]
 
 
 def evaluation(
@@ -153,7 +139,7 @@ def evaluation(
     """
     first = cluster.rank_and_size()[0] == 0
     if first:
-        print("============== Starting Testing ==============", flush=True)
+        print(training.TITLE.format("Testing"), flush=True)
     if val_set.get_dataset_size() == 0:
         raise InputError("Please check dataset size > 0 and batch_size <= dataset size")
     result = training.evaluation(config, network, val_set, ranks)
@@ -183,12 +169,6 @@ class StageTwoConfig(MixedConfig):
         "the basis: loaded where the file is there, else made of the snapshots and saved there; "
         "None: pca_mat.safetensors beside the snapshots",
         "a path",
-    )
-    start_from: str = one_of(
-        "last",
-        STARTS,
-        "last: from the checkpoint, as the tutorial; first: from the first snapshot's weights, the "
-        "nearest to the paper, which starts from the initial ones: no snapshot holds these",
     )
     n_components: int = count(32, "of the basis")
     method: str = one_of("bfgs", words.SEARCH_METHODS, "of labkit.SubspaceStep")
@@ -225,6 +205,7 @@ def build_stage_two(config: StageTwoConfig, network: nn.Cell, micro_batches: int
     from mindspore import nn
 
     from labkit.algorithms.subspace import SubspaceStep
+    from labkit.recipes.parts import build_loss
     from labkit.steps.losses import LossNet
     from labkit.steps.parameter_groups import decay_groups
     from labkit.upstream.boost import basis_from
@@ -250,33 +231,30 @@ def build_stage_two(config: StageTwoConfig, network: nn.Cell, micro_batches: int
 
 def pretrained(config: StageTwoConfig) -> Path:
     """Return the checkpoint to start from; raise ``InputError`` if there is none."""
+    from labkit.training.checkpoint import CHECKPOINTS, checkpoints
+
     if config.pretrained_weight_path is not None:
         path = Path(config.pretrained_weight_path)
         if not path.is_file():
             raise wrong("pretrained_weight_path", str(path), "a file")
         return path
-    newest = run_folder.newest(Path(config.stage_1))
-    if newest is None:
+    of_stage_1 = checkpoints(Path(config.stage_1) / CHECKPOINTS)
+    if not of_stage_1:
         raise InputError(
             f"{config.stage_1} holds no checkpoint; expected stage_1 to be the run folder of the "
             "first stage, or pretrained_weight_path"
         )
-    return newest
+    return of_stage_1[-1]
 
 
 def load_start(config: StageTwoConfig, network: nn.Cell) -> None:
     """Set the network's Parameters to the values that the stage starts from."""
+    from labkit.recipes.parts import load_network
+
     path = pretrained(config)
     load_network(network, path)
-    text = f"labkit: starts from {path}"
-    if config.start_from == "first":
-        from labkit.algorithms.subspace.snapshots import load_snapshot
-
-        # BatchNorm keeps the checkpoint's running statistics: snapshots hold trainable weights.
-        load_snapshot(network, snapshot_folder(config), which="first")
-        text += f", with the weights of the first snapshot in {snapshot_folder(config)}"
     if cluster.rank_and_size()[0] == 0:
-        print(text, flush=True)
+        print(f"labkit: starts from {path}", flush=True)
 
 
 def snapshot_folder(config: StageTwoConfig) -> Path:
@@ -293,23 +271,25 @@ def snapshot_folder(config: StageTwoConfig) -> Path:
 
 def check_classes(config: StageTwoConfig, classes: Sequence[str]) -> None:
     """Raise ``InputError`` if the classes of the data are not those of the first stage."""
-    run_folder.check_classes(classes, run_folder.beside(pretrained(config), run_folder.CLASSES))
+    training.check_classes(classes, training.beside(pretrained(config), training.CLASSES))
 
 
+_SHARED: dict[str, Any] = {
+    "description": __doc__,
+    "losses": (training.TITLE.format("Training"), " loss is  "),
+    "evaluation": evaluation,
+}
 STAGE_1 = training.Recipe(
     name="subspace_stage_1",
-    description=__doc__,
     named={"tutorial": StageOneConfig()},
     build_step=build_stage_one,
-    callbacks=callbacks,
-    evaluation=evaluation,
+    callbacks=snapshots,
+    **_SHARED,
 )
 STAGE_2 = training.Recipe(
     name="subspace_stage_2",
-    description=__doc__,
     named=STAGE_TWO,
     build_step=build_stage_two,
-    callbacks=tutorial_callbacks,
-    evaluation=evaluation,
     check_classes=check_classes,
+    **_SHARED,
 )

@@ -24,14 +24,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labkit.algorithms.words import THOR_ON_HOST
-from labkit.recipes.config import MixedConfig, at_most, refuse_sink
-from labkit.recipes.parts import make_step, monitors, updates_in_epoch
-from labkit.recipes.settings import count, flag, path, positive, rate, share
+from labkit.recipes.settings import (
+    MixedConfig,
+    at_most,
+    count,
+    flag,
+    path,
+    positive,
+    rate,
+    refuse_sink,
+    share,
+)
 from labkit.recipes.training import Recipe
 
 if TYPE_CHECKING:
     from mindspore import nn
-    from mindspore.train import Callback
 
     from labkit.algorithms.thor import ThorUpdate
     from labkit.steps.step import Step
@@ -66,7 +73,7 @@ class ThorConfig(MixedConfig):
         if not self.use_label_smooth:
             object.__setattr__(self, "label_smooth_factor", 0.0)
         # The learning rate ends at lr_end_epoch.
-        at_most("epoch_size", self.epoch_size, "lr_end_epoch", self.lr_end_epoch)
+        at_most(self, "epoch_size", "lr_end_epoch")
 
 
 NAMED = {
@@ -88,6 +95,7 @@ def build_step(config: ThorConfig, network: nn.Cell, micro_batches: int) -> Step
     from mindspore import nn
 
     from labkit.algorithms.thor import ThorUpdate
+    from labkit.recipes.parts import make_step, updates_in_epoch
     from labkit.steps import schedules
 
     updates = updates_in_epoch(config, micro_batches)
@@ -108,13 +116,6 @@ def build_step(config: ThorConfig, network: nn.Cell, micro_batches: int) -> Step
     return make_step(config, network, optimizer, update)
 
 
-def callbacks(
-    config: ThorConfig, network: nn.Cell, micro_batches: int, resume: bool
-) -> list[Callback]:
-    """Return the tutorial's callbacks: TimeMonitor and LossMonitor."""
-    return monitors(micro_batches)
-
-
 def say(evaluation: dict[str, float], checkpoint_path: str | Path) -> None:
     """Print an evaluation as the tutorial does."""
     result = {name: evaluation[name] for name in ("top_5_accuracy", "top_1_accuracy")}
@@ -126,7 +127,7 @@ RECIPE = Recipe(
     description=__doc__,
     named=NAMED,
     build_step=build_step,
-    callbacks=callbacks,
+    losses=("", ", loss is "),
     say=say,
 )
 train, evaluate_checkpoint = RECIPE.train, RECIPE.evaluate_checkpoint

@@ -6,8 +6,10 @@ The module of a recipe defines what differs: its settings, its step, and what it
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +17,7 @@ from labkit import runtime
 from labkit.base.arguments import wrong
 from labkit.errors import InputError
 from labkit.ranks import cluster
-from labkit.recipes import parts, run_folder, settings
-from labkit.recipes.config import TrainingConfig
+from labkit.recipes.settings import MAY_CHANGE, TrainingConfig
 
 if TYPE_CHECKING:
     from mindspore import nn
@@ -26,7 +27,48 @@ if TYPE_CHECKING:
     from labkit.steps.step import Step
     from labkit.training.records import Records
 
+CONFIG, CLASSES = "config.json", "classes.json"  # in the run folder; they describe the training
+TITLE = "============== Starting {} =============="
 _TOP = (1, 5)
+
+
+@dataclass(frozen=True)
+class Tree:
+    """Where a tutorial writes, inside the run folder, beside what ``fit`` writes there.
+
+    The folder of a device also holds train.log, the output of its process, and env.log.
+    Departures: a training resumes from ``fit``'s own checkpoints; env.log holds only the variables
+    that identify the rank, since others may contain passwords; machines that share a run folder
+    would share device{i}: give each machine its own.
+
+    Attributes:
+        device: folder of a device, "{}" for its number on its machine; "": the run folder, without
+            logs.
+        checkpoints: folder for checkpoints below ``device``, resnet-EPOCH_STEP.ckpt, or None.
+        snapshots: folder for the trainable weights below ``checkpoints``, or None.
+        every_device: whether every device writes checkpoints, or only the first one.
+    """
+
+    device: str
+    checkpoints: str | None = None
+    snapshots: str | None = None
+    every_device: bool = False
+
+
+TREES = {
+    "accumulation": Tree(""),
+    "resnet50": Tree("", ""),
+    "thor": Tree("train_parallel{}", "ckpt_0", every_device=True),
+    "adasum": Tree("device{}"),
+    "subspace_stage_1": Tree("device{}_stage_1", "checkpoint_stage_1", "checkpoint_pca"),
+    "subspace_stage_2": Tree("device{}_stage_2", "checkpoint_stage_2"),
+}
+_ON_GPU = {"thor": Tree("train_parallel", "ckpt_{rank}", every_device=True)}
+
+
+def tree(recipe: str, device: str) -> Tree:
+    """Return where the tutorial of a recipe writes on "CPU", "GPU" or "Ascend"."""
+    return (_ON_GPU if device == "GPU" else {}).get(recipe, TREES[recipe])
 
 
 @dataclass(frozen=True)
@@ -42,11 +84,12 @@ def evaluation(
     config: TrainingConfig, network: nn.Cell, val_set: Dataset, ranks: int
 ) -> dict[str, float]:
     """Return accuracies and mean loss over every image, combined across the ranks."""
+    from labkit.recipes import parts
     from labkit.steps.step import running_statistics
     from labkit.training.evaluation import evaluate
 
     cluster.take_from_first(running_statistics(network))
-    loss = parts.build_evaluation_loss(config)
+    loss = parts.build_loss(config, evaluation=True)
     result = evaluate(network, loss, val_set, top=_TOP, over_ranks=ranks > 1)
     return {name: result[name] for name in (*(f"top_{k}_accuracy" for k in _TOP), "loss")}
 
@@ -56,13 +99,14 @@ class Recipe:
     """A training program on an image folder.
 
     Attributes:
-        name: name of the recipe's module.
+        name: name of the recipe in ``TREES``.
         description: text for ``--help``: the module's docstring.
         named: settings by name; without ``--settings`` the first are used.
         build_step: (settings, network, micro-batches in an epoch) -> step cell.
         data: description of the data folder, for ``--help``.
-        callbacks: (settings, network, micro-batches in an epoch, whether it resumes) -> callbacks
-            of the first rank, which replace its progress display; None: keep the display.
+        losses: title and words of the tutorial's printed losses, see ``parts.Losses``; None: a
+            progress display.
+        callbacks: (settings, network, whether it resumes) -> further callbacks of the first rank.
         evaluation: called like the function ``evaluation``, on every rank.
         check_classes: (settings, class names), called before training; may raise ``InputError``.
         say: (evaluation, checkpoint): prints more about a checkpoint's evaluation, on the first
@@ -74,7 +118,8 @@ class Recipe:
     named: Mapping[str, TrainingConfig]
     build_step: Callable[[Any, nn.Cell, int], Step]
     data: str = "train/ and val/ (or ilsvrc/ and ilsvrc_eval/), or one folder a class"
-    callbacks: Callable[[Any, nn.Cell, int, bool], list[Callback]] | None = None
+    losses: tuple[str, str] | None = None
+    callbacks: Callable[[Any, nn.Cell, bool], list[Callback]] | None = None
     evaluation: Callable[[Any, nn.Cell, Dataset, int], dict[str, float]] = evaluation
     check_classes: Callable[[Any, Sequence[str]], None] | None = None
     say: Callable[[dict[str, float], str | Path], None] | None = None
@@ -106,12 +151,63 @@ class Recipe:
                 if ranks hold different weights, data or settings.
         """
         started = start(config, device, distribute, device_num)
-        train_set, val_set, classes = parts.datasets(
-            config, dataset_path, started.rank, started.ranks
-        )
-        config = parts.with_classes(config, classes)
-        training = _Training(self, config, classes, started.rank, started.ranks, resume)
-        return training.run(train_set, val_set)
+        from labkit.recipes import parts
+        from labkit.training.fit import fit
+
+        data = parts.datasets(config, dataset_path, started.rank, started.ranks)
+        train_set, val_set, classes = data
+        config, first = parts.with_classes(config, classes), started.rank == 0
+        if resume:
+            check_resume(config, classes)
+        if self.check_classes is not None:
+            self.check_classes(config, classes)
+        network, batches = parts.build_network(config), train_set.get_dataset_size()
+        step = self.build_step(config, network, batches)
+        weights = cluster.digest(network)
+        cluster.agree(config=config, classes=classes, steps=batches, weights=weights)
+        folder, name = Path(config.save_checkpoint_path), parts.network_name(config)
+        if first:
+            images = config.batch_size * step.micro_batches * started.ranks
+            print(f"labkit: {name} into {folder}, {images} images in an update")
+            print(lines(config), flush=True)
+        with ExitStack() as held, _advice(config):
+            own = [parts.Documents(config, self.name, classes, started.rank, held)]
+            if first:
+                own += self._shown(config, network, step, batches, resume)
+            records = fit(
+                step,
+                train_set,
+                config.epoch_size,
+                folder=folder,
+                resume=resume,
+                checkpoint_every=config.save_checkpoint_steps,
+                checkpoint_epochs=config.save_checkpoint_epochs if config.save_checkpoint else None,
+                keep=config.keep_checkpoint_max,
+                progress=name if first and self.losses is None else None,
+                callbacks=own,
+                dataset_sink_mode=config.dataset_sink_mode,
+            )
+            result = None
+            if val_set is not None:
+                network = parts.in_float32(config, network)
+                result = self.evaluation(config, network, val_set, started.ranks)
+                if first:
+                    print(f"labkit: {summary(result)}", flush=True)
+        return Trained(folder, records, result)
+
+    def _shown(
+        self, config: TrainingConfig, network: nn.Cell, step: Step, batches: int, resume: bool
+    ) -> list[Callback]:
+        """Return the callbacks of the first rank: the printed losses, and the recipe's own."""
+        from mindspore.train import TimeMonitor
+
+        from labkit.recipes import parts
+
+        shown: list[Callback] = []
+        if self.losses is not None:
+            updates = step.updates_ahead([batches])
+            shown += [parts.Losses(batches, updates, *self.losses), TimeMonitor(data_size=batches)]
+        return shown + ([] if self.callbacks is None else self.callbacks(config, network, resume))
 
     def evaluate_checkpoint(
         self,
@@ -127,27 +223,29 @@ class Recipe:
 
         Args:
             config: the recipe's settings.
-            dataset_path: as for ``train``.
+            dataset_path: as for ``train``, as are all others.
             checkpoint_path: checkpoint of ``train``, or of the network alone, such as one of
                 ``labkit.migration``.
-            device: as for ``train``.
-            distribute: as for ``train``.
-            device_num: as for ``train``.
+            device: the device.
+            distribute: whether this is one rank of several.
+            device_num: their number.
 
         Raises:
             InputError: as for ``train``, and for a checkpoint of another network or other classes.
         """
         started = start(config, device, distribute, device_num)
-        _, val_set, classes = parts.datasets(
-            config, dataset_path, started.rank, started.ranks, only_evaluate=True
-        )
-        run_folder.check_classes(classes, run_folder.beside(checkpoint_path, run_folder.CLASSES))
+        from labkit.recipes import parts
+
+        rank, ranks = started.rank, started.ranks
+        data = parts.datasets(config, dataset_path, rank, ranks, only_evaluate=True)
+        _, val_set, classes = data
+        check_classes(classes, beside(checkpoint_path, CLASSES))
         config = parts.with_classes(config, classes)
         network = parts.build_network(config)
         parts.load_network(network, checkpoint_path)
         cluster.agree(config=config, classes=classes, weights=cluster.digest(network))
-        result = self.evaluation(config, network, val_set, started.ranks)
-        if started.rank == 0:
+        result = self.evaluation(config, network, val_set, ranks)
+        if rank == 0:
             print(f"labkit: {summary(result)}, checkpoint {checkpoint_path}", flush=True)
             if self.say is not None:
                 self.say(result, checkpoint_path)
@@ -155,74 +253,10 @@ class Recipe:
 
     def steps(self, config: TrainingConfig, dataset_path: str | Path, ranks: int) -> str:
         """Return a line that says how many micro-batches each of ``ranks`` has in an epoch."""
-        train_set, _, _ = parts.datasets(config, dataset_path, 0, ranks)
-        count = train_set.get_dataset_size()
+        from labkit.recipes import parts
+
+        count = parts.datasets(config, dataset_path, 0, ranks)[0].get_dataset_size()
         return f"# {count} micro-batches of {config.batch_size} an epoch on each of {ranks} ranks"
-
-
-@dataclass(frozen=True)
-class _Training:
-    """One training of a recipe, as one rank sees it."""
-
-    recipe: Recipe
-    config: TrainingConfig
-    classes: Sequence[str]
-    rank: int
-    ranks: int
-    resume: bool
-
-    def run(self, train_set: Dataset, val_set: Dataset | None) -> Trained:
-        """Train, and evaluate if there is an evaluation set."""
-        config, recipe, folder = self.config, self.recipe, Path(self.config.save_checkpoint_path)
-        if self.resume:
-            run_folder.check_resume(config, self.classes)
-        if recipe.check_classes is not None:
-            recipe.check_classes(config, self.classes)
-        network = parts.build_network(config)
-        micro_batches = train_set.get_dataset_size()
-        step = recipe.build_step(config, network, micro_batches)
-        cluster.agree(
-            config=config,
-            classes=self.classes,
-            steps=micro_batches,
-            weights=cluster.digest(network),
-        )
-        if self.rank == 0:
-            images = config.batch_size * step.micro_batches * self.ranks
-            name = parts.network_name(config)
-            print(f"labkit: {name} into {folder}, {images} images in an update")
-            print(settings.lines(config), flush=True)
-        log, callbacks = run_folder.callbacks(config, recipe.name, self.classes, self.rank)
-        if self.rank == 0 and recipe.callbacks is not None:
-            callbacks += recipe.callbacks(config, network, micro_batches, self.resume)
-        with log, _advice(config):
-            records = self._fit(step, train_set, callbacks)
-            result = None
-            if val_set is not None:
-                evaluated = parts.in_float32(config, network)
-                result = recipe.evaluation(config, evaluated, val_set, self.ranks)
-            if self.rank == 0 and result is not None:
-                print(f"labkit: {summary(result)}", flush=True)
-        return Trained(folder, records, result)
-
-    def _fit(self, step: Step, train_set: Dataset, callbacks: list[Callback]) -> Records:
-        from labkit.training.fit import fit
-
-        config = self.config
-        displays = self.rank == 0 and self.recipe.callbacks is None
-        return fit(
-            step,
-            train_set,
-            config.epoch_size,
-            folder=config.save_checkpoint_path,
-            resume=self.resume,
-            checkpoint_every=config.save_checkpoint_steps,
-            checkpoint_epochs=config.save_checkpoint_epochs if config.save_checkpoint else None,
-            keep=config.keep_checkpoint_max,
-            progress=parts.network_name(config) if displays else None,
-            callbacks=callbacks,
-            dataset_sink_mode=config.dataset_sink_mode,
-        )
 
 
 @contextlib.contextmanager
@@ -245,18 +279,67 @@ def start(
 ) -> runtime.Runtime:
     """Call ``labkit.start`` and check that the number of ranks is the requested one."""
     ranks = cluster.ranks_started()
-    if not distribute and (ranks > 1 or (device_num or 1) > 1):
-        raise wrong(
-            "run_distribute",
-            distribute,
-            f"True with {max(ranks, device_num or 1)} ranks, or one rank",
-        )
+    most = max(ranks, device_num or 1)
+    if not distribute and most > 1:
+        raise wrong("run_distribute", distribute, f"True with {most} ranks, or one rank")
     if device_num is not None and device_num != ranks:
         raise wrong("device_num", device_num, f"{ranks}, the number of ranks started")
     started = runtime.start(device, config.seed, distribute=distribute)
     if started.ranks != ranks:
         raise InputError(f"expected the environment's {ranks} ranks, got {started.ranks}")
     return started
+
+
+def check_resume(config: TrainingConfig, classes: Sequence[str]) -> None:
+    """Raise ``InputError`` if ``config`` would not continue the training in its run folder."""
+    folder = Path(config.save_checkpoint_path)
+    if not (folder / CONFIG).is_file():
+        return
+    before = _read(folder / CONFIG)
+    check_classes(classes, folder / CLASSES)
+    for name, value in json.loads(json.dumps(asdict(config))).items():
+        if name not in MAY_CHANGE and value != before.get(name):
+            raise InputError(
+                f"cannot resume: {name}: expected {before.get(name)}, as in {folder}, got {value}"
+            )
+
+
+def check_classes(classes: Sequence[str], path: Path | None) -> None:
+    """Raise ``InputError`` if ``classes`` are not those in ``path``; without a file, accept any.
+
+    One class more or fewer would shift the labels of all that follow.
+    """
+    if path is None or not path.is_file() or (known := _read(path)) == list(classes):
+        return
+    differ = []
+    for where, names in (("here", set(classes) - set(known)), ("there", set(known) - set(classes))):
+        if names:
+            few = ", ".join(sorted(names)[:3]) + (", ..." if len(names) > 3 else "")
+            differ.append(f"only {where}: {few}")
+    raise InputError(
+        f"the data has {len(classes)} classes and the training had {len(known)} ({path}); expected "
+        f"the same. {'; '.join(differ)}"
+    )
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} cannot be read: {error}") from error
+
+
+def beside(checkpoint_path: str | Path, name: str) -> Path | None:
+    """Return RUN/name for a checkpoint that a training wrote into its run folder, else None."""
+    path = Path(checkpoint_path).absolute()
+    return next((f / name for f in path.parents[:4] if (f / name).is_file()), None)
+
+
+def lines(config: TrainingConfig) -> str:
+    """Return one line ``  name value`` for each setting, the values aligned."""
+    values = asdict(config)
+    width = max(map(len, values))
+    return "\n".join(f"  {name.ljust(width)}  {value}" for name, value in values.items())
 
 
 def summary(result: dict[str, float]) -> str:

@@ -261,10 +261,9 @@ def _program(name: str, words: str, example: str) -> None:
         if context.args and context.args[0] in ("-h", "--help"):
             typer.echo(context.get_help())
             raise typer.Exit()
+        from labkit.recipes.__main__ import main
 
-        from labkit.recipes import command
-
-        raise typer.Exit(command.main([name, *context.args], "labkit"))
+        raise typer.Exit(main([name, *context.args], "labkit"))
 
     call.__doc__ = f"""{words}: one process, ranks or machines.
 

@@ -1,19 +1,16 @@
 #!/bin/sh
-# THOR on the devices of a rank table: run_distribute_train.sh RANK_TABLE DATA [CONFIG] [OPTION ...]
+# usage: run_distribute_train.sh RANK_TABLE DATA [CONFIG] [OPTION ...]
+# THOR on the devices of a rank table.
+#   RANK_TABLE  of scripts/rank_table.py; without Ascend it says the number of ranks alone
+#   DATA        folder with ilsvrc/ and ilsvrc_eval/, or train/ and val/
+#   CONFIG      YAML file of settings, such as the models repository's
+#   OPTION      of 'labkit train thor', such as --batch_size 32
+# From the environment: SERVER_ID, this server's place in the table (default 0)
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/../common.sh"
-usage="usage: $(basename "$0") RANK_TABLE DATA [CONFIG] [OPTION ...]
-  RANK_TABLE  of scripts/rank_table.py; without Ascend it says the number of ranks alone
-  DATA        folder with ilsvrc/ and ilsvrc_eval/, or train/ and val/
-  CONFIG      YAML file of settings, such as the models repository's
-  OPTION      of 'labkit train thor', such as --batch_size 32
-From the environment: SERVER_ID, this server's place in the table (default 0)"
 [ $# -ge 2 ] || refuse "expected a rank table and a folder"
-[ -f "$1" ] || refuse "$1 is not a file"
-data_folder "$2"
-table=$1
-data=$2
+table=$1 data=$2
 shift 2
-if config_first "$@"; then set -- --config "$@"; fi
+case ${1-} in *.yaml | *.yml) set -- --config "$@" ;; esac
 labkit train thor --rank_table "$table" --node_rank "${SERVER_ID:-0}" --data_path "$data" "$@"

@@ -1,6 +1,15 @@
 #!/bin/sh
-# Evaluate a checkpoint: run_eval.sh DATA CHECKPOINT [CONFIG] [OPTION ...]
+# usage: run_eval.sh DATA CHECKPOINT [CONFIG] [OPTION ...]
+# Evaluate a checkpoint of THOR.
+#   DATA        folder with ilsvrc/ and ilsvrc_eval/, or train/ and val/
+#   CHECKPOINT  RUN/ckpt_0/resnet-EPOCH_STEP.ckpt or RUN/checkpoint/step-N.safetensors of a training
+#   CONFIG      YAML file of settings, such as the models repository's
+#   OPTION      of 'labkit eval thor', such as --batch_size 32
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/../common.sh"
-evaluate_thor "" "$@"
+[ $# -ge 2 ] || refuse "expected a folder and a checkpoint"
+data=$1 checkpoint=$2
+shift 2
+case ${1-} in *.yaml | *.yml) set -- --config "$@" ;; esac
+labkit eval thor --data_path "$data" --checkpoint_path "$checkpoint" "$@"

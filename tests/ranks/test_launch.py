@@ -83,8 +83,11 @@ def test_output_arguments_folder_and_variables_of_ranks_that_end_well(program, t
     assert (log / "msrun.log").exists()
 
 
-def test_an_error_names_the_rank_and_shows_its_lines(program):
-    error = failure(program("if rank == 1: raise ValueError('of this rank')\ntime.sleep(60)"))
+def test_an_error_names_the_rank_and_shows_its_lines(program, capsys):
+    code = "print('[INFO] CORE(1,2,python): x', flush=True)\nprint('half', end='', flush=True)\n"
+    code += "if rank == 1: raise ValueError('of this rank')\ntime.sleep(60)"
+    error = failure(program(code), show=True)
+    assert capsys.readouterr().out == "begins as 0\nhalf"  # of the first rank, but for the log
     assert (error.rank, error.exit_code, error.signal) == (1, 1, None)
     assert str(error).startswith("rank 1 of 2 ended with exit code 1; log: ")
     assert "ValueError: of this rank" in error.tail and "begins as 0" in error.output[0]
@@ -152,17 +155,13 @@ def test_two_nodes_by_address(program):
         ({"nodes": 2, "node_rank": 2}, "node_rank: expected an integer >= 0 and <= 1, got 2"),
         ({"timeout": 0}, "timeout: expected a finite number > 0, got 0"),
         ({"cwd": "/nowhere"}, "cwd: expected a folder, got '/nowhere'"),
+        ({"script": "none.py"}, "expected a Python file or -m, got none.py"),
     ],
 )
 def test_what_cannot_be_started(tmp_path, changed, message):
     (tmp_path / "a.py").touch()
     with pytest.raises(InputError, match=message):
-        launch(tmp_path / "a.py", **({"workers": 1, "timeout": 60} | changed))
-
-
-def test_a_script_that_is_not_there():
-    with pytest.raises(InputError, match="expected a Python file or -m, got none.py"):
-        launch("none.py", workers=1, timeout=60)
+        launch(**({"script": tmp_path / "a.py", "workers": 1, "timeout": 60} | changed))
 
 
 def test_the_ranks_of_a_node_go_on_from_the_one_before(tmp_path):

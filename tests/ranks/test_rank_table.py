@@ -3,6 +3,7 @@
 import copy
 import itertools
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -55,16 +56,16 @@ def table_of(*servers, **more):
     return {**count, "server_list": server_list, "status": "completed"}
 
 
-# rank_table_16pcs.json as the tutorial on Adasum prints it, with its servers starred out.
-def sixteen(servers=("10.*.*.*", "10.*.*.*")):
+# rank_table_16pcs.json as the tutorial on Adasum prints it; its servers are starred out there.
+SERVERS = ("10.155.111.140", "10.155.111.141")
+
+
+def sixteen():
     nodes = [
         (server, [(n, address, 8 * node + n) for n, address in enumerate(addresses)])
-        for node, (server, addresses) in enumerate(zip(servers, (NODE_0, NODE_1), strict=True))
+        for node, (server, addresses) in enumerate(zip(SERVERS, (NODE_0, NODE_1), strict=True))
     ]
     return table_of(*nodes, host_nic_ip="reserve")
-
-
-SERVERS = ("10.155.111.140", "10.155.111.141")
 
 
 class TestForms:
@@ -78,20 +79,8 @@ class TestForms:
     def test_sixteen_devices(self):
         nodes = [ranktable.make(*node) for node in zip(SERVERS, (NODE_0, NODE_1), strict=True)]
         merged = ranktable.merge(*nodes)
-        assert json.dumps(merged) == json.dumps(sixteen(SERVERS))
+        assert json.dumps(merged) == json.dumps(sixteen())
         assert ranktable.size(merged) == (2, 16)
-
-    def test_servers_starred_out(self):
-        with pytest.raises(InputError, match=r"got '10\.\*\.\*\.\*', starred out"):
-            ranktable.check(sixteen())
-        ranktable.check(sixteen(), masked=True)
-        wrong = sixteen()
-        put(wrong, "1.7.rank_id", "14")
-        put(wrong, "0.0.device_ip", "192.*.*.*")  # a device may not be starred out
-        with pytest.raises(ranktable.RankTableError) as caught:
-            ranktable.check(wrong, masked=True)
-        assert "device_ip: expected the server's own address, got '192.*.*.*'" in str(caught.value)
-        assert len(caught.value.problems) == 3  # the starred server is not among them
 
 
 def put(table, path, value):
@@ -103,88 +92,48 @@ def put(table, path, value):
     node[key] = value
 
 
-MISSING = "rank_id {} is missing; expected 0 to 15, one for each of 16 devices"
-# Changes to a valid table of 16 devices, and all problems that the table then has.
+# A change to a valid table of 16 devices, and what is said of it.
 WRONG = [
-    ({"version": "1.2"}, ["version: expected '1.0', got '1.2'"]),
-    ({"status": "initializing"}, ["status: expected 'completed', got 'initializing'"]),
-    ({"server_count": "1"}, ["server_count is '1', and server_list has 2"]),
-    (
-        {"sever_list": []},
-        [
-            "the table has 'sever_list'; expected one of: version, server_count, server_list, "
-            "status. Did you mean 'server_list'?"
-        ],
-    ),
-    ({"server_list": []}, ["server_list: expected a list of servers, got []"]),
-    (
-        {"server_list": ["10.0.0.1"]},
-        ["server_list[0]: expected an object with server_id, device, got '10.0.0.1'"],
-    ),
-    ({"1.device": []}, ["server_list[1]: device: expected a list of devices, got []"]),
-    (
-        {"0.device": [{"device_id": "0", "device_ip": "192.1.27.6", "rank": "0"}]},
-        [
-            "server_list[0].device[0] has no rank_id",
-            "server_list[0].device[0] has 'rank'; expected one of: device_id, device_ip, "
-            "rank_id. Did you mean 'rank_id'?",
-        ],
-    ),
-    (
-        {"0.2.rank_id": 2},
-        ["server_list[0].device[2]: rank_id: expected a text, in quotation marks, got 2"],
-    ),
-    ({"1.1.rank_id": "8"}, ["rank_id 8 is there 2 times; expected once", MISSING.format(9)]),
-    ({"1.7.rank_id": "16"}, [MISSING.format(15)]),
-    (
-        {"0.0.rank_id": "-1"},
-        ["server_list[0].device[0]: rank_id: expected a number, got '-1'", MISSING.format(0)],
-    ),
-    (
-        {"0.0.device_id": "9" * 5000},
-        [f"server_list[0].device[0]: device_id: expected a number, got {'9' * 5000!r}"],
-    ),
-    ({"1.4.device_id": "3"}, ["server_list[1]: device_id 3 is there 2 times; expected once"]),
-    ({"1.0.device_ip": "192.1.27.6"}, ["device_ip 192.1.27.6 is there 2 times; expected once"]),
-    (
-        {"0.0.device_ip": "fd00::1", "0.1.device_ip": "fd00:0::1"},
-        ["device_ip fd00::1 is there 2 times; expected once"],
-    ),
-    ({"1.server_id": SERVERS[0]}, ["server_id 10.155.111.140 is there 2 times; expected once"]),
-    (
-        {"0.5.device_ip": "192.1.27.256"},
-        ["server_list[0].device[5]: device_ip: expected an IP address, got '192.1.27.256'"],
-    ),
-    ({"0.server_id": "node0"}, ["server_list[0]: server_id: expected an IP address, got 'node0'"]),
-    (
-        {"0.5.device_ip": "0.0.0.0"},
-        ["server_list[0].device[5]: device_ip: expected the address of one machine, got 0.0.0.0"],
-    ),
-    (
-        {"0.host_nic_ip": "reserved"},
-        ["server_list[0]: host_nic_ip: expected an IP address, got 'reserved'"],
-    ),
+    ("version", "1.2", "version: expected '1.0', got '1.2'"),
+    ("status", "initializing", "status: expected 'completed', got 'initializing'"),
+    ("server_count", "1", "server_count: expected '2', got '1'"),
+    ("sever_list", [], "unknown key of the table 'sever_list'"),
+    ("server_list", [], "server_list: expected a list with at least one object, got []"),
+    ("server_list", ["x"], "server_list[0]: expected an object with server_id, device, got 'x'"),
+    ("1.device", [], "server_list[1]: device: expected a list with at least one object, got []"),
+    ("0.device", [{"device_id": "0"}], "server_list[0].device[0] has no device_ip"),
+    ("0.2.rank_id", 2, "device[2]: rank_id: expected a text, in quotation marks, got 2"),
+    ("1.1.rank_id", "8", "rank_id: expected 0 to 15, one for each of the devices, got [0, 1"),
+    ("1.7.rank_id", "16", "rank_id: expected 0 to 15"),
+    ("0.0.rank_id", "-1", "server_list[0].device[0]: rank_id: expected a number, got '-1'"),
+    ("1.4.device_id", "3", "server_list[1]: device_id 3 is there 2 times; expected once"),
+    ("1.0.device_ip", NODE_0[0], "device_ip 192.1.27.6 is there 2 times; expected once"),
+    ("1.server_id", SERVERS[0], "server_id 10.155.111.140 is there 2 times; expected once"),
+    ("0.5.device_ip", "192.1.27.256", "device_ip: expected an IP address, got '192.1.27.256'"),
+    ("0.server_id", "10.*.*.*", "server_id: expected an IP address, got '10.*.*.*'"),
+    ("0.5.device_ip", "0.0.0.0", "device_ip: expected the address of one machine, got '0.0.0.0'"),
+    ("0.host_nic_ip", "reserved", "host_nic_ip: expected an IP address, got 'reserved'"),
 ]
 
 
-@pytest.mark.parametrize(("changes", "expected"), WRONG, ids=lambda value: str(value)[:50])
-def test_what_is_wrong_is_said(changes, expected):
-    table = ranktable.check(sixteen(SERVERS))
-    for path, value in changes.items():
-        put(table, path, value)
-    with pytest.raises(ranktable.RankTableError) as caught:
-        ranktable.check(table, source="table.json")
-    assert list(caught.value.problems) == expected
-    assert str(caught.value).startswith(
-        f"table.json is not a usable rank table: {expected[0]}"[:500]
-    )
+@pytest.mark.parametrize(("path", "value", "message"), WRONG)
+def test_what_is_wrong_is_said(path, value, message, tmp_path):
+    """Such a table is not written either."""
+    table = sixteen()
+    put(table, path, value)
+    start = re.escape("t.json is not a usable rank table: ") + ".*" + re.escape(message)
+    with pytest.raises(InputError, match=start):
+        ranktable.check(table, source="t.json")
+    with pytest.raises(InputError, match=re.escape(message)):
+        ranktable.write(table, tmp_path / "table.json")
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_host_nic_ip_may_be_left_out_or_be_an_address():
-    table = sixteen(SERVERS)
+def test_host_nic_ip_may_be_left_out_or_be_an_address(tmp_path):
+    table = sixteen()
     del table["server_list"][0]["host_nic_ip"]
     table["server_list"][1]["host_nic_ip"] = "10.0.0.1"
-    ranktable.check(table)
+    assert ranktable.read(ranktable.write(table, tmp_path / "table.json")) == table
 
 
 class TestMake:
@@ -192,20 +141,15 @@ class TestMake:
         ("arguments", "message"),
         [
             (("10.0.0.1", ["192.0.0.1"], [0, 1]), "1 device addresses for 2 device numbers"),
-            (("10.0.0.1", []), "expected a list of devices"),
+            (("10.0.0.1", []), "expected a list with at least one"),
             ((None, ["192.0.0.1"]), "server_id: expected a text, in quotation marks, got None"),
-            (("10.0.0.1", "192.0.0.1"), "device_ips: expected a list"),
-            (("10.0.0.1", None), "device_ips: expected a list of addresses, got None"),
         ],
     )
     def test_what_cannot_be_made(self, arguments, message):
         with pytest.raises(InputError, match=message):
             ranktable.make(*arguments)
 
-    @pytest.mark.parametrize(
-        "text",
-        ["", "netmask_0=255.0.0.0", "address_0=a\naddress_0=b", None],
-    )
+    @pytest.mark.parametrize("text", ["netmask_0=255.0.0.0", "address_0=a\naddress_0=b", None])
     def test_a_file_without_addresses(self, tmp_path, text):
         if text is not None:
             (tmp_path / "hccn.conf").write_text(text)
@@ -260,50 +204,15 @@ class TestMerge:
         # Merging again changes nothing, and merging in two steps gives the same table.
         assert ranktable.merge(merged) == merged
         assert ranktable.merge(ranktable.merge(*given[:1]), *given[1:]) == merged
-        assert ranktable.merge(given[0]) == given[0]
 
     def test_what_cannot_be_merged(self):
         table = json.loads(EIGHT)
         for tables, message in (
             ((table, table), "make together .*: server_id 10.155.111.140 is th"),
-            (
-                (table, table | {"status": "failed"}),
-                "^table 2 of 2 .*: status: expected 'completed', got 'failed'",
-            ),
-            ((), "expected at least one rank table"),
+            ((table, table | {"status": "failed"}), "^table 2 of 2 .*: status: expected"),
         ):
             with pytest.raises(InputError, match=message):
                 ranktable.merge(*tables)
-
-
-class TestFiles:
-    def test_written_and_read(self, tmp_path):
-        table = sixteen(SERVERS)
-        path = ranktable.write(table, tmp_path / "table.json")
-        assert ranktable.read(path) == table
-        assert [entry.name for entry in tmp_path.iterdir()] == ["table.json"]
-
-    def test_a_wrong_table_is_not_written(self, tmp_path):
-        (tmp_path / "table.json").write_text("of before")
-        with pytest.raises(InputError, match="status"):
-            ranktable.write(sixteen(SERVERS) | {"status": ""}, tmp_path / "table.json")
-        assert (tmp_path / "table.json").read_text() == "of before"
-
-    @pytest.mark.parametrize(
-        ("text", "message"),
-        [
-            (None, "cannot read .*No such file"),
-            ("{", "is not a JSON file"),
-            (b"\xff\xfe", "is not a JSON file"),
-            ('{"a": 1, "b": 2, "a": 3}', "'a' appears twice in one object"),
-        ],
-    )
-    def test_what_cannot_be_read(self, tmp_path, text, message):
-        path = tmp_path / "table.json"
-        if text is not None:
-            path.write_bytes(text if isinstance(text, bytes) else text.encode())
-        with pytest.raises(InputError, match=message):
-            ranktable.read(path)
 
 
 class TestProgram:
@@ -338,7 +247,7 @@ class TestProgram:
         said = "hccl_2s_16p.json: servers: 2, devices: 16, ranks 0 to 15\n"
         merged = call("merge", *(f"hccl_8p_01234567_{server}.json" for server in SERVERS))
         assert merged == (0, said, "")
-        assert json.loads((folder / "hccl_2s_16p.json").read_text()) == sixteen(SERVERS)
+        assert json.loads((folder / "hccl_2s_16p.json").read_text()) == sixteen()
         assert call("check", "hccl_2s_16p.json") == (0, said, "")
 
     def test_some_devices_by_number(self, folder, call):
@@ -353,22 +262,13 @@ class TestProgram:
             ["1", "1.1.1.2", "2"],
         ]
 
-    def test_addresses_that_are_starred_out_need_a_word(self, folder, call):
-        (folder / "16.json").write_text(json.dumps(sixteen()))
-        code, _, said = call("check", "16.json")
-        assert code == 2 and "starred out" in said
-        assert call("check", "--masked", "16.json")[0] == 0
-
     @pytest.mark.parametrize(
         ("arguments", "said"),
         [
             (["make", "10.0.0.1"], "expected the devices' addresses, or --hccn"),
-            (["make", "10.0.0.1", "1.1.1.1", "--hccn", "right.json"], "expected the devices'"),
             (["make", "10.0.0.1", "--hccn", "one.conf", "--devices", "0-1"], "no address_1"),
             (["make", "10.0.0.1", "1.1.1.1", "--devices", "1-0"], "got '1-0'"),
-            (["merge", "right.json", "right.json"], "server_id 10.155.111.140 is there 2 times"),
             (["check", "nowhere.json"], "cannot read nowhere.json"),
-            (["check"], "the following arguments are required"),
         ],
     )
     def test_bad_usage_is_exit_2_and_nothing_is_written(self, folder, call, arguments, said):
@@ -378,13 +278,3 @@ class TestProgram:
         code, out, errors = call(*arguments)
         assert (code, out) == (2, "") and said in errors
         assert sorted(folder.iterdir()) == before
-
-
-def test_twenty_thousand_keys_take_no_time_and_one_line(tmp_path):
-    # Counting every name among all of them took more than 30 s for 209 kB.
-    path = tmp_path / "table.json"
-    path.write_text(json.dumps({str(number): number for number in range(20_000)}))
-    with pytest.raises(ranktable.RankTableError, match="the table has no version") as raised:
-        ranktable.read(path)
-    assert len(str(raised.value).splitlines()) == 1 and "; and 19999 more" in str(raised.value)
-    assert len(raised.value.problems) == 20_004

@@ -1,14 +1,13 @@
 """What a recipe writes into its run folder: the tutorials' folders, names and logs."""
 
-import io
-import sys
+from contextlib import ExitStack
 
 import pytest
 from mindspore import nn
 from mindspore.train import RunContext
 from mindspore.train.callback import _InternalCallbackParam
 
-from labkit.recipes import run_folder
+from labkit.recipes import parts, training
 from tests.support.recipes import settings
 
 pytestmark = pytest.mark.usefixtures("runtime", "small")
@@ -25,39 +24,32 @@ def test_another_ranks_device(tmp_path, monkeypatch, name, writes, device):
     monkeypatch.setenv("DEVICE_ID", device)
     monkeypatch.setenv("SECRET_TOKEN", "no log's business")
     config = settings(name, tmp_path, save_checkpoint_epochs=2)
-    log, (callback,) = run_folder.callbacks(config, name, ["0", "1"], rank=1)
     network = nn.Dense(2, 1)
     network.optimizer = nn.SGD(network.trainable_params(), 0.1)
     now = _InternalCallbackParam()
     now.update(epoch_num=3, batch_num=4, network=network)
     context = RunContext(now)
-    with log:
+    with ExitStack() as held:
+        callback = parts.Documents(config, name, ["0", "1"], 1, held)
         callback.on_train_begin(context)
         for epoch in (1, 3):
             now.update(cur_epoch_num=epoch)
             callback.on_train_epoch_end(context)
-        print("said by rank 1")
-    folder = tmp_path / name / run_folder.TREES[name].device.format(device or 1)
+        print("said by rank 1: Möwe \udcff")
+    folder = tmp_path / name / training.TREES[name].device.format(device or 1)
     written = {path.name for path in folder.iterdir()}
     assert written == {"env.log", "train.log"} | ({"ckpt_0"} if writes else set())
-    assert (folder / "train.log").read_text() == "said by rank 1\n"
+    # In UTF-8, and what is not a character does not end the training.
+    said = "said by rank 1: Möwe \\udcff\n"
+    assert (folder / "train.log").read_bytes() == said.encode()
     assert [path.name for path in folder.rglob("*.ckpt")] == ["resnet-3_4.ckpt"] * writes
     said = (folder / "env.log").read_text()
     assert f"DEVICE_ID={device}\n" in said and "TOKEN" not in said
 
 
-def test_a_log_is_utf8_whatever_is_printed(tmp_path, monkeypatch):
-    """A name that is not UTF-8 is escaped, so that it does not end the training."""
-    monkeypatch.setattr(sys, "stdout", io.StringIO())
-    with run_folder.Log(tmp_path) as log:
-        log.begin()
-        print("Möwe \udcff")
-    assert (tmp_path / "train.log").read_bytes() == "Möwe \\udcff\n".encode()
-
-
 def test_on_gpu_ranks_share_a_folder():
-    assert run_folder.tree("thor", "Ascend").device.format(5) == "train_parallel5"
-    shared = run_folder.tree("thor", "GPU")
+    assert training.tree("thor", "Ascend").device.format(5) == "train_parallel5"
+    shared = training.tree("thor", "GPU")
     assert shared.device.format(5) == "train_parallel"
     assert shared.checkpoints.format(rank=5) == "ckpt_5"
 
@@ -66,6 +58,6 @@ def test_on_gpu_ranks_share_a_folder():
     "place", ["resnet-2_4.ckpt", "checkpoint/F", "train_parallel0/ckpt_0/resnet-2_4.ckpt"]
 )
 def test_the_run_folder_of_a_checkpoint(tmp_path, place):
-    assert run_folder.beside(tmp_path / place, "config.json") is None
+    assert training.beside(tmp_path / place, "config.json") is None
     (tmp_path / "config.json").write_text("{}")
-    assert run_folder.beside(tmp_path / place, "config.json") == tmp_path / "config.json"
+    assert training.beside(tmp_path / place, "config.json") == tmp_path / "config.json"

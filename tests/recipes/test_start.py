@@ -1,13 +1,14 @@
 """How ranks are started: valid options, the call of each process, and how it ends."""
 
-import argparse
+import re
 import shlex
 
 import pytest
 
+from labkit.errors import WorkerFailed
 from labkit.ranks import rank_table
-from labkit.recipes import ranks as start
-from labkit.recipes.command import main
+from labkit.recipes import __main__ as start
+from labkit.recipes.__main__ import main
 from labkit.recipes.training import Recipe
 
 STEPS = "# the steps"
@@ -16,6 +17,7 @@ STEPS = "# the steps"
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "x").mkdir()
     for name in ("RANK_SIZE", "MS_WORKER_NUM", "OMPI_COMM_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(Recipe, "steps", lambda *_: STEPS)
@@ -88,119 +90,69 @@ def test_a_rank_table_says_ranks_and_master(capsys, device, tmp_path, name):
     assert variables.get("RANK_TABLE_FILE") == (path if name == "Ascend" else None)
 
 
-def test_mpirun_is_for_gpus(capsys, device, monkeypatch):
-    device("GPU")
-    monkeypatch.setattr(start.shutil, "which", lambda name: f"/bin/{name}")
-    heading, variables, words = dry(capsys, "--mpirun", "--ranks", "8")
-    assert variables == {}
-    assert heading == "# mpirun" and words[0] == "/bin/mpirun"
-    assert words[words.index("-n") + 1] == "8" and words[-1] == "8"
-    device("CPU")
-    assert dry(capsys, "--mpirun", "--ranks", "2")[0].startswith("# msrun")
-
-
 WRONG = {
-    "logs of no rank": (["--log_dir", "logs"], "expected --ranks N"),
-    "no number": (["--nodes", "2"], "expected --ranks N"),
-    "both ways": (["--ranks", "2", "--run_distribute", "True"], "expected neither with --ranks"),
-    "no master": (["--ranks", "2", "--nodes", "2"], "master: expected HOST:PORT"),
-    "more than the table has": (
-        ["--rank_table", "t.json", "--ranks", "3"],
-        "--ranks: expected 2, as in the rank table, got 3",
-    ),
-    "another server": (["--rank_table", "t.json", "--node_rank", "2"], ">= 0 and <= 1, got 2"),
-    "no server": (["--rank_table", "t.json", "--node_rank", "-1"], ">= 0 and <= 1, got -1"),
-    "unequal servers": (["--rank_table", "u.json"], "the servers have [1, 2] devices"),
-    "other devices": (["--rank_table", "v.json"], "has device 4 as rank 0; expected device 0"),
-    "no table": (["--rank_table", "none.json"], "cannot read none.json"),
-    "no ranks": (["--ranks", "0"], "ranks: expected an integer >= 1, got 0"),
+    "--log_dir logs": "expected --ranks N",
+    "--nodes 2": "expected --ranks N",
+    "--ranks 2 --run_distribute True": "expected neither with --ranks",
+    "--ranks 2 --nodes 2": "master: expected HOST:PORT",
+    "--rank_table t.json --ranks 3": "expected no --ranks and no --nodes",
+    "--rank_table t.json --node_rank 2": ">= 0 and <= 1, got 2",
+    "--rank_table u.json": "[(0, 0), (1, 1), (0, 2)]; expected [(0, 0), (0, 1), (0, 2)]: msrun",
+    "--rank_table v.json": "(device, rank) [(4, 0), (5, 1)]; expected [(0, 0), (1, 1)]: msrun",
+    "--rank_table none.json": "cannot read none.json",
+    "--ranks 0": "workers: expected an integer >= 1, got 0",
+    "--ranks 2 --seed -1": "seed: expected an integer >= 0",
+    "--data_path none": "expected a folder of data, got none",
 }
 
 
-@pytest.mark.parametrize("case", WRONG)
-def test_what_does_not_go_together(capsys, device, tmp_path, case):
+@pytest.mark.parametrize("arguments", WRONG)
+def test_what_does_not_go_together(capsys, device, tmp_path, arguments):
     device("CPU")
     table(tmp_path / "t.json", 2, 2)
     table(tmp_path / "u.json", 2, 1)
     table(tmp_path / "v.json", 2, ids=[4, 5])
-    arguments, message = WRONG[case]
-    assert main(["train", "thor", "--data_path", "x", *arguments, "--dry-run"], "labkit") == 2
+    given = ["train", "thor", "--data_path", "x", *arguments.split(), "--dry-run"]
+    assert main(given, "labkit") == 2
     shown = capsys.readouterr().err
-    assert shown.startswith("thor: ") and message in shown and shown.count("\n") == 1
+    assert shown.startswith("thor: ") and WRONG[arguments] in shown and shown.count("\n") == 1
 
 
-@pytest.mark.parametrize(("name", "by"), [("CPU", []), ("GPU", ["--mpirun"])])
-def test_logs_that_cannot_be_kept_are_bad_input(capsys, device, monkeypatch, tmp_path, name, by):
-    device(name)
-    monkeypatch.setattr(start.shutil, "which", lambda name: f"/bin/{name}")
+def test_logs_that_cannot_be_kept_are_bad_input(capsys, tmp_path):
     (tmp_path / "file").touch()
-    for folder in ("file", "file/logs"):
-        given = ["train", "thor", "--data_path", "x", "--ranks", "2", *by, "--log_dir", folder]
-        assert main(given, "labkit") == 2
-        assert capsys.readouterr().err.count("\n") == 1
-
-
-def test_settings_are_checked_before_any_rank_starts(capsys, monkeypatch):
-    monkeypatch.setattr(start, "run", lambda *_: pytest.fail("started"))
-    assert main(["train", "thor", "--data_path", "x", "--ranks", "2", "--seed", "-1"], "l") == 2
-    assert "seed" in capsys.readouterr().err
+    given = ["train", "thor", "--data_path", "x", "--ranks", "2", "--log_dir", "file"]
+    assert main(given, "labkit") == 2 and capsys.readouterr().err.count("\n") == 1
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "train|eval"),
-        (["trian", "thor"], "Did you mean 'train'?"),
-        (["train"], "got ''"),
-        (["train", "tohr"], "Did you mean 'thor'?"),
-        (["eval", "subspace_stage_1"], "Did you mean 'subspace-1'?"),
+        ("", "the following arguments are required: command, recipe"),
+        ("trian thor", "Did you mean 'train'?"),
+        ("train", "required: recipe"),
+        ("train tohr", "Did you mean 'thor'?"),
+        ("eval subspace_stage_1", "Did you mean 'subspace-1'?"),
+        ("train thor", "required: --data_path"),
+        ("train thor --data_path x --settings tpu", "invalid choice: 'tpu'"),
+        ("train thor --data_path x --run_distribute 1", "expected True or False, got '1'"),
+        ("train thor --data_path x --checkpoint_path y", "unrecognized arguments"),
+        ("eval thor --data_path x", "required: --checkpoint_path"),
+        ("train thor --data_path x --batchsize 3", "Did you mean '--batch_size'?"),
     ],
 )
-def test_commands_and_recipes(capsys, arguments, message):
-    assert main(arguments, "labkit") == 2
-    assert message in capsys.readouterr().err
-
-
-def test_an_unknown_option_has_its_nearest_name(capsys):
+def test_wrong_words_are_named(capsys, arguments, message):
     with pytest.raises(SystemExit) as ended:
-        main(["train", "thor", "--data_path", "x", "--batchsize", "3"], "labkit")
-    assert ended.value.code == 2
+        main(arguments.split(), "labkit")
     shown = capsys.readouterr().err
-    assert "labkit train thor: error: unrecognized arguments: --batchsize 3" in shown
-    assert "Did you mean '--batch_size'?" in shown
-
-
-def test_what_only_the_start_knows_is_not_handed_on():
-    given = "train --ranks 2 --seed 3 --nodes=2 --mpirun --dry-run --set a=b".split()
-    assert start.without_options(given) == "train --seed 3 --set a=b".split()
-    assert not start.asked(
-        argparse.Namespace(
-            **dict.fromkeys(("ranks", "nodes", "node_rank", "master", "rank_table", "log_dir")),
-            mpirun=False,
-            dry_run=False,
-        )
-    )
-
-
-def test_what_the_first_rank_writes_is_shown_once_and_without_mindspores_log(tmp_path, capsys):
-    log = tmp_path / "log"
-    log.write_text("of an earlier run\n")
-    with start._shown(log):
-        assert not log.exists()
-        log.write_bytes(b"one\n[INFO] DISTRIBUTED(1,2,python): x\ntwo \xff\nhalf")
-    assert capsys.readouterr().out == "one\ntwo \ufffd\nhalf"
+    assert ended.value.code == 2 and message in shown and "usage: labkit" in shown
 
 
 def test_a_rank_that_refuses_is_bad_input(monkeypatch, capsys):
-    from labkit.errors import WorkerFailed
-
-    made = start.Start((), 2, 1, 0, None, start.Path("logs"), why="why not")
     for code, expected in ((2, 2), (1, 1), (None, 1)):
 
         def fail(*_, code=code, **options):
             raise WorkerFailed("rank 0 failed", exit_code=code)
 
         monkeypatch.setattr(start, "launch", fail)
-        assert start.run(made, "thor") == expected
-    shown = capsys.readouterr()
-    assert "thor: rank 0 failed" in shown.err and "(why not)" in shown.out
+        assert main(["train", "thor", "--data_path", "x", "--ranks", "2"], "labkit") == expected
+    assert re.fullmatch("(thor: rank 0 failed\n){3}", capsys.readouterr().err)

@@ -2,77 +2,24 @@
 
 from labkit import recipes
 
-_SHARED = {
-    "depth": 18,
-    "class_num": 12,
-    "image_size": 32,
-    "batch_size": 10,
-    "initialiser": "torchvision",
-    "augment": False,
-    "num_parallel_workers": 1,
-}
+_DATA = dict(image_size=32, batch_size=10, augment=False, num_parallel_workers=1)
+_SHARED = dict(depth=18, class_num=12, initialiser="torchvision", **_DATA)
+_KEPT = dict(save_checkpoint_epochs=1, keep_checkpoint_max=2)
+_FLOAT32 = dict(precision="O0", epoch_size=2)
 SETTINGS = {
-    "resnet50": _SHARED
-    | {
-        "epoch_size": 3,
-        "warmup": 1,
-        "lr": 0.05,
-        "weight_decay": 1e-3,
-        "class_num": None,
-        "save_checkpoint_epochs": 1,
-        "keep_checkpoint_max": 2,
-    },
-    "accumulation": _SHARED
-    | {
-        "network": "resnet",
-        "class_num": None,
-        "epoch_size": 2,
-        "micro_steps": 2,
-        "learning_rate": 0.02,
-    },
-    "thor": _SHARED
-    | {
-        "epoch_size": 2,
-        "lr_init": 0.02,
-        "lr_end_epoch": 3,
-        "damping_init": 0.3,
-        "frequency": 2,
-        "precision": "O0",
-    },
-    "adasum": _SHARED
-    | {
-        "epoch_size": 2,
-        "lr_max": 0.02,
-        "warmup_epochs": 1,
-        "node_size": 1,
-        "workers": 2,
-        "loss_scale": 1.0,
-        "precision": "O0",
-    },
-    "subspace_stage_1": _SHARED
-    | {
-        "epoch_size": 3,
-        "total_epochs": 4,
-        "warmup_epochs": 1,
-        "lr_max": 0.05,
-        "snapshots_per_epoch": 2,
-        "snapshot_max": 5,
-        "save_checkpoint_epochs": 1,
-        "keep_checkpoint_max": 2,
-        "precision": "O0",
-    },
-    "subspace_stage_2": _SHARED
-    | {
-        "epoch_size": 2,
-        "n_components": 3,
-        "trials": 4,
-        "precision": "O0",
-    },
+    "resnet50": dict(epoch_size=3, warmup=1, lr=0.05, weight_decay=1e-3, class_num=None) | _KEPT,
+    "accumulation": dict(
+        network="resnet", class_num=None, epoch_size=2, micro_steps=2, learning_rate=0.02
+    ),
+    "thor": dict(lr_init=0.02, lr_end_epoch=3, damping_init=0.3, frequency=2) | _FLOAT32,
+    "adasum": dict(lr_max=0.02, warmup_epochs=1, node_size=1, workers=2, loss_scale=1.0) | _FLOAT32,
+    "subspace_stage_1": _FLOAT32
+    | dict(epoch_size=3, total_epochs=4, warmup_epochs=1, lr_max=0.05)
+    | dict(snapshots_per_epoch=2, snapshot_max=5, **_KEPT),
+    "subspace_stage_2": dict(n_components=3, trials=4) | _FLOAT32,
 }
+SETTINGS = {name: _SHARED | own for name, own in SETTINGS.items()}
 NAMES = tuple(SETTINGS)
-LAYERS = ([1, 1, 1, 1], [4, 4, 8, 8], [4, 8, 8, 16])
-
-
 ON_LINE = {"subspace_stage_1": "subspace-1", "subspace_stage_2": "subspace-2"}
 
 
@@ -83,10 +30,10 @@ def recipe(name):
 
 def main(name, arguments):
     """Run a recipe's command, as ``labkit`` does, and return its exit code."""
-    from labkit.recipes import command
+    from labkit.recipes.__main__ import main
 
     verb, *rest = arguments
-    return command.main([verb, ON_LINE.get(name, name), *rest], "labkit")
+    return main([verb, ON_LINE.get(name, name), *rest], "labkit")
 
 
 def values(name, out, **changed):
@@ -131,8 +78,8 @@ def shrink(norm=None):
     """
     from labkit.nets import resnet
 
-    nums, *channels = LAYERS
-    resnet._DEPTHS[18] = (nums, (_one_convolution(resnet), *channels))
+    channels = ([4, 4, 8, 8], [4, 8, 8, 16])
+    resnet._DEPTHS[18] = ([1, 1, 1, 1], (_one_convolution(resnet), *channels))
     if norm is not None:
         resnet._bn = norm
 
