@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from labkit.base.command_line import Parser
+from labkit.base.arguments import Parser
 from labkit.base.files import whole_file
 from labkit.labs.compare import parameter_values
 from labkit.runtime import start

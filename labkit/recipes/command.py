@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from labkit import runtime
-from labkit.base.command_line import Parser
+from labkit.base.arguments import Parser
 from labkit.errors import InputError, nearest
 from labkit.recipes import RECIPES, ranks, recipe, run_folder, settings
 

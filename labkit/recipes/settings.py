@@ -17,8 +17,8 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_hints
 
 from labkit.base import arguments
+from labkit.base.arguments import parse, read_yaml
 from labkit.base.files import write_json
-from labkit.base.values import parse, read_yaml
 from labkit.errors import InputError, nearest
 from labkit.recipes import models
 from labkit.steps import options

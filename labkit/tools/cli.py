@@ -147,8 +147,8 @@ def run(
 
     Example: labkit run 01 --preset smoke -p micro_steps=8
     """
+    from labkit.base.arguments import read_yaml
     from labkit.base.project import find_project
-    from labkit.base.values import read_yaml
     from labkit.tools import run as runner
 
     before = _before(resume) if resume else {}

@@ -12,9 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from labkit.base.arguments import is_number, wrong
+from labkit.base.arguments import is_number, parse_several, wrong
 from labkit.base.files import whole_file
-from labkit.base.values import parse_several
 from labkit.errors import InputError
 from labkit.tools import run
 

@@ -12,6 +12,7 @@ from labkit.errors import InputError
 from labkit.labs.compare import largest_differences, relative_error
 from labkit.nets.lenet import LeNet5
 from labkit.nets.small import NextToken
+from labkit.steps.accumulation import AccumulatedStep
 from labkit.steps.gradients import GradientOptions, GradientStage
 from labkit.steps.losses import LossNet, TokenLossNet
 from labkit.steps.plain import PlainStep
@@ -22,12 +23,14 @@ from tests.support.step_cells import (
     Counted,
     Product,
     Scalar,
+    TwoMeans,
     digits,
     linear,
     regression,
     rows,
     split,
     tensors,
+    two_means,
 )
 from tests.support.tolerances import TOLERANCE
 
@@ -457,16 +460,6 @@ class TestFinish:
         assert norm == pytest.approx(reference.global_norm([large]), rel=1e-5)
 
 
-def test_a_single_parameter_of_shape_nothing():
-    network = Scalar()
-    cell = Contribution(LossNet(network, nn.MSELoss()), network)
-    inputs = np.float32([[1], [2]])
-    _, _, gradients, _ = cell(*tensors(inputs, inputs))
-    np.testing.assert_allclose(gradients[0].asnumpy(), 2 * np.mean(2 * inputs * inputs), rtol=1e-6)
-    (mean,), norm = Finish(cell.stage)(Tensor(2.0), gradients[0])
-    assert float(mean) == pytest.approx(5.0) and float(norm) == pytest.approx(5.0)
-
-
 class WithExtras(nn.Cell):
     """Both of the stage's contributions, compiled."""
 
@@ -536,17 +529,6 @@ class TestExtras:
         assert float(mean[0][0]) == 1
         assert float(mean[1][0]) == pytest.approx(expected, rel=1e-5)
 
-    def test_not_weighted_they_are_the_mean(self):
-        cell = WithExtras(weighted=False)
-        total = (Tensor([3.0]), Tensor([5.0]))
-        mean = cell.stage.finish_extras(total, Tensor(6.0))
-        assert [float(extra[0]) for extra in mean] == [3.0, 5.0]
-
-    def test_a_batch_that_is_not_finite_is_seen_with_them_too(self):
-        cell, (inputs, targets) = WithExtras(), rows(4)
-        assert bool(cell(*tensors(inputs, targets))[1][3])
-        assert not bool(cell(*tensors(inputs * np.float32(np.nan), targets))[1][3])
-
 
 CUTS = (slice(0, 6), slice(6, 8), slice(8, 9))
 
@@ -598,7 +580,7 @@ class Pairs(nn.Cell):
         ),
         (
             lambda: build(lambda n: Pairs(n, "several"))(*tensors(*rows(2))),
-            "several .loss, weight. pairs, which only PlainStep on one process adds",
+            r"loss_net returns 2 .loss, weight. pairs, and its attribute .* says 1: expected the",
         ),
         (
             lambda: build(lambda n: Pairs(n, "rows of losses"))(*tensors(*rows(2))),
@@ -634,3 +616,31 @@ def test_a_plain_step_adds_several_losses_and_takes_a_bare_one(kind):
     assert loss == pytest.approx(by_hand(before), rel=1e-6)
     moved = before - network.weight.asnumpy()
     assert moved[1, 2] == pytest.approx(slope, rel=1e-4)
+
+
+@pytest.mark.parametrize("options", [{}, {"loss_scale": 64.0, "clip_norm": 0.5}], ids=str)
+@pytest.mark.parametrize("sizes", [(8,), (3, 5), (1, 6, 1)])
+def test_each_of_two_means_is_over_its_own_rows(sizes, options):
+    """Whatever the micro-batches: the closed form over all rows at once, in float64."""
+    network, arrays = linear(), rows(8)
+    weights = [p.asnumpy().astype(np.float64) for p in (network.weight, network.bias)]
+    sgd = nn.SGD(network.trainable_params(), 1.0)
+    if len(sizes) == 1:
+        step = PlainStep(TwoMeans(network), sgd, **options)
+    else:
+        step = AccumulatedStep(TwoMeans(network), sgd, len(sizes), **options)
+    for batch in split(arrays, sizes):
+        assert float(step(*batch)) == pytest.approx(
+            two_means(*weights, *(part.asnumpy() for part in batch))[0], rel=1e-5
+        )
+    loss, gradients = two_means(*weights, *arrays)
+    norm = reference.global_norm(gradients)
+    if "clip_norm" in options:
+        gradients = reference.clip_by_global_norm(gradients, options["clip_norm"])
+    last = step.last_update
+    assert (last.number, last.images) == (1, 8)
+    assert (last.loss, last.gradient_norm) == pytest.approx((loss, norm), rel=1e-5)
+    for parameter, before, gradient in zip(
+        (network.weight, network.bias), weights, gradients, strict=True
+    ):
+        np.testing.assert_allclose(before - parameter.asnumpy(), gradient, rtol=1e-4, atol=1e-6)

@@ -6,6 +6,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
+from labkit import reference
 from labkit.algorithms.adasum import AdasumStep
 from labkit.algorithms.subspace import SubspaceStep
 from labkit.algorithms.thor import ThorStep, ThorUpdate
@@ -152,6 +153,32 @@ class MeanOfMeans(nn.Cell):
 
     def construct(self, *batch):
         return self.loss_net(*batch)[0], 1
+
+
+class TwoMeans(nn.Cell):
+    """Two (loss, weight) pairs: the squared error of all rows, and of those with a target > 0."""
+
+    pairs = 2
+
+    def __init__(self, network):
+        super().__init__(auto_prefix=False)
+        self.network = network
+
+    def construct(self, inputs, targets):
+        errors = ops.mean(ops.square(self.network(inputs) - targets), 1)
+        chosen = ops.cast(targets[:, 0] > 0, ms.float32)
+        count = ops.reduce_sum(chosen)
+        loss = ops.reduce_sum(errors * chosen) / ops.maximum(count, 1.0)
+        return (ops.mean(errors), len(inputs)), (loss, count)
+
+
+def two_means(weights, bias, inputs, targets):
+    """Return the loss and gradients of ``TwoMeans`` over all rows at once, in float64."""
+    chosen = targets[:, 0] > 0
+    parts = [(inputs, targets)] + [(inputs[chosen], targets[chosen])] * bool(chosen.any())
+    results = [reference.linear_regression(weights, bias, *part) for part in parts]
+    gradients = [sum(leaf) for leaf in zip(*(g for _, g in results), strict=True)]
+    return sum(loss for loss, _ in results), gradients
 
 
 class Normalised(nn.Cell):

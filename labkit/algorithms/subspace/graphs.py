@@ -15,8 +15,7 @@ as arguments, since they belong to one update.
 import mindspore as ms
 from mindspore import ParameterTuple, Tensor, nn, ops
 
-from labkit.steps.state import copied, flat, part_of
-from labkit.steps.statistics import running_statistics
+from labkit.steps.state import copied, flat, part_of, running_statistics
 
 
 class _Graph(nn.Cell):
