@@ -201,9 +201,8 @@ class AccumulatedStep(Step):
         return own | self.update.schedules()
 
     def updates_ahead(self, epochs: Iterable[int]) -> int:
-        updates, done = 0, integer_of(self.updates)
+        updates, done, size = 0, integer_of(self.updates), integer_of(self.group_size)
         turn, counted = self.update.turns_taken(), integer_of(self.micro_step)
-        size = integer_of(self.group_size)
         for left in epochs:
             while left > 0:
                 taken = min(size - counted, left)

@@ -23,7 +23,6 @@ from labkit.steps.labels import (
 )
 from labkit.steps.options import CONVENTIONS as CONVENTIONS
 
-_REDUCTIONS = ("mean", "sum", "none")
 # Called with logits and labels alone, they equal nn.CrossEntropyLoss() and nn.NLLLoss().
 FUNCTIONS = (ops.cross_entropy, ops.nll_loss)
 # Means over the labels that are not ignored, of logits with the classes in axis 1.
@@ -38,11 +37,13 @@ _KEYS = itertools.count()
 
 
 class _OfClasses(nn.Cell):
-    """A loss net that knows its number of classes once it is compiled."""
+    """A network and a loss that knows its number of classes once it is compiled."""
 
-    def __init__(self) -> None:
+    def __init__(self, network: nn.Cell) -> None:
         super().__init__(auto_prefix=False)
-        self.key = next(_KEYS)
+        if not isinstance(network, nn.Cell) or isinstance(network, nn.LossBase):
+            raise wrong("network", network, "a Cell that is not a loss")
+        self.network, self.key = network, next(_KEYS)
 
     @property
     def classes(self) -> int | None:
@@ -79,16 +80,16 @@ class LossNet(_OfClasses):
     """
 
     def __init__(self, network: nn.Cell, loss_fn: Callable, *, per: str | None = None):
-        super().__init__()
-        _check_network(network)
+        super().__init__(network)
         if not callable(loss_fn):
             raise wrong("loss_fn", loss_fn, "a function or Cell of (outputs, labels)")
         if per is not None:
             choice("per", per, ("rows",))
         reduction = _reduction(loss_fn)
+        name = getattr(loss_fn, "__name__", type(loss_fn).__name__)
         if reduction == "none":
-            raise InputError(f"reduction of {_name(loss_fn)}: expected 'mean' or 'sum', got 'none'")
-        self.network, self.loss_fn, self.loss_name = network, loss_fn, _name(loss_fn)
+            raise wrong(f"reduction of {name}", reduction, "'mean' or 'sum'")
+        self.loss_fn, self.loss_name = loss_fn, name
         self.is_sum = reduction == "sum"
         over, self.class_axis = traits(loss_fn)
         self.over = per or (over if reduction == "mean" else None)
@@ -179,9 +180,7 @@ class TokenLossNet(_OfClasses):
     """
 
     def __init__(self, network: nn.Cell, ignore_index: int = IGNORE_INDEX):
-        super().__init__()
-        _check_network(network)
-        self.network = network
+        super().__init__(network)
         self.ignore_index = check_ignore_index(ignore_index)
         self.over = "tokens"
 
@@ -264,7 +263,7 @@ class CrossEntropySmooth(nn.LossBase):
         convention: str = "mindspore",
         ignore_index: int = IGNORE_INDEX,
     ):
-        choice("reduction", reduction, _REDUCTIONS)
+        choice("reduction", reduction, ("mean", "sum", "none"))
         choice("convention", convention, CONVENTIONS)
         super().__init__(reduction)
         self.sparse = flag("sparse", sparse)
@@ -322,15 +321,6 @@ def traits(loss_fn: Any) -> tuple[str | None, int | None]:
 def is_exactly(cell: Any, *classes: Any) -> bool:
     """Return whether a cell is of one of the classes and does not override its ``construct``."""
     return any(isinstance(cell, c) and type(cell).construct is c.construct for c in classes)
-
-
-def _check_network(network: object) -> None:
-    if not isinstance(network, nn.Cell) or isinstance(network, nn.LossBase):
-        raise wrong("network", network, "a Cell that is not a loss")
-
-
-def _name(loss_fn: Any) -> str:
-    return getattr(loss_fn, "__name__", type(loss_fn).__name__)
 
 
 def _reduction(loss_fn: Any) -> str:

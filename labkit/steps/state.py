@@ -41,14 +41,7 @@ class LastUpdate:
 
 
 class UpdateRecord(nn.Cell):
-    """Record of a step's updates: how many there were, and the most recent one.
-
-    Args:
-        optimizer: the step's ``nn.Optimizer``, whose learning rates are recorded.
-
-    ``updates`` () int32 counts the optimizer's calls. ``last_loss``, ``last_norm``,
-    ``last_images`` and ``last_rates`` change only when an update is made.
-    """
+    """How many updates an optimizer has made, () int32, and the most recent one's numbers."""
 
     def __init__(self, optimizer: nn.Optimizer):
         super().__init__(auto_prefix=False)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from labkit import reference
+from labkit.algorithms.subspace import SubspaceStep
 from labkit.errors import InputError
 from labkit.labs.compare import largest_differences, relative_error
 from labkit.nets.lenet import LeNet5
@@ -26,12 +27,14 @@ from tests.support.step_cells import (
     TwoMeans,
     digits,
     linear,
+    projected_sgd,
     regression,
     rows,
     split,
     tensors,
     two_means,
 )
+from tests.support.subspace_cells import basis_of
 from tests.support.tolerances import TOLERANCE
 
 pytestmark = pytest.mark.usefixtures("runtime")
@@ -618,29 +621,56 @@ def test_a_plain_step_adds_several_losses_and_takes_a_bare_one(kind):
     assert moved[1, 2] == pytest.approx(slope, rel=1e-4)
 
 
-@pytest.mark.parametrize("options", [{}, {"loss_scale": 64.0, "clip_norm": 0.5}], ids=str)
-@pytest.mark.parametrize("sizes", [(8,), (3, 5), (1, 6, 1)])
-def test_each_of_two_means_is_over_its_own_rows(sizes, options):
+def two_means_step(network, kind, sizes, **options):
+    sgd = nn.SGD(network.trainable_params(), 1.0)
+    if kind == "plain":
+        return PlainStep(TwoMeans(network), sgd, **options)
+    if kind == "subspace":  # all components, as plain descent
+        return projected_sgd(TwoMeans(network), sgd, micro_steps=len(sizes), **options)
+    return AccumulatedStep(TwoMeans(network), sgd, len(sizes), **options)
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes", "options"),
+    [
+        ("plain", (8,), {}),
+        ("plain", (8,), {"clip_norm": 0.5}),
+        ("accumulated", (3, 5), {}),
+        ("accumulated", (1, 6, 1), {"loss_scale": 64.0, "clip_norm": 0.5}),
+        ("accumulated", (3, 5), {"nonfinite": "drop_group"}),
+        ("subspace", (3, 5), {}),
+    ],
+    ids=str,
+)
+def test_each_of_two_means_is_over_its_own_rows(kind, sizes, options):
     """Whatever the micro-batches: the closed form over all rows at once, in float64."""
     network, arrays = linear(), rows(8)
     weights = [p.asnumpy().astype(np.float64) for p in (network.weight, network.bias)]
-    sgd = nn.SGD(network.trainable_params(), 1.0)
-    if len(sizes) == 1:
-        step = PlainStep(TwoMeans(network), sgd, **options)
-    else:
-        step = AccumulatedStep(TwoMeans(network), sgd, len(sizes), **options)
+    step = two_means_step(network, kind, sizes, **options)
     for batch in split(arrays, sizes):
-        assert float(step(*batch)) == pytest.approx(
-            two_means(*weights, *(part.asnumpy() for part in batch))[0], rel=1e-5
-        )
+        expected = two_means(*weights, *(part.asnumpy() for part in batch))[0]
+        assert float(step(*batch)) == pytest.approx(expected, rel=1e-5)
     loss, gradients = two_means(*weights, *arrays)
     norm = reference.global_norm(gradients)
-    if "clip_norm" in options:
-        gradients = reference.clip_by_global_norm(gradients, options["clip_norm"])
+    gradients = reference.clip_by_global_norm(gradients, options.get("clip_norm", 1e9))
     last = step.last_update
     assert (last.number, last.images) == (1, 8)
     assert (last.loss, last.gradient_norm) == pytest.approx((loss, norm), rel=1e-5)
-    for parameter, before, gradient in zip(
-        (network.weight, network.bias), weights, gradients, strict=True
-    ):
-        np.testing.assert_allclose(before - parameter.asnumpy(), gradient, rtol=1e-4, atol=1e-6)
+    moved = [w - p.asnumpy() for w, p in zip(weights, (network.weight, network.bias), strict=True)]
+    for move, gradient in zip(moved, gradients, strict=True):
+        np.testing.assert_allclose(move, gradient, rtol=1e-4, atol=1e-5)
+
+
+def test_a_search_sees_the_sum_of_both_means(monkeypatch):
+    """In a basis of all components the accepted trial's loss is that of the weights it leaves."""
+    network, trials = linear(), []
+    sgd = nn.SGD(network.trainable_params(), 0.1)
+    basis = basis_of(sgd.parameters, 8)
+    step = SubspaceStep(TwoMeans(network), sgd, basis, micro_steps=2, alpha=1.0, gamma=0.0)
+    loss_at = step.update._loss
+    monkeypatch.setattr(step.update, "_loss", lambda *at: trials.append(loss_at(*at)) or trials[-1])
+    for batch in split(rows(8), (3, 5)):
+        step(*batch)
+    exact = (p.asnumpy().astype(np.float64) for p in (network.weight, network.bias))
+    assert step.last_update.number == 1
+    assert two_means(*exact, *rows(8))[0] == pytest.approx(min(trials), rel=1e-5)
