@@ -144,7 +144,8 @@ class GradientStage(nn.Cell):
         pairs = result if isinstance(result[0], tuple) else (result,)
         if self.weighted and len(pairs) != self.pairs:
             refuse(_SEVERAL_PAIRS, len(pairs), self.pairs)
-        losses, weights = (), ()
+        losses: tuple = ()
+        weights: tuple = ()
         for loss, weight in pairs:
             loss, weight = _float32(loss), _float32(weight)
             if loss.ndim != 0 or weight.ndim != 0:
@@ -185,7 +186,8 @@ class GradientStage(nn.Cell):
         (_, loss, weight), gradients = self.value_and_grad(0, *batch)
         gradients = self._unscaled(gradients, weight)
         if self.pairs > 1:
-            losses, weights = (loss,), (weight,)
+            losses: tuple = (loss,)
+            weights: tuple = (weight,)
             for pair in range(1, self.pairs):
                 (_, loss, weight), more = self.value_and_grad(pair, *batch)
                 losses, weights = (*losses, loss), (*weights, weight)

@@ -170,6 +170,15 @@ def test_a_smoothed_loss_without_a_label_is_zero():
     assert value == 0 and (slope == 0).all()
 
 
+def test_another_ignore_index():
+    labels = np.int32([[1, 0, 0], [2, 3, 0]])
+    logits = np.random.default_rng(1).normal(size=(2, 3, 5)).astype(np.float32)
+    loss, count = TokenLossNet(Same(), ignore_index=0)(*tensors(logits, labels))
+    expected, tokens = reference.token_cross_entropy(logits, labels, ignore_index=0)
+    assert float(count) == tokens == 3
+    assert float(loss) == pytest.approx(expected / 3, rel=1e-5)
+
+
 def test_padding_has_no_gradient():
     loss_net = TokenLossNet(Same())
     labels = Tensor(np.int32([[1, -100, 2], [-100, -100, -100]]))

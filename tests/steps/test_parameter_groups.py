@@ -144,6 +144,14 @@ def test_a_shared_parameter_is_there_once_and_exempt_if_one_owner_says_so():
     assert decayed(decay_groups(Tied(norm=True), 0.1)) == set()
 
 
+def test_frozen_parameters_are_left_out():
+    network = LeNet5()
+    network.conv1.weight.requires_grad = False
+    groups = decay_groups(network, 0.1)
+    assert decayed(groups) == {"conv2.weight", "fc1.weight", "fc2.weight", "fc3.weight"}
+    assert len(groups[-1]["order_params"]) == len(network.trainable_params()) == 7
+
+
 def test_the_order_is_kept_and_zero_is_said():
     network = NormNet()
     groups = decay_groups(network, 0.1)
