@@ -44,7 +44,7 @@ class Project(_Graph):
 
     def __init__(self, step: nn.Cell):
         super().__init__(step)
-        self.gradients = step.gradient_sum
+        self.gradients = step.update.buffer
         self.before, self.after = step.update.basis_shard.others()
 
     def construct(self, basis: Tensor) -> tuple:
