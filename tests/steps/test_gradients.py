@@ -22,6 +22,7 @@ from labkit.steps.state import set_state
 from tests.support.step_cells import (
     OUTPUTS,
     Counted,
+    Normalised,
     Product,
     Scalar,
     TwoMeans,
@@ -584,6 +585,10 @@ class Pairs(nn.Cell):
         (
             lambda: build(lambda n: Pairs(n, "several"))(*tensors(*rows(2))),
             r"loss_net returns 2 .loss, weight. pairs, and its attribute .* says 1: expected the",
+        ),
+        (
+            lambda: build(lambda n: TwoMeans(Normalised(nn.BatchNorm1d(4)))),
+            "several .* pairs: expected a network without trainable BatchNorm",
         ),
         (
             lambda: build(lambda n: Pairs(n, "rows of losses"))(*tensors(*rows(2))),
