@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from labkit.base.command_line import Parser
+from labkit.base.arguments import Parser
 from labkit.base.files import write_json
 from labkit.labs.run import installed_version
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from _side_by_side import RESULTS, look_at_machine
 
 import labkit
-from labkit.base.command_line import Parser
+from labkit.base.arguments import Parser
 from labkit.base.files import write_json, write_text
 from labkit.base.project import version
 from labkit.errors import InputError, refuse_unknown

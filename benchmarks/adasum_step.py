@@ -30,7 +30,7 @@ from _side_by_side import (
     write_results,
 )
 
-from labkit.base.command_line import Parser
+from labkit.base.arguments import Parser
 from labkit.data.prepare import prepare
 
 # Sizes of LeNet's parameters, in the step's order: conv1, conv2, dense weights and biases.

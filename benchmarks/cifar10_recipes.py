@@ -23,7 +23,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from labkit.base.command_line import Parser
+from labkit.base.arguments import Parser
 from labkit.base.files import write_json
 
 PASSES = 5

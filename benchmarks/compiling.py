@@ -24,7 +24,7 @@ from _side_by_side import (
     write_results,
 )
 
-from labkit.base.command_line import Parser
+from labkit.base.arguments import Parser
 
 # Upper limits, in multiples of a bare cell's compilation time.
 LIMITS = {

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from _side_by_side import Target, in_child, look_at_machine, print_table, write_results
 
-from labkit.base.command_line import Parser
+from labkit.base.arguments import Parser
 
 SNAPSHOTS, COMPONENTS = 40, 32
 READINGS, MEMORY = 3.0, 4  # limits: multiples of the reading time; snapshots beside the basis

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from _side_by_side import RESULTS, Target, verdict
 
-from labkit.base.command_line import Parser
+from labkit.base.arguments import Parser
 
 
 def main():

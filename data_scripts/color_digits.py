@@ -32,8 +32,7 @@ from PIL import __version__ as PILLOW
 
 from labkit.base import arguments
 from labkit.base.arguments import integer, wrong
-from labkit.base.files import write_json
-from labkit.base.input_files import read_json
+from labkit.base.files import read_json, write_json
 from labkit.data import idx
 from labkit.data.prepare import color_digits_folder
 from labkit.data.sources.classfolders import MANIFEST

@@ -18,7 +18,7 @@ import urllib.parse
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from labkit.base.input_files import open_file
+from labkit.base.files import open_file
 from labkit.data import idx
 from labkit.data.sources.download import Say, download, is_address
 from labkit.data.sources.members import opened, unpack

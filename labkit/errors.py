@@ -7,43 +7,28 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 _LONGEST = 1000  # characters of a message
-_NAME = 200  # characters of a name that are compared with others
 
 
 class InputError(ValueError):
     """Input that cannot be used: the message says what was expected and what was given.
 
-    The command line prints it without a traceback and exits with code 2. Messages may quote files
-    from others; whatever these contain, the message is one line of at most 1000 characters that a
-    terminal can show. Lines are joined, unprintable characters are escaped, and the middle of a
-    longer message is left out.
-
-    Args:
-        message: what is wrong.
+    The command line prints it without a traceback and exits with code 2. It is one line of at most
+    1000 characters: lines are joined, and the middle of a longer message is left out.
     """
 
     def __init__(self, message: object = "") -> None:
-        super().__init__(_one_line(str(message)))
-
-
-def _one_line(message: str) -> str:
-    lines = [line.strip() for line in message.splitlines()]
-    text = "; ".join(filter(None, lines)).replace(":; ", ": ").replace(",; ", ", ")
-    if len(text) > _LONGEST:
-        text = f"{text[: _LONGEST - 400]} ... {text[-300:]}"
-    if not text.isprintable():
-        # Not only newlines: a terminal would obey an escape sequence, and an unpaired surrogate
-        # cannot be written at all.
-        letters = (letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
-        text = "".join(letters)[:_LONGEST]
-    return text
+        lines = [line.strip() for line in str(message).splitlines()]
+        text = "; ".join(filter(None, lines)).replace(":; ", ": ").replace(",; ", ", ")
+        if len(text) > _LONGEST:
+            text = f"{text[: _LONGEST - 400]} ... {text[-300:]}"
+        super().__init__(text)
 
 
 def nearest(name: object, known: Iterable[str]) -> str:
     """Return `` Did you mean 'x'?`` for the closest of ``known``, or an empty string."""
     by_lower = {str(candidate).lower(): candidate for candidate in known}
-    # One comparison of names of 64 kB takes seconds; at cutoff 0.5, O1 is close to both O2 and O3.
-    close = difflib.get_close_matches(str(name).lower()[:_NAME], by_lower, n=1, cutoff=0.51)
+    # At cutoff 0.5, O1 is close to both O2 and O3.
+    close = difflib.get_close_matches(str(name).lower(), by_lower, n=1, cutoff=0.51)
     return f" Did you mean '{by_lower[close[0]]}'?" if close else ""
 
 
@@ -76,9 +61,6 @@ class WorkerFailed(RuntimeError):
         tail: The last lines of its log.
         logs: Rank -> path of its log, if a folder for logs was given.
         output: Rank -> everything it has written.
-
-    Args:
-        message: what happened, and where.
     """
 
     def __init__(

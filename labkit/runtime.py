@@ -50,15 +50,13 @@ class Runtime:
     cores: tuple[int, ...] = ()
 
     def __str__(self) -> str:
-        onednn = f", oneDNN up to {self.onednn}" if self.device == "CPU" else ""
-        return (
-            f"labkit: {self.device} ({self.reason}), MindSpore {self.mindspore}, graph mode, "
-            f"seed {self.seed}{onednn}{self._of_ranks()}"
-        )
-
-    def _of_ranks(self) -> str:
-        cores = f" on core {', '.join(map(str, self.cores))}" if self.cores else ""
-        return f", rank {self.rank} of {self.ranks}{cores}" if self.ranks > 1 else ""
+        text = f"labkit: {self.device} ({self.reason}), MindSpore {self.mindspore}, graph mode"
+        text += f", seed {self.seed}"
+        text += f", oneDNN up to {self.onednn}" if self.device == "CPU" else ""
+        if self.ranks > 1:
+            cores = f" on core {', '.join(map(str, self.cores))}" if self.cores else ""
+            text += f", rank {self.rank} of {self.ranks}{cores}"
+        return text
 
 
 @contextlib.contextmanager
@@ -115,7 +113,7 @@ def start(device: str = "auto", seed: int = 1, *, distribute: bool = False) -> R
     """
     refuse_unknown("device", device, DEVICES)
     seed, distribute = arguments.seed(seed), arguments.flag("distribute", distribute)
-    if distribute and not _started_as_rank():
+    if distribute and not any(os.environ.get(name) for name in cluster.SIZES):
         raise InputError(
             "got distribute=True in a process that was started alone: RANK_SIZE is not in its "
             "environment. labkit.launch(..., workers=N) or msrun --worker_num=N starts N ranks"
@@ -130,7 +128,7 @@ def start(device: str = "auto", seed: int = 1, *, distribute: bool = False) -> R
     reason = "asked for" if device != "auto" else f"first of {', '.join(present)}"
     if device == "auto" and len(present) == 1:
         reason = "no Ascend or GPU that MindSpore can use"
-    onednn = _apply_onednn_workaround() if chosen == "CPU" else "default"
+    onednn = _choose_onednn() if chosen == "CPU" else "default"
     version = _set_global_state(chosen, seed)
     cores = _join(chosen) if distribute else ()
     runtime = Runtime(chosen, reason, seed, version, onednn, *cluster.rank_and_size(), cores)
@@ -150,8 +148,7 @@ def _set_global_state(device: str, seed: int) -> str:
 
     mindspore.set_context(mode=mindspore.GRAPH_MODE)
     if not cluster.joined():  # after joining, the device is set and MindSpore refuses a second call
-        number = device != "CPU" and os.environ.get("DEVICE_ID")
-        if number:
+        if device != "CPU" and os.environ.get("DEVICE_ID"):
             mindspore.set_device(device, cluster.environment_number("DEVICE_ID"))
         else:
             mindspore.set_device(device)
@@ -163,10 +160,6 @@ def _set_global_state(device: str, seed: int) -> str:
     # augmentation after a resume differs from the uninterrupted run.
     mindspore.dataset.config.set_fast_recovery(False)
     return mindspore.__version__
-
-
-def _started_as_rank() -> bool:
-    return any(os.environ.get(name) for name in cluster.SIZES)
 
 
 def _join(device: str) -> tuple[int, ...]:
@@ -200,8 +193,7 @@ def _keep_to_share() -> tuple[int, ...]:
 
     Each rank has one thread per core and one that busy-waits: on two cores, a LeNet step of two
     ranks took 17 to 24 ms unbound, 11 to 12 bound. Joining took 6 to 40 s longer when bound, so it
-    comes first. The ranks of ``labkit.launch`` know how many of them are on this machine; mpirun
-    binds its own.
+    comes first. mpirun binds its own.
     """
     import mindspore
 
@@ -238,7 +230,7 @@ def keep_to(cores: set[int]) -> bool:
     return True
 
 
-def _apply_onednn_workaround() -> str:
+def _choose_onednn() -> str:
     import mindspore
 
     if _ONEDNN_VARIABLE not in os.environ and needs_onednn_workaround(mindspore.__version__):
@@ -249,18 +241,15 @@ def _apply_onednn_workaround() -> str:
 def _quieten() -> None:
     """Reduce MindSpore's logging before its first import, unless the user has chosen a level.
 
-    In a notebook the compiler looks for the cell's source file and logs "[ERROR] Get realpath
-    failed" for every Cell, although it compiles, so only CRITICAL is shown. Real failures raise.
+    For a Cell of a notebook it logs "[ERROR] Get realpath failed", although it compiles.
     """
     if "mindspore" not in sys.modules:
         os.environ.setdefault("GLOG_v", "4" if "ipykernel" in sys.modules else "3")
 
 
 def _cpu_flags() -> set[str]:
-    path = Path("/proc/cpuinfo")
-    if platform.machine() != "x86_64" or not path.exists():
-        return set()
-    for line in path.read_text().splitlines():
-        if line.startswith("flags"):
-            return set(line.split(":", 1)[1].split())
+    if platform.machine() == "x86_64":
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("flags"):
+                return set(line.split(":", 1)[1].split())
     return set()

@@ -14,8 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from labkit.base.arguments import wrong
-from labkit.base.command_line import Parser
+from labkit.base.arguments import Parser, wrong
 from labkit.errors import InputError
 from labkit.ranks import rank_table
 

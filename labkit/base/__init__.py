@@ -1,1 +1,1 @@
-"""Foundations of the other packages: arguments, files, locks; MindSpore only for checkpoints."""
+"""Foundations of the other packages: arguments, files, free memory, progress, the project."""

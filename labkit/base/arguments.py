@@ -1,37 +1,39 @@
-"""Validation of arguments: each function returns the value as a plain Python one, or raises.
+"""Arguments and values, wherever they come from: a call, a YAML file, a command line.
 
     epochs = integer("epochs", epochs)                      an integer >= 1
     decay = number("decay", decay, at_least=0, below=1)     0 <= decay < 1
     nesterov = flag("nesterov", nesterov)                   True or False
     tail = choice("tail", tail, ("flush", "drop"))          one of these words
 
-NumPy's integers and floats are accepted everywhere; True and False never count as numbers.
+Each check returns a plain Python value or raises ``InputError``. NumPy's integers and floats are
+accepted everywhere; True and False never count as numbers.
+
+Values that users write are YAML with the words that people use, not all of YAML 1.1: ``010`` is the
+number 10, ``1e-3`` a number, ``1:30`` a text, ``None``, ``null`` and ``~`` are null; ``yes`` and
+``on`` are texts. After ``-p`` the characters ``#``, ``&`` and ``*`` have no meaning of their own.
 """
 
+import argparse
 import functools
 import inspect
+import json
 import math
 import operator
 import os
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast
+
+import yaml
 
 from labkit.errors import InputError, nearest
 
 C = TypeVar("C", bound=Callable)
 
-# How a message writes a bound, and the test that a value keeps to it.
-_BOUNDS = {
-    "at_least": (">=", operator.ge),
-    "above": (">", operator.gt),
-    "at_most": ("<=", operator.le),
-    "below": ("<", operator.lt),
-}
-
 MAX_SEED = 2**32 - 1
-_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+_COMPARED = {">=": operator.ge, ">": operator.gt, "<=": operator.le, "<": operator.lt}
 
 
 def is_integer(value: object) -> bool:
@@ -50,15 +52,8 @@ def is_number(value: object) -> bool:
 
 
 def integer(name: str, value: object, at_least: int = 1, at_most: int | None = None) -> int:
-    """Return ``value`` as an int.
-
-    Raises:
-        InputError: unless it is an integer with ``at_least <= value <= at_most``.
-    """
-    bounds: dict[str, float | None] = {"at_least": at_least, "at_most": at_most}
-    if not is_integer(value) or not _inside(value, bounds):
-        raise wrong(name, value, f"an integer{_in_words(bounds)}")
-    return int(value)  # type: ignore[call-overload]
+    """Return ``value`` as an int; raise ``InputError`` unless at_least <= value <= at_most."""
+    return int(_bounded(name, value, is_integer, "an integer", {">=": at_least, "<=": at_most}))
 
 
 def number(
@@ -70,15 +65,17 @@ def number(
     at_most: float | None = None,
     below: float | None = None,
 ) -> float:
-    """Return ``value`` as a float.
+    """Return ``value`` as a float; raise ``InputError`` unless it is finite and within bounds."""
+    bounds = {">=": at_least, ">": above, "<=": at_most, "<": below}
+    return float(_bounded(name, value, is_number, "a finite number", bounds))
 
-    Raises:
-        InputError: if it is not a finite number, or is outside a given bound.
-    """
-    bounds = {"at_least": at_least, "above": above, "at_most": at_most, "below": below}
-    if not is_number(value) or not _inside(value, bounds):
-        raise wrong(name, value, f"a finite number{_in_words(bounds)}")
-    return float(value)  # type: ignore[arg-type]
+
+def _bounded(name: str, value: Any, is_one: Callable, kind: str, bounds: dict) -> Any:
+    bounds = {sign: bound for sign, bound in bounds.items() if bound is not None}
+    if is_one(value) and all(_COMPARED[sign](value, bound) for sign, bound in bounds.items()):
+        return value
+    words = [f"{s} {b:.6g}" if isinstance(b, float) else f"{s} {b}" for s, b in bounds.items()]
+    raise wrong(name, value, f"{kind} {' and '.join(words)}".rstrip())
 
 
 def flag(name: str, value: object) -> bool:
@@ -118,16 +115,13 @@ class UnknownName(InputError, TypeError):
 
 
 def names_checked(function: C) -> C:
-    """Decorate a function or a dataclass to answer an unknown keyword with the nearest name.
-
-    Raises:
-        UnknownName: instead of Python's TypeError, of which it is a subclass.
-    """
+    """Decorate a function or a dataclass to answer an unknown keyword with the nearest name."""
     if inspect.isclass(function):
         function.__init__ = names_checked(function.__init__)  # type: ignore[method-assign]
         return function
     given = inspect.signature(function).parameters.items()
-    names = [name for name, own in given if own.kind in _BY_NAME and name not in ("self", "cls")]
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    names = [name for name, own in given if own.kind in kinds and name not in ("self", "cls")]
     owner = function.__qualname__.removesuffix(".__init__")
 
     @functools.wraps(function)
@@ -149,16 +143,105 @@ def fit_workers(workers: object) -> int:
     return min(workers, cores)
 
 
-def _inside(value: Any, bounds: Mapping[str, float | None]) -> bool:
-    return all(
-        _BOUNDS[name][1](value, bound) for name, bound in bounds.items() if bound is not None
-    )
+class Parser(argparse.ArgumentParser):
+    """Accepts options by their full names only, and suggests the nearest for a misspelled one."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings, allow_abbrev=False)
+
+    def error(self, message: str) -> NoReturn:
+        """Print the message, with the nearest name, and exit with code 2."""
+        start, colon, unknown = message.partition("unrecognized arguments: ")
+        if colon and not start:
+            known = [name for name in self._option_string_actions if name.startswith("--")]
+            message += "." + nearest(unknown.split()[0].partition("=")[0], known)
+        elif found := re.search(r"invalid choice: '(.*)' \(choose from (.*)\)$", message):
+            message += "." + nearest(found[1], re.findall(r"'([^']*)'", found[2]))
+        super().error(message)
 
 
-def _in_words(bounds: Mapping[str, float | None]) -> str:
-    words = [f"{_BOUNDS[name][0]} {_shown(x)}" for name, x in bounds.items() if x is not None]
-    return " " + " and ".join(words) if words else ""
+# --- values that users write -------------------------------------------------------------------
+
+_TAG = "tag:yaml.org,2002:"
+_FLOAT = r"[-+]?(?:\d+\.\d*|\.\d+)(?:[eE][-+]?\d+)?|[-+]?\d+[eE][-+]?\d+"
+_WORDS = (
+    ("null", r"~|null|Null|NULL|None|", ["~", "n", "N", ""]),
+    ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+    ("int", r"[-+]?[0-9]+", list("-+0123456789")),
+    ("float", _FLOAT, list("-+.0123456789")),
+)
+_ENDS = {"[": "]", "{": "}", "'": "'", '"': '"'}
 
 
-def _shown(bound: float) -> str:
-    return f"{bound:.6g}" if isinstance(bound, float) else str(bound)
+class _Loader(yaml.SafeLoader):
+    yaml_implicit_resolvers: dict = {}
+
+
+for _kind, _pattern, _first in _WORDS:
+    _Loader.add_implicit_resolver(_TAG + _kind, re.compile(f"(?:{_pattern})$"), _first)
+_Loader.add_constructor(_TAG + "int", lambda loader, node: int(loader.construct_scalar(node)))
+_Loader.add_constructor(_TAG + "float", lambda loader, node: float(loader.construct_scalar(node)))
+
+
+def read_yaml(path: str | os.PathLike, first: bool = False) -> Any:
+    """Return the value in a YAML file (JSON is YAML too).
+
+    Args:
+        path: path of the file.
+        first: take the first of several documents instead of refusing them.
+
+    Raises:
+        InputError: if it cannot be read, or holds what JSON cannot.
+    """
+    try:
+        return _plain(Path(path).read_text("utf-8"), first)
+    except (OSError, UnicodeDecodeError, InputError) as error:
+        raise InputError(f"{path} cannot be read: {error}") from error
+
+
+def parse(text: str) -> Any:
+    """Return the value of a text after ``-p name=`` or of a recipe's option.
+
+    Lists, mappings and quoted texts are YAML's; everything else is one word.
+
+    Raises:
+        InputError: for a list, mapping or quoted text that does not end.
+    """
+    text = text.strip()
+    if text[:1] in _ENDS:
+        return _plain(text)
+    kind = _Loader("").resolve(yaml.ScalarNode, text, (True, False))
+    return text if kind == _TAG + "str" else _plain(text)
+
+
+def parse_several(text: str) -> list[Any]:
+    """Return the values of ``1,2,[3, 4]``: a comma within brackets, braces or quotes is no end.
+
+    Raises:
+        InputError: as ``parse`` does, and where there is nothing between two commas.
+    """
+    parts: list[str] = [""]
+    ends: list[str] = []  # that close what is open
+    for character in text:
+        if character == "," and not ends:
+            parts.append("")
+            continue
+        if ends and character == ends[-1]:
+            ends.pop()
+        elif character in _ENDS and (ends or not parts[-1].strip()):
+            ends.append(_ENDS[character])
+        parts[-1] += character
+    if not all(part.strip() for part in parts):
+        raise InputError(f"expected values separated by commas, got {text!r}")
+    return [parse(part) for part in parts]
+
+
+def _plain(text: str, first: bool = False) -> Any:
+    try:
+        loader = _Loader(text)
+        value = loader.get_data() if first else loader.get_single_data()
+        json.dumps(value, allow_nan=False)  # run.json and results.json record the values
+    except (yaml.YAMLError, RecursionError, TypeError, ValueError) as error:
+        words = " ".join(str(error).split())
+        raise InputError(f"not YAML that can be kept as JSON: {words}") from error
+    return value

@@ -1,4 +1,4 @@
-"""Files written completely or not at all: under a temporary name beside them, then renamed."""
+"""Files: written whole, under a temporary name, or not at all; read, or one clear line why not."""
 
 import contextlib
 import json
@@ -9,6 +9,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +28,12 @@ def whole_file(path: str | os.PathLike, what: str, parents: bool = True) -> Iter
     On an exception, the temporary file is removed and ``path`` stays as it was.
 
     Args:
-        path: Where the file will be.
-        what: What the file is, for the message: ``cannot write {what} {path}``.
-        parents: Create its folder if it does not exist.
+        path: where the file will be.
+        what: what the file is, for the message: ``cannot write {what} {path}``.
+        parents: create its folder if it does not exist.
 
     Raises:
-        InputError: If the file cannot be written.
+        InputError: if the file cannot be written.
     """
     path = arguments.path("path", path)
     temporary = path.parent / f"{_PART}{secrets.token_hex(4)}{path.suffix}"
@@ -52,11 +53,7 @@ def whole_file(path: str | os.PathLike, what: str, parents: bool = True) -> Iter
 
 
 def write_text(path: str | os.PathLike, text: str, what: str, parents: bool = True) -> None:
-    """Write a text file in UTF-8, completely or not at all; arguments as in ``whole_file``.
-
-    Raises:
-        InputError: If the file cannot be written.
-    """
+    """Write a text file in UTF-8, as ``whole_file`` does."""
     with whole_file(path, what, parents) as temporary:
         # A lone surrogate (from a path that is not UTF-8) is escaped as in JSON.
         temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
@@ -71,19 +68,15 @@ def write_json(
     allow_nan: bool = True,
     parents: bool = True,
 ) -> None:
-    """Write ``value`` as a JSON file in UTF-8, completely or not at all; see ``whole_file``.
+    """Write ``value`` as a JSON file in UTF-8, as ``whole_file`` does.
 
     Args:
-        path: Where the file will be.
-        value: Any value that ``json.dumps`` accepts.
-        what: What the file is, for the message.
-        indent: Spaces per level; None for one line.
-        allow_nan: Write NaN and infinity, which strict JSON parsers reject.
-        parents: Create its folder if it does not exist.
-
-    Raises:
-        InputError: If the file cannot be written.
-        ValueError: For NaN or infinity if not allowed; ``path`` then stays as it was.
+        path: where the file will be.
+        value: any value that ``json.dumps`` accepts.
+        what: what the file is, for the message.
+        indent: spaces per level; None for one line.
+        allow_nan: write NaN and infinity, which strict JSON parsers reject; else ``ValueError``.
+        parents: create its folder if it does not exist.
     """
     text = json.dumps(value, indent=indent, allow_nan=allow_nan, ensure_ascii=False) + "\n"
     write_text(path, text, what, parents)
@@ -143,3 +136,35 @@ def natural_order(path: str | os.PathLike) -> list[int | str]:
     """Return a key that sorts file names by the numbers in them: step-9 before step-10."""
     parts = re.split(r"([0-9]+)", Path(path).name)
     return [int(part) if index % 2 else part for index, part in enumerate(parts)]
+
+
+def open_file(path: str | os.PathLike) -> BufferedReader:
+    """Open a regular file for reading bytes; raise ``InputError`` for anything else that exists."""
+    path = arguments.path("path", path)
+    if path.exists() and not path.is_file():
+        what = "a directory" if path.is_dir() else "a pipe, a device or a socket"
+        raise InputError(f"{path}: expected a regular file, got {what}")
+    return open(path, "rb")
+
+
+def read_text(path: str | os.PathLike) -> str:
+    """Return the text of a file, with line feeds as line ends; ``InputError`` if not UTF-8."""
+    with open_file(path) as file:
+        content = file.read()
+    try:
+        return content.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not UTF-8 text ({error.reason} at {error.start})") from error
+
+
+def read_json(path: str | os.PathLike) -> Any:
+    """Return the value in a JSON file; errors as in ``read_text`` and ``parse_json``."""
+    return parse_json(read_text(path))
+
+
+def parse_json(text: str) -> Any:
+    """Return the value of a JSON text, or raise ``InputError``."""
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise InputError(f"not JSON: {error}") from error

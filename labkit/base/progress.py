@@ -16,18 +16,15 @@ def has_front_end() -> bool:
     a bar stuck at 0 %. A server names its session; a program that executes a notebook, even if it
     was started from such a session, accepts no input for it.
     """
-    return bool(os.environ.get("JPY_SESSION_NAME")) and not _asked_for() and _takes_input()
+    if not os.environ.get("JPY_SESSION_NAME") or _asked_for():
+        return False
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return getattr(getattr(shell, "kernel", None), "_allow_stdin", True)
 
 
 def _asked_for() -> bool:
     return bool(os.environ.get("LABKIT_HEADLESS") or os.environ.get("LABKIT_RUN"))
-
-
-def _takes_input() -> bool:
-    """Return whether the kernel's current request comes from a client that can ask a person."""
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    return getattr(getattr(shell, "kernel", None), "_allow_stdin", True)
 
 
 def is_headless() -> bool:

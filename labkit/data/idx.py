@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from labkit.base import arguments
-from labkit.base.input_files import open_file
+from labkit.base.files import open_file
 from labkit.errors import InputError
 
 # The low byte of the magic number is the number of dimensions; 0x08 stands for unsigned bytes.

@@ -26,7 +26,7 @@ from typing import BinaryIO
 from PIL import Image
 
 from labkit.base import arguments
-from labkit.base.input_files import open_file
+from labkit.base.files import open_file
 from labkit.errors import InputError
 
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")

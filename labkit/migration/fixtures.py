@@ -15,8 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from labkit.base.files import whole_file
-from labkit.base.input_files import open_file, parse_json
+from labkit.base.files import open_file, parse_json, whole_file
 from labkit.errors import InputError, refuse_unknown
 from labkit.migration import synthetic
 from labkit.migration.trace import Trace

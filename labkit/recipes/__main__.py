@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from labkit import runtime
-from labkit.base.command_line import Parser
+from labkit.base.arguments import Parser
 from labkit.errors import InputError, WorkerFailed
 from labkit.ranks import rank_table
 from labkit.ranks.launch import launch, plan

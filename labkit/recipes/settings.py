@@ -14,8 +14,7 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from labkit import nets
 from labkit.base import arguments
-from labkit.base.arguments import wrong
-from labkit.base.values import parse, read_yaml
+from labkit.base.arguments import parse, read_yaml, wrong
 from labkit.errors import InputError, nearest
 from labkit.steps import options as steps
 

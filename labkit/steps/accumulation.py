@@ -46,8 +46,7 @@ class AccumulatedStep(Step):
         optimizer: any ``nn.Optimizer``; called once per update, so its schedules count updates.
         micro_steps: micro-batches per update: an integer >= 1, or a function of the number of
             updates applied so far that returns one.
-        update: update stage; the optimizer alone by default. ``AdasumUpdate`` takes a group of
-            ``micro_steps`` micro-batches from each worker.
+        update: update stage; the optimizer alone by default.
         tail: what ``end_epoch`` does with a partly filled group: ``flush`` applies it with its real
             weight, ``drop`` discards it, ``carry`` keeps its sums in the buffer and restarts the
             count, so that the next epoch's first update includes them too (7 micro-batches for
@@ -80,39 +79,40 @@ class AccumulatedStep(Step):
         given = gradient_options(options, "micro_steps", "update", "tail")
         update = PlainUpdate(optimizer) if update is None else update
         check_micro_steps(micro_steps(0) if callable(micro_steps) else micro_steps)
-        super().__init__(loss_net, optimizer, update, given, weighted=True, has_buffer=True)
-        choice("tail", tail, update.tails)
-        self.micro_steps, self.tail = micro_steps, tail
+        super().__init__(loss_net, optimizer, update, given, has_buffer=True)
+        self.micro_steps, self.tail = micro_steps, choice("tail", tail, update.tails)
         first = self._group_size(0)
-        self.settings |= {
-            "tail": tail,
-            "micro_steps": "a schedule" if callable(micro_steps) else first,
-        }
+        said = "a schedule" if callable(micro_steps) else first
+        self.settings |= {"tail": tail, "micro_steps": said}
         self.drops_group = given.nonfinite == "drop_group"
         self._make_buffer(first)
         self._flush, self._flush_with_extras = _Flush(self, False), _Flush(self, True)
         self._complete()
         if (callable(micro_steps) or first > 1) and trainable_batch_norms(loss_net):
             warn(
-                "the network holds a trainable BatchNorm: it normalises each micro-batch by its "
-                "own statistics and updates its running statistics once per micro-batch, so "
-                "accumulated gradients are not those of the whole batch (GroupNorm has no such "
-                "coupling)",
+                "the network holds a trainable BatchNorm, which normalises each micro-batch by its "
+                "own statistics: accumulated gradients are not those of the whole batch (GroupNorm "
+                "has no such coupling)",
             )
 
     def _make_buffer(self, first: int) -> None:
-        # gradient_sum, loss_sum, weight_sum, images: sums over the group's micro-batches so far.
+        # gradient_sum, loss_sum, weight_sum, images: sums over the group's micro-batches so far,
+        # the first three for each pair of several.
         # micro_step: micro-batches of the group so far, dropped ones too; 0 .. group_size - 1.
         # spoiled: non-finite micro-batches in the group. Right after a group all of them are 0
         # except gradient_sum, which keeps its value and is ignored while weight_sum is 0.
         # extended_sum: gradient_sum, followed by the sums of the update stage's extras.
-        weights = self.optimizer.parameters
-        self.gradient_sum = ParameterTuple(zeros_like(w, "grad_sum", ms.float32) for w in weights)
+        weights, pairs = self.optimizer.parameters, self.gradient.pairs
+        prefixes = ["grad_sum", *(f"grad_sum.pair_{pair}" for pair in range(1, pairs))]
+        self.gradient_sum = ParameterTuple(
+            zeros_like(weight, prefix, ms.float32) for prefix in prefixes for weight in weights
+        )
         extras = [extra for group in self.update.extras or () for extra in group]
         extra_sums = [zeros_like(extra, "grad_sum", ms.float32) for extra in extras]
         self.extended_sum = ParameterTuple((*self.gradient_sum, *extra_sums))
-        self.loss_sum = state("loss_sum", 0.0)
-        self.weight_sum = state("weight_sum", 0.0)
+        self.nothing = 0.0 if pairs == 1 else Tensor(np.zeros(pairs), ms.float32)
+        self.loss_sum = state("loss_sum", np.asarray(self.nothing))
+        self.weight_sum = state("weight_sum", np.asarray(self.nothing))
         self.images = state("images", 0)
         self.micro_step = state("micro_step", 0)
         self.spoiled = state("spoiled", 0)
@@ -120,20 +120,13 @@ class AccumulatedStep(Step):
 
     # --- in compiled graphs --------------------------------------------------------------------
 
-    def construct(self, *batch: Tensor) -> Tensor:
-        return self.micro_batch(False, *batch)
-
     def micro_batch(self, with_extras: bool, *batch: Tensor) -> Tensor:
-        """Gather one micro-batch; arguments as in ``contribution``.
-
-        Returns:
-            Its loss ().
-        """
+        """Add one micro-batch to its group; return its loss ()."""
         # A slice: of a value that is unpacked and not used MindSpore warns at every compilation.
         loss, weight, gradients, finite = self.contribution(with_extras, *batch)[:4]
         if finite:
             sums = self.sums(with_extras)
-            if self.weight_sum > 0:
+            if self.gradient.counts(self.weight_sum):
                 self.map(ops.assign_add, sums, gradients)
             else:
                 self.map(ops.assign, sums, gradients)
@@ -146,13 +139,11 @@ class AccumulatedStep(Step):
         done: object = False
         if self.micro_step >= self.group_size:
             done = self.close_group(with_extras)
-        return ops.depend(loss, done)
+        return ops.depend(self.gradient.added(loss), done)
 
     def sums(self, with_extras: bool) -> ParameterTuple:
         """Return the buffers that hold a group's sums; arguments as in ``contribution``."""
-        if with_extras:
-            return self.extended_sum
-        return self.gradient_sum
+        return self.extended_sum if with_extras else self.gradient_sum
 
     def close_group(self, with_extras: bool) -> object:
         """Apply what the group has gathered, if anything, and clear it."""
@@ -162,11 +153,11 @@ class AccumulatedStep(Step):
             spoiled = self.gradient.over_ranks(ops.depend(self.spoiled, weight))
             weight = ops.select(spoiled > 0, 0.0 * weight, weight)
         done: object = False
-        if weight > 0:
+        if self.gradient.counts(weight):
             total = self.sums(with_extras)
             if self.gradient.ranks > 1:
                 # A rank that has dropped its whole group still holds the previous group's sum.
-                counts = ops.cast(self.weight_sum > 0, ms.float32)
+                counts = ops.cast(self.gradient.counts(self.weight_sum), ms.float32)
                 total = self.map(ops.partial(times, counts), total)
             done = self.apply(total, self.loss_sum, weight, self.images)
         else:
@@ -177,8 +168,8 @@ class AccumulatedStep(Step):
         """Reset the group's sums."""
         # gradient_sum is overwritten by the next group's first gradients. Writing zeros took one
         # more copy of the weights: MindSpore folds the zeros into constants that stay in memory.
-        ops.assign(self.loss_sum, 0.0)
-        ops.assign(self.weight_sum, 0.0)
+        ops.assign(self.loss_sum, self.nothing)
+        ops.assign(self.weight_sum, self.nothing)
         ops.assign(self.images, 0)
         ops.assign(self.micro_step, 0)
         ops.assign(self.spoiled, 0)
@@ -210,9 +201,8 @@ class AccumulatedStep(Step):
         return own | self.update.schedules()
 
     def updates_ahead(self, epochs: Iterable[int]) -> int:
-        updates, done = 0, integer_of(self.updates)
+        updates, done, size = 0, integer_of(self.updates), integer_of(self.group_size)
         turn, counted = self.update.turns_taken(), integer_of(self.micro_step)
-        size = integer_of(self.group_size)
         for left in epochs:
             while left > 0:
                 taken = min(size - counted, left)
@@ -242,9 +232,8 @@ class AccumulatedStep(Step):
         self.update.end_epoch(self)
 
     def _forget_group(self) -> None:
-        for parameter in (self.weight_sum, self.loss_sum, self.images, self.micro_step):
-            set_state(parameter, 0)
-        set_state(self.spoiled, 0)
+        for number in (self.weight_sum, self.loss_sum, self.images, self.micro_step, self.spoiled):
+            set_state(number, np.zeros(number.shape))
         self.update.reset()
 
 

@@ -2,14 +2,9 @@
 
 ``all_reduce_fusion_config=(85, 160)``, with the name and numbers of MindSpore's
 ``set_auto_parallel_context``, lists the indices, from 0, of the last gradient of each message;
-gradients after the last index form one more message. ResNet-50's 161 gradients are split into
-0 .. 85 and 86 .. 160; 162 gradients would be split into three messages.
-
-MindSpore fuses the AllReduce of its own ``DistributedGradReducer`` and reads the indices when it
-compiles it; labkit's steps sum over ranks themselves, and therefore fuse themselves. On two ranks a
-fused sum equals that of single gradients bit for bit; on more, the order in which an AllReduce
-adds, and so the rounding, may depend on the position of a number in its message. While a message
-is being sent, its gradients are in memory twice.
+gradients after the last index form one more: ResNet-50's 161 are split into 0 .. 85 and 86 .. 160.
+On two ranks a fused sum equals that of single gradients bit for bit; on more, rounding may depend
+on the position of a number in its message. A message being sent has its gradients in memory twice.
 """
 
 from collections.abc import Callable
@@ -23,11 +18,8 @@ def message_ends(indices: tuple[int, ...], count: int) -> tuple[int, ...]:
     """Return, for each message, the index after its last gradient; the last one is ``count``.
 
     Args:
-        indices: index of the last gradient of each message, checked by ``GradientOptions``.
+        indices: index of the last gradient of each message, < ``count``.
         count: number of gradients, one for each trained Parameter.
-
-    Raises:
-        InputError: if an index is not below ``count``.
     """
     if indices[-1] >= count:
         raise InputError(

@@ -7,6 +7,10 @@ For micro-batches i = 1 .. k with mean losses L_i and weights w_i, over all rank
 
 The order is fixed: scale the loss, differentiate, unscale (exactly once, into float32), check for
 non-finite values, accumulate, sum over ranks, divide, clip.
+
+Several pairs are several means, each over its own: a loss net that returns ((L, w), (M, v)) and has
+the attribute ``pairs = 2`` gets g = sum w_i grad L_i / sum w_i + sum v_i grad M_i / sum v_i. Each
+pair is differentiated and summed by itself.
 """
 
 from collections.abc import Sequence
@@ -22,7 +26,7 @@ from labkit.steps.labels import INTEGERS
 from labkit.steps.options import LARGEST_SCALE, DynamicLossScale, GradientOptions
 from labkit.steps.precision import refuse_float16, use_float16
 from labkit.steps.state import set_state as set_state
-from labkit.steps.state import state
+from labkit.steps.state import state, trainable_batch_norms
 
 _NO_WEIGHT = (
     "loss_net returns a loss alone, and its mean over micro-batches or ranks needs the number that "
@@ -30,15 +34,16 @@ _NO_WEIGHT = (
     "of your own over the rows of a batch: LossNet(network, fn, per='rows')"
 )
 _SEVERAL_PAIRS = (
-    "loss_net returns several (loss, weight) pairs, which only PlainStep on one process adds: "
-    "expected one pair with micro-batches or ranks"
+    "loss_net returns {} (loss, weight) pairs, and its attribute ``pairs`` says {}: expected the "
+    "same, as in self.pairs = 2, since micro-batches and ranks are summed for each pair"
 )
+_LEAST = 1e-30  # of a weight that is divided by: where nothing counts, sums and weight are 0
 
 
 @constexpr
-def refuse(text: str) -> None:
+def refuse(text: str, *values: object) -> None:
     """Raise ``InputError`` while a graph is compiled."""
-    raise InputError(text)
+    raise InputError(text.format(*values))
 
 
 class GradientStage(nn.Cell):
@@ -46,16 +51,16 @@ class GradientStage(nn.Cell):
 
     Args:
         loss_net: Cell that maps a batch, labels last, to (mean loss, weight): a ``LossNet``, a
-            ``TokenLossNet``, or one of your own. One that returns the loss alone, or several
-            (loss, weight) pairs, whose losses are added, goes with ``weighted=False`` on one rank.
+            ``TokenLossNet``, or one of your own; or to several such pairs, see above. With
+            ``weighted=False`` on one rank it may also return a loss alone.
         parameters: the Parameters to differentiate with respect to, in this order.
         options: ``GradientOptions``.
         weighted: False only if one micro-batch on one rank is the whole update.
         extras: None, or two tuples of Parameters for which taps in the network define "gradients"
-            of their own, for ``contribution_with_extras``: in the first, sums over rows of
-            quantities that do not depend on the loss; in the second, of squares of the loss's
-            derivative, which a tap first divides by ``loss_scale``. Both become means over rows,
-            for the loss of a single row, and are averaged like gradients.
+            of their own: in the first, sums over rows of quantities that do not depend on the loss;
+            in the second, of squares of the loss's derivative, which a tap first divides by
+            ``loss_scale``. Both become means over rows, for the loss of a single row, and are
+            averaged like gradients.
 
     Raises:
         InputError: if a layer's gradient is sparse, since rows cannot be averaged like tensors, or
@@ -72,18 +77,39 @@ class GradientStage(nn.Cell):
         extras: tuple[Sequence[Parameter], Sequence[Parameter]] | None = None,
     ):
         super().__init__(auto_prefix=False)
-        self._set_ranks(options.rank_group)
+        self.ranks: int = 1
+        self.all_reduce: ops.AllReduce | None = None
+        if GlobalComm.INITED and options.rank_group != "":
+            group = options.rank_group or GlobalComm.WORLD_COMM_GROUP
+            self.ranks = get_group_size(group)
+            self.all_reduce = ops.AllReduce(group=group) if self.ranks > 1 else None
         self.mean = options.reduction == "mean"
         self.weighted = weighted or self.ranks > 1
+        self.pairs = int(getattr(loss_net, "pairs", 1)) if self.weighted else 1
         self.checked = options.nonfinite != "propagate"
         self.clip_norm = None if options.clip_norm is None else float(options.clip_norm)
         half = options.precision != "O0" or any(p.dtype == ms.float16 for p in parameters)
-        self._set_loss_scale(options.loss_scale, half)
+        scale = options.loss_scale
+        self.dynamic = isinstance(scale, DynamicLossScale)
+        # Also if float16 is differentiated at scale 1: the weight must come later, see below.
+        self.scaled = self.dynamic or half or scale != 1
+        if isinstance(scale, DynamicLossScale):
+            self.loss_scale = state("loss_scale", float(scale.initial))
+            # finite_run: finite micro-batches since the scale last changed.
+            self.finite_run = state("finite_run", 0)
+            self.growth, self.interval = float(scale.factor), int(scale.interval)
+        elif self.scaled:
+            self.loss_scale = state("loss_scale", float(scale))
         if options.precision == "O0":
             refuse_float16(loss_net)
         else:
             use_float16(loss_net, options.precision)
         _refuse_sparse(loss_net)
+        if self.pairs > 1 and trainable_batch_norms(loss_net):
+            raise InputError(
+                "several (loss, weight) pairs: expected a network without trainable BatchNorm, "
+                "whose running statistics each pair's pass would move"
+            )
         self.loss_net = loss_net.set_grad()
         # In a row whose label is ignored there is no loss: the mean is not one over rows.
         counts_labels = getattr(loss_net, "over", None) == "labels"
@@ -91,44 +117,53 @@ class GradientStage(nn.Cell):
         self.value_and_grad = ops.value_and_grad(self._scaled, None, parameters, has_aux=True)
         self.count = len(parameters)
         indices = options.all_reduce_fusion_config
-        self.message_ends = () if indices is None else message_ends(tuple(indices), self.count)
-        if extras is not None:
-            self._add_extras(parameters, *extras)
+        ends = () if indices is None else message_ends(tuple(indices), self.pairs * self.count)
+        self.message_ends = ends
         self.map = ops.HyperMap()
-
-    def _set_ranks(self, rank_group: str | None) -> None:
-        self.ranks: int = 1
-        self.all_reduce: ops.AllReduce | None = None
-        if GlobalComm.INITED and rank_group != "":
-            group = rank_group or GlobalComm.WORLD_COMM_GROUP
-            self.ranks = get_group_size(group)
-            self.all_reduce = ops.AllReduce(group=group) if self.ranks > 1 else None
-
-    def _add_extras(self, parameters: Sequence, constant: Sequence, quadratic: Sequence) -> None:
-        if getattr(self.loss_net, "over", None) == "tokens":
+        if extras is None:
+            return
+        if getattr(loss_net, "over", None) == "tokens" or self.pairs > 1:
+            got = "several pairs" if self.pairs > 1 else "a TokenLossNet"
             raise InputError(
                 "an update stage that looks at single rows (THOR's factors): expected a mean over "
-                "rows, got a TokenLossNet"
+                f"rows, got {got}"
             )
-        everything = ParameterTuple((*parameters, *constant, *quadratic))
-        self.constant_end = self.count + len(constant)
+        everything = ParameterTuple((*parameters, *extras[0], *extras[1]))
+        self.constant_end = self.count + len(extras[0])
         self.value_and_extras = ops.value_and_grad(self._scaled, None, everything, has_aux=True)
 
-    def _set_loss_scale(self, loss_scale: float | DynamicLossScale, half: bool) -> None:
-        self.dynamic = isinstance(loss_scale, DynamicLossScale)
-        # Also if float16 is differentiated at scale 1: the weight must come later, see below.
-        self.scaled = self.dynamic or half or loss_scale != 1
-        if isinstance(loss_scale, DynamicLossScale):
-            self.loss_scale = state("loss_scale", float(loss_scale.initial))
-            # finite_run: finite micro-batches since the scale last changed.
-            self.finite_run = state("finite_run", 0)
-            self.growth, self.interval = float(loss_scale.factor), int(loss_scale.interval)
-        elif self.scaled:
-            self.loss_scale = state("loss_scale", float(loss_scale))
+    # --- one micro-batch -----------------------------------------------------------------------
 
-    def _scaled(self, *batch: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return (the value to differentiate, L_i, w_i)."""
+    def objective(self, *batch: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what ``loss_net`` returns, float32 () or (pairs,), or refuse it when compiled."""
+        result = self.loss_net(*batch)
+        if not isinstance(result, tuple):
+            if self.weighted:
+                refuse(_NO_WEIGHT)
+            result = (result, 1.0)
+        pairs = result if isinstance(result[0], tuple) else (result,)
+        if self.weighted and len(pairs) != self.pairs:
+            refuse(_SEVERAL_PAIRS, len(pairs), self.pairs)
+        losses: tuple = ()
+        weights: tuple = ()
+        for loss, weight in pairs:
+            loss, weight = _float32(loss), _float32(weight)
+            if loss.ndim != 0 or weight.ndim != 0:
+                refuse("loss_net: expected a scalar loss and a scalar weight, got other shapes")
+            if not self.mean:
+                weight = ops.cast(weight > 0, ms.float32)
+            losses, weights = (*losses, loss), (*weights, weight)
+        if len(pairs) == 1:
+            return losses[0], weights[0]
+        if self.weighted:
+            return ops.stack(losses), ops.stack(weights)
+        return ops.addn(losses), ops.cast(1.0, ms.float32)
+
+    def _scaled(self, pair: int, *batch: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return (the value to differentiate, L_i, w_i) of one pair."""
         loss, weight = self.objective(*batch)
+        if self.pairs > 1:
+            loss, weight = loss[pair], weight[pair]
         if self.scaled:
             # Weighted later, in float32: a factor of 32 would cost float16 five of 30 binades.
             return loss * self.loss_scale, loss, weight
@@ -136,43 +171,28 @@ class GradientStage(nn.Cell):
             return loss * weight, loss, weight
         return loss, loss, weight
 
-    def objective(self, *batch: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what ``loss_net`` returns, float32, or refuse it when it is compiled."""
-        result = self.loss_net(*batch)
-        weight = ops.cast(1.0, ms.float32)
-        if isinstance(result, tuple):
-            if isinstance(result[0], tuple):
-                if self.weighted:
-                    refuse(_SEVERAL_PAIRS)
-                loss = ops.cast(result[0][0], ms.float32)
-                for pair in result[1:]:
-                    loss = loss + ops.cast(pair[0], ms.float32)
-            else:
-                loss, weight = result[0], ops.cast(result[1], ms.float32)
-        else:
-            if self.weighted:
-                refuse(_NO_WEIGHT)
-            loss = result
-        if loss.ndim != 0 or weight.ndim != 0:
-            refuse("loss_net: expected a scalar loss and a scalar weight, got other shapes")
-        if not self.mean:
-            weight = ops.cast(weight > 0, ms.float32)
-        return ops.cast(loss, ms.float32), weight
-
     def contribution(self, *batch: Tensor) -> tuple:
         """Return (L_i, w_i, gradients, finite, squares) of one micro-batch.
 
         The gradients are w_i grad L_i (grad L_i if not ``weighted``), unscaled, float32, shaped as
         the parameters. ``squares`` is the sum of their squares, ``finite`` whether that sum and the
-        loss are finite; without a check they are None and True.
+        loss are finite; without a check they are None and True. Of several pairs, L_i and w_i are
+        (pairs,), and the gradients follow each other pair by pair.
 
-        The squares of finite gradients overflow from 1.8e19 on: such a micro-batch counts as
-        non-finite, because its norm is. In return the check is free where that norm is needed
-        anyway; an IsFinite and a sum over each gradient took 5 % of a ResNet-50 step (64x64,
-        batch 32).
+        The squares of gradients overflow from 1.8e19 on: such a micro-batch counts as non-finite.
+        In return the check is free where the norm is needed anyway; an IsFinite and a sum over each
+        gradient took 5 % of a ResNet-50 step (64x64, batch 32).
         """
-        (_, loss, weight), gradients = self.value_and_grad(*batch)
+        (_, loss, weight), gradients = self.value_and_grad(0, *batch)
         gradients = self._unscaled(gradients, weight)
+        if self.pairs > 1:
+            losses: tuple = (loss,)
+            weights: tuple = (weight,)
+            for pair in range(1, self.pairs):
+                (_, loss, weight), more = self.value_and_grad(pair, *batch)
+                losses, weights = (*losses, loss), (*weights, weight)
+                gradients += self._unscaled(more, weight)
+            loss, weight = ops.stack(losses), ops.stack(weights)
         return loss, weight, gradients, *self._checked(loss, gradients)
 
     def contribution_with_extras(self, *batch: Tensor) -> tuple:
@@ -180,7 +200,7 @@ class GradientStage(nn.Cell):
 
         ``finite`` does not cover the extras.
         """
-        (_, loss, weight), gradients = self.value_and_extras(*batch)
+        (_, loss, weight), gradients = self.value_and_extras(0, *batch)
         labels = batch[-1]
         rows = ops.cast(labels.shape[0], ms.float32)
         counted = rows
@@ -191,9 +211,8 @@ class GradientStage(nn.Cell):
         # not scaled, the weight was part of what was differentiated, and is in a square twice.
         divisor, factor = rows, counted
         if self.weighted:
-            # A batch in which nothing counts has weight 0, and its sums are 0.
-            divisor = rows / ops.maximum(weight, 1e-30)
-            factor = counted * weight if self.scaled else counted / ops.maximum(weight, 1e-30)
+            divisor = rows / ops.maximum(weight, _LEAST)
+            factor = counted * weight if self.scaled else counted / ops.maximum(weight, _LEAST)
         constant = gradients[self.count : self.constant_end]
         quadratic = gradients[self.constant_end :]
         constant = self.map(ops.partial(_divided, divisor), constant)
@@ -202,16 +221,6 @@ class GradientStage(nn.Cell):
         finite, squares = self._checked(loss, gradients)
         return loss, weight, gradients + constant + quadratic, finite, squares
 
-    def _checked(self, loss: Tensor, gradients: tuple) -> tuple:
-        """Return (whether loss and gradients are finite, the sum of the gradients' squares)."""
-        if not self.checked:
-            return True, None
-        squares = self._squares(gradients)
-        return ops.logical_and(ops.isfinite(squares), ops.isfinite(loss)), squares
-
-    def _squares(self, gradients: tuple) -> Tensor:
-        return ops.addn(self.map(_squared_norm, gradients))
-
     def _unscaled(self, gradients: tuple, weight: Tensor) -> tuple:
         if not self.scaled:
             return self.map(_float32, gradients)
@@ -219,6 +228,24 @@ class GradientStage(nn.Cell):
         if self.weighted:
             factor = weight * factor
         return self.map(ops.partial(times, factor), gradients)
+
+    def _checked(self, loss: Tensor, gradients: tuple) -> tuple:
+        """Return (whether loss and gradients are finite, the sum of the gradients' squares)."""
+        if not self.checked:
+            return True, None
+        squares = self._squares(gradients)
+        return ops.logical_and(ops.isfinite(squares), ops.isfinite(self.added(loss))), squares
+
+    def _squares(self, gradients: tuple) -> Tensor:
+        return ops.addn(self.map(_squared_norm, gradients))
+
+    def added(self, loss: Tensor) -> Tensor:
+        """Return the loss () of a micro-batch: the sum over its pairs."""
+        return ops.reduce_sum(loss) if self.pairs > 1 else loss
+
+    def counts(self, weight: Tensor) -> Tensor:
+        """Return whether anything counts in a weight, () or (pairs,)."""
+        return (ops.reduce_max(weight) if self.pairs > 1 else weight) > 0
 
     def adjust_loss_scale(self, finite: Tensor) -> bool:
         """Shrink or grow a dynamic loss scale after a micro-batch."""
@@ -234,6 +261,8 @@ class GradientStage(nn.Cell):
                 ops.assign(self.finite_run, 0)
         return True
 
+    # --- over ranks ----------------------------------------------------------------------------
+
     def over_ranks(self, value: Tensor) -> Tensor:
         """Return the sum of a float32 or int32 tensor over all ranks."""
         if self.all_reduce is None:
@@ -242,10 +271,7 @@ class GradientStage(nn.Cell):
         return ops.cast(self.all_reduce(ops.cast(value, ms.float32)), value.dtype)
 
     def all_over_ranks(self, values: tuple, gradients: tuple, extras: tuple) -> tuple:
-        """Return the three tuples' sums over all ranks, float32, one after the other.
-
-        The gradients are summed in fused messages if the options say so.
-        """
+        """Return the three tuples' sums over all ranks, the gradients' in fused messages, if so."""
         if self.all_reduce is None:
             return values + gradients + extras
         if not self.message_ends:
@@ -253,15 +279,28 @@ class GradientStage(nn.Cell):
         messages = joined(gradients, self.message_ends)
         sums = summed_in_order(self.all_reduce, values + messages + extras)
         first, last = len(values), len(values) + len(messages)
-        return (
-            sums[:first] + separated(sums[first:last], gradients, self.message_ends) + sums[last:]
-        )
+        parts = separated(sums[first:last], gradients, self.message_ends)
+        return sums[:first] + parts + sums[last:]
 
     def on_all_ranks(self, finite: Tensor) -> Tensor:
         """Return whether ``finite`` holds on every rank; the answer is the same on all of them."""
         if self.all_reduce is None:
             return finite
         return self.all_reduce(ops.cast(finite, ms.float32)) > self.ranks - 0.5
+
+    # --- the mean ------------------------------------------------------------------------------
+
+    def sum_of_means(self, total: tuple, loss_sum: Tensor, weight: Tensor) -> tuple:
+        """Return ``total`` and ``loss_sum`` of several pairs as those of one of weight 1."""
+        divisor = ops.maximum(weight, _LEAST)
+        gradients: tuple = ()
+        for place in range(self.count):
+            gradient = 0.0
+            for pair in range(self.pairs):
+                part = total[pair * self.count + place]
+                gradient = gradient + (part / divisor[pair] if self.mean else part)
+            gradients += (gradient,)
+        return gradients, ops.reduce_sum(loss_sum / divisor), ops.cast(1.0, ms.float32)
 
     def finish(self, total: tuple, weight: Tensor, squares: Tensor | None = None) -> tuple:
         """Return (mean gradients, clipped; their global norm () before clipping), float32.
@@ -270,9 +309,17 @@ class GradientStage(nn.Cell):
             total: sum of w_i grad L_i over micro-batches and ranks.
             weight: sum of w_i (), likewise, > 0.
             squares: sum of the squares of ``total`` (), if known.
+
+        Hazard: the output of AllReduce must be divided, never multiplied. MindSpore rewrites
+        AllReduce(g) * y + z as AllReduce(g + z) * y (its pass adjust_all_reduce_mul_add): with
+        y = 1 / rows the weight decay was a tenth of what it should be with 10 rows on each rank.
         """
         if self.all_reduce is not None:
-            return self._divide(total, weight)
+            divisor = weight if self.mean else ops.cast(self.ranks, ms.float32)
+            norm = ops.sqrt(self._squares(total)) / divisor
+            if self.clip_norm is not None:
+                divisor = divisor * (ops.maximum(norm, self.clip_norm) / self.clip_norm)
+            return self.map(ops.partial(_divided, divisor), total), norm
         norm = ops.sqrt(self._squares(total) if squares is None else squares)
         scale = ops.cast(1.0, ms.float32)
         if self.weighted:
@@ -290,22 +337,6 @@ class GradientStage(nn.Cell):
         if not self.weighted:
             return total
         return self.map(ops.partial(_divided, weight), total)
-
-    def _divide(self, total: tuple, weight: Tensor) -> tuple:
-        """``finish`` on several ranks.
-
-        Hazard: the output of AllReduce must be divided, never multiplied. MindSpore takes
-        AllReduce(g) * y + z for g / ranks + decay * w (its pass adjust_all_reduce_mul_add) and
-        rewrites it as AllReduce(g + z) * y: with y = 1 / rows the weight decay was that of one row,
-        a tenth of what it should be with 10 rows on each of two ranks.
-        """
-        divisor = weight
-        if not self.mean:
-            divisor = ops.cast(self.ranks, ms.float32)
-        norm = ops.sqrt(self._squares(total)) / divisor
-        if self.clip_norm is not None:
-            divisor = divisor * (ops.maximum(norm, self.clip_norm) / self.clip_norm)
-        return self.map(ops.partial(_divided, divisor), total), norm
 
 
 def _float32(gradient: Tensor) -> Tensor:
@@ -330,11 +361,9 @@ def _squared_norm(gradient: Tensor) -> Tensor:
 
 
 def _refuse_sparse(loss_net: nn.Cell) -> None:
-    """Refuse a lookup whose gradient is the rows it has read, not a tensor of the table's shape.
+    """Refuse a lookup whose gradient is the rows it has read: dense, LazyAdam trains otherwise.
 
-    Made dense, it would train, but not as ``nn.LazyAdam`` and similar optimizers do: they leave the
-    moments of all other rows unchanged. Even if not trained, it hides the types of all other
-    gradients from MindSpore.
+    Even if its table is not trained, it hides the types of all other gradients from MindSpore.
     """
     for path, cell in loss_net.cells_and_names():
         names = {primitive.name for primitive in cell._primitives.values()}

@@ -1,12 +1,12 @@
 """Class labels: each is known (0 <= label < V), ignored, or refused by an error that names it.
 
-No exception can leave a compiled graph: those of a step's first batch and of ``evaluate`` are
-checked on the host; in any other batch a label that is neither makes the loss NaN.
+No exception can leave a compiled graph: a step's first batch and those of ``evaluate`` are checked
+on the host; in any other batch a label that is neither makes the loss NaN.
 """
 
 import mindspore as ms
 import numpy as np
-from mindspore import Tensor, ops
+from mindspore import Tensor, nn, ops
 
 from labkit.base.arguments import integer
 from labkit.errors import InputError
@@ -19,19 +19,47 @@ INTEGERS = (
 )
 
 
+def check_batch(loss_net: nn.Cell, batch: tuple) -> None:
+    """Refuse what is not flat tensors, features of float64, and columns in another order."""
+    if len(batch) < 2 or not all(isinstance(part, Tensor) for part in batch):
+        kinds = ", ".join(type(part).__name__ for part in batch) or "nothing"
+        raise InputError(f"the batch: expected Tensors, inputs first and labels last, got {kinds}")
+    first, labels = batch[0], batch[-1]
+    if not labels.ndim or not labels.shape[0]:
+        raise InputError(f"the labels: expected at least one row, got shape {labels.shape}")
+    for number, part in enumerate(batch[:-1]):
+        if part.dtype == ms.float64:
+            raise InputError(
+                f"the batch's tensor {number} is float64, NumPy's default: expected float32, by "
+                ".astype(np.float32)"
+            )
+    swapped = first.dtype in INTEGERS and first.ndim == 1 and labels.dtype not in INTEGERS
+    if swapped and labels.ndim > 1 and getattr(loss_net, "class_axis", None) is not None:
+        raise InputError(
+            f"the batch begins with integers {first.shape} and ends with {labels.dtype} "
+            f"{labels.shape}: expected inputs first and labels last; are the columns swapped?"
+        )
+
+
+def check_labels_of(loss_net: nn.Cell, batch: tuple) -> None:
+    """Refuse a label that is neither a class nor ignored, once the number of classes is known."""
+    of_classes = hasattr(loss_net, "classes") and getattr(loss_net, "class_axis", -1) is not None
+    if of_classes and batch[-1].dtype in INTEGERS:
+        check_labels(batch[-1].asnumpy(), loss_net.classes, loss_net.ignore_index)
+
+
 def check_labels(
     labels: np.ndarray, classes: int | None = None, ignore_index: int | None = IGNORE_INDEX
 ) -> None:
-    """Check that every label is known or ignored.
+    """Refuse labels that are neither known nor ignored, and name the first one's place.
 
     Args:
         labels: array of any shape, of an integer type.
-        classes: V, the number of classes; None if it is unknown: then labels must only not be
-            negative.
+        classes: V; None if it is unknown: then labels must only not be negative.
         ignore_index: label that is ignored, or None if every label counts.
 
     Raises:
-        InputError: if they are not integers, or one is neither; its place is named.
+        InputError: if they are not integers, or one is neither.
     """
     labels = np.asarray(labels)
     if labels.dtype.kind not in "iu":

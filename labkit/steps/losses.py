@@ -23,7 +23,6 @@ from labkit.steps.labels import (
 )
 from labkit.steps.options import CONVENTIONS as CONVENTIONS
 
-_REDUCTIONS = ("mean", "sum", "none")
 # Called with logits and labels alone, they equal nn.CrossEntropyLoss() and nn.NLLLoss().
 FUNCTIONS = (ops.cross_entropy, ops.nll_loss)
 # Means over the labels that are not ignored, of logits with the classes in axis 1.
@@ -37,7 +36,22 @@ _CLASSES: dict[int, int] = {}
 _KEYS = itertools.count()
 
 
-class LossNet(nn.Cell):
+class _OfClasses(nn.Cell):
+    """A network and a loss that knows its number of classes once it is compiled."""
+
+    def __init__(self, network: nn.Cell) -> None:
+        super().__init__(auto_prefix=False)
+        if not isinstance(network, nn.Cell) or isinstance(network, nn.LossBase):
+            raise wrong("network", network, "a Cell that is not a loss")
+        self.network, self.key = network, next(_KEYS)
+
+    @property
+    def classes(self) -> int | None:
+        """How many classes the labels of a compiled graph have; None if they are no classes."""
+        return _CLASSES.get(self.key)
+
+
+class LossNet(_OfClasses):
     """A network and a loss function as one cell: ``loss_net(*inputs, labels)`` -> (loss, weight).
 
     The loss is a mean, and the weight says over how much, both float32 (), so that micro-batches
@@ -57,37 +71,34 @@ class LossNet(nn.Cell):
             Without it such a loss is returned alone, which only ``PlainStep`` on one process takes.
 
     Raises:
-        InputError: if ``network`` is not a Cell or is a loss, ``loss_fn`` is not callable or has
-            reduction "none", or ``per`` is anything else; at compilation, if the labels of a loss
-            over elements have another shape than the outputs, which would broadcast.
+        InputError: if an argument is anything else, or the loss has reduction "none"; at
+            compilation, if the labels of a loss over elements have another shape than the outputs,
+            which would broadcast.
 
     A label of no class makes the loss NaN. A loss that is the mean of micro-batches' means, or has
     no rows, is a Cell of your own that returns ``(loss, 1)``.
     """
 
     def __init__(self, network: nn.Cell, loss_fn: Callable, *, per: str | None = None):
-        super().__init__(auto_prefix=False)
-        _check_network(network)
+        super().__init__(network)
         if not callable(loss_fn):
             raise wrong("loss_fn", loss_fn, "a function or Cell of (outputs, labels)")
         if per is not None:
             choice("per", per, ("rows",))
         reduction = _reduction(loss_fn)
+        name = getattr(loss_fn, "__name__", type(loss_fn).__name__)
         if reduction == "none":
-            raise InputError(f"reduction of {_name(loss_fn)}: expected 'mean' or 'sum', got 'none'")
-        self.network, self.loss_fn = network, loss_fn
+            raise wrong(f"reduction of {name}", reduction, "'mean' or 'sum'")
+        self.loss_fn, self.loss_name = loss_fn, name
         self.is_sum = reduction == "sum"
-        self.over = per or (mean_over(loss_fn) if reduction == "mean" else None)
-        self.class_axis = class_axis(loss_fn)
-        self.same_shape = is_exactly(loss_fn, *OVER_ELEMENTS)
-        self.loss_name = _name(loss_fn)
+        over, self.class_axis = traits(loss_fn)
+        self.over = per or (over if reduction == "mean" else None)
+        self.same_shape = over == "elements"
         self.checks_labels = is_exactly(loss_fn, CrossEntropySmooth)
-        self.ignore_index = getattr(loss_fn, "ignore_index", None)
-        if loss_fn in FUNCTIONS:
-            self.ignore_index = IGNORE_INDEX
+        ignore_index = IGNORE_INDEX if loss_fn in FUNCTIONS else None
+        self.ignore_index = getattr(loss_fn, "ignore_index", ignore_index)
         # MindSpore's mean is 0 / 0 where no label counts: the loss of this label replaces it.
-        over_classes = loss_fn in FUNCTIONS or is_exactly(loss_fn, *OVER_CLASSES)
-        self.may_be_undefined = over_classes and reduction == "mean"
+        self.may_be_undefined = self.class_axis == 1 and reduction == "mean"
         self.stand_in = int(self.ignore_index == 0)
         self.class_weights = None
         weights = getattr(loss_fn, "weight", None) if self.may_be_undefined else None
@@ -96,12 +107,6 @@ class LossNet(nn.Cell):
             self.class_weights = Tensor(values)
             counted = [-1.0 if i == self.ignore_index else w for i, w in enumerate(values)]
             self.stand_in = int(np.argmax(counted))
-        self.key = next(_KEYS)
-
-    @property
-    def classes(self) -> int | None:
-        """How many classes the labels of a compiled graph have; None if they are no classes."""
-        return _CLASSES.get(self.key)
 
     def construct(self, *batch: Tensor) -> tuple[Tensor, Tensor] | Tensor:
         return self.of_outputs(self.network(*batch[:-1]), batch[-1])
@@ -143,8 +148,7 @@ class LossNet(nn.Cell):
             return self.counted(labels)
         if self.over == "elements":
             return ops.cast(ops.size(labels), ms.float32)
-        if self.over == "labels" and labels.ndim > 1:
-            # Targets (B, V, ...), of the type of the logits.
+        if self.over == "labels" and labels.ndim > 1:  # targets (B, V, ...)
             return ops.cast(ops.size(labels), ms.float32) / labels.shape[1]
         return ops.cast(labels.shape[0], ms.float32)
 
@@ -158,7 +162,7 @@ class LossNet(nn.Cell):
         return ops.reduce_sum(counts)
 
 
-class TokenLossNet(nn.Cell):
+class TokenLossNet(_OfClasses):
     """Cross entropy over the labels that count: (mean loss, token count), both float32 ().
 
     Args:
@@ -167,29 +171,18 @@ class TokenLossNet(nn.Cell):
         ignore_index: label of positions that are ignored (padding).
 
     Raises:
-        InputError: if ``network`` is not a Cell or is a loss, or ``ignore_index`` is not an integer
-            that fits in int32; at compilation, if the labels do not fit the logits.
+        InputError: if an argument cannot be used; at compilation, if labels do not fit logits.
         TypeError: at compilation, if the labels are not integers.
 
     Called as ``loss_net(*inputs, labels)`` with integer labels (B, T), each 0 .. V - 1 or
-    ``ignore_index``; any other label makes the loss NaN.
-
-    A step weights its micro-batches by their token counts: the same number of sequences can hold
-    different numbers of tokens, so the mean of their means is not the mean over tokens.
+    ``ignore_index``; any other label makes the loss NaN. The same number of sequences can hold
+    different numbers of tokens: the mean of micro-batches' means is not the mean over tokens.
     """
 
     def __init__(self, network: nn.Cell, ignore_index: int = IGNORE_INDEX):
-        super().__init__(auto_prefix=False)
-        _check_network(network)
-        self.network = network
+        super().__init__(network)
         self.ignore_index = check_ignore_index(ignore_index)
         self.over = "tokens"
-        self.key = next(_KEYS)
-
-    @property
-    def classes(self) -> int | None:
-        """V, the number of classes; None before the first compilation."""
-        return _CLASSES.get(self.key)
 
     def construct(self, *batch: Tensor) -> tuple[Tensor, Tensor]:
         logits, labels = ops.cast(self.network(*batch[:-1]), ms.float32), batch[-1]
@@ -240,14 +233,13 @@ class CrossEntropySmooth(nn.LossBase):
         convention="pytorch":    on = 1 - s + s / C,  off = s / C
 
     ``mindspore`` is that of the source documents (r1.6 sample code), ``pytorch`` that of
-    torch.nn.CrossEntropyLoss(label_smoothing=s), which smooths less: its s corresponds to
-    s (C - 1) / C in the other convention, to 0.09 for s = 0.1 and 10 classes.
+    torch.nn.CrossEntropyLoss(label_smoothing=s): s (C - 1) / C in the other convention.
 
     Args:
         sparse: True: integer labels (B,), each 0 .. C - 1 or ``ignore_index``; False: targets
             (B, C) whose rows sum to 1, used as they are (so smooth_factor must be 0).
-        reduction: ``mean`` (0 if there is nothing to average) or ``sum`` over the losses of the
-            labels that are not ignored; or ``none``: all B losses, 0 for ignored labels.
+        reduction: ``mean`` (0 where no label counts) or ``sum`` over the labels that are not
+            ignored; or ``none``: all B losses, 0 for ignored labels.
         smooth_factor: s, 0 .. 1.
         num_classes: C, the width of the logits.
         convention: ``mindspore`` or ``pytorch``.
@@ -257,9 +249,8 @@ class CrossEntropySmooth(nn.LossBase):
         InputError: if an argument has any other value.
         ValueError: at compilation, if the shapes of logits and labels do not match.
 
-    Logits (B, C) are converted to float32. Any other label makes the loss and its gradients
-    NaN: MindSpore's one_hot would give ``off`` for every class, so that without smoothing such a
-    row would add nothing to the loss.
+    Logits (B, C) are converted to float32. Any other label makes the loss and its gradients NaN;
+    without smoothing, MindSpore's one_hot would let such a row add nothing to the loss.
     """
 
     def __init__(
@@ -272,17 +263,15 @@ class CrossEntropySmooth(nn.LossBase):
         convention: str = "mindspore",
         ignore_index: int = IGNORE_INDEX,
     ):
-        choice("reduction", reduction, _REDUCTIONS)
+        choice("reduction", reduction, ("mean", "sum", "none"))
         choice("convention", convention, CONVENTIONS)
         super().__init__(reduction)
         self.sparse = flag("sparse", sparse)
         self.num_classes = integer("num_classes", num_classes, 2)
         smooth = number("smooth_factor", smooth_factor, at_least=0, at_most=1)
         if smooth and not sparse:
-            raise InputError(
-                f"smooth_factor is {smooth_factor} and sparse False: targets are used as they are; "
-                "expected smooth_factor=0, or labels with sparse=True"
-            )
+            expected = "0 with sparse=False, which uses targets as they are"
+            raise wrong("smooth_factor", smooth_factor, expected)
         self.ignore_index = check_ignore_index(ignore_index)
         others = self.num_classes - 1
         if convention == "pytorch":
@@ -297,19 +286,18 @@ class CrossEntropySmooth(nn.LossBase):
                 f"the logits have shape {logits.shape}; expected (B, {self.num_classes}), "
                 "num_classes of the loss"
             )
-        logits = ops.cast(logits, ms.float32)
-        if not self.sparse:
-            if labels.shape != logits.shape:
-                raise ValueError(
-                    f"the targets have shape {labels.shape}, the logits {logits.shape}; expected "
-                    "the same with sparse=False"
-                )
-            return self.get_loss(self.ce(logits, ops.cast(labels, ms.float32)))
-        if labels.ndim != 1 or labels.shape[0] != logits.shape[0]:
+        if self.sparse:
+            fits = labels.ndim == 1 and labels.shape[0] == logits.shape[0]
+        else:
+            fits = labels.shape == logits.shape
+        if not fits:
             raise ValueError(
                 f"the labels have shape {labels.shape}, the logits {logits.shape}; expected one "
-                "label for each row of logits"
+                "label for each row of logits, or targets of their shape with sparse=False"
             )
+        logits = ops.cast(logits, ms.float32)
+        if not self.sparse:
+            return self.get_loss(self.ce(logits, ops.cast(labels, ms.float32)))
         index, factor = masks(labels, self.num_classes, self.ignore_index)
         targets = ops.one_hot(index, self.num_classes, self.on_value, self.off_value)
         losses = count_only(self.ce(logits, targets), factor)
@@ -319,38 +307,20 @@ class CrossEntropySmooth(nn.LossBase):
         return self.get_loss(losses)
 
 
-def mean_over(loss_fn: Any) -> str | None:
-    """Return what a loss of MindSpore's or labkit's is a mean over; None for any other."""
+def traits(loss_fn: Any) -> tuple[str | None, int | None]:
+    """Return (what the mean of a known loss is over, the axis of classes in its logits)."""
     if loss_fn in FUNCTIONS or is_exactly(loss_fn, *OVER_CLASSES):
-        return "labels"
+        return "labels", 1
     if is_exactly(loss_fn, CrossEntropySmooth):
-        return "labels" if loss_fn.sparse else "rows"
+        return ("labels", -1) if loss_fn.sparse else ("rows", None)
     if is_exactly(loss_fn, nn.SoftmaxCrossEntropyWithLogits):
-        return "rows"
-    return "elements" if is_exactly(loss_fn, *OVER_ELEMENTS) else None
-
-
-def class_axis(loss_fn: Any) -> int | None:
-    """Return the axis of classes in the logits, or None if the labels are not class numbers."""
-    if loss_fn in FUNCTIONS or is_exactly(loss_fn, *OVER_CLASSES):
-        return 1
-    if is_exactly(loss_fn, nn.SoftmaxCrossEntropyWithLogits, CrossEntropySmooth):
-        return -1 if loss_fn.sparse else None
-    return None
+        return "rows", -1 if loss_fn.sparse else None
+    return "elements" if is_exactly(loss_fn, *OVER_ELEMENTS) else None, None
 
 
 def is_exactly(cell: Any, *classes: Any) -> bool:
     """Return whether a cell is of one of the classes and does not override its ``construct``."""
     return any(isinstance(cell, c) and type(cell).construct is c.construct for c in classes)
-
-
-def _check_network(network: object) -> None:
-    if not isinstance(network, nn.Cell) or isinstance(network, nn.LossBase):
-        raise wrong("network", network, "a Cell that is not a loss")
-
-
-def _name(loss_fn: Any) -> str:
-    return getattr(loss_fn, "__name__", type(loss_fn).__name__)
 
 
 def _reduction(loss_fn: Any) -> str:

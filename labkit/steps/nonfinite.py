@@ -6,8 +6,7 @@ import numpy as np
 from mindspore import Tensor, nn
 
 from labkit.runtime import pynative
-from labkit.steps.precision import LOSS_NAMES
-from labkit.steps.statistics import unchanged
+from labkit.steps.state import unchanged
 
 
 def first_nonfinite(loss_net: nn.Cell, batch: tuple) -> str:
@@ -27,7 +26,7 @@ def first_nonfinite(loss_net: nn.Cell, batch: tuple) -> str:
     handles = [
         cell.register_forward_hook(_noting(nonfinite, _name(path)))
         for path, cell in loss_net.cells_and_names()
-        if path and not cell.name_cells() and path.split(".")[0] not in LOSS_NAMES
+        if path and not cell.name_cells() and path.split(".")[0] != "loss_fn"
     ]
     try:
         with unchanged(loss_net), pynative():

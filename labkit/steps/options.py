@@ -1,7 +1,4 @@
-"""The options of every step, and their allowed values.
-
-No MindSpore import: recipes read them too.
-"""
+"""The options of every step, and their allowed values; no MindSpore import: recipes read them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -20,18 +17,13 @@ CONVENTIONS = ("mindspore", "pytorch")
 LR_DECAY_MODES = ("steps", "poly", "cosine", "linear")
 INDICES = "integers >= 0, each above the one before, as in [85, 160]"
 
-# float32 holds these and their reciprocals.
-_SMALLEST, _LARGEST = 1e-37, 1e37
+_IN_FLOAT32 = {"at_least": 1e-37, "at_most": 1e37}  # and so are their reciprocals
 # A dynamic loss scale stops growing here: once infinite, it would never shrink again.
 LARGEST_SCALE = 2.0**120
 
 
 def fusion_indices(name: str, value: object) -> tuple[int, ...]:
-    """Return the indices of gradients in ``value`` as a tuple.
-
-    Raises:
-        InputError: naming ``name``, unless they are integers >= 0, each above the one before.
-    """
+    """Return integers >= 0, each above the one before, as a tuple, or raise ``InputError``."""
     if isinstance(value, (list, tuple)) and value and all(map(is_integer, value)):
         indices = tuple(map(int, value))
         if indices[0] >= 0 and all(low < high for low, high in pairwise(indices)):
@@ -61,6 +53,18 @@ class DynamicLossScale:
         number("initial", self.initial, at_least=1, at_most=LARGEST_SCALE)
         number("factor", self.factor, above=1)
         integer("interval", self.interval)
+
+
+class OptionNames(TypedDict, total=False):
+    """Names and types of ``GradientOptions``, for the ``**options`` of every step."""
+
+    reduction: str
+    precision: str
+    loss_scale: float | DynamicLossScale
+    nonfinite: str
+    clip_norm: float | None
+    rank_group: str | None
+    all_reduce_fusion_config: Sequence[int] | None
 
 
 @dataclass(frozen=True)
@@ -103,42 +107,25 @@ class GradientOptions:
         if not isinstance(self.rank_group, str | None):
             raise wrong("rank_group", self.rank_group, "the name of a group, '' or None")
         if self.clip_norm is not None:
-            number("clip_norm", self.clip_norm, at_least=_SMALLEST, at_most=_LARGEST)
+            number("clip_norm", self.clip_norm, **_IN_FLOAT32)
         if self.all_reduce_fusion_config is not None:
             indices = fusion_indices("all_reduce_fusion_config", self.all_reduce_fusion_config)
             object.__setattr__(self, "all_reduce_fusion_config", indices)
         if not isinstance(self.loss_scale, DynamicLossScale):
-            number("loss_scale", self.loss_scale, at_least=_SMALLEST, at_most=_LARGEST)
+            number("loss_scale", self.loss_scale, **_IN_FLOAT32)
         elif self.nonfinite == "propagate":
             expected = "'drop_micro' or 'drop_group' beside a DynamicLossScale"
             raise wrong("nonfinite", self.nonfinite, expected)
 
     def settings(self) -> dict[str, object]:
-        """Return the options in force, as plain values, that a resumed training must share."""
+        """Return what a resumed training must share, as plain values."""
         values = asdict(self)
-        # The division into messages is not one of them: it differs between machines.
-        del values["all_reduce_fusion_config"]
+        del values["all_reduce_fusion_config"]  # differs between machines
         return values
 
 
-class OptionNames(TypedDict, total=False):
-    """Names and types of ``GradientOptions``, for the ``**options`` of every step."""
-
-    reduction: str
-    precision: str
-    loss_scale: float | DynamicLossScale
-    nonfinite: str
-    clip_norm: float | None
-    rank_group: str | None
-    all_reduce_fusion_config: Sequence[int] | None
-
-
 def gradient_options(options: Mapping[str, Any], *others: str) -> GradientOptions:
-    """Return the ``**options`` of a step.
-
-    Args:
-        options: by name.
-        others: the step's own arguments, which a misspelled name may mean.
+    """Return the ``**options`` of a step; ``others`` are its own arguments, to suggest them.
 
     Raises:
         InputError: if a name is unknown, with the nearest one, or a value cannot be used.

@@ -30,10 +30,9 @@ def decay_groups(
             finite, or ``exempt`` is not part of the network.
 
     A Parameter is not decayed if a normalisation layer owns it (batch, layer, group, instance;
-    ``nn`` and ``mint.nn``), whatever its rank, or if its rank is 0 or 1. All others are. The same
-    rule of rank applies to Parameters of a custom Cell: a vector or a scalar (a scale, a slope, a
-    bias) is not decayed, a matrix is; for a vector of shape (1, C, 1, 1), use ``exempt``. A
-    Parameter shared by two layers is decayed only if neither exempts it. Names do not matter.
+    ``nn`` and ``mint.nn``), whatever its rank, or if its rank is 0 or 1: names do not matter. For a
+    vector of shape (1, C, 1, 1) in a Cell of your own, use ``exempt``. A Parameter shared by two
+    layers is decayed only if neither exempts it.
 
     The usual list, ``[{"params": a, "weight_decay": d}, {"params": b}, ...]``, selected by names
     that contain 'beta', 'gamma' or 'bias', has two pitfalls: it misses mint.nn's normalisation
@@ -72,17 +71,12 @@ def _owned_by_norms(network: nn.Cell) -> set[int]:
 
 def _exempted(network: nn.Cell, exempt: Iterable[Parameter | nn.Cell]) -> set[int]:
     """Return the ids of the Parameters in ``exempt``, all of which must be the network's."""
-    if isinstance(exempt, Parameter | nn.Cell | str) or not isinstance(exempt, Iterable):
-        raise InputError(
-            f"exempt: expected a list of Parameters and Cells, got a {type(exempt).__name__}"
-        )
     known = {id(parameter) for parameter in network.get_parameters()}
     ids = set()
-    for part in exempt:
+    # A Parameter or a Cell can be iterated over, too: its rows, its layers.
+    for part in [exempt] if isinstance(exempt, Parameter | nn.Cell) else exempt:
         if not isinstance(part, Parameter | nn.Cell):
-            raise InputError(
-                f"exempt: expected Parameters and Cells, got {part!r}, a {type(part).__name__}"
-            )
+            raise wrong("exempt", part, "Parameters and Cells of the network")
         members = [part] if isinstance(part, Parameter) else part.get_parameters()
         for parameter in members:
             if id(parameter) not in known:

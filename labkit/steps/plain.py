@@ -43,19 +43,12 @@ class PlainStep(Step):
     ):
         given = gradient_options(options, "update")
         update = PlainUpdate(optimizer) if update is None else update
-        super().__init__(loss_net, optimizer, update, given, weighted=False, has_buffer=False)
+        super().__init__(loss_net, optimizer, update, given, has_buffer=False)
         self.always = Parameter(Tensor(True), name="step.always", requires_grad=False)
         self._complete()
 
-    def construct(self, *batch: Tensor) -> Tensor:
-        return self.micro_batch(False, *batch)
-
     def micro_batch(self, with_extras: bool, *batch: Tensor) -> Tensor:
-        """Make an update from one batch; arguments as in ``contribution``.
-
-        Returns:
-            Its loss ().
-        """
+        """Make an update from one batch; return its loss ()."""
         # Forward and backward; unscaled; a non-finite batch is counted and leaves no trace.
         loss, weight, gradients, finite, squares = self.contribution(with_extras, *batch)
         if not self.gradient.checked:
@@ -68,8 +61,8 @@ class PlainStep(Step):
         # Depends on ``finite``: all ranks must sum in the same order.
         weight_sum = self.gradient.over_ranks(ops.depend(weight, finite))
         done: object = False
-        if ops.logical_and(finite, weight_sum > 0):
+        if ops.logical_and(finite, self.gradient.counts(weight_sum)):
             # Summed over ranks, averaged, clipped, recorded, and the update made.
             images = ops.cast(batch[-1].shape[0], ms.int32)
             done = self.apply(gradients, loss * weight, weight_sum, images, squares)
-        return ops.depend(loss, done)
+        return ops.depend(self.gradient.added(loss), done)

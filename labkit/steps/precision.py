@@ -9,8 +9,6 @@ from mindspore.ops import functional
 from labkit.errors import InputError
 from labkit.steps.options import DynamicLossScale as DynamicLossScale
 
-LOSS_NAMES = ("loss_fn",)
-
 
 def use_float16(loss_net: nn.Cell, level: str = "O2") -> None:
     """Convert ``loss_net.network`` to float16 at MindSpore's level O2 or O3; its loss is not.

@@ -2,7 +2,8 @@ r"""The learning rates of the five source documents, one for every update of the
 
 Update i = 0 .. N-1, with N = epochs * steps_per_epoch; the first W = warmup_epochs *
 steps_per_epoch updates are the warm-up. Every function computes in float64 and returns a float32
-array (N,), the functions for THOR (N - global_step,).
+array (N,), the functions for THOR (N - global_step,). Each raises ``InputError`` for a count that
+is no integer >= 1, a warm-up longer than the training, or a rate that is negative or not finite.
 
     document                              function
     ResNet-50 migration, as meant         cosine
@@ -51,13 +52,6 @@ def cosine(
         epochs: epochs of the whole training.
         steps_per_epoch: updates per epoch.
         warmup_epochs: how many of the epochs are the warm-up, 0 .. epochs.
-
-    Returns:
-        The rates, float32 (N,).
-
-    Raises:
-        InputError: if a count is not positive, the warm-up is longer than the training, or a rate
-            is negative or not finite.
     """
     lr, lr_end = _rate("lr", lr), _rate("lr_end", lr_end)
     total, warmup = _lengths(epochs, steps_per_epoch, warmup_epochs)
@@ -85,13 +79,6 @@ def cosine_as_in_the_blog(
         epochs: epochs of the whole training.
         steps_per_epoch: updates per epoch.
         warmup_epochs: number of epochs over which the rate falls, >= 1.
-
-    Returns:
-        The rates, float32 (N,).
-
-    Raises:
-        InputError: as in ``cosine``, if ``warmup_epochs`` is 0, or unless lr_end < lr; MindSpore
-            refuses these too.
     """
     lr, lr_end = _rate("lr", lr), _rate("lr_end", lr_end)
     if not lr_end < lr:
@@ -138,12 +125,6 @@ def get_lr(
         total_epochs: epochs of the whole training.
         steps_per_epoch: updates per epoch.
         lr_decay_mode: ``steps``, ``poly``, ``cosine`` or ``linear``.
-
-    Returns:
-        The rates, float32 (N,).
-
-    Raises:
-        InputError: as in ``cosine``, or if the mode is unknown.
     """
     choice("lr_decay_mode", lr_decay_mode, LR_DECAY_MODES)
     lr_init, lr_end = _rate("lr_init", lr_init), _rate("lr_end", lr_end)
@@ -188,13 +169,6 @@ def get_thor_lr(
         steps_per_epoch: updates per epoch.
         decay_epochs: epoch of the first halving: 39 as in the document; the original's default is
             100.
-
-    Returns:
-        The rates, float32 (N - global_step,).
-
-    Raises:
-        InputError: as in ``cosine``, or if ``decay`` is negative or not finite, or ``global_step``
-            at or beyond the end.
     """
     lr_init, decay = _rate("lr_init", lr_init), _rate("decay", decay)
     decay_epochs = integer("decay_epochs", decay_epochs)
@@ -220,12 +194,6 @@ def get_thor_damping(
         decay_rate: factor per ten epochs, > 0.
         total_epochs: epochs of the whole training.
         steps_per_epoch: updates per epoch.
-
-    Returns:
-        The dampings, float32 (N - global_step,).
-
-    Raises:
-        InputError: as in ``get_thor_lr``, or if ``decay_rate`` is 0.
     """
     damping_init = _rate("damping_init", damping_init)
     decay_rate = number("decay_rate", decay_rate, above=0, at_most=_LARGEST)
@@ -236,16 +204,13 @@ def get_thor_damping(
 def check_length(
     schedule: np.ndarray, updates: int, name: str = "the schedule", of: str = "rates"
 ) -> None:
-    """Check that a schedule is long enough.
+    """Raise ``InputError`` unless a schedule has the shape (N,), with N >= ``updates``.
 
     Args:
         schedule: values, (N,).
         updates: number of updates of the training.
         name: name of the schedule in the message.
         of: name of its values in the message.
-
-    Raises:
-        InputError: if the shape is not (N,), or unless N >= updates.
     """
     updates = integer("updates", updates)
     shape = np.shape(schedule)

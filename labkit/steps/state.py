@@ -4,17 +4,21 @@ Hazard: every method here that assigns must return a value that its caller uses;
 folder says what MindSpore does otherwise.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import mindspore as ms
 import numpy as np
-from mindspore import Parameter, Tensor, nn, ops
+from mindspore import Parameter, Tensor, mint, nn, ops
 from mindspore.common.initializer import initializer
+from mindspore.nn.layer.normalization import _BatchNorm
 
 from labkit.errors import InputError
 from labkit.steps.schedules import check_length
+
+BATCH_NORMS = (_BatchNorm, mint.nn.BatchNorm1d, mint.nn.BatchNorm2d, mint.nn.BatchNorm3d)
 
 
 @dataclass(frozen=True)
@@ -37,14 +41,7 @@ class LastUpdate:
 
 
 class UpdateRecord(nn.Cell):
-    """Record of a step's updates: how many there were, and the most recent one.
-
-    Args:
-        optimizer: the step's ``nn.Optimizer``, whose learning rates are recorded.
-
-    ``updates`` () int32 counts the optimizer's calls. ``last_loss``, ``last_norm``,
-    ``last_images`` and ``last_rates`` change only when an update is made.
-    """
+    """How many updates an optimizer has made, () int32, and the most recent one's numbers."""
 
     def __init__(self, optimizer: nn.Optimizer):
         super().__init__(auto_prefix=False)
@@ -72,10 +69,8 @@ class UpdateRecord(nn.Cell):
         """Return the most recent update, read from the device."""
         if self.rated.dynamic_lr:
             rates = tuple(float(rate) for rate in self.last_rates.asnumpy())
-        elif self.rated.is_group_lr:
-            rates = tuple(float(self.rated.learning_rate[i].asnumpy()) for i in self._group_starts)
         else:
-            rates = (float(self.rated.learning_rate.asnumpy()),)
+            rates = tuple(float(rate.asnumpy()) for rate in self._by_group())
         return LastUpdate(
             number=integer_of(self.updates),
             loss=float(self.last_loss.asnumpy()),
@@ -86,14 +81,16 @@ class UpdateRecord(nn.Cell):
 
     def check_rates(self, updates: int) -> None:
         """Raise ``InputError`` if an array of learning rates ends within ``updates`` more."""
-        rates = self.rated.learning_rate
-        by_group = rates if self.rated.is_group_lr else [rates]
-        for number, start in enumerate(self._group_starts):
-            array = getattr(by_group[start], "learning_rate", None)
+        for number, rate in enumerate(self._by_group()):
+            array = getattr(rate, "learning_rate", None)
             if isinstance(array, Parameter) and array.ndim == 1:
                 name = "the learning rate" + (f" of group {number}" if number else "")
                 total = int(self.rated.global_step.asnumpy()[0]) + updates
                 check_length(array.asnumpy(), total, name, "values")
+
+    def _by_group(self) -> list:
+        rates = self.rated.learning_rate
+        return [rates[i] if self.rated.is_group_lr else rates for i in self._group_starts]
 
 
 def check_optimizer(optimizer: object) -> None:
@@ -167,6 +164,29 @@ def bounds(sizes: Sequence[int]) -> tuple[tuple[int, int], ...]:
     """Return (start, end) of each Parameter, given its size, in the vector of them all."""
     ends = np.cumsum(sizes).tolist()
     return tuple(zip([0, *ends[:-1]], ends, strict=True))
+
+
+def trainable_batch_norms(network: nn.Cell) -> list[nn.Cell]:
+    """Return the BatchNorm cells of ``network`` that use each micro-batch's own statistics."""
+    cells = [cell for _, cell in network.cells_and_names() if isinstance(cell, BATCH_NORMS)]
+    return [c for c in cells if getattr(c, "use_batch_statistics", None) is not False]
+
+
+def running_statistics(network: nn.Cell) -> tuple[Parameter, ...]:
+    """Return the running statistics of BatchNorm, which a forward pass changes."""
+    owned = [p for c in trainable_batch_norms(network) for p in c.get_parameters(expand=False)]
+    return tuple(parameter for parameter in owned if not parameter.requires_grad)
+
+
+@contextmanager
+def unchanged(network: nn.Cell) -> Iterator[None]:
+    """Restore on exit what forward passes in the block have changed."""
+    kept = [(p, p.asnumpy().copy()) for p in running_statistics(network)]
+    try:
+        yield
+    finally:
+        for parameter, value in kept:
+            set_state(parameter, value)
 
 
 def _group_starts(optimizer: nn.Optimizer) -> tuple[int, ...]:

@@ -13,8 +13,8 @@ from mindspore import ParameterTuple, Tensor, nn, ops
 
 from labkit.base.arguments import wrong
 from labkit.errors import InputError
-from labkit.steps.first_batch import check_batch, check_labels_of
 from labkit.steps.gradients import GradientStage
+from labkit.steps.labels import check_batch, check_labels_of
 from labkit.steps.losses import as_loss_net
 from labkit.steps.options import GradientOptions
 from labkit.steps.state import (
@@ -23,10 +23,10 @@ from labkit.steps.state import (
     check_optimizer,
     copied,
     integer_of,
+    running_statistics,
     state,
 )
-from labkit.steps.statistics import running_statistics
-from labkit.steps.statistics import trainable_batch_norms as trainable_batch_norms
+from labkit.steps.state import trainable_batch_norms as trainable_batch_norms
 from labkit.steps.update import UpdateStage, check_stage, warn_of_float16
 
 
@@ -38,14 +38,12 @@ class Step(nn.Cell):
         optimizer: any ``nn.Optimizer``; its own ``loss_scale`` must be 1.
         update: an ``UpdateStage``.
         options: ``GradientOptions``.
-        weighted: see ``GradientStage``.
         has_buffer: whether the step adds up groups of micro-batches in a buffer.
 
     Cells that are in evaluation mode when the step is built stay in it: the BatchNorm of a frozen
-    body, a teacher. The step looks at modes again before each compilation.
-
-    The first batch is checked on the host: tensors, float32 features, labels of a class, columns in
-    their order. A wrong label in a later one makes the loss NaN.
+    body, a teacher. Modes are looked at again before each compilation. The first batch is checked
+    on the host: tensors, float32 features, labels of a class, columns in their order. A wrong label
+    in a later one makes the loss NaN.
 
     Raises:
         InputError: as in ``GradientStage``; if the optimizer unscales gradients itself; if the
@@ -59,7 +57,6 @@ class Step(nn.Cell):
         update: UpdateStage,
         options: GradientOptions,
         *,
-        weighted: bool,
         has_buffer: bool,
     ):
         super().__init__(auto_prefix=False)
@@ -79,9 +76,9 @@ class Step(nn.Cell):
         self._refuse_evaluation()
         self.optimizer, self.update = optimizer, update
         self.gradient = GradientStage(
-            loss_net, optimizer.parameters, options, weighted=weighted, extras=update.extras
+            loss_net, optimizer.parameters, options, weighted=has_buffer, extras=update.extras
         )
-        self.count, self.map = len(optimizer.parameters), ops.HyperMap()
+        self.count, self.map = self.gradient.pairs * self.gradient.count, ops.HyperMap()
         self.settings: dict[str, object] = {"step": type(self).__name__}
         self.settings |= options.settings() | {"mean_over": getattr(loss_net, "over", None)}
         self.settings |= dict(update.settings)
@@ -102,13 +99,20 @@ class Step(nn.Cell):
             print(f"labkit: {text}", flush=True)
 
     def set_train(self, mode: bool = True) -> "Step":
-        """Set the mode of all Cells except those that are held in evaluation mode."""
+        """Set the mode of all Cells but those that are held in evaluation mode."""
         super().set_train(mode)
         for cell in self._held:
             cell.set_train(False)
         return self
 
     # --- in compiled graphs: from a micro-batch to an update -----------------------------------
+
+    def construct(self, *batch: Tensor) -> Tensor:
+        return self.micro_batch(False, *batch)
+
+    def micro_batch(self, with_extras: bool, *batch: Tensor) -> Tensor:
+        """Return the loss () of a micro-batch, and make an update where it completes one."""
+        raise NotImplementedError
 
     def contribution(self, with_extras: bool, *batch: Tensor) -> tuple:
         """Return ``GradientStage.contribution``; one that is not finite leaves no trace."""
@@ -140,23 +144,26 @@ class Step(nn.Cell):
 
         Args:
             total: sums of w_i grad L_i on this rank, float32, then those of extras, if gathered.
-            loss_sum: sum of w_i L_i () on this rank.
-            weight: sum of w_i () over ranks, > 0.
+            loss_sum: sum of w_i L_i () or (pairs,) on this rank.
+            weight: sum of w_i over ranks, > 0; shaped as ``loss_sum``.
             images: rows () on this rank, int32.
             squares: sum of the squares of ``total`` on this rank (), if known.
         """
         if self.gradient.ranks > 1:
             values: tuple = (loss_sum, ops.cast(images, ms.float32))
-            gradients: tuple = ()
-            for value in total:
-                gradients += (value,)
-            gradients, extras = gradients[: self.count], gradients[self.count :]
-            values = self.gradient.all_over_ranks(values, gradients, extras)
+            parts: tuple = ()
+            for value in total:  # a tuple of values: what is summed may be Parameters
+                parts += (value,)
+            values = self.gradient.all_over_ranks(values, parts[: self.count], parts[self.count :])
             loss_sum, images, total = values[0], ops.cast(values[1], ms.int32), values[2:]
-        gradients, norm = self.gradient.finish(total[: self.count], weight, squares)
         extras = ()
         if len(total) > self.count:
             extras = self.gradient.finish_extras(total[self.count :], weight)
+        total = total[: self.count]
+        if self.gradient.pairs > 1:
+            total, loss_sum, weight = self.gradient.sum_of_means(total, loss_sum, weight)
+            squares = None
+        gradients, norm = self.gradient.finish(total, weight, squares)
         return self.update.take(gradients, extras, (loss_sum, weight, norm, images))
 
     # --- on the host ---------------------------------------------------------------------------
@@ -164,10 +171,8 @@ class Step(nn.Cell):
     def __call__(self, *batch: Tensor) -> Tensor:
         """Return the loss () of a micro-batch; make an update if the micro-batch completes it."""
         gathers = self._gathers()
-        kind = (
-            gathers,
-            *[(getattr(part, "shape", None), getattr(part, "dtype", None)) for part in batch],
-        )
+        shapes = [(getattr(part, "shape", None), getattr(part, "dtype", None)) for part in batch]
+        kind = (gathers, *shapes)
         if kind not in self._seen:
             self._look_at(kind, batch)
         self.update.before(self, batch)
@@ -225,7 +230,7 @@ class Step(nn.Cell):
         return sum(epochs)
 
     def schedules(self) -> dict[str, Callable | np.ndarray]:
-        """Return, by name, the schedules over updates: the functions and arrays it was given."""
+        """Return, by name, the schedules over updates: functions and arrays."""
         return self.update.schedules()
 
     def check_length(self, updates: int) -> None:

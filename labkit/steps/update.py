@@ -18,7 +18,6 @@ from labkit.steps.state import UpdateRecord, cast_like, check_optimizer
 # sum of w_i L_i, sum of w_i > 0, norm of the averaged gradient before clipping: float32; rows:
 # int32. All are (), over all ranks whose gradients are averaged.
 Summary = tuple[Tensor, Tensor, Tensor, Tensor]
-_BETWEEN = ("before", "between")
 
 
 class UpdateStage(nn.Cell):
@@ -60,13 +59,10 @@ class UpdateStage(nn.Cell):
         self.map = ops.HyperMap()
 
     def attach(self, step: nn.Cell) -> None:
-        """Refuse a step that the stage cannot work with; called once, when the step is built.
+        """Raise ``InputError`` for a step that the stage cannot work with; called once.
 
         Args:
             step: the step, complete except for the stage.
-
-        Raises:
-            InputError: if the stage cannot work with it, or already belongs to a different step.
         """
         if hasattr(self, "record"):
             name = type(self).__name__
@@ -77,15 +73,10 @@ class UpdateStage(nn.Cell):
         """Return the text that the step prints when it is built; if empty, nothing is printed."""
         return ""
 
+    # --- in compiled graphs: each returns a value that later operations can wait for -----------
+
     def construct(self, gradients: tuple[Tensor, ...]) -> object:
-        """Update the parameters.
-
-        Args:
-            gradients: averaged, shaped and typed as the parameters.
-
-        Returns:
-            A value that depends on the update, so that later operations can wait for it.
-        """
+        """Update the parameters; the gradients are averaged, shaped and typed as these."""
         return self.optimizer(gradients)
 
     def take(self, gradients: tuple, extras: tuple, summary: Summary) -> object:
@@ -95,18 +86,11 @@ class UpdateStage(nn.Cell):
             gradients: averaged and clipped, shaped as the parameters, float32.
             extras: means of the extras' "gradients", float32; () where none were gathered.
             summary: four numbers (); see ``Summary``.
-
-        Returns:
-            A value that depends on this work, so that the end of the group can wait for it.
         """
         return self.updated(self.recorded(gradients, summary))
 
     def recorded(self, gradients: tuple, summary: Summary) -> tuple:
-        """Record the group as that of the update; arguments as in ``take``.
-
-        Returns:
-            The gradients, typed as the parameters.
-        """
+        """Record the group as that of the update; return its gradients, typed as the parameters."""
         loss_sum, weight, norm, images = summary
         noted = self.record.note(loss_sum / weight, norm, images)
         gradients = self.map(cast_like, gradients, self.parameters)
@@ -123,31 +107,23 @@ class UpdateStage(nn.Cell):
         return False
 
     def close(self, done: object) -> object:
-        """Continue after a group was taken and cleared.
-
-        Args:
-            done: value that depends on both, so that later operations can wait for them.
-        """
+        """Continue after a group was taken and cleared, on both of which ``done`` depends."""
         return done
 
-    def host_work(self) -> str:
-        """Return why the host must see each micro-batch; "" if the step's one graph is enough.
+    # --- on the host ---------------------------------------------------------------------------
 
-        A data set may be sunk into the graph only if a step has no such work.
-        """
+    def host_work(self) -> str:
+        """Return why the host must see each micro-batch; "" if a data set may be sunk."""
+        kind = type(self)
         if self.extras is not None:
-            return f"{type(self).__name__} has two graphs, of which the host chooses one"
-        acts = [n for n in _BETWEEN if getattr(type(self), n) is not getattr(UpdateStage, n)]
-        if not acts:
+            return f"{kind.__name__} has two graphs, of which the host chooses one"
+        base = UpdateStage
+        if kind.before is base.before and kind.between is base.between:
             return ""
-        return f"{type(self).__name__} acts on the host between graphs, in {' and '.join(acts)}"
+        return f"{kind.__name__} acts on the host between graphs"
 
     def wants_extras(self, updates: int) -> bool:
-        """Return whether an update needs the extras.
-
-        Args:
-            updates: number of updates made before it.
-        """
+        """Return whether the update after ``updates`` others needs the extras."""
         return False
 
     def before(self, step: nn.Cell, batch: tuple) -> None:
@@ -180,14 +156,7 @@ class UpdateStage(nn.Cell):
         return {}
 
     def check_length(self, updates: int) -> None:
-        """Refuse schedules that end too early.
-
-        Args:
-            updates: number of updates made by the end of the training.
-
-        Raises:
-            InputError: if a schedule of the stage has fewer values.
-        """
+        """Raise ``InputError`` if a schedule has fewer values than the training has updates."""
 
     @property
     def can_be_saved(self) -> bool:
@@ -201,11 +170,7 @@ class UpdateStage(nn.Cell):
 
 
 class PlainUpdate(UpdateStage):
-    """Update stage that passes the averaged gradients to the optimizer.
-
-    Args:
-        optimizer: any ``nn.Optimizer``.
-    """
+    """Update stage that passes the averaged gradients to the optimizer, any ``nn.Optimizer``."""
 
 
 def check_stage(
@@ -238,7 +203,6 @@ def warn_of_float16(parameters: tuple[Parameter, ...]) -> None:
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         warn(
             f"Parameter {names[0]!r}{more} is float16: whatever the loss scale, the optimizer gets "
-            "0 for a number below 6e-8 in the averaged gradient and inf above 65504, while "
-            "last_update.gradient_norm is of float32; expected float32 Parameters, with "
-            "precision='O2' for float16 inside the network",
+            "0 for a number below 6e-8 in the averaged gradient and inf above 65504; expected "
+            "float32 Parameters, with precision='O2' for float16 inside the network",
         )

@@ -17,10 +17,9 @@ except ModuleNotFoundError as missing:
         "pip install -c constraints.txt -e '.[labs]'"
     ) from None
 
-from labkit.base.arguments import wrong
+from labkit.base.arguments import read_yaml, wrong
 from labkit.base.project import find_project
 from labkit.base.project import version as labkit_version
-from labkit.base.values import read_yaml
 from labkit.errors import InputError
 from labkit.recipes import RECIPES
 from labkit.tools import report as reports

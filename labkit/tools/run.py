@@ -21,10 +21,9 @@ from typing import Any
 import psutil
 
 from labkit.base import files
-from labkit.base.arguments import wrong
+from labkit.base.arguments import parse, wrong
 from labkit.base.memory import free_memory
 from labkit.base.project import find_project, own_checkout
-from labkit.base.values import parse
 from labkit.errors import InputError, refuse_unknown
 from labkit.labs.presets import LABS, PRESETS, choose
 from labkit.labs.run import LOG, RESULTS, describe, last_lines, new_folder, now, plain

@@ -13,9 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from labkit.base.arguments import is_number
+from labkit.base.arguments import is_number, parse_several
 from labkit.base.files import whole_file
-from labkit.base.values import parse_several
 from labkit.errors import InputError
 from labkit.tools import run
 

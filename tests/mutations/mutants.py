@@ -50,8 +50,8 @@ MUTANTS = {
         # Every group also holds the groups before it.
         "accumulation, not cleared": Mutant(
             file="labkit/steps/accumulation.py",
-            right="ops.assign(self.weight_sum, 0.0)",
-            wrong="ops.assign_add(self.weight_sum, 0.0)",
+            right="ops.assign(self.weight_sum, self.nothing)",
+            wrong="ops.assign_add(self.weight_sum, self.nothing)",
             test="tests/steps/test_accumulation.py::TestTrainingOfLeNet",
         ),
         "accumulation, a micro-batch too many": Mutant(

@@ -10,7 +10,7 @@ from labkit import reference
 from tests import twins
 from tests.support.accumulation_on_ranks import CASES, FUSED, INDICES, LEARNING_RATE, batch
 from tests.support.msrun import rank_results
-from tests.support.step_cells import linear
+from tests.support.step_cells import linear, two_means
 from tests.support.tolerances import TOLERANCE
 
 pytestmark = [pytest.mark.usefixtures("runtime"), pytest.mark.slow]
@@ -64,7 +64,33 @@ def one_process(case):
         yield weights, group
 
 
-@pytest.mark.parametrize("case", CASES)
+PAIRS = [case for case, (_, options, *_) in CASES.items() if "pairs" in options]
+
+
+@pytest.mark.parametrize("case", PAIRS)
+def test_two_means_over_all_ranks_are_those_of_all_rows(ranks, case):
+    """Of two pairs each is a mean over its own rows of all micro-batches and ranks."""
+    kind, options, sizes, _, calls = CASES[case]
+    network, group = linear(), 1 if kind == "plain" else 2
+    weights = [p.asnumpy().astype(np.float64) for p in (network.weight, network.bias)]
+    velocities = [np.zeros_like(w) for w in weights]
+    for end in range(group, calls + 1, group):
+        parts = [batch(r, call, sizes) for call in range(end - group, end) for r in range(2)]
+        loss, gradients = two_means(*weights, *map(np.concatenate, zip(*parts, strict=True)))
+        norm = twins.global_norm(gradients)
+        gradients = twins.clip_by_global_norm(gradients, options.get("clip_norm", 1e9))
+        weights, velocities = reference.momentum_update(
+            weights, velocities, gradients, LEARNING_RATE
+        )
+        for results in ranks:
+            for name, expected in zip(("weight", "bias"), weights, strict=True):
+                actual = results[f"{case}/{end - 1}/{name}"]
+                np.testing.assert_allclose(actual, expected, **TOLERANCE["float32, many updates"])
+            last = results[f"{case}/{end - 1}/last"]
+            assert last == pytest.approx([end // group, loss, norm, 8 * group], rel=1e-5)
+
+
+@pytest.mark.parametrize("case", sorted(CASES.keys() - set(PAIRS)))
 def test_two_ranks_are_one_process(ranks, case):
     """Parameters, number, loss, norm and images of every update agree, on both ranks."""
     share = 0.5 if "sum" in case else 1.0

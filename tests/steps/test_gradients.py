@@ -7,10 +7,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
+from labkit.algorithms.subspace import SubspaceStep
 from labkit.errors import InputError
 from labkit.labs.compare import largest_differences, relative_error
 from labkit.nets.lenet import LeNet5
 from labkit.nets.small import NextToken
+from labkit.steps.accumulation import AccumulatedStep
 from labkit.steps.gradients import GradientOptions, GradientStage
 from labkit.steps.losses import LossNet, TokenLossNet
 from labkit.steps.plain import PlainStep
@@ -20,15 +22,20 @@ from tests import twins
 from tests.support.step_cells import (
     OUTPUTS,
     Counted,
+    Normalised,
     Product,
     Scalar,
+    TwoMeans,
     digits,
     linear,
+    projected_sgd,
     regression,
     rows,
     split,
     tensors,
+    two_means,
 )
+from tests.support.subspace_cells import basis_of
 from tests.support.tolerances import TOLERANCE
 
 pytestmark = pytest.mark.usefixtures("runtime")
@@ -457,16 +464,6 @@ class TestFinish:
         assert norm == pytest.approx(twins.global_norm([large]), rel=1e-5)
 
 
-def test_a_single_parameter_of_shape_nothing():
-    network = Scalar()
-    cell = Contribution(LossNet(network, nn.MSELoss()), network)
-    inputs = np.float32([[1], [2]])
-    _, _, gradients, _ = cell(*tensors(inputs, inputs))
-    np.testing.assert_allclose(gradients[0].asnumpy(), 2 * np.mean(2 * inputs * inputs), rtol=1e-6)
-    (mean,), norm = Finish(cell.stage)(Tensor(2.0), gradients[0])
-    assert float(mean) == pytest.approx(5.0) and float(norm) == pytest.approx(5.0)
-
-
 class WithExtras(nn.Cell):
     """Both of the stage's contributions, compiled."""
 
@@ -536,17 +533,6 @@ class TestExtras:
         assert float(mean[0][0]) == 1
         assert float(mean[1][0]) == pytest.approx(expected, rel=1e-5)
 
-    def test_not_weighted_they_are_the_mean(self):
-        cell = WithExtras(weighted=False)
-        total = (Tensor([3.0]), Tensor([5.0]))
-        mean = cell.stage.finish_extras(total, Tensor(6.0))
-        assert [float(extra[0]) for extra in mean] == [3.0, 5.0]
-
-    def test_a_batch_that_is_not_finite_is_seen_with_them_too(self):
-        cell, (inputs, targets) = WithExtras(), rows(4)
-        assert bool(cell(*tensors(inputs, targets))[1][3])
-        assert not bool(cell(*tensors(inputs * np.float32(np.nan), targets))[1][3])
-
 
 CUTS = (slice(0, 6), slice(6, 8), slice(8, 9))
 
@@ -598,7 +584,11 @@ class Pairs(nn.Cell):
         ),
         (
             lambda: build(lambda n: Pairs(n, "several"))(*tensors(*rows(2))),
-            "several .loss, weight. pairs, which only PlainStep on one process adds",
+            r"loss_net returns 2 .loss, weight. pairs, and its attribute .* says 1: expected the",
+        ),
+        (
+            lambda: build(lambda n: TwoMeans(Normalised(nn.BatchNorm1d(4)))),
+            "several .* pairs: expected a network without trainable BatchNorm",
         ),
         (
             lambda: build(lambda n: Pairs(n, "rows of losses"))(*tensors(*rows(2))),
@@ -634,3 +624,58 @@ def test_a_plain_step_adds_several_losses_and_takes_a_bare_one(kind):
     assert loss == pytest.approx(by_hand(before), rel=1e-6)
     moved = before - network.weight.asnumpy()
     assert moved[1, 2] == pytest.approx(slope, rel=1e-4)
+
+
+def two_means_step(network, kind, sizes, **options):
+    sgd = nn.SGD(network.trainable_params(), 1.0)
+    if kind == "plain":
+        return PlainStep(TwoMeans(network), sgd, **options)
+    if kind == "subspace":  # all components, as plain descent
+        return projected_sgd(TwoMeans(network), sgd, micro_steps=len(sizes), **options)
+    return AccumulatedStep(TwoMeans(network), sgd, len(sizes), **options)
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes", "options"),
+    [
+        ("plain", (8,), {}),
+        ("plain", (8,), {"clip_norm": 0.5}),
+        ("accumulated", (3, 5), {}),
+        ("accumulated", (1, 6, 1), {"loss_scale": 64.0, "clip_norm": 0.5}),
+        ("accumulated", (3, 5), {"nonfinite": "drop_group"}),
+        ("subspace", (3, 5), {}),
+    ],
+    ids=str,
+)
+def test_each_of_two_means_is_over_its_own_rows(kind, sizes, options):
+    """Whatever the micro-batches: the closed form over all rows at once, in float64."""
+    network, arrays = linear(), rows(8)
+    weights = [p.asnumpy().astype(np.float64) for p in (network.weight, network.bias)]
+    step = two_means_step(network, kind, sizes, **options)
+    for batch in split(arrays, sizes):
+        expected = two_means(*weights, *(part.asnumpy() for part in batch))[0]
+        assert float(step(*batch)) == pytest.approx(expected, rel=1e-5)
+    loss, gradients = two_means(*weights, *arrays)
+    norm = twins.global_norm(gradients)
+    gradients = twins.clip_by_global_norm(gradients, options.get("clip_norm", 1e9))
+    last = step.last_update
+    assert (last.number, last.images) == (1, 8)
+    assert (last.loss, last.gradient_norm) == pytest.approx((loss, norm), rel=1e-5)
+    moved = [w - p.asnumpy() for w, p in zip(weights, (network.weight, network.bias), strict=True)]
+    for move, gradient in zip(moved, gradients, strict=True):
+        np.testing.assert_allclose(move, gradient, rtol=1e-4, atol=1e-5)
+
+
+def test_a_search_sees_the_sum_of_both_means(monkeypatch):
+    """In a basis of all components the accepted trial's loss is that of the weights it leaves."""
+    network, trials = linear(), []
+    sgd = nn.SGD(network.trainable_params(), 0.1)
+    basis = basis_of(sgd.parameters, 8)
+    step = SubspaceStep(TwoMeans(network), sgd, basis, micro_steps=2, alpha=1.0, gamma=0.0)
+    loss_at = step.update._loss
+    monkeypatch.setattr(step.update, "_loss", lambda *at: trials.append(loss_at(*at)) or trials[-1])
+    for batch in split(rows(8), (3, 5)):
+        step(*batch)
+    exact = (p.asnumpy().astype(np.float64) for p in (network.weight, network.bias))
+    assert step.last_update.number == 1
+    assert two_means(*exact, *rows(8))[0] == pytest.approx(min(trials), rel=1e-5)

@@ -1,15 +1,13 @@
 """The plain update: the optimizer alone, one update per batch."""
 
-import warnings
-
 import numpy as np
 import pytest
 from mindspore import nn
 
 from labkit import reference
 from labkit.labs.compare import parameter_values
-from labkit.nets.small import NextToken, NormNet
-from labkit.steps.losses import LossNet, TokenLossNet
+from labkit.nets.small import NextToken
+from labkit.steps.losses import TokenLossNet
 from labkit.steps.plain import PlainStep
 from tests import twins
 from tests.support.step_cells import (
@@ -96,10 +94,3 @@ def test_tokens_are_averaged_over_those_that_count():
     step(*tensors(tokens, np.full_like(labels, -100)))
     assert_bit_equal(snapshot(network), kept)
     assert step.last_update.number == 1 and np.isfinite(step.last_update.loss)
-
-
-def test_batch_norm_is_no_matter_for_a_warning():
-    network = NormNet("batch")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        PlainStep(LossNet(network, nn.CrossEntropyLoss()), momentum(network))

@@ -189,37 +189,42 @@ class TestExtras:
         assert step.last_update.number == 0
 
 
-@pytest.mark.parametrize("update", ["adasum", nn.ReLU()])
-def test_what_is_no_stage_is_refused(update):
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda net, sgd: PlainStep(net, sgd, update=nn.ReLU()), "expected an UpdateStage"),
+        (lambda net, sgd: AccumulatedStep(net, sgd, update="adasum"), "expected an UpdateStage"),
+        (  # gradients of one optimizer's parameters would move those of another
+            lambda net, sgd: PlainStep(net, sgd, update=PlainUpdate(momentum(linear(seed=1)))),
+            "expected the optimizer of the PlainStep, got a different one",
+        ),
+        (
+            lambda net, sgd: AccumulatedStep(net, "sgd", update=PlainUpdate(sgd)),
+            "optimizer: expected an nn.Optimizer, got a str",
+        ),
+        (
+            lambda net, sgd: PlainStep(net, sgd, update=PlainStep(net, sgd).update),
+            "PlainUpdate belongs to another step",
+        ),
+        (
+            lambda net, sgd: PlainStep(net, sgd, update=AdasumUpdate(sgd, workers=2)),
+            "expected an AccumulatedStep",
+        ),
+        (
+            lambda net, sgd: AccumulatedStep(
+                net, sgd, update=AdasumUpdate(sgd, workers=2), rank_group=""
+            ),
+            "rank_group: expected none beside AdasumUpdate",
+        ),
+        (
+            lambda net, sgd: AccumulatedStep(
+                net, sgd, update=AdasumUpdate(sgd, workers=2), tail="carry"
+            ),
+            "tail: expected one of .*, got 'carry'",
+        ),
+    ],
+)
+def test_what_is_refused(make, words):
     network, loss_net = regression()
-    for step in (PlainStep, AccumulatedStep):
-        with pytest.raises(InputError, match="expected an UpdateStage"):
-            step(loss_net, momentum(network), update=update)
-
-
-def test_a_stage_is_of_one_optimizer_and_of_one_step():
-    """Gradients of one optimizer's parameters would move those of another."""
-    network, loss_net = regression()
-    sgd, other = momentum(network), momentum(linear(seed=1))
-    for step in (PlainStep, AccumulatedStep):
-        with pytest.raises(
-            InputError, match="expected the optimizer of the .*, got a different one"
-        ):
-            step(loss_net, sgd, update=PlainUpdate(other))
-        with pytest.raises(InputError, match="optimizer: expected an nn.Optimizer, got a str"):
-            step(loss_net, "sgd", update=PlainUpdate(sgd))
-    stage = PlainUpdate(sgd)
-    PlainStep(loss_net, sgd, update=stage)
-    with pytest.raises(InputError, match="PlainUpdate belongs to another step"):
-        PlainStep(loss_net, sgd, update=stage)
-
-
-def test_a_plain_step_has_no_buffer_for_workers():
-    network, loss_net = regression()
-    sgd = momentum(network)
-    with pytest.raises(InputError, match="expected an AccumulatedStep"):
-        PlainStep(loss_net, sgd, update=AdasumUpdate(sgd, workers=2))
-    with pytest.raises(InputError, match="rank_group: expected none beside AdasumUpdate"):
-        AccumulatedStep(loss_net, sgd, update=AdasumUpdate(sgd, workers=2), rank_group="")
-    with pytest.raises(InputError, match="tail: expected one of .*, got 'carry'"):
-        AccumulatedStep(loss_net, sgd, update=AdasumUpdate(sgd, workers=2), tail="carry")
+    with pytest.raises(InputError, match=words):
+        make(loss_net, momentum(network))

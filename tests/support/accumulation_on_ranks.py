@@ -14,6 +14,8 @@ from tests.support.rank_programs import save
 LEARNING_RATE = 0.05
 # name -> (step, options, rows of each rank, calls that are NaN as (rank, call), number of calls)
 CASES = {
+    "two means": ("accumulated", {"pairs": True}, (6, 2), (), 4),
+    "plain, two means": ("plain", {"pairs": True, "clip_norm": 0.5}, (6, 2), (), 3),
     "halves": ("accumulated", {}, (4, 4), (), 5),
     "uneven": ("accumulated", {}, (6, 2), (), 5),
     "uneven by steps": ("accumulated", {"of_means": True}, (6, 2), (), 4),
@@ -34,7 +36,7 @@ FUSED = ("plain", "accumulated", "thor", "subspace")
 # Cases that run as graphs, in which ranks could wait for each other in two branches; the others run
 # operator by operator, in half a second instead of ten. Both modes agree: tests/steps/test_step.py.
 COMPILED = (
-    *("uneven", "clipped", "drop_micro", "nothing on one rank"),
+    *("uneven", "clipped", "drop_micro", "nothing on one rank", "two means"),
     *("plain, not finite on one rank", "fused/plain/single", "fused/plain/two"),
 )
 
@@ -50,7 +52,14 @@ def batch(rank, call, sizes, nan=()):
 
 def run(case, rank):
     """Run one case and return the arrays to compare, by name."""
-    from tests.support.step_cells import STEPS, MeanOfMeans, momentum, regression, tensors
+    from tests.support.step_cells import (
+        STEPS,
+        MeanOfMeans,
+        TwoMeans,
+        momentum,
+        regression,
+        tensors,
+    )
 
     kind, options, sizes, nan, calls = CASES[case]
     network, loss_net = regression()
@@ -58,6 +67,8 @@ def run(case, rank):
     optimizer = momentum(network, LEARNING_RATE, options.pop("weight_decay", 0.0))
     if options.pop("of_means", False):
         loss_net = MeanOfMeans(loss_net)
+    if options.pop("pairs", False):
+        loss_net = TwoMeans(network)
     step = STEPS[kind](loss_net, optimizer, **options)
     results = {}
     for call in range(calls + 1):

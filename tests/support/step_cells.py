@@ -13,6 +13,7 @@ from labkit.steps.accumulation import AccumulatedStep
 from labkit.steps.losses import LossNet
 from labkit.steps.plain import PlainStep
 from labkit.steps.state import set_state
+from tests import twins
 from tests.support.subspace_cells import basis_of
 
 INPUTS, OUTPUTS = 3, 2
@@ -152,6 +153,32 @@ class MeanOfMeans(nn.Cell):
 
     def construct(self, *batch):
         return self.loss_net(*batch)[0], 1
+
+
+class TwoMeans(nn.Cell):
+    """Two (loss, weight) pairs: the squared error of all rows, and of those with a target > 0."""
+
+    pairs = 2
+
+    def __init__(self, network):
+        super().__init__(auto_prefix=False)
+        self.network = network
+
+    def construct(self, inputs, targets):
+        errors = ops.mean(ops.square(self.network(inputs) - targets), 1)
+        chosen = ops.cast(targets[:, 0] > 0, ms.float32)
+        count = ops.reduce_sum(chosen)
+        loss = ops.reduce_sum(errors * chosen) / ops.maximum(count, 1.0)
+        return (ops.mean(errors), len(inputs)), (loss, count)
+
+
+def two_means(weights, bias, inputs, targets):
+    """Return the loss and gradients of ``TwoMeans`` over all rows at once, in float64."""
+    chosen = targets[:, 0] > 0
+    parts = [(inputs, targets)] + [(inputs[chosen], targets[chosen])] * bool(chosen.any())
+    results = [twins.linear_regression(weights, bias, *part) for part in parts]
+    gradients = [sum(leaf) for leaf in zip(*(g for _, g in results), strict=True)]
+    return sum(loss for loss, _ in results), gradients
 
 
 class Normalised(nn.Cell):

@@ -15,8 +15,7 @@ as arguments, since they belong to one update.
 import mindspore as ms
 from mindspore import ParameterTuple, Tensor, nn, ops
 
-from labkit.steps.state import copied, flat, part_of
-from labkit.steps.statistics import running_statistics
+from labkit.steps.state import copied, flat, part_of, running_statistics
 
 
 class _Graph(nn.Cell):
@@ -45,7 +44,7 @@ class Project(_Graph):
 
     def __init__(self, step: nn.Cell):
         super().__init__(step)
-        self.gradients = step.gradient_sum
+        self.gradients = step.update.buffer
         self.before, self.after = step.update.basis_shard.others()
 
     def construct(self, basis: Tensor) -> tuple:

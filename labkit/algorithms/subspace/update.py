@@ -96,7 +96,8 @@ class SubspaceUpdate(UpdateStage):
 
     def attach(self, step: nn.Cell) -> None:
         super().attach(step)
-        self.buffer, self.gradient = step.gradient_sum, step.gradient
+        self.gradient = step.gradient
+        self.buffer = ParameterTuple(step.gradient_sum[: self.gradient.count])
         self.micro_step = step.micro_step
         self.project, self.prepare = Project(step), Prepare(step)
         self.trial: nn.Cell = Trial(step) if self.searches else None
@@ -199,13 +200,15 @@ class SubspaceUpdate(UpdateStage):
 
     def _loss(self, size: Tensor, move: Tensor, start: Tensor) -> float:
         """Return the loss of the update's rows, over all ranks, at w + size P^T d."""
-        sums = np.zeros(2)
+        sums = np.zeros((2, self.gradient.pairs))
         for batch in self._rows:
-            loss, weight = (float(x.asnumpy()) for x in self.trial(size, move, start, *batch))
+            made = self.trial(size, move, start, *batch)
+            loss, weight = (np.atleast_1d(x.asnumpy()).astype(np.float64) for x in made)
             sums += (loss * weight, weight)
         if self.gradient.ranks > 1:
             sums = self.gradient.all_reduce(Tensor(sums, ms.float32)).asnumpy().astype(np.float64)
-        return float(sums[0] / (sums[1] if self.gradient.mean else self.gradient.ranks))
+        weights = np.maximum(sums[1], 1e-30)
+        return float((sums[0] / (weights if self.gradient.mean else self.gradient.ranks)).sum())
 
     def _memory(self) -> Memory:
         """Return the memory that the last update stored."""

@@ -297,7 +297,10 @@ class ThorUpdate(UpdateStage):
     def release(self) -> None:
         """Restore the network's own layers, without taps."""
         for place, cell in zip(self.places, self.tapped, strict=True):
-            exchange(place.parent, place.key, cell.release())
+            parent, key = place.parent, place.key
+            if parent._cells[key] is not cell:  # a network of one layer, inside float16's wrapper
+                parent, key = parent._cells[key], "_backbone"
+            exchange(parent, key, cell.release())
 
 
 class _ApplyPending(nn.Cell):

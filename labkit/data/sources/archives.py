@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol, cast
 
-from labkit.base.input_files import open_file
+from labkit.base.files import open_file
 from labkit.errors import InputError
 
 # The longest archive in use, ImageNet's validation images, has 50 000. A member takes 1 kB.

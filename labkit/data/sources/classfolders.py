@@ -12,8 +12,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from labkit.base.files import write_json
-from labkit.base.input_files import read_json
+from labkit.base.files import read_json, write_json
 from labkit.data.sources.download import Say
 from labkit.errors import InputError
 

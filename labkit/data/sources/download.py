@@ -23,8 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from labkit.base.files import write_json
-from labkit.base.input_files import read_json
+from labkit.base.files import read_json, write_json
 from labkit.errors import InputError
 
 TIMEOUT = 30.0  # seconds without a byte after which an attempt is given up

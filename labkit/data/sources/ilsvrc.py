@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from labkit.base.input_files import read_text
+from labkit.base.files import read_text
 from labkit.data.sources.archives import Member
 from labkit.data.sources.download import Published
 from labkit.data.sources.members import opened, read, tar_members

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
-from labkit.base.input_files import open_file
+from labkit.base.files import open_file
 from labkit.data.sources.archives import (
     CHUNK,
     Limited,

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from labkit.base.command_line import Parser
+from labkit.base.arguments import Parser
 from labkit.base.files import locked, remove_unfinished
 from labkit.data.sources.download import PART, Published
 from labkit.errors import InputError

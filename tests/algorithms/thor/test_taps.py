@@ -437,6 +437,14 @@ class TestConversion:
         assert all(a is b for a, b in zip(network, layers, strict=True))
         assert layers[0].activation_flag and len(convert(network).layers) == 2
 
+    def test_release_of_a_single_layer_leaves_it_in_float16(self):
+        loss_net = LossNet(nn.Dense(5, 4), nn.MSELoss())
+        layer, optimizer = loss_net.network, nn.SGD(loss_net.trainable_params(), 0.1)
+        step = ThorStep(loss_net, optimizer, 0.1, precision="O2")
+        step.update.release()
+        assert loss_net.network.level == "O2" and loss_net.network._backbone is layer
+        ThorStep(loss_net, optimizer, 0.1, precision="O2")
+
     def test_a_checkpoint_of_the_step_loads_into_the_bare_network(self, tmp_path):
         """The network's Parameters keep their names; those of the taps belong to the step."""
         network = NormNet()
