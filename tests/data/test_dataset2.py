@@ -6,8 +6,8 @@ import mindspore as ms
 import numpy as np
 import pytest
 
-from labkit.data import dataset2, imagefolder
-from labkit.data.dataset2 import create_dataset2
+from labkit.data import imagefolder
+from labkit.data.imagefolder import create_dataset2
 from labkit.errors import InputError
 from labkit.ranks import cluster
 from tests.support.image_files import write_pictures
@@ -93,7 +93,7 @@ def test_the_cache_is_for_evaluation(pictures, monkeypatch):
         actual.append(cache_session_id)
         return create(*given, **options)
 
-    monkeypatch.setattr(dataset2.imagefolder, "create_dataset", record)
+    monkeypatch.setattr(imagefolder, "create_dataset", record)
     shared = dict(batch_size=2, target="CPU", cache_session_id="1456416665")
     create_dataset2(pictures, True, enable_cache=True, **shared)
     create_dataset2(pictures, False, enable_cache=False, **shared)
