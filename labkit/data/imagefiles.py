@@ -8,8 +8,7 @@ take wrongly or silently is refused by name before a pipeline is built:
 - a JPEG that is cut short: MindSpore's random crops fill what is missing with grey, silently;
 - a CMYK JPEG without Adobe's marker, which MindSpore inverts: wrong by up to 244 grey levels.
 
-Damage inside a file shows when MindSpore decodes it, in a RuntimeError that names it, or not at all
-if the decoder conceals it, as every JPEG decoder does.
+Damage inside a file shows when MindSpore decodes it, in a RuntimeError that names it.
 """
 
 import os
@@ -79,22 +78,6 @@ def existing_folder(name: str, path: str | os.PathLike, content: str) -> Path:
         state = "a file" if os.path.exists(path) else "not there"
         raise InputError(f"{name}: expected a folder with {content}, got {path}, which is {state}")
     return Path(path)
-
-
-def check_same_classes(train: str | os.PathLike, val: str | os.PathLike) -> tuple[str, ...]:
-    """Return the class names that two folders share; raise ``InputError`` if they differ.
-
-    An additional class in one folder would shift the labels of all classes after it.
-    """
-    names, others = class_names(train), class_names(val)
-    if names != others:
-        extras = ((train, set(names) - set(others)), (val, set(others) - set(names)))
-        only = [f"only in {path}: {', '.join(sorted(extra))}" for path, extra in extras if extra]
-        raise InputError(
-            f"{train} has {len(names)} classes and {val} has {len(others)}; expected the same. "
-            f"{'; '.join(only)}"
-        )
-    return names
 
 
 def _checked_side(path: Path, deep: bool) -> int:

@@ -31,7 +31,7 @@ import mindspore.dataset as ds
 from mindspore.dataset import transforms, vision
 
 from labkit.base.arguments import choice, fit_workers, flag, integer, wrong
-from labkit.data.imagefiles import check_same_classes, read_folder
+from labkit.data.imagefiles import class_names, read_folder
 from labkit.errors import InputError
 from labkit.ranks import cluster
 
@@ -72,7 +72,7 @@ def create_dataset(
             rank_size) images of one common shuffle, so all make the same number of steps; up to
             rank_size - 1 images are left out, different ones each epoch. In evaluation ranks get
             consecutive parts, every image on exactly one rank, whose sizes differ by at most 1: add
-            up counts, do not average. (MindSpore's own shards repeat images to have equal sizes.)
+            up counts, do not average.
         rank_id: this rank, from 0.
         do_train: True: training; False: evaluation.
         image_size: S.
@@ -101,7 +101,8 @@ def create_dataset(
         raise wrong("backend", backend, expected)
     names, count, side = read_folder(dataset_path, check=check, deep=backend == "mindspore")
     if random:
-        operations = augmenting_operations(image_size)
+        crop = vision.RandomCropDecodeResize(image_size, scale=SCALE, ratio=RATIO)
+        operations = [crop, vision.RandomHorizontalFlip(0.5), _normalise(), vision.HWC2CHW()]
     elif length is None and side is not None and side < image_size:
         # CenterCrop would frame them in black.
         raise InputError(
@@ -152,13 +153,19 @@ def create_datasets(
         batch_size: as in ``create_dataset``, as are all other arguments except:
         train: name of the folder of training images.
         val: name of the folder of validation images.
-        **options: further arguments of ``create_dataset``, for both.
+        **options: further arguments of ``create_dataset``.
 
     Raises:
         InputError: if their classes are not the same, and as in ``create_dataset``.
     """
     train_folder, val_folder = Path(folder, train), Path(folder, val)
-    names = check_same_classes(train_folder, val_folder)
+    names, others = class_names(train_folder), class_names(val_folder)
+    if names != others:  # the labels of all classes after an additional one would be shifted
+        odd = (sorted({*names} - {*others}), sorted({*others} - {*names}))
+        raise InputError(
+            f"{folder}: expected the same classes in both, got {', '.join(odd[0]) or 'none'} in "
+            f"{train} alone, {', '.join(odd[1]) or 'none'} in {val} alone"
+        )
     shared = (batch_size, rank_size, rank_id)
     of_training = "mindspore" if augment else backend
     train_set = create_dataset(
@@ -186,26 +193,26 @@ def create_dataset2(
     train_image_size: int = 224,
     eval_image_size: int = 224,
 ) -> ds.Dataset:
-    """Return the tutorials' ImageNet pipeline of one folder: (B, 3, S, S) float32, (B,) int32.
+    """Return ``create_dataset`` with the arguments of the tutorials' ImageNet pipeline.
 
     Source: src/dataset.py of the tutorials on THOR, Adasum and dimension reduction (official/cv/
-    resnet of MindSpore's models repository). It is ``create_dataset`` with these arguments; ranks
-    are joined by ``labkit.start(distribute=True)``, not by this function.
+    resnet of MindSpore's models repository). Ranks are joined by
+    ``labkit.start(distribute=True)``, not by this function. In evaluation the source leaves out up
+    to batch_size - 1 images, different ones each time: 16 of ImageNet's 50 000 with 32 on one
+    device; here every image counts.
 
     Args:
         dataset_path: folder with one folder per class.
-        do_train: True: random crops and flips, shuffled, whole batches; False: resize and centre
-            crop. The source leaves out up to batch_size - 1 images there, different ones each
-            time: 16 of ImageNet's 50 000 with 32 on one device; here every image counts.
-        repeat_num: passes over the data in one epoch of the dataset.
-        batch_size: B.
+        do_train: as in ``create_dataset``.
+        repeat_num: its ``repeat_size``.
+        batch_size: images in a batch.
         target: "Ascend": this process reads its share of the images whenever it has joined other
             ranks; "GPU", "CPU": only with ``distribute``.
         distribute: whether the ranks share the images.
         enable_cache: whether evaluation keeps the preprocessed images in MindSpore's dataset cache.
         cache_session_id: session of that cache, a number or its digits.
-        train_image_size: S in training (an argument of r1.6).
-        eval_image_size: S in evaluation.
+        train_image_size: ``image_size`` in training (an argument of r1.6).
+        eval_image_size: ``image_size`` in evaluation.
 
     Raises:
         InputError: if the cache has no session, if the ranks that share the images have not been
@@ -219,14 +226,13 @@ def create_dataset2(
             raise InputError("A cache session_id must be provided to use cache.")
         text = isinstance(cache_session_id, str) and cache_session_id.isdecimal()
         session = int(cache_session_id) if text else cache_session_id
-    rank, ranks = 0, 1
-    if distribute or target == "Ascend":
-        if not cluster.joined() and (distribute or cluster.ranks_started() > 1):
-            raise InputError(
-                f"distribute is {distribute}, {cluster.ranks_started()} ranks were started, and "
-                "this one has joined no other; expected labkit.start(distribute=True) before"
-            )
-        rank, ranks = cluster.rank_and_size()
+    shared = distribute or target == "Ascend"
+    if shared and not cluster.joined() and (distribute or cluster.ranks_started() > 1):
+        raise InputError(
+            f"distribute is {distribute}, {cluster.ranks_started()} ranks were started, and "
+            "this one has joined no other; expected labkit.start(distribute=True) before"
+        )
+    rank, ranks = cluster.rank_and_size() if shared else (0, 1)
     return create_dataset(
         dataset_path,
         batch_size,
@@ -238,12 +244,6 @@ def create_dataset2(
         num_parallel_workers=8,
         cache_session_id=session,
     )
-
-
-def augmenting_operations(image_size: int) -> list:
-    """Return the random operations of training: file bytes -> (3, S, S) float32."""
-    crop = vision.RandomCropDecodeResize(image_size, scale=SCALE, ratio=RATIO)
-    return [crop, vision.RandomHorizontalFlip(0.5), _normalise(), vision.HWC2CHW()]
 
 
 def plain_operations(image_size: int, resize: int | None, backend: str = "mindspore") -> list:
@@ -268,12 +268,9 @@ def _normalise() -> vision.Normalize:
 def resize_length(image_size: int, resize: int | str | None) -> int | None:
     """Return the length of the shorter side for ``resize``: a number, "auto" or None."""
     image_size = integer("image_size", image_size)
-    if resize is None:
-        return None
-    if isinstance(resize, str):
-        choice("resize", resize, ("auto",))
+    if isinstance(resize, str) and choice("resize", resize, ("auto",)):
         return round(image_size * 256 / 224)
-    return integer("resize", resize, at_least=image_size)
+    return None if resize is None else integer("resize", resize, at_least=image_size)
 
 
 def choose_images(

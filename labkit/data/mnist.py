@@ -11,7 +11,6 @@ integers and rounds.
 """
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -96,10 +95,17 @@ def create_dataset(
         if shuffle:
             sampler.add_child(ds.SequentialSampler(0, count))
     workers = fit_workers(num_parallel_workers)
+    to_unit = vision.Rescale(1.0 / 255.0, 0.0)
+    normalise = vision.Rescale(1.0 / STD, -MEAN / STD)
+    operations = [  # (28, 28, 1) uint8 -> (1, 32, 32) float32
+        vision.Resize((SIDE, SIDE), interpolation=vision.Inter.LINEAR),
+        *((to_unit, normalise) if rescale == "correct" else (normalise, to_unit)),
+        vision.HWC2CHW(),
+    ]
 
     dataset = ds.MnistDataset(str(folder), usage, sampler=sampler, num_parallel_workers=workers)
     dataset = dataset.map(transforms.TypeCast(ms.int32), "label", num_parallel_workers=workers)
-    dataset = dataset.map(image_operations(rescale), "image", num_parallel_workers=workers)
+    dataset = dataset.map(operations, "image", num_parallel_workers=workers)
     if shuffle:
         dataset = dataset.shuffle(SHUFFLE_BUFFER)
     dataset = dataset.batch(batch_size, drop_remainder=shuffle, num_parallel_workers=workers)
@@ -156,17 +162,6 @@ def load_arrays(
     batches = list(dataset.create_tuple_iterator(num_epochs=1, output_numpy=True, do_copy=True))
     pictures, labels = zip(*batches, strict=True)
     return np.concatenate(pictures), np.concatenate(labels)
-
-
-def image_operations(rescale: str) -> Sequence[vision.transforms.ImageTensorOperation]:
-    """Return the operations: (28, 28, 1) uint8 -> (1, 32, 32) float32; see ``RESCALES``."""
-    to_unit = vision.Rescale(1.0 / 255.0, 0.0)
-    normalise = vision.Rescale(1.0 / STD, -MEAN / STD)
-    return [
-        vision.Resize((SIDE, SIDE), interpolation=vision.Inter.LINEAR),
-        *((to_unit, normalise) if rescale == "correct" else (normalise, to_unit)),
-        vision.HWC2CHW(),
-    ]
 
 
 def _find_set(data_path: str | os.PathLike, usage: str | None) -> tuple[Path, str, int]:

@@ -68,7 +68,7 @@ def pillow_decode(path: str | os.PathLike) -> np.ndarray:
 
 def pillow_resize(pixels: np.ndarray, length: int | None) -> np.ndarray:
     """Resize (H, W, 3) uint8 so that the shorter side is ``length``; None: no resize."""
-    rows, columns = resized_shape(*pixels.shape[:2], length)
+    rows, columns = resized_shape(pixels.shape[0], pixels.shape[1], length)
     image = Image.fromarray(pixels).resize((columns, rows), Image.Resampling.BILINEAR)
     return np.asarray(image)
 
@@ -99,7 +99,7 @@ def normalise(pixels: np.ndarray) -> np.ndarray:
     return (scaled - means) / deviations
 
 
-def exact_bilinear(pixels: np.ndarray, shape: tuple[int, int], *, antialias: bool) -> np.ndarray:
+def exact_bilinear(pixels: np.ndarray, shape: tuple[int, ...], *, antialias: bool) -> np.ndarray:
     """Resize (H, W, 3) to (rows, columns) in float64, without rounding.
 
     Each axis is one matrix of triangle weights around (i + 1/2) H / rows - 1/2, edges repeated.
