@@ -69,9 +69,16 @@ def read_pair(
 
 
 def _read(path: Path, magic: int) -> np.ndarray:
-    content = _content(path)
-    dimensions = magic & 0xFF
-    size = 4 * (1 + dimensions)
+    try:
+        if path.suffix == ".gz":
+            content = np.frombuffer(gzip.decompress(path.read_bytes()), np.uint8)
+        else:  # an empty file cannot be mapped
+            content = np.memmap(path, np.uint8, "r") if path.stat().st_size else np.array([], "u1")
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise InputError(f"{path}: the gzip file is cut short or damaged ({error})") from error
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error}); expected an IDX file") from error
+    size = 4 * (1 + (magic & 0xFF))
     if len(content) < size:
         raise InputError(f"{path}: {len(content)} bytes in all; expected a header of {size} bytes")
     number, *shape = content[:size].view(">u4").tolist()
@@ -89,15 +96,3 @@ def _read(path: Path, magic: int) -> np.ndarray:
             f"1, because the header says {' x '.join(map(str, shape))} {_CONTENT[magic]}"
         )
     return content[size:].reshape(shape)
-
-
-def _content(path: Path) -> np.ndarray:
-    """Return the bytes of the file, unpacked if it is gzipped."""
-    try:
-        if path.suffix == ".gz":
-            return np.frombuffer(gzip.decompress(path.read_bytes()), np.uint8)
-        return np.memmap(path, np.uint8, "r") if path.stat().st_size else np.zeros(0, np.uint8)
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise InputError(f"{path}: the gzip file is cut short or damaged ({error})") from error
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error}); expected an IDX file") from error

@@ -83,8 +83,7 @@ def create_dataset(
             times slower (`labkit.data.parity` measures the difference); not with augmentation,
             because no seed sets Pillow's random numbers.
         repeat_size: passes over the data in one epoch of the dataset.
-        num_parallel_workers: workers of each operation; limited to the number of cores, with a
-            printed notice.
+        num_parallel_workers: workers of each operation; limited to the number of cores.
         cache_session_id: evaluation only: keep the preprocessed images in MindSpore's dataset
             cache, under the number that `dataset-cache --generate_session` prints.
         check: False: do not open the files beforehand (0.6 s for 12 000 small ones).
@@ -168,14 +167,12 @@ def create_datasets(
         )
     shared = (batch_size, rank_size, rank_id)
     of_training = "mindspore" if augment else backend
-    train_set = create_dataset(
-        train_folder,
-        *shared,
-        augment=augment,
-        backend=of_training,
-        repeat_size=repeat_size,
-        **options,
-    )
+    of_train: dict[str, Any] = {
+        "augment": augment,
+        "backend": of_training,
+        "repeat_size": repeat_size,
+    }
+    train_set = create_dataset(train_folder, *shared, **of_train, **options)
     options |= {"backend": backend, "cache_session_id": cache_session_id}
     return train_set, create_dataset(val_folder, *shared, do_train=False, **options), names
 

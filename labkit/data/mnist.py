@@ -58,8 +58,7 @@ def create_dataset(
             that holds `train` and `test`.
         batch_size: images in a batch.
         repeat_size: passes over the data in one epoch of the dataset.
-        num_parallel_workers: workers of each operation; limited to the number of cores, with a
-            printed notice.
+        num_parallel_workers: workers of each operation; limited to the number of cores.
         usage: "train" or "test"; None: the set that ``data_path`` holds.
         shuffle: whether the images come in a new order each epoch; an incomplete last batch is
             then dropped, and otherwise kept.
@@ -123,15 +122,9 @@ def create_eval_dataset(
 ) -> ds.Dataset:
     """Return the pipeline for evaluation: in file order, every image once, none dropped.
 
-    Args:
-        data_path: as in ``create_dataset``, as are all other arguments and errors except:
-        batch_size: default 1000, or all images if there are fewer. An incomplete last batch has
-            another shape, for which a compiled network compiles again (0.2 to 0.45 s): 1000
-            divides MNIST's 10 000 test images.
-        num_parallel_workers: as in ``create_dataset``.
-        usage: "train" or "test"; None: the set that ``data_path`` holds.
-        images: as in ``create_dataset``.
-        **options: ``rescale``, ``rank_size`` and ``rank_id`` of ``create_dataset``.
+    All arguments and errors are those of ``create_dataset``. The default batch holds 1000 images,
+    or all if there are fewer: an incomplete last batch has another shape, for which a compiled
+    network compiles again (0.2 to 0.45 s), and 1000 divides MNIST's 10 000 test images.
     """
     if batch_size is None:
         batch_size = min(_EVALUATION_BATCH, images or _find_set(data_path, usage)[2])
@@ -188,13 +181,9 @@ def _find_set(data_path: str | os.PathLike, usage: str | None) -> tuple[Path, st
     labels = folder / f"{_FILE_PREFIX[usage]}-labels-idx1-ubyte"
     # MnistDataset opens every file whose name contains these words, including a .gz or a copy, and
     # fails on it in the middle of a run.
-    for word in (f"{_FILE_PREFIX[usage]}-images", f"{_FILE_PREFIX[usage]}-labels"):
-        for path in folder.glob(f"*{word}*"):
-            if path not in (images, labels):
-                raise InputError(
-                    f"data folder {folder} holds {path.name} beside the unpacked files; MindSpore "
-                    "would read it as well. Move it"
-                )
+    others = {*folder.glob(f"*{images.name[:-11]}*"), *folder.glob(f"*{labels.name[:-11]}*")}
+    for path in others - {images, labels}:
+        raise InputError(f"{path} lies beside the unpacked files; MindSpore would read it: move it")
     return folder, usage, len(idx.read_pair(images, labels, PIXELS)[0])
 
 

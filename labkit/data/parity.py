@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image
 
-from labkit.data.imagefolder import MEAN, STD, plain_operations, resize_length
+from labkit.data.imagefolder import BACKENDS, MEAN, STD, plain_operations, resize_length
 from labkit.errors import InputError
 
 GREY, NORMALISED, PIXELS = "grey levels", "normalised", "pixels"
@@ -46,10 +46,6 @@ class Difference:
     mean: float
     unit: str
     limit: float | None
-
-    def __str__(self) -> str:
-        limit = "" if self.limit is None else f" (at most {self.limit:.3g})"
-        return f"{self.stage:<42} {self.largest:9.3g}{limit:<20} mean {self.mean:8.3g}  {self.unit}"
 
 
 def pillow_preprocess(
@@ -105,20 +101,15 @@ def exact_bilinear(pixels: np.ndarray, shape: tuple[int, ...], *, antialias: boo
     Each axis is one matrix of triangle weights around (i + 1/2) H / rows - 1/2, edges repeated.
     The triangle reaches one pixel to each side or, with ``antialias``, H / rows if that is more.
     """
-    rows, columns = (
-        _triangles(of, to, antialias) for of, to in zip(pixels.shape[:2], shape, strict=True)
-    )
-    wide = np.tensordot(rows, pixels.astype(np.float64), axes=(1, 0))
-    return np.tensordot(columns, wide, axes=(1, 1)).transpose(1, 0, 2)
-
-
-def _triangles(size: int, to: int, antialias: bool) -> np.ndarray:
-    """Return the (to, size) weights of one axis."""
-    ratio = size / to
-    centres = (np.arange(to) + 0.5)[:, None] * ratio - 0.5
-    reach = max(ratio, 1.0) if antialias else 1.0
-    weights = np.clip(1 - np.abs(np.arange(size)[None] - centres) / reach, 0, None)
-    return weights / weights.sum(axis=1, keepdims=True)
+    resized = pixels.astype(np.float64)
+    for axis, to in enumerate(shape):
+        ratio = pixels.shape[axis] / to
+        centres = (np.arange(to) + 0.5)[:, None] * ratio - 0.5
+        reach = max(ratio, 1.0) if antialias else 1.0
+        weights = np.clip(1 - np.abs(np.arange(pixels.shape[axis]) - centres) / reach, 0, None)
+        weights /= weights.sum(axis=1, keepdims=True)
+        resized = np.moveaxis(np.tensordot(weights, resized, axes=(1, axis)), 0, axis)
+    return resized
 
 
 def preprocessing_differences(
@@ -144,8 +135,7 @@ def preprocessing_differences(
         for stage in images[0]
     }
     largest = {stage: float(values.max()) for stage, values in differences.items()}
-    decode = largest["decode"] + (largest["decode"] > 0)
-    grey = decode + largest["resize"] + largest["crop"]
+    grey = sum(largest[stage] for stage in ("decode", "resize", "crop")) + (largest["decode"] > 0)
     stages: dict[str, tuple[str, float | None]] = {
         "decode": (GREY, None),
         "resize": (GREY, None),
@@ -166,16 +156,13 @@ def preprocessing_differences(
     ]
 
 
-def _one_image(
-    path: str | os.PathLike, image_size: int, length: int | None
-) -> dict[str, np.ndarray]:
+def _one_image(path: str | os.PathLike, image_size: int, length: int | None) -> dict:
     """Return every stage's difference for one image, MindSpore's minus Pillow's."""
     try:
         content, decoded = np.fromfile(path, dtype=np.uint8), pillow_decode(path)
     except (OSError, SyntaxError, ValueError) as error:
         raise InputError(f"{path} cannot be read as an image ({error})") from error
-    plain = plain_operations(image_size, length)
-    pillow = plain_operations(image_size, length, "pillow")
+    plain, pillow = (plain_operations(image_size, length, name) for name in BACKENDS)
     decode, *resizes, crop, scale, transpose = plain
     resized = pillow_resize(decoded, length)
     shrunk = resizes[0](decoded) if resizes else decoded

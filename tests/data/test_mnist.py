@@ -175,5 +175,5 @@ def test_files_that_are_broken_or_too_many_are_refused_at_the_door(tmp_path):
         call(tmp_path)
     write_set(tmp_path, "train", images, labels)
     (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(b"x")  # MindSpore would read it as well
-    with pytest.raises(InputError, match="holds train-images-idx3-ubyte.gz beside"):
+    with pytest.raises(InputError, match="train-images-idx3-ubyte.gz lies beside"):
         call(tmp_path)
