@@ -165,16 +165,16 @@ def create_datasets(
             f"{folder}: expected the same classes in both, got {', '.join(odd[0]) or 'none'} in "
             f"{train} alone, {', '.join(odd[1]) or 'none'} in {val} alone"
         )
-    shared = (batch_size, rank_size, rank_id)
-    of_training = "mindspore" if augment else backend
-    of_train: dict[str, Any] = {
-        "augment": augment,
-        "backend": of_training,
-        "repeat_size": repeat_size,
-    }
-    train_set = create_dataset(train_folder, *shared, **of_train, **options)
+    options |= {"batch_size": batch_size, "rank_size": rank_size, "rank_id": rank_id}
+    train_set = create_dataset(
+        train_folder,
+        augment=augment,
+        backend="mindspore" if augment else backend,
+        repeat_size=repeat_size,
+        **options,
+    )
     options |= {"backend": backend, "cache_session_id": cache_session_id}
-    return train_set, create_dataset(val_folder, *shared, do_train=False, **options), names
+    return train_set, create_dataset(val_folder, do_train=False, **options), names
 
 
 def create_dataset2(
