@@ -1,5 +1,6 @@
 """Find a prepared data set, or prepare it: from bundled files, Fashion-MNIST from a download."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -39,7 +40,9 @@ def prepare(name: str, **options: int) -> Path:
     else:
         script, folder, arguments = "mnist.py", _MNIST[name], ["--dataset", name]
     command = [sys.executable, str(project / "data_scripts" / script), *arguments]
-    done = subprocess.run(command, cwd=project, capture_output=True, text=True)
+    # With it Python would not find what the scripts share, in the folder of the script.
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
+    done = subprocess.run(command, cwd=project, env=env, capture_output=True, text=True)
     if done.returncode:
         raise InputError(done.stderr.strip() or f"{name} cannot be prepared: {done.stdout.strip()}")
     return project / "datasets" / folder
