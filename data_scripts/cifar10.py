@@ -5,88 +5,52 @@
     python data_scripts/cifar10.py --dataset cifar100             the 100 fine classes
     python data_scripts/cifar10.py --source my_images.tar.gz --out my_cifar    images of your own
 
-The archive is the binary version of its publisher (https://www.cs.toronto.edu/~kriz/cifar.html),
-verified by size, SHA-256 and MD5. Each image becomes a PNG, which is lossless, named after its
-file and number: `train/airplane/data_batch_1_00029.png`. Image folders number their classes in
-alphabetical order, which is that of the labels 0, 1, 2 ... Your own archives and folders hold
-`train/CLASS/IMAGE` and `val/CLASS/IMAGE`, JPEG or PNG, or unpacked .bin files; their structure is
-checked, and a warning says that they are not the official set.
+The archive is the binary version of its publisher (https://www.cs.toronto.edu/~kriz/cifar.html, by
+A. Krizhevsky), verified by size and checksum. Each image becomes a PNG, which is lossless, named
+after its file and number: `train/airplane/data_batch_1_00029.png`. Image folders number their
+classes in alphabetical order, which is that of the labels 0, 1, 2 ... Your own archives and folders
+hold `train/CLASS/IMAGE` and `val/CLASS/IMAGE`, JPEG or PNG, or unpacked .bin files; their structure
+is checked, and a warning says that they are not the official set.
 
 The images go to `datasets/CIFAR10` or `datasets/CIFAR100` of the project unless `--out` names
 another folder. A class is written whole or not at all; the next call continues an interrupted
-download or conversion. The Python version of the archives is refused: it is a pickle, and a pickle
-can execute any code.
+conversion.
 """
 
+import io
 import os
-import shutil
 import sys
-from pathlib import Path, PurePosixPath
+from collections.abc import Sequence
+from pathlib import Path
 
-from labkit.data.sources import cifar
-from labkit.data.sources.cifar import Dataset
-from labkit.data.sources.classfolders import ClassFolders
-from labkit.data.sources.download import DOWNLOADS, Published, Say, fetch, is_address, verify
-from labkit.data.sources.members import listed, opened
-from labkit.data.sources.script import exit_code, new_parser, refuse_full, staging, unreceived
+import numpy as np
+from _common import (
+    ADVICE,
+    PROJECT,
+    Images,
+    Say,
+    download,
+    held,
+    install_class,
+    is_address,
+    parser,
+    published,
+    report,
+    run,
+    staging,
+    unpacked,
+    verify,
+)
+from PIL import Image
+
 from labkit.errors import InputError, nearest, refuse_unknown
 
-PROJECT = Path(__file__).resolve().parent.parent
 SPLITS = ("train", "val")
-ATTEMPTS = 5
-
-_CIFAR100 = (
-    "apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus "
-    "butterfly camel can castle caterpillar cattle chair chimpanzee clock cloud cockroach couch "
-    "crab crocodile cup dinosaur dolphin elephant flatfish forest fox girl hamster house kangaroo "
-    "keyboard lamp lawn_mower leopard lion lizard lobster man maple_tree motorcycle mountain mouse "
-    "mushroom oak_tree orange orchid otter palm_tree pear pickup_truck pine_tree plain plate poppy "
-    "porcupine possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk skyscraper "
-    "snail snake spider squirrel streetcar sunflower sweet_pepper table tank telephone television "
-    "tiger tractor train trout tulip turtle wardrobe whale willow_tree wolf woman worm"
-)
+SIDE = 32
+ADDRESS = "https://www.cs.toronto.edu/~kriz/"
 
 
-DATASETS = {
-    "cifar10": Dataset(
-        title="CIFAR-10",
-        folder="CIFAR10",
-        address="https://www.cs.toronto.edu/~kriz/",
-        archive=Published(
-            "cifar-10-binary.tar.gz",
-            170_052_171,
-            {
-                "sha256": "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
-                "md5": "c32a1d4ab5d03f1284b67883e8d87530",
-            },
-        ),
-        files={
-            "train": tuple(f"data_batch_{number}.bin" for number in range(1, 6)),
-            "val": ("test_batch.bin",),
-        },
-        records={"train": 10_000, "val": 10_000},
-        names="batches.meta.txt",
-        classes=tuple("airplane automobile bird cat deer dog frog horse ship truck".split()),
-    ),
-    "cifar100": Dataset(
-        title="CIFAR-100",
-        folder="CIFAR100",
-        address="https://www.cs.toronto.edu/~kriz/",
-        archive=Published(
-            "cifar-100-binary.tar.gz",
-            168_513_733,
-            {
-                "sha256": "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
-                "md5": "03b5dce01913d631647c71ecec9e9cb8",
-            },
-        ),
-        files={"train": ("train.bin",), "val": ("test.bin",)},
-        records={"train": 50_000, "val": 10_000},
-        names="fine_label_names.txt",
-        classes=tuple(_CIFAR100.split()),
-        label_bytes=2,  # coarse, fine
-    ),
-}
+DATASETS = published("cifar10", "cifar100")
 
 
 def prepare(
@@ -99,125 +63,131 @@ def prepare(
 
     Args:
         dataset: a name of ``DATASETS``.
-        source: None or "download"; the http(s) address of a mirror folder or archive; the official
-            archive, or the folder it is in; or an archive or folder of your own, with
-            train/CLASS/IMAGE and val/CLASS/IMAGE or unpacked .bin files.
+        source: None or "download"; the official archive, its http(s) address, or the folder it is
+            in; or an archive or folder of your own.
         out: default: the data set's folder under `datasets` of the project.
         say: called with each line of the report.
 
     Raises:
-        InputError: if the source is missing, incomplete, damaged or not what it should be, there is
-            not enough disk space, or ``out`` holds other data.
+        InputError: if the source is missing, incomplete, damaged or not what it should be, or
+            ``out`` holds other data.
     """
     refuse_unknown("dataset", dataset, DATASETS)
     known = DATASETS[dataset]
-    where = known.address if source in (None, "download") else os.fspath(source)
-    if not is_address(where) and os.path.isfile(Path(where) / known.archive.name):
-        where = str(Path(where) / known.archive.name)
-    form = "official" if is_address(where) else _form_of(known, where)
-    out = PROJECT / "datasets" / known.folder if out is None else Path(out)
-    if form == "official" and _is_complete(known, out):
-        say(f"{known.title} is in {out} already, verified:")
+    archive, counts = known["archive"], known["per_class"]
+    out = PROJECT / "datasets" / known["folder"] if out is None else Path(out)
+    where = ADDRESS + archive["name"] if source in (None, "download") else os.fspath(source)
+    path = Path(where)
+    if (path / archive["name"]).is_file():
+        path = path / archive["name"]
+    sized = path.is_file() and path.stat().st_size == archive["size"]
+    official = is_address(where) or sized or path.name == archive["name"]
+    names = [(split, name) for split in SPLITS for name in known["classes"].split()]
+    if official and all(held(out / s / name, counts[s], counts[s]) for s, name in names):
+        say(f"{known['title']} is in {out} already, complete by the number of images:")
     else:
+        if not is_address(where) and not path.exists():
+            raise InputError(
+                f"source {where} is not there; expected download, a folder, an archive or an "
+                f"address.{nearest(where, ['download'])}"
+            )
         with staging(out) as work:
-            folders = ClassFolders(out, known.title, SPLITS, form == "official")
-            if form == "official":
-                _convert(known, folders, work, where, say)
+            if is_address(where):
+                path = download(where, work / archive["name"], say)
+            if official:
+                verify(path, archive)
+                _convert(known, unpacked(path, work / "archive"), where, out, work)
             else:
-                _copy(known, folders, work, where, form, say)
-        say(f"{known.title} is in {out}, from {where}:")
-    ClassFolders(out, known.title, SPLITS, form == "official").report(say)
+                _take(known, unpacked(path, work / "archive"), where, out, work)
+                say(f"warning: {where} is not the official {known['title']} ({archive['name']})")
+        say(f"{known['title']} is in {out}, from {where}:")
+    report(out, SPLITS, say)
     return out
 
 
-def _form_of(known: Dataset, where: str) -> str:
-    """Return what is at a path: "official" archive, folder of "records", or "images"."""
-    if not os.path.exists(where):
+def _convert(known: dict, place: Path, where: str, out: Path, work: Path) -> None:
+    """Make the missing classes from the record files.
+
+    A record is label bytes, then the red, the green and the blue plane, each row by row.
+    """
+    first = known["label_bytes"]
+    for split in SPLITS:
+        # By file: labels (n,) and images (n, 32, 32, 3), uint8.
+        batches: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+        for file in known["files"][split]:
+            found, length = list(place.rglob(file)), first + 3 * SIDE * SIDE
+            if len(found) != 1:
+                raise InputError(f"{where} holds {len(found)} files {file}; expected one")
+            content = np.fromfile(found[0], np.uint8)
+            if content.size % length:
+                raise InputError(f"{where}: {file}: {content.size} bytes; expected n x {length}")
+            rows = content.reshape(-1, length)
+            images = rows[:, first:].reshape(-1, 3, SIDE, SIDE).transpose(0, 2, 3, 1)
+            batches[file] = rows[:, first - 1], images
+        count = known["per_class"][split]
+        for label, name in enumerate(known["classes"].split()):
+            shown = sum(int((labels == label).sum()) for labels, _ in batches.values())
+            if shown != count:
+                raise InputError(f"{where}: {shown} images of {name} in {split}; expected {count}")
+            if not held(out / split / name, count, count):
+                install_class(out / split / name, _as_png(batches, label), work)
+
+
+def _as_png(batches: dict[str, tuple[np.ndarray, np.ndarray]], label: int) -> Images:
+    """Yield (file name, PNG) of each image with ``label``: `data_batch_1_00029.png` is number 29.
+
+    The names sort in the order of the images.
+    """
+    for file, (labels, images) in batches.items():
+        for index in np.flatnonzero(labels == label):
+            packed = io.BytesIO()
+            Image.fromarray(np.ascontiguousarray(images[index])).save(packed, "PNG")
+            yield f"{file.removesuffix('.bin')}_{index:05d}.png", packed.getvalue()
+
+
+def _take(known: dict, place: Path, where: str, out: Path, work: Path) -> None:
+    """Take the user's own record files or images; all are checked before the first appears."""
+    if any((out / split).exists() for split in SPLITS):
+        raise InputError(f"{out} holds images already, perhaps others. {ADVICE}")
+    if any(place.rglob(known["files"]["val"][0])):
+        return _convert(known, place, where, out, work)
+    roots = [path.parent for path in place.rglob("train") if (path.parent / "val").is_dir()]
+    if len(roots) != 1:
         raise InputError(
-            f"source {where} is not there; expected download, a folder, an archive or an address."
-            f"{nearest(where, ['download'])}"
+            f"{where} holds no {known['title']}: expected train/CLASS/IMAGE and val/CLASS/IMAGE, "
+            f"or {known['archive']['name']} (its Python version is a pickle, which is not read)"
         )
-    with listed(where) as members:
-        paths = [PurePosixPath(member.name) for member in members]
-    last = {path.name for path in paths}
-    if not last.isdisjoint(name for files in known.files.values() for name in files):
-        return "records" if Path(where).is_dir() else "official"
-    if any(len(path.parts) > 2 and path.parts[-3] in SPLITS for path in paths):
-        return "images"
-    other = [key for key, known in DATASETS.items() if not last.isdisjoint(known.files["val"])]
-    if other:
-        hint = f"this is {DATASETS[other[0]].title}, --dataset {other[0]}; expected"
-    elif any("data_batch" in name for name in last) or {"train", "test", "meta"} <= last:
-        hint = "it is the Python version, a pickle, which can execute any code; expected"
-    else:
-        hint = "expected train/CLASS/IMAGE and val/CLASS/IMAGE, or"
-    raise InputError(f"{where} holds no {known.title}: {hint} {known.archive.name}")
+    classes = set(known["classes"].split())
+    for split in SPLITS:
+        names = {path.name for path in (roots[0] / split).iterdir()}
+        if names != classes:
+            odd = ", ".join(sorted(names ^ classes))
+            raise InputError(f"{where}: {split} and {known['title']} differ in classes: {odd}")
+        for name in names:
+            install_class(work / "own" / split / name, _checked(roots[0] / split / name), work)
+    for split in SPLITS:
+        os.rename(work / "own" / split, out / split)
 
 
-def _is_complete(known: Dataset, out: Path) -> bool:
-    """Return whether ``out`` has every class of the official set, by checksum of its images."""
-    folders = ClassFolders(out, known.title, SPLITS, official=True)
-    return all(folders.whole(split, name, True) for split in SPLITS for name in known.classes)
+def _checked(folder: Path) -> Images:
+    """Yield (file name, content) of the images; each must be whole, of 32 x 32 pixels and RGB."""
+    for path in sorted(folder.iterdir()):
+        try:
+            with Image.open(path, formats=("JPEG", "PNG")) as image:
+                image.load()
+        except Exception as error:  # Pillow raises many types for damaged images
+            raise InputError(f"{path} is not a whole JPEG or PNG ({error})") from error
+        if (*image.size, image.mode) != (SIDE, SIDE, "RGB"):
+            raise InputError(f"{path} is {image.size} {image.mode}; expected {SIDE} x {SIDE} RGB")
+        yield path.name, path.read_bytes()
 
 
-def _convert(known: Dataset, folders: ClassFolders, work: Path, where: str, say: Say) -> None:
-    """Make the missing classes from the official archive."""
-    out = folders.out
-    missing = [s for s in SPLITS for name in known.classes if not folders.whole(s, name)]
-    images = sum(map(known.per_class, missing))
-    more = unreceived(known.archive, out / DOWNLOADS) if is_address(where) else 0
-    refuse_full(out, images * cifar.MAX_PNG + more, images)
-    if is_address(where):
-        name = known.archive.name
-        address = where if where.endswith((".tar.gz", ".tgz")) else f"{where.rstrip('/')}/{name}"
-        archive = fetch(known.archive, address, out / DOWNLOADS, say, attempts=ATTEMPTS)
-    else:
-        archive = Path(where)
-        verify(archive, known.archive, say)
-    with opened(archive, known.members) as members:
-        images = cifar.images_of_records(known, members, str(archive))
-    for (split, name), made in images.items():
-        if not folders.whole(split, name, content=True):
-            record = folders.stage(work, split, name, made)
-            folders.install(work, split, name, record, say)
-    shutil.rmtree(out / DOWNLOADS, ignore_errors=True)
-
-
-def _copy(
-    known: Dataset, folders: ClassFolders, work: Path, where: str, form: str, say: Say
-) -> None:
-    """Copy the user's own images; all are checked before the first is put into its place."""
-    with listed(where) as members:
-        refuse_full(folders.out, sum(member.size for member in members), len(members))
-        images = {} if form == "records" else cifar.images_of_files(known, members, where)
-    if form == "records":
-        with opened(where, known.members) as by_name:
-            images = cifar.images_of_records(known, by_name, where)
-    staged = {key: folders.stage(work, *key, made) for key, made in images.items()}
-    for (split, name), record in staged.items():
-        held = folders.records.get(f"{split}/{name}", record)
-        if held != record and folders.whole(split, name):
-            raise InputError(
-                f"{folders.out / split / name} holds other images ({held.images}; expected "
-                f"{record.images} from {where}). Remove {folders.out}, or choose another folder "
-                "with --out"
-            )
-    for (split, name), record in staged.items():
-        if folders.records.get(f"{split}/{name}") != record or not folders.whole(split, name, True):
-            folders.install(work, split, name, record)
-    say(
-        f"warning: {where} is not the official {known.title} ({known.archive.name}); only the "
-        "structure is checked"
-    )
-
-
-def main(arguments: list[str] | None = None) -> int:
+def main(words: Sequence[str] | None = None) -> int:
     """Run the command; return 0, or 2 for bad input with its message on stderr."""
-    parser = new_parser(__doc__)
-    parser.add_argument("--dataset", default="cifar10", help=" or ".join(DATASETS))
-    parser.add_argument("--source", help="download, an address, an archive or a folder")
-    parser.add_argument("--out", help="folder to write to")
-    return exit_code(__file__, prepare, parser.parse_args(arguments))
+    options = parser(__doc__)
+    options.add_argument("--dataset", default="cifar10", help=" or ".join(DATASETS))
+    options.add_argument("--source", help="download, an address, an archive or a folder")
+    return run(prepare, options, words)
 
 
 if __name__ == "__main__":

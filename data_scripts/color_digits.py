@@ -22,25 +22,24 @@ is created whole or not at all, and other data is never overwritten.
 """
 
 import hashlib
+import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from _common import ADVICE, PROJECT, Say, parser, run, staging
 from PIL import Image, features
 from PIL import __version__ as PILLOW
 
-from labkit.base import arguments
 from labkit.base.arguments import integer, wrong
-from labkit.base.files import read_json, write_json
+from labkit.base.arguments import seed as checked_seed
 from labkit.data import idx
 from labkit.data.prepare import color_digits_folder
-from labkit.data.sources.classfolders import MANIFEST
-from labkit.data.sources.download import Say
-from labkit.data.sources.script import exit_code, new_parser, staging
 from labkit.errors import InputError
 
-PROJECT = Path(__file__).resolve().parent.parent
+MANIFEST = "manifest.json"
 MNIST = PROJECT / "data_scripts" / "bundled" / "mnist"
 SETS = {"train": "train", "val": "t10k"}
 CLASSES = 10
@@ -85,19 +84,16 @@ def prepare(
     if _is_there(out, wanted):
         say(f"colour digits are in {out} already, verified:")
     else:
-        with staging(out.parent) as folder:
-            tree = folder / "tree"
+        with staging(out.parent) as work:
+            tree = work / "tree"
             _draw_all(tree, wanted)
-            write_json(tree / MANIFEST, _manifest(tree, wanted), "the manifest")
-            try:
-                os.rename(tree, out)
-            except OSError:
-                # Another process was faster: what it made must be the same.
-                if not _is_there(out, wanted):
-                    raise
+            encoder = f"Pillow {PILLOW}, libjpeg {features.version('jpg')}"
+            count, digest = _digest(tree)
+            manifest = wanted | {"encoder": encoder, "files": count, "sha256": digest}
+            (tree / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+            os.rename(tree, out)
         say(f"colour digits are in {out}, drawn:")
-    manifest = read_json(out / MANIFEST)
-    say(f"  {train} + {val} JPEG files of {size} x {size}  SHA-256 {manifest['sha256']}")
+    say(f"  {train} + {val} JPEG files of {size} x {size}  SHA-256 {_digest(out)[1]}")
     return out
 
 
@@ -163,7 +159,7 @@ def _parameters(size: int, train: int, val: int, seed: int) -> dict:
         "version": _VERSION,
         "size": integer("size", size, *SIZES),
         **images,
-        "seed": arguments.seed(seed),
+        "seed": checked_seed(seed),
         "quality": QUALITY,
     }
 
@@ -182,62 +178,43 @@ def _draw_all(tree: Path, wanted: dict) -> None:
                 image.save(folder / f"{row:05d}.jpg", quality=QUALITY)
 
 
-def _manifest(tree: Path, wanted: dict) -> dict:
-    """Return the parameters, what encoded the files, how many there are and their SHA-256."""
-    count, digest = _digest(tree)
-    encoder = f"Pillow {PILLOW}, libjpeg {features.version('jpg')}"
-    return wanted | {"encoder": encoder, "files": count, "sha256": digest}
-
-
 def _digest(tree: Path) -> tuple[int, str]:
     """Return the number of files below ``tree``, except the manifest, and one SHA-256 over all."""
-    whole, paths = hashlib.sha256(), []
-    for folder, _, names in os.walk(tree):
-        paths += [os.path.relpath(os.path.join(folder, name), tree) for name in names]
-    paths = sorted(path for path in paths if path != MANIFEST)
-    for path in paths:
-        content = hashlib.sha256((tree / path).read_bytes()).hexdigest()
-        whole.update(f"{path}\0{content}\n".encode())
-    return len(paths), whole.hexdigest()
+    whole = hashlib.sha256()
+    names = sorted(str(path.relative_to(tree)) for path in tree.rglob("*") if path.is_file())
+    names = [name for name in names if name != MANIFEST]
+    for name in names:
+        content = hashlib.sha256((tree / name).read_bytes()).hexdigest()
+        whole.update(f"{name}\0{content}\n".encode())
+    return len(names), whole.hexdigest()
 
 
 def _is_there(out: Path, wanted: dict) -> bool:
     """Return whether ``out`` holds these images; raise ``InputError`` if it holds others."""
-    advice = "Remove it, or choose another folder with --out"
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return False
     try:
-        if not out.exists() or (out.is_dir() and not any(out.iterdir())):
-            return False
-        known = read_json(out / MANIFEST) if (out / MANIFEST).is_file() else None
-        is_ours = isinstance(known, dict) and known.get("data") == wanted["data"]
-        # Other data may be of any size: only ours is read whole.
-        count, digest = _digest(out) if is_ours else (0, "")
-    except (OSError, InputError) as error:
-        raise InputError(f"{out} cannot be read ({error}). {advice}") from error
-    if not is_ours:
-        raise InputError(f"{out} holds other data (no {MANIFEST} of colour digits). {advice}")
-    for name, value in wanted.items():
-        if known.get(name) != value:
-            raise InputError(
-                f"{out} holds colour digits with {name} {known.get(name)!r}; expected {value!r}. "
-                f"{advice}"
-            )
-    if (count, digest) != (known.get("files"), known.get("sha256")):
+        known = json.loads((out / MANIFEST).read_text("utf-8"))
+        named = {name: known.get(name) for name in wanted}
+    except (OSError, ValueError, AttributeError) as error:
         raise InputError(
-            f"{out} is damaged: {count} files with SHA-256 {digest}; its {MANIFEST} says "
-            f"{known.get('files')} with {known.get('sha256')}. {advice}"
-        )
+            f"{out} holds other data than colour digits ({error}). {ADVICE}"
+        ) from error
+    if named != wanted:
+        raise InputError(f"{out} holds colour digits of {named}; expected {wanted}. {ADVICE}")
+    if _digest(out) != (known.get("files"), known.get("sha256")):
+        raise InputError(f"{out} is damaged: its files are not those of its {MANIFEST}. {ADVICE}")
     return True
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main(words: Sequence[str] | None = None) -> int:
     """Run the command; return 0, or 2 for bad input with its message on stderr."""
-    parser = new_parser(__doc__)
-    parser.add_argument("--size", type=int, default=32, help="side of an image in pixels")
-    parser.add_argument("--train", type=int, default=6000, help="training images")
-    parser.add_argument("--val", type=int, default=1000, help="validation images")
-    parser.add_argument("--seed", type=int, default=1, help="of colours, texture and places")
-    parser.add_argument("--out", help="folder to write to")
-    return exit_code(__file__, prepare, parser.parse_args(arguments))
+    options = parser(__doc__)
+    options.add_argument("--size", type=int, default=32, help="side of an image in pixels")
+    options.add_argument("--train", type=int, default=6000, help="training images")
+    options.add_argument("--val", type=int, default=1000, help="validation images")
+    options.add_argument("--seed", type=int, default=1, help="of colours, texture and places")
+    return run(prepare, options, words)
 
 
 if __name__ == "__main__":

@@ -9,8 +9,8 @@ Evaluation Decode, Resize(256/224 image_size), CenterCrop(image_size), Normalize
            order of the file names, every image once.
 Source: `create_dataset` of "ResNet-50 migration" (the first five arguments; it has no augmentation,
 which is ``augment=False``) and `create_dataset2` of the ResNet-50 and THOR tutorials. Departures:
-the number of workers is limited to the cores (the sources ask for 8), evaluation keeps its
-incomplete last batch (`create_dataset2` drops it), and shards are exact (see ``create_dataset``).
+at most as many workers as cores (the sources ask for 8), evaluation keeps its incomplete last
+batch, and shards are exact.
 
 Files are converted to three channels as follows: grayscale is repeated, a palette looked up, alpha
 dropped, CMYK with Adobe's marker converted, the upper 8 of 16 bits taken, EXIF orientation ignored.
@@ -22,24 +22,18 @@ The order depends on the seed (`labkit.runtime.start`) alone, random crops and f
 num_parallel_workers. `dataset.set_init_step` resumes both exactly.
 """
 
-import functools
 import os
-from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import mindspore as ms
 import mindspore.dataset as ds
 from mindspore.dataset import transforms, vision
 
-from labkit.base import arguments
-from labkit.base.arguments import choice, fit_workers, flag, integer, names_checked, number, wrong
-from labkit.data.cache import open_cache
-from labkit.data.imagefiles import (
-    ImageFolder,
-    check_same_classes,
-    read_folder,
-)
-from labkit.data.shards import choose_images
+from labkit.base.arguments import choice, fit_workers, flag, integer, wrong
+from labkit.data.imagefiles import class_names, read_folder
 from labkit.errors import InputError
+from labkit.ranks import cluster
 
 MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
@@ -48,9 +42,9 @@ RATIO = (0.75, 1.333)
 # "mindspore": the C++ operations, whose bilinear resize has no antialiasing. "pillow": the same
 # operations on PIL images, equal to Pillow's and thus to torchvision's on PIL images.
 BACKENDS = ("mindspore", "pillow")
+TARGETS = ("Ascend", "GPU", "CPU")  # of create_dataset2
 
 
-@names_checked
 def create_dataset(
     dataset_path: str | os.PathLike,
     batch_size: int = 32,
@@ -60,8 +54,6 @@ def create_dataset(
     *,
     image_size: int = 224,
     resize: int | str | None = "auto",
-    mean: Sequence[float] = MEAN,
-    std: Sequence[float] = STD,
     augment: bool = True,
     backend: str = "mindspore",
     repeat_size: int = 1,
@@ -80,22 +72,18 @@ def create_dataset(
             rank_size) images of one common shuffle, so all make the same number of steps; up to
             rank_size - 1 images are left out, different ones each epoch. In evaluation ranks get
             consecutive parts, every image on exactly one rank, whose sizes differ by at most 1: add
-            up counts, do not average. (MindSpore's own shards repeat images to have equal sizes.)
+            up counts, do not average.
         rank_id: this rank, from 0.
         do_train: True: training; False: evaluation.
         image_size: S.
         resize: length of the shorter side before the centre crop; "auto": image_size * 256 / 224,
             rounded; None: no resize, for images of the right size.
-        mean: mean of each channel, for values from 0 to 1.
-        std: standard deviation of each channel, for values from 0 to 1.
-        augment: False: training images are preprocessed as in evaluation (the pipeline of
-            "ResNet-50 migration").
+        augment: False: training images are preprocessed as in evaluation.
         backend: "mindspore", or "pillow": the antialiased resize of a PyTorch pipeline, 2 to 5
             times slower (`labkit.data.parity` measures the difference); not with augmentation,
             because no seed sets Pillow's random numbers.
         repeat_size: passes over the data in one epoch of the dataset.
-        num_parallel_workers: workers of each operation; limited to the number of cores, with a
-            printed notice.
+        num_parallel_workers: workers of each operation; limited to the number of cores.
         cache_session_id: evaluation only: keep the preprocessed images in MindSpore's dataset
             cache, under the number that `dataset-cache --generate_session` prints.
         check: False: do not open the files beforehand (0.6 s for 12 000 small ones).
@@ -105,45 +93,40 @@ def create_dataset(
     """
     do_train, augment = flag("do_train", do_train), flag("augment", augment)
     batch_size = integer("batch_size", batch_size)
-    repeat_size = integer("repeat_size", repeat_size)
-    length = resize_length(image_size, resize)
+    image_size, length = integer("image_size", image_size), resize_length(image_size, resize)
     random = do_train and augment
-    _check_backend(backend, do_train, random, cache_session_id)
-    folder = read_folder(dataset_path, check=flag("check", check), deep=backend == "mindspore")
+    if random and choice("backend", backend, BACKENDS) == "pillow":
+        expected = "'mindspore' or augment=False: no seed makes Pillow's augmentation repeatable"
+        raise wrong("backend", backend, expected)
+    names, count, side = read_folder(dataset_path, check=check, deep=backend == "mindspore")
     if random:
-        operations = augmenting_operations(image_size, mean, std)
+        crop = vision.RandomCropDecodeResize(image_size, scale=SCALE, ratio=RATIO)
+        operations = [crop, vision.RandomHorizontalFlip(0.5), _normalise(), vision.HWC2CHW()]
+    elif length is None and side is not None and side < image_size:
+        # CenterCrop would frame them in black.
+        raise InputError(
+            f"image folder {dataset_path} holds an image of {side} rows or columns; without "
+            f"resize, expected at least {image_size} of both"
+        )
     else:
-        _refuse_small(folder, image_size, length)
-        operations = plain_operations(image_size, length, mean, std, backend)
-    sampler = choose_images(folder.images, folder.path, batch_size, rank_size, rank_id, do_train)
-    cache = None if cache_session_id is None else open_cache(cache_session_id, folder)
+        operations = plain_operations(image_size, length, backend)
+    folder = Path(dataset_path)
+    sampler = choose_images(count, folder, batch_size, rank_size, rank_id, do_train)
+    cache = None if cache_session_id is None else _open_cache(cache_session_id, folder)
     workers = fit_workers(num_parallel_workers)
 
     dataset = ds.ImageFolderDataset(
-        str(folder.path),
+        str(folder),
         sampler=sampler,
-        class_indexing={name: index for index, name in enumerate(folder.classes)},
+        class_indexing={name: index for index, name in enumerate(names)},
         num_parallel_workers=workers,
     )
     dataset = dataset.map(operations, "image", num_parallel_workers=workers, cache=cache)
     dataset = dataset.map(transforms.TypeCast(ms.int32), "label", num_parallel_workers=workers)
     dataset = dataset.batch(batch_size, drop_remainder=do_train, num_parallel_workers=workers)
-    return dataset.repeat(repeat_size)
+    return dataset.repeat(integer("repeat_size", repeat_size))
 
 
-def _check_backend(backend: str, do_train: bool, random: bool, cache: int | None) -> None:
-    choice("backend", backend, BACKENDS)
-    if random and backend == "pillow":
-        expected = "'mindspore' or augment=False: no seed makes Pillow's augmentation repeatable"
-        raise wrong("backend", backend, expected)
-    if cache is not None and (do_train or backend == "pillow"):
-        raise InputError(
-            f"cache_session_id: expected do_train=False and backend='mindspore', MindSpore caches "
-            f"nothing else; got do_train={do_train} and backend={backend!r}"
-        )
-
-
-@names_checked
 def create_datasets(
     folder: str | os.PathLike,
     batch_size: int = 32,
@@ -156,12 +139,7 @@ def create_datasets(
     backend: str = "mindspore",
     cache_session_id: int | None = None,
     repeat_size: int = 1,
-    image_size: int = 224,
-    resize: int | str | None = "auto",
-    mean: Sequence[float] = MEAN,
-    std: Sequence[float] = STD,
-    num_parallel_workers: int = 1,
-    check: bool = True,
+    **options: Any,
 ) -> tuple[ds.Dataset, ds.Dataset, tuple[str, ...]]:
     """Return the training set, the validation set and the class names of a folder with both.
 
@@ -174,57 +152,98 @@ def create_datasets(
         batch_size: as in ``create_dataset``, as are all other arguments except:
         train: name of the folder of training images.
         val: name of the folder of validation images.
+        **options: further arguments of ``create_dataset``.
 
     Raises:
         InputError: if their classes are not the same, and as in ``create_dataset``.
     """
-    folder = arguments.path("folder", folder, "the path of a folder")
-    names = check_same_classes(folder / train, folder / val)
-    create = functools.partial(
-        create_dataset,
-        batch_size=batch_size,
-        rank_size=rank_size,
-        rank_id=rank_id,
-        image_size=image_size,
-        resize=resize,
-        mean=mean,
-        std=std,
-        num_parallel_workers=num_parallel_workers,
-        check=check,
-    )
-    train_set = create(
-        folder / train,
-        do_train=True,
+    train_folder, val_folder = Path(folder, train), Path(folder, val)
+    names, others = class_names(train_folder), class_names(val_folder)
+    if names != others:  # the labels of all classes after an additional one would be shifted
+        odd = (sorted({*names} - {*others}), sorted({*others} - {*names}))
+        raise InputError(
+            f"{folder}: expected the same classes in both, got {', '.join(odd[0]) or 'none'} in "
+            f"{train} alone, {', '.join(odd[1]) or 'none'} in {val} alone"
+        )
+    options |= {"batch_size": batch_size, "rank_size": rank_size, "rank_id": rank_id}
+    train_set = create_dataset(
+        train_folder,
         augment=augment,
         backend="mindspore" if augment else backend,
         repeat_size=repeat_size,
+        **options,
     )
-    val_set = create(
-        folder / val,
-        do_train=False,
-        backend=backend,
-        cache_session_id=cache_session_id,
+    options |= {"backend": backend, "cache_session_id": cache_session_id}
+    return train_set, create_dataset(val_folder, do_train=False, **options), names
+
+
+def create_dataset2(
+    dataset_path: str | os.PathLike,
+    do_train: bool,
+    repeat_num: int = 1,
+    batch_size: int = 32,
+    target: str = "Ascend",
+    distribute: bool = False,
+    enable_cache: bool = False,
+    cache_session_id: int | None = None,
+    *,
+    train_image_size: int = 224,
+    eval_image_size: int = 224,
+) -> ds.Dataset:
+    """Return ``create_dataset`` with the arguments of the tutorials' ImageNet pipeline.
+
+    Source: src/dataset.py of the tutorials on THOR, Adasum and dimension reduction (official/cv/
+    resnet of MindSpore's models repository). Ranks are joined by
+    ``labkit.start(distribute=True)``, not by this function. In evaluation the source leaves out up
+    to batch_size - 1 images, different ones each time: 16 of ImageNet's 50 000 with 32 on one
+    device; here every image counts.
+
+    Args:
+        dataset_path: folder with one folder per class.
+        do_train: as in ``create_dataset``.
+        repeat_num: its ``repeat_size``.
+        batch_size: images in a batch.
+        target: "Ascend": this process reads its share of the images whenever it has joined other
+            ranks; "GPU", "CPU": only with ``distribute``.
+        distribute: whether the ranks share the images.
+        enable_cache: whether evaluation keeps the preprocessed images in MindSpore's dataset cache.
+        cache_session_id: session of that cache, a number or its digits.
+        train_image_size: ``image_size`` in training (an argument of r1.6).
+        eval_image_size: ``image_size`` in evaluation.
+
+    Raises:
+        InputError: if the cache has no session, if the ranks that share the images have not been
+            joined, and as in ``create_dataset``.
+    """
+    choice("target", target, TARGETS)
+    do_train, distribute = flag("do_train", do_train), flag("distribute", distribute)
+    session = None
+    if flag("enable_cache", enable_cache) and not do_train:
+        if not cache_session_id:
+            raise InputError("A cache session_id must be provided to use cache.")
+        text = isinstance(cache_session_id, str) and cache_session_id.isdecimal()
+        session = int(cache_session_id) if text else cache_session_id
+    shared = distribute or target == "Ascend"
+    if shared and not cluster.joined() and (distribute or cluster.ranks_started() > 1):
+        raise InputError(
+            f"distribute is {distribute}, {cluster.ranks_started()} ranks were started, and "
+            "this one has joined no other; expected labkit.start(distribute=True) before"
+        )
+    rank, ranks = cluster.rank_and_size() if shared else (0, 1)
+    return create_dataset(
+        dataset_path,
+        batch_size,
+        ranks,
+        rank,
+        do_train,
+        image_size=train_image_size if do_train else eval_image_size,
+        repeat_size=repeat_num,
+        num_parallel_workers=8,
+        cache_session_id=session,
     )
-    return train_set, val_set, names
 
 
-def augmenting_operations(
-    image_size: int, mean: Sequence[float] = MEAN, std: Sequence[float] = STD
-) -> list:
-    """Return the random operations of training: file bytes -> (3, S, S) float32."""
-    flip = vision.RandomHorizontalFlip(0.5)
-    side = integer("image_size", image_size)
-    crop = vision.RandomCropDecodeResize(side, scale=SCALE, ratio=RATIO)
-    return [crop, flip, _normalise(mean, std), vision.HWC2CHW()]
-
-
-def plain_operations(
-    image_size: int,
-    resize: int | None,
-    mean: Sequence[float] = MEAN,
-    std: Sequence[float] = STD,
-    backend: str = "mindspore",
-) -> list:
+def plain_operations(image_size: int, resize: int | None, backend: str = "mindspore") -> list:
     """Return the operations without randomness: file bytes -> (3, S, S) float32.
 
     ``resize`` is the length of the shorter side before the centre crop, or None for no resize.
@@ -233,43 +252,74 @@ def plain_operations(
     operations = [vision.Decode(to_pil=pillow)]
     if resize is not None:
         operations.append(vision.Resize(resize, vision.Inter.LINEAR))
-    operations.append(vision.CenterCrop(integer("image_size", image_size)))
+    operations.append(vision.CenterCrop(image_size))
     if pillow:
-        mean, std = three_numbers("mean", mean), three_numbers("std", std)
-        return [*operations, vision.ToTensor(), vision.Normalize(mean, std, is_hwc=False)]
-    return [*operations, _normalise(mean, std), vision.HWC2CHW()]
+        return [*operations, vision.ToTensor(), vision.Normalize(MEAN, STD, is_hwc=False)]
+    return [*operations, _normalise(), vision.HWC2CHW()]
 
 
-def _normalise(mean: Sequence[float], std: Sequence[float]) -> vision.Normalize:
-    mean, std = three_numbers("mean", mean), three_numbers("std", std)
-    return vision.Normalize(mean=[255 * value for value in mean], std=[255 * v for v in std])
-
-
-def three_numbers(name: str, values: Sequence[float]) -> list[float]:
-    """Return the three numbers of "mean" or "std"; raise ``InputError`` for anything else."""
-    lowest = 0.0 if name == "mean" else 1e-6
-    try:
-        red, green, blue = values
-        return [number(name, value, at_least=lowest, at_most=1) for value in (red, green, blue)]
-    except (TypeError, ValueError) as error:
-        raise wrong(name, values, f"three numbers from {lowest:g} to 1") from error
+def _normalise() -> vision.Normalize:
+    return vision.Normalize(mean=[255 * value for value in MEAN], std=[255 * v for v in STD])
 
 
 def resize_length(image_size: int, resize: int | str | None) -> int | None:
     """Return the length of the shorter side for ``resize``: a number, "auto" or None."""
     image_size = integer("image_size", image_size)
-    if resize is None:
-        return None
-    if isinstance(resize, str):
-        choice("resize", resize, ("auto",))
+    if isinstance(resize, str) and choice("resize", resize, ("auto",)):
         return round(image_size * 256 / 224)
-    return integer("resize", resize, at_least=image_size)
+    return None if resize is None else integer("resize", resize, at_least=image_size)
 
 
-def _refuse_small(folder: ImageFolder, image_size: int, length: int | None) -> None:
-    """Refuse images that are too small without a resize: CenterCrop would frame them in black."""
-    if length is None and folder.sizes is not None and min(folder.sizes) < image_size:
+def choose_images(
+    count: int, path: Path, batch_size: int, rank_size: int, rank_id: int, do_train: bool
+) -> ds.Sampler:
+    """Return the sampler of rank ``rank_id`` of ``rank_size`` over N = ``count`` images.
+
+    The shards are those that ``create_dataset`` describes. MindSpore's num_shards pads shards with
+    images of other shards, in evaluation too: of 23 images on 4 ranks it shows one twice.
+
+    Raises:
+        InputError: if ``rank_id`` is not a rank, or a rank would have no batch.
+    """
+    rank_size = integer("rank_size", rank_size)
+    rank_id = integer("rank_id", rank_id, 0, rank_size - 1)
+    of = f" of each of {rank_size} ranks" if rank_size > 1 else ""
+    share = count // rank_size
+    if do_train and batch_size > share:
+        images = f"the number of images{of} in {path}"
+        raise wrong("batch_size", batch_size, f"at most {share}, {images}")
+    if share == 0:  # SequentialSampler would take 0 to mean all images
+        raise wrong("rank_size", rank_size, f"at most {count}, the number of images in {path}")
+    if do_train and rank_size == 1:
+        return ds.RandomSampler()
+    if do_train:
+        # Without num_samples, shards are padded with images of other shards.
+        return ds.DistributedSampler(rank_size, rank_id, shuffle=True, num_samples=share)
+    first, last = (count * rank // rank_size for rank in (rank_id, rank_id + 1))
+    return ds.SequentialSampler(first, last - first)
+
+
+def _open_cache(session_id: int, folder: Path) -> ds.DatasetCache:
+    """Return the cache of a session, after checking that the server has the session.
+
+    The server is given by MS_CACHE_HOST and MS_CACHE_PORT as they were when MindSpore was imported.
+    Files that change after they were cached are returned in their old state; changed files need a
+    new session.
+    """
+    session_id = integer("cache_session_id", session_id, at_least=0)
+    try:
+        # MindSpore looks for the session only when rows are read: reading one file takes 40 ms,
+        # and a missing session fails here.
+        cache = ds.DatasetCache(session_id=session_id, size=0)
+        first = ds.SequentialSampler(0, 1)
+        probe = ds.ImageFolderDataset(str(folder), sampler=first, cache=cache)
+        next(probe.create_tuple_iterator(num_epochs=1, output_numpy=True))
+        return ds.DatasetCache(session_id=session_id, size=0)
+    except (ValueError, RuntimeError) as error:
+        # MindSpore's reason is one line among headings and source locations.
+        reason = str(error).rpartition("Error Message'.")[2].rpartition("[ERROR] ")[2]
+        line = reason.strip().partition("\n")[0]
         raise InputError(
-            f"image folder {folder.path} holds images of {folder.sizes[0]} rows or "
-            f"{folder.sizes[1]} columns; without resize, expected at least {image_size} of both"
-        )
+            "cache_session_id: expected the number that `dataset-cache --generate_session` prints, "
+            f"after `dataset-cache --start`, got {session_id} ({line})"
+        ) from error

@@ -15,17 +15,18 @@ Sources: torchvision 0.19 `transforms/functional.py`; Pillow `Resample.c`.
 """
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from PIL import Image
 
-from labkit.base.arguments import integer, names_checked, wrong
-from labkit.data.imagefolder import MEAN, STD, plain_operations, resize_length, three_numbers
+from labkit.data.imagefolder import BACKENDS, MEAN, STD, plain_operations, resize_length
 from labkit.errors import InputError
 
 GREY, NORMALISED, PIXELS = "grey levels", "normalised", "pixels"
+# float32: (x - 255 m) / (255 s) and (x / 255 - m) / s, values up to 2.6, a few roundings each.
+NORMALISE_LIMIT = 2e-6
 
 
 @dataclass(frozen=True)
@@ -46,23 +47,13 @@ class Difference:
     unit: str
     limit: float | None
 
-    def __str__(self) -> str:
-        limit = "" if self.limit is None else f" (at most {self.limit:.3g})"
-        return f"{self.stage:<42} {self.largest:9.3g}{limit:<20} mean {self.mean:8.3g}  {self.unit}"
 
-
-@names_checked
 def pillow_preprocess(
-    path: str | os.PathLike,
-    image_size: int = 224,
-    resize: int | str | None = "auto",
-    mean: Sequence[float] = MEAN,
-    std: Sequence[float] = STD,
+    path: str | os.PathLike, image_size: int = 224, resize: int | str | None = "auto"
 ) -> np.ndarray:
     """Return the image at ``path`` as torchvision would: (3, image_size, image_size) float32."""
-    pixels = pillow_decode(path)
-    pixels = pillow_resize(pixels, resize_length(image_size, resize))
-    return normalise(centre_crop(pixels, image_size), mean, std)
+    pixels = pillow_resize(pillow_decode(path), resize_length(image_size, resize))
+    return normalise(centre_crop(pixels, image_size))
 
 
 def pillow_decode(path: str | os.PathLike) -> np.ndarray:
@@ -73,8 +64,7 @@ def pillow_decode(path: str | os.PathLike) -> np.ndarray:
 
 def pillow_resize(pixels: np.ndarray, length: int | None) -> np.ndarray:
     """Resize (H, W, 3) uint8 so that the shorter side is ``length``; None: no resize."""
-    rows, columns = pixels.shape[:2]
-    rows, columns = resized_shape(rows, columns, length)
+    rows, columns = resized_shape(pixels.shape[0], pixels.shape[1], length)
     image = Image.fromarray(pixels).resize((columns, rows), Image.Resampling.BILINEAR)
     return np.asarray(image)
 
@@ -98,43 +88,34 @@ def centre_crop(pixels: np.ndarray, size: int) -> np.ndarray:
     return pixels[top : top + size, left : left + size]
 
 
-def normalise(pixels: np.ndarray, mean: Sequence[float], std: Sequence[float]) -> np.ndarray:
+def normalise(pixels: np.ndarray) -> np.ndarray:
     """Return ToTensor and Normalize of (H, W, 3) uint8: (3, H, W) float32, (x / 255 - m) / s."""
-    by_channel = three_numbers("mean", mean), three_numbers("std", std)
     scaled = pixels.transpose(2, 0, 1).astype(np.float32) / np.float32(255)
-    means, deviations = (np.asarray(value, np.float32)[:, None, None] for value in by_channel)
+    means, deviations = (np.asarray(values, np.float32)[:, None, None] for values in (MEAN, STD))
     return (scaled - means) / deviations
 
 
-def exact_bilinear(pixels: np.ndarray, shape: tuple[int, int], *, antialias: bool) -> np.ndarray:
+def exact_bilinear(pixels: np.ndarray, shape: tuple[int, ...], *, antialias: bool) -> np.ndarray:
     """Resize (H, W, 3) to (rows, columns) in float64, without rounding.
 
     Each axis is one matrix of triangle weights around (i + 1/2) H / rows - 1/2, edges repeated.
     The triangle reaches one pixel to each side or, with ``antialias``, H / rows if that is more.
     """
-    rows, columns = (
-        _triangles(of, to, antialias) for of, to in zip(pixels.shape[:2], shape, strict=True)
-    )
-    wide = np.tensordot(rows, pixels.astype(np.float64), axes=(1, 0))
-    return np.tensordot(columns, wide, axes=(1, 1)).transpose(1, 0, 2)
+    resized = pixels.astype(np.float64)
+    for axis, to in enumerate(shape):
+        ratio = pixels.shape[axis] / to
+        centres = (np.arange(to) + 0.5)[:, None] * ratio - 0.5
+        reach = max(ratio, 1.0) if antialias else 1.0
+        weights = np.clip(1 - np.abs(np.arange(pixels.shape[axis]) - centres) / reach, 0, None)
+        weights /= weights.sum(axis=1, keepdims=True)
+        resized = np.moveaxis(np.tensordot(weights, resized, axes=(1, axis)), 0, axis)
+    return resized
 
 
-def _triangles(size: int, to: int, antialias: bool) -> np.ndarray:
-    """Return the (to, size) weights of one axis."""
-    ratio = size / to
-    centres = (np.arange(to) + 0.5)[:, None] * ratio - 0.5
-    reach = max(ratio, 1.0) if antialias else 1.0
-    weights = np.clip(1 - np.abs(np.arange(size)[None] - centres) / reach, 0, None)
-    return weights / weights.sum(axis=1, keepdims=True)
-
-
-@names_checked
 def preprocessing_differences(
     paths: Sequence[str | os.PathLike],
     image_size: int = 224,
     resize: int | str | None = "auto",
-    mean: Sequence[float] = MEAN,
-    std: Sequence[float] = STD,
 ) -> list[Difference]:
     """Compare MindSpore's evaluation preprocessing with Pillow's on the files at ``paths``.
 
@@ -145,99 +126,70 @@ def preprocessing_differences(
     Raises:
         InputError: if there are no paths, a file is not an image, or an argument does not fit.
     """
-    # A single path as text would be iterated letter by letter.
-    several = isinstance(paths, Iterable) and not isinstance(paths, str | bytes | os.PathLike)
-    files = list(paths) if several else []
-    if not files:
-        raise wrong("paths", paths, "the paths of image files, in a list")
-    image_size, length = integer("image_size", image_size), resize_length(image_size, resize)
-    by_stage: dict[str, list[np.ndarray]] = {}
-    for path in files:
-        for stage, difference in _one_image(path, image_size, length, mean, std).items():
-            by_stage.setdefault(stage, []).append(np.abs(difference).ravel())
-    differences = {stage: np.concatenate(images) for stage, images in by_stage.items()}
+    length = resize_length(image_size, resize)
+    images = [_one_image(path, image_size, length) for path in paths]
+    if not images:
+        raise InputError("paths: expected the paths of image files, got none")
+    differences = {
+        stage: np.concatenate([np.abs(image[stage]).ravel() for image in images])
+        for stage in images[0]
+    }
     largest = {stage: float(values.max()) for stage, values in differences.items()}
+    grey = sum(largest[stage] for stage in ("decode", "resize", "crop")) + (largest["decode"] > 0)
+    stages: dict[str, tuple[str, float | None]] = {
+        "decode": (GREY, None),
+        "resize": (GREY, None),
+        # Fixed point of 11 bits per axis, truncated to quarters, then rounded: 0.78 measured.
+        "resize: MindSpore's rounding": (GREY, 1.0),
+        "resize: antialiasing alone": (GREY, None),
+        # Half a grey level per axis, and weights of 22 bits: 0.99 measured.
+        "resize: Pillow's rounding": (GREY, 1.01),
+        "crop": (GREY, None),
+        "crop: offset": (PIXELS, 1.0),
+        "normalise": (NORMALISED, NORMALISE_LIMIT),
+        "whole": (NORMALISED, grey / 255 / min(STD) + NORMALISE_LIMIT),
+        'whole, backend="pillow"': (NORMALISED, NORMALISE_LIMIT),
+    }
     return [
         Difference(stage, largest[stage], float(differences[stage].mean()), unit, limit)
-        for stage, unit, limit in _stages(largest, std)
+        for stage, (unit, limit) in stages.items()
     ]
 
 
-def _stages(largest: dict[str, float], std: Sequence[float]) -> list[tuple[str, str, float | None]]:
-    """Return name, unit and upper bound of each stage, given the ``largest`` differences."""
-    decode = largest["decode"] + (largest["decode"] > 0)
-    pixels = decode + largest["resize"] + largest["crop"]
-    return [
-        ("decode", GREY, None),
-        ("resize", GREY, None),
-        # Fixed point of 11 bits per axis, truncated to quarters, then rounded: 0.78 measured.
-        ("resize: MindSpore's rounding", GREY, 1.0),
-        ("resize: antialiasing alone", GREY, None),
-        # Half a grey level per axis, and weights of 22 bits: 0.99 measured.
-        ("resize: Pillow's rounding", GREY, 1.01),
-        ("crop", GREY, None),
-        ("crop: offset", PIXELS, 1.0),
-        ("normalise", NORMALISED, NORMALISE_LIMIT),
-        ("whole", NORMALISED, pixels / 255 / min(std) + NORMALISE_LIMIT),
-        ('whole, backend="pillow"', NORMALISED, NORMALISE_LIMIT),
-    ]
-
-
-# float32: (x - 255 m) / (255 s) and (x / 255 - m) / s, values up to 2.6, a few roundings each.
-NORMALISE_LIMIT = 2e-6
-
-
-def _one_image(
-    path: str | os.PathLike,
-    image_size: int,
-    length: int | None,
-    mean: Sequence[float],
-    std: Sequence[float],
-) -> dict[str, np.ndarray]:
+def _one_image(path: str | os.PathLike, image_size: int, length: int | None) -> dict:
     """Return every stage's difference for one image, MindSpore's minus Pillow's."""
     try:
-        content = np.fromfile(path, dtype=np.uint8)
-        decoded = pillow_decode(path)
+        content, decoded = np.fromfile(path, dtype=np.uint8), pillow_decode(path)
     except (OSError, SyntaxError, ValueError) as error:
         raise InputError(f"{path} cannot be read as an image ({error})") from error
-    plain = plain_operations(image_size, length, mean, std)
+    plain, pillow = (plain_operations(image_size, length, name) for name in BACKENDS)
     decode, *resizes, crop, scale, transpose = plain
-    resized, shrunk = pillow_resize(decoded, length), decoded
-    for resize in resizes:
-        shrunk = resize(decoded)
-    rows, columns = resized.shape[:2]
-    shape = (rows, columns)
+    resized = pillow_resize(decoded, length)
+    shrunk = resizes[0](decoded) if resizes else decoded
+    shape = resized.shape[:2]
     sharp = exact_bilinear(decoded, shape, antialias=False)
     smooth = exact_bilinear(decoded, shape, antialias=True)
     cropped = centre_crop(resized, image_size)
-    expected = normalise(cropped, mean, std)
-    pillow = plain_operations(image_size, length, mean, std, "pillow")
+    # Rows and columns as pixels show from where a crop takes them.
+    index = np.zeros((*shape, 3), dtype=np.float32)
+    index[..., 0], index[..., 1] = np.indices(shape)
+    offset = (crop(index) - centre_crop(index, image_size))[..., :2]
+    expected = normalise(cropped)
     return {
-        "decode": _minus(decode(content), decoded),
-        "resize": _minus(shrunk, resized),
+        "decode": decode(content).astype(np.int32) - decoded,
+        "resize": shrunk.astype(np.int32) - resized,
         "resize: MindSpore's rounding": shrunk - sharp,
         "resize: antialiasing alone": sharp - smooth,
         "resize: Pillow's rounding": smooth - resized,
-        "crop": _minus(crop(resized), cropped),
-        "crop: offset": _offset(crop, shape, image_size),
+        "crop": crop(resized).astype(np.int32) - cropped,
+        "crop: offset": offset.max(axis=(0, 1)),
         "normalise": transpose(scale(cropped)) - expected,
         "whole": _run(plain, content) - expected,
         'whole, backend="pillow"': _run(pillow, content) - expected,
     }
 
 
-def _offset(crop: Callable, shape: tuple[int, int], image_size: int) -> np.ndarray:
-    """Return the offset of MindSpore's crop minus that of torchvision's: rows, columns."""
-    index = np.zeros((*shape, 3), dtype=np.float32)
-    index[..., 0], index[..., 1] = np.indices(shape)
-    return (crop(index) - centre_crop(index, image_size))[..., :2].max(axis=(0, 1))
-
-
-def _run(operations: list, content: np.ndarray) -> np.ndarray:
+def _run(operations: Sequence[Callable], content: np.ndarray) -> np.ndarray:
     for operation in operations:
         content = operation(content)
     return np.asarray(content)
-
-
-def _minus(pixels: np.ndarray, expected: np.ndarray) -> np.ndarray:
-    return pixels.astype(np.int32) - expected

@@ -1,27 +1,18 @@
 """Find a prepared data set, or prepare it: from bundled files, Fashion-MNIST from a download."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
-from labkit.base.arguments import names_checked
 from labkit.base.project import find_project, own_checkout
 from labkit.errors import InputError, refuse_unknown
 
 _MNIST = {"mnist": "MNIST_Data", "fashion-mnist": "Fashion_MNIST"}
 _COLOR_DIGITS = {"size": 32, "train": 6000, "val": 1000, "seed": 1}
-_NAMES = (*_MNIST, "color-digits")
 
 
-@names_checked
-def prepare(
-    name: str,
-    *,
-    size: int | None = None,
-    train: int | None = None,
-    val: int | None = None,
-    seed: int | None = None,
-) -> Path:
+def prepare(name: str, **options: int) -> Path:
     """Return the folder of data set ``name`` in the checkout, with train/ and test/ or val/ in it.
 
     The script under ``data_scripts`` verifies existing files and makes missing ones. It belongs to
@@ -30,25 +21,18 @@ def prepare(
 
     Args:
         name: "mnist", "fashion-mnist" or "color-digits".
-        size: for "color-digits": side of an image in pixels (default 32).
-        train: for "color-digits": number of training images (default 6000).
-        val: for "color-digits": number of validation images (default 1000).
-        seed: for "color-digits": seed of the images (default 1).
+        **options: for "color-digits": ``size``, the side of an image in pixels (default 32),
+            ``train`` and ``val``, the numbers of images (6000, 1000), and their ``seed`` (1).
 
     Raises:
         InputError: if the name is unknown, the data set does not have an option, there is no such
             checkout, or the script fails; the message is then the script's.
     """
-    refuse_unknown("data set", name, _NAMES)
-    given = {"size": size, "train": train, "val": val, "seed": seed}
-    options = {option: value for option, value in given.items() if value is not None}
+    refuse_unknown("data set", name, (*_MNIST, "color-digits"))
     known = _COLOR_DIGITS if name == "color-digits" else {}
     for option in options:
         refuse_unknown(f"option of {name}", option, known)
-    try:
-        project = own_checkout() or find_project()
-    except InputError as error:
-        raise InputError(f"{name} cannot be prepared: {error}") from error
+    project = own_checkout() or find_project()
     if name == "color-digits":
         chosen = known | options
         script, folder = "color_digits.py", color_digits_folder(**chosen)
@@ -56,13 +40,14 @@ def prepare(
     else:
         script, folder, arguments = "mnist.py", _MNIST[name], ["--dataset", name]
     command = [sys.executable, str(project / "data_scripts" / script), *arguments]
-    done = subprocess.run(command, cwd=project, capture_output=True, text=True)
+    # With it Python would not find what the scripts share, in the folder of the script.
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
+    done = subprocess.run(command, cwd=project, env=env, capture_output=True, text=True)
     if done.returncode:
         raise InputError(done.stderr.strip() or f"{name} cannot be prepared: {done.stdout.strip()}")
     return project / "datasets" / folder
 
 
-@names_checked
 def color_digits_folder(size: int = 32, train: int = 6000, val: int = 1000, seed: int = 1) -> str:
     """Return the folder's name for these parameters, such as ``color_digits_32px_6000_1000``."""
     last = "" if seed == _COLOR_DIGITS["seed"] else f"_seed{seed}"

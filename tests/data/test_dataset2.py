@@ -6,8 +6,8 @@ import mindspore as ms
 import numpy as np
 import pytest
 
-from labkit.data import dataset2, imagefolder
-from labkit.data.dataset2 import create_dataset2
+from labkit.data import imagefolder
+from labkit.data.imagefolder import create_dataset2
 from labkit.errors import InputError
 from labkit.ranks import cluster
 from tests.support.image_files import write_pictures
@@ -93,7 +93,7 @@ def test_the_cache_is_for_evaluation(pictures, monkeypatch):
         actual.append(cache_session_id)
         return create(*given, **options)
 
-    monkeypatch.setattr(dataset2.imagefolder, "create_dataset", record)
+    monkeypatch.setattr(imagefolder, "create_dataset", record)
     shared = dict(batch_size=2, target="CPU", cache_session_id="1456416665")
     create_dataset2(pictures, True, enable_cache=True, **shared)
     create_dataset2(pictures, False, enable_cache=False, **shared)
@@ -105,18 +105,3 @@ def test_the_cache_is_for_evaluation(pictures, monkeypatch):
 def test_a_cache_without_session_says_what_the_tutorial_says(pictures, session):
     with pytest.raises(ValueError, match="A cache session_id must be provided to use cache."):
         create_dataset2(pictures, False, enable_cache=True, cache_session_id=session)
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (dict(target="TPU"), "target: expected one of 'Ascend', 'GPU', 'CPU', got 'TPU'"),
-        (dict(do_train=1), "do_train: expected True or False"),
-        (dict(distribute="no"), "distribute: expected True or False"),
-        (dict(enable_cache=1), "enable_cache: expected True or False"),
-        (dict(do_train=False, enable_cache=True, cache_session_id="x"), "cache_session_id: exp"),
-    ],
-)
-def test_what_is_refused(pictures, given, message):
-    with pytest.raises(InputError, match=message):
-        create_dataset2(pictures, **dict(do_train=True) | given)

@@ -82,7 +82,7 @@ def test_normalise_is_pytorchs_to_the_bit():
     tensor = torch.from_numpy(pixels.transpose(2, 0, 1).copy()).to(torch.float32).div(255)
     mean, std = (torch.tensor(values)[:, None, None] for values in (MEAN, STD))
     expected = tensor.sub(mean).div(std).numpy()
-    np.testing.assert_array_equal(parity.normalise(pixels, MEAN, STD), expected)
+    np.testing.assert_array_equal(parity.normalise(pixels), expected)
 
 
 @pytest.mark.parametrize(
@@ -169,21 +169,10 @@ def test_the_pipeline_has_the_differences_that_the_rows_say(large, backend):
     assert difference.mean() == pytest.approx(row.mean, abs=float32)
 
 
-def test_options_reach_both_sides(large):
-    by_stage = rows(large, image_size=64, resize=80, mean=(0.5, 0.4, 0.3), std=(0.1, 0.2, 0.3))
-    assert by_stage[STAGES[-1]].largest <= by_stage[STAGES[-1]].limit
-    # The same grey levels are twice as large in normalised units of half the size.
-    double = rows(large, image_size=64, resize=80, mean=(0.5, 0.4, 0.3), std=(0.05, 0.1, 0.15))
-    assert double["whole"].mean == pytest.approx(2 * by_stage["whole"].mean, rel=1e-4)
-
-
 def test_what_cannot_be_compared_is_refused(tmp_path, large):
     store(tmp_path, {"text.jpg": b"text"})
     for paths, image_size, message in (
-        ([], 224, r"paths: expected the paths of image files, in a list, got \[\]"),
-        ("one.jpg", 224, "paths: expected the paths of image files, in a list, got 'one.jpg'"),
-        (large[0], 224, "paths: expected the paths of image files, in a list, got PosixPath"),
-        (None, 224, "paths: expected the paths of image files, in a list, got None"),
+        ([], 224, "paths: expected the paths of image files, got none"),
         ([tmp_path / "text.jpg"], 224, "text.jpg cannot be read as an image"),
         ([tmp_path / "absent.jpg"], 224, "absent.jpg cannot be read as an image"),
         (large, 0, "image_size: expected"),
@@ -192,17 +181,3 @@ def test_what_cannot_be_compared_is_refused(tmp_path, large):
             preprocessing_differences(paths, image_size)
     with pytest.raises(InputError, match="resize: expected an integer >= "):
         pillow_preprocess(large[0], 32, 10)
-
-
-@pytest.mark.parametrize("name", ["mean", "std"])
-@pytest.mark.parametrize("values", [(0.5,), 0.5, (0.5,) * 4, "abc"])
-def test_a_mean_and_a_deviation_are_of_three_channels(large, name, values):
-    """NumPy would broadcast one number to all three."""
-    named = {name: values}
-    message = f"{name}: expected three numbers from "
-    with pytest.raises(InputError, match=message):
-        parity.normalise(np.zeros((4, 4, 3), np.uint8), **({"mean": MEAN, "std": STD} | named))
-    with pytest.raises(InputError, match=message):
-        pillow_preprocess(large[0], **named)
-    with pytest.raises(InputError, match=message):
-        preprocessing_differences(large[:1], **named)

@@ -1,18 +1,16 @@
 """The MNIST script: verified files or none, from every source."""
 
-import dataclasses
-import errno
 import gzip
 import hashlib
-import os
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from labkit.errors import InputError
-from tests.support.data_archives import SCRIPTS, load, pack, served, tree
-from tests.support.data_worlds import Mnist, times, tree_sums, write_mnist
+from tests.support.data_archives import SCRIPTS, load, quiet, tar, tree, tree_sums
+from tests.support.idx_files import write_set
 
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")
 PUBLISHED_MD5 = {
@@ -21,6 +19,7 @@ PUBLISHED_MD5 = {
     "t10k-images-idx3-ubyte": "2646ac647ad5339dbf082846283269ea",
     "t10k-labels-idx1-ubyte": "27ae3e4e09519cfbb04c329615203637",
 }
+TEST_LABELS = "t10k-labels-idx1-ubyte"
 
 
 @pytest.fixture
@@ -28,12 +27,27 @@ def script():
     return load("mnist")
 
 
+def write_small(folder: Path, seed: int = 0, suffix: str = "") -> Path:
+    """Store 40 and 20 images with MNIST's structure in a single folder."""
+    random = np.random.default_rng(seed)
+    for usage, count in (("train", 40), ("test", 20)):
+        images = random.integers(0, 256, (count, 28, 28), dtype=np.uint8)
+        write_set(folder, usage, images, random.integers(0, 10, count, dtype=np.uint8), suffix)
+    return folder
+
+
 @pytest.fixture
 def small(tmp_path):
-    return Mnist(tmp_path / "own")
+    return write_small(tmp_path / "own")
 
 
-# ---- the bundled files
+def prepare(script, source, out, say=quiet):
+    return script.prepare("mnist", source, out, say)
+
+
+def installed(script, folder) -> dict[str, bytes]:
+    files = tree(folder)
+    return {f"{usage}/{name}": files[name] for name, usage in script.FILES.items()}
 
 
 def test_bundled_files_are_the_published_ones(script):
@@ -44,167 +58,122 @@ def test_bundled_files_are_the_published_ones(script):
         content = gzip.decompress(packed)
         assert hashlib.md5(content).hexdigest() == md5
         sha256 = hashlib.sha256(content).hexdigest()
-        assert script.DATASETS["mnist"].sha256[name] == sha256
+        assert script.DATASETS["mnist"]["sha256"][name] == sha256
         for stated in (md5, sha256, hashlib.sha256(packed).hexdigest()):
             assert stated in readme
     assert "CC BY-SA 3.0" in readme and "LeCun" in readme
 
 
 def test_bundled_data_is_prepared_in_the_tutorials_layout(script, mnist):
-    known = script.DATASETS["mnist"].sha256
+    known = script.DATASETS["mnist"]["sha256"]
     expected = {f"{folder}/{name}": known[name] for name, folder in script.FILES.items()}
     assert tree_sums(mnist) == expected and mnist.name == "MNIST_Data"
-    before, lines = times(mnist), []
+    before, lines = [path.stat().st_mtime_ns for path in mnist.rglob("*")], []
     script.prepare(out=mnist, say=lines.append)
-    assert "already, verified" in lines[0] and times(mnist) == before
+    assert "already, verified" in lines[0]
+    assert [path.stat().st_mtime_ns for path in mnist.rglob("*")] == before
     for name, folder in script.FILES.items():
         path = mnist / folder / name
         assert f"  {path}  {path.stat().st_size} bytes  SHA-256 {known[name]}" in lines
 
 
-def test_a_file_that_cannot_be_read_is_not_replaced(small, tmp_path, monkeypatch):
-    (tmp_path / "pipe" / "train").mkdir(parents=True)
-    os.mkfifo(tmp_path / "pipe" / "train" / "train-images-idx3-ubyte")
-    with pytest.raises(
-        InputError, match="train-images-idx3-ubyte: expected a regular file, got a pipe"
-    ):
-        small.prepare(tmp_path / "pipe")
-    out = small.prepare(tmp_path / "out")
-    opened = small.script.open_file
-
-    def refuse(path):
-        if path.parent == out / "train":
-            raise PermissionError(errno.EACCES, "Permission denied")
-        return opened(path)
-
-    monkeypatch.setattr(small.script, "open_file", refuse)
-    with pytest.raises(InputError, match=r"cannot be read \(Permission denied\). Remove it"):
-        small.prepare(out)
-
-
-def test_other_data_is_never_overwritten(small, mnist, tmp_path):
-    out = small.prepare(tmp_path / "out")
-    for source in ("bundled", write_mnist(tmp_path / "other", seed=1)):
-        with pytest.raises(InputError, match="holds other data .* Remove it, or choose"):
-            small.prepare(out, source)
-    assert tree(out) == small.installed()
-    # If own files are requested, official ones in their place are not accepted.
-    before = tree_sums(mnist)
-    with pytest.raises(InputError, match="holds other data"):
-        small.prepare(mnist)
-    assert tree_sums(mnist) == before
-
-
-# ---- own files
+def test_other_data_is_never_overwritten_and_missing_files_are_made_again(script, small, tmp_path):
+    out = prepare(script, small, tmp_path / "out")
+    whole = installed(script, small)
+    (out / "test" / TEST_LABELS).unlink()
+    assert tree(prepare(script, small, out)) == whole
+    for source in ("bundled", write_small(tmp_path / "other", seed=1)):
+        with pytest.raises(InputError, match="holds other data .*Remove it, or choose"):
+            prepare(script, source, out)
+    assert tree(out) == whole
 
 
 @pytest.mark.parametrize(
-    ("kind", "suffix"), [("folder", ".gz"), ("zip", ""), ("tar.gz", ""), ("tar", ".gz")]
+    ("kind", "suffix"), [("folder", ".gz"), ("zip", ""), ("gztar", ""), ("tar", ".gz")]
 )
-def test_own_folders_and_archives_are_taken(small, tmp_path, kind, suffix):
-    files = write_mnist(tmp_path / "data", suffix=suffix).iterdir()
-    placed = [(f"a/../../{path.name}", path.read_bytes()) for path in files]
-    source, lines = pack(kind, tmp_path / f"files.{kind}", placed), []
-    out = small.prepare(tmp_path / "x" / "out", source, lines.append)
-    assert tree(out) == small.installed()
-    assert not (tmp_path / "train-images-idx3-ubyte").exists()
+def test_own_folders_and_archives_are_taken(script, small, tmp_path, kind, suffix):
+    source, lines = write_small(tmp_path / "data" / "deep", suffix=suffix).parent, []
+    if kind != "folder":
+        source = Path(shutil.make_archive(str(tmp_path / "mine"), kind, source))
+    out = prepare(script, source, tmp_path / "x" / "out", lines.append)
+    assert tree(out) == installed(script, small)
     warnings = [line for line in lines if line.startswith("warning: ")]
     assert len(warnings) == 4
     assert all("is not that of the official MNIST" in line for line in warnings)
 
 
-def test_official_files_from_a_folder_bring_no_warning(script, mnist, tmp_path):
-    lines = []
-    script.prepare(source=mnist, out=tmp_path / "out", say=lines.append)
-    assert not any("warning" in line for line in lines)
-    with pytest.raises(InputError, match="this is MNIST; expected Fashion-MNIST, or --dataset mn"):
-        script.prepare("fashion-mnist", source=mnist, out=tmp_path / "fashion")
-
-
-TEST_LABELS = "t10k-labels-idx1-ubyte"
-
-
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("damage", "message"),
     [
-        # One fault of a file; data/test_idx.py tests the others.
-        (b"\0\0\x08\x01\0\0\0\x13" + bytes(19), "20 images.*19 labels"),
-        (None, "holds no t10k-labels-idx1-ubyte"),
+        (lambda own: (own / TEST_LABELS).unlink(), f"own holds no {TEST_LABELS}"),
+        (
+            lambda own: (own / TEST_LABELS).write_bytes(b"\0\0\x08\x01\0\0\0\x13" + bytes(19)),
+            "own: t10k-images.* has 20 images.*19 labels",
+        ),
     ],
 )
-def test_a_bad_source_is_refused_and_nothing_is_written(small, tmp_path, content, message):
-    (small.source / TEST_LABELS).unlink()
-    if content is not None:
-        (small.source / TEST_LABELS).write_bytes(content)
-    with pytest.raises(InputError, match=message) as caught:
-        small.prepare(tmp_path / "new" / "out")
-    assert str(small.source) in str(caught.value) and ".part-" not in str(caught.value)
+def test_a_bad_source_is_refused_and_nothing_is_written(script, small, tmp_path, damage, message):
+    damage(small)
+    with pytest.raises(InputError, match=message):
+        prepare(script, small, tmp_path / "new" / "out")
     assert not (tmp_path / "new").exists()
 
 
-def given_sources(script, dataset, **sources):
-    """Make the script use other places as official sources."""
-    known = script.DATASETS[dataset]
-    script.DATASETS[dataset] = dataclasses.replace(known, sources=known.sources | sources)
+def test_a_member_cannot_leave_the_folder(script, tmp_path):
+    (tmp_path / "mine.tar").write_bytes(tar([("../outside", b"x")]))
+    with pytest.raises(InputError, match="mine.tar"):
+        prepare(script, tmp_path / "mine.tar", tmp_path / "out")
+    (tmp_path / "text").write_text("x")
+    with pytest.raises(InputError, match="text is not a whole archive"):
+        prepare(script, tmp_path / "text", tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.tar", "text"]
 
 
-def test_bundled_files_must_match_to_the_bit(small, tmp_path):
-    given_sources(small.script, "mnist", bundled=str(small.source))
+def test_mirrors_and_archives_are_taken_by_their_address(script, small, tmp_path, monkeypatch):
+    packed = write_small(tmp_path / "served", suffix=".gz")
+    shutil.make_archive(str(packed / "MNIST_Data"), "zip", small)
+    # urllib reads a file: address like any other.
+    monkeypatch.setattr(script, "is_address", lambda text: str(text).startswith("file:"))
+    known = script.DATASETS["mnist"]
+    script.DATASETS["mnist"] = known | {"sources": {"download": packed.as_uri()}}
     with pytest.raises(InputError, match="SHA-256 .*; expected ba891046e6505d7a"):
-        small.script.prepare(out=tmp_path / "out")
+        prepare(script, "download", tmp_path / "out")  # a mirror must hold the official files
     assert not (tmp_path / "out").exists()
-
-
-# ---- download
-
-
-@pytest.fixture
-def server(small, tmp_path):
-    """A server of the small set, which the script takes for the official one."""
-    packed = write_mnist(tmp_path / "served", suffix=".gz")
-    with served({path.name: path.read_bytes() for path in packed.iterdir()}) as server:
-        small.be_official(server.address)
-        yield server
-
-
-def test_mirrors_and_archives_are_taken_by_their_address(small, server, tmp_path):
-    lines = []
-    out = small.prepare(tmp_path / "a", "download", lines.append)
-    assert sum(line.startswith("downloading http://127.0.0.1") for line in lines) == 4
-    shutil.make_archive(str(tmp_path / "MNIST_Data"), "zip", small.source)
-    server.files["MNIST_Data.zip"] = (tmp_path / "MNIST_Data.zip").read_bytes()
-    small.prepare(tmp_path / "b", f"{server.address}/MNIST_Data.zip")
-    assert tree(out) == tree(tmp_path / "b") == small.installed()
-
-
-@pytest.mark.parametrize("fault", ["checksum", "missing", "limit"])
-def test_a_bad_download_is_refused(small, server, tmp_path, monkeypatch, fault):
-    message = "t10k-labels-idx1-ubyte: SHA-256 .*; expected"
-    content = b"\0\0\x08\x01\0\0\0\x14" + bytes([3] * 20)
-    server.files[f"{TEST_LABELS}.gz"] = gzip.compress(content)
-    if fault == "missing":
-        del server.files[f"{TEST_LABELS}.gz"]
-        message = "cannot be downloaded .*404.* give --source a folder"
-    if fault == "limit":
-        monkeypatch.setattr(small.script, "MAX_DOWNLOAD", 10)
-        message = "more than the 10 bytes expected"
-    for source in ("download", server.address):  # a mirror must hold the official files too
-        with pytest.raises(InputError, match=message):
-            small.prepare(tmp_path / "out", source)
-    assert not (tmp_path / "out").exists()
-
-
-# ---- Fashion-MNIST as Debian packages it
+    script.DATASETS["mnist"]["sha256"] = tree_sums(small)
+    for number, source in enumerate(("download", f"{packed.as_uri()}/MNIST_Data.zip")):
+        out = prepare(script, source, tmp_path / str(number))
+        assert tree(out) == installed(script, small)
+    (packed / f"{TEST_LABELS}.gz").unlink()
+    with pytest.raises(InputError, match="cannot be downloaded .* give --source a folder"):
+        prepare(script, "download", tmp_path / "out")
 
 
 @pytest.mark.skipif(not DEBIAN.is_dir(), reason="package dataset-fashion-mnist is not installed")
 def test_the_packaged_fashion_mnist_is_the_official_one(script, tmp_path):
     out = script.prepare("fashion-mnist", "debian", tmp_path / "out")
-    known = script.DATASETS["fashion-mnist"].sha256
+    known = script.DATASETS["fashion-mnist"]["sha256"]
     assert tree_sums(out) == {f"{folder}/{n}": known[n] for n, folder in script.FILES.items()}
+    with pytest.raises(InputError, match="this is Fashion-MNIST, --dataset fashion-mnist"):
+        prepare(script, DEBIAN, tmp_path / "other")
 
 
-def test_the_package_that_is_not_installed_is_named(script, tmp_path):
-    given_sources(script, "fashion-mnist", debian=str(tmp_path / "absent"))
-    with pytest.raises(InputError, match="apt-get install dataset-fashion-mnist"):
-        script.prepare("fashion-mnist", "debian", tmp_path / "out")
+COMMANDS = {
+    ("mnist", "--dataset", "fashon-mnist"): "Did you mean 'fashion-mnist'?",
+    ("mnist", "--source", "bundeld"): "Did you mean 'bundled'?",
+    ("mnist", "--source", "/absent"): "absent is not there",
+    ("cifar10", "--dataset", "cifar-10"): "unknown dataset 'cifar-10'; expected one of",
+    ("cifar10", "--source", "downlod"): "Did you mean 'download'?",
+    ("imagenet",): "needs an account",
+    ("imagenet", "--source", "x"): "x holds no ILSVRC2012_img_train.tar",
+    ("imagenet", "--source", "x", "--only", "trian"): "Did you mean 'train'?",
+    ("color_digits", "--train", "15"): "train: expected a multiple of 10",
+}
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_every_command_ends_with_2_and_a_message(words, tmp_path, capsys):
+    name, *arguments = words
+    assert load(name).main([*arguments, "--out", str(tmp_path / "new")]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"{name}.py: ") and COMMANDS[words] in said
+    assert not (tmp_path / "new").exists()

@@ -1,1 +1,0 @@
-"""Building blocks of the data scripts: downloads, archives, folders of classes."""
