@@ -26,9 +26,9 @@ from mindspore import Parameter, Tensor, amp, nn, ops
 from mindspore.dataset import Dataset
 from mindspore.train import Callback, Model
 
+from labkit.algorithms import THOR_ON_HOST
 from labkit.algorithms.thor.rules import ByUpdate, ThorOptions, by_update, thor_options, value_at
 from labkit.algorithms.thor.update import ThorUpdate
-from labkit.algorithms.words import THOR_ON_HOST
 from labkit.base.arguments import choice, flag, integer, number, wrong
 from labkit.errors import InputError, warn
 from labkit.steps.losses import LossNet
