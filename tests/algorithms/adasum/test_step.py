@@ -504,15 +504,6 @@ class TestPrecision:
 
 
 class TestWhoIsCombined:
-    def test_it_says_how_many(self, capsys):
-        net, loss_net = regression()
-        step = AdasumStep(loss_net, momentum(net), workers=16, node_size=2, on="gradients")
-        assert step.total_workers == 16
-        assert step.team.text() == "16 workers (16 virtual, each the mean of 2)"
-        said = f"labkit: adasum over {step.team.text()}, on gradients, by layer"
-        assert capsys.readouterr().out.splitlines() == [said]
-        assert step.team.bytes_received(1000) == 0
-
     def test_another_team_is_not_resumed(self):
         """Its settings differ, and ``fit`` compares them."""
         all_settings = []

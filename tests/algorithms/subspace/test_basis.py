@@ -82,18 +82,6 @@ class TestMaking:
             np.testing.assert_allclose(basis.matrix, expected, **tolerance)
             basis.check(parameters)
 
-    def test_another_order_of_parameters_moves_columns(self, folder):
-        basis = Basis.of(folder, SHAPES.items(), K)
-        other = Basis.of(folder, None, K)  # by name
-        start, columns = 0, {}
-        for name, shape in zip(basis.names, basis.shapes, strict=True):
-            columns[name] = np.arange(start, start := start + int(np.prod(shape, dtype=int)))
-        moved = basis.matrix[:, np.concatenate([columns[name] for name in other.names])]
-        np.testing.assert_allclose(other.matrix, moved, atol=1e-6)
-
-    def test_two_makings_have_the_same_bits(self, folder):
-        assert_same(Basis.of(folder, None, K), Basis.of(SnapshotFolder(folder), None, K))
-
     @pytest.mark.parametrize(
         ("options", "words"),
         [

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from labkit.algorithms.subspace.snapshots import SnapshotFolder, describe
+from labkit.algorithms.subspace.snapshots import SnapshotFolder
 from labkit.errors import InputError
 from tests.support.snapshots import SHAPES, size, split, write
 
@@ -108,13 +108,6 @@ class TestRefusals:
         snapshots.need(COUNT - 1)
         with pytest.raises(InputError, match="expected at most 4, one less than the snap.*, got 5"):
             snapshots.need(COUNT)
-
-    @pytest.mark.parametrize(
-        "parameters", ["network", ["fc.weight"], [["a", (2, 3)]], [("a",)], [("a", 3)]]
-    )
-    def test_parameters_of_another_form(self, parameters):
-        with pytest.raises(InputError, match="parameters: expected a network, Parameters or pairs"):
-            describe(parameters)
 
 
 def test_identities_see_any_change(folder, rows):
