@@ -21,9 +21,8 @@ from _trainings import load_json
 from mindspore import Tensor, nn
 
 from labkit.algorithms.subspace import Basis, SubspaceStep
-from labkit.algorithms.subspace.shards import Shard
-from labkit.algorithms.subspace.snapshot_folder import SnapshotFolder
-from labkit.algorithms.subspace.snapshots import load_snapshot, write_snapshot
+from labkit.algorithms.subspace.graphs import Shard
+from labkit.algorithms.subspace.snapshots import SnapshotFolder, load_snapshot, write_snapshot
 from labkit.labs.results.races import subspace_setting as setting_of
 from labkit.nets.lenet import LeNet5
 from labkit.steps.gradients import set_state

@@ -101,7 +101,7 @@ def times(folder, rounds):
     from safetensors.numpy import load_file
 
     from labkit.algorithms.subspace.components import principal_components
-    from labkit.algorithms.subspace.snapshot_folder import SnapshotFolder
+    from labkit.algorithms.subspace.snapshots import SnapshotFolder
 
     snapshots = SnapshotFolder(folder)
     part = np.empty((len(snapshots), PART // len(snapshots)), np.float32)

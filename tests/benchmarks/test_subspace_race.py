@@ -11,8 +11,7 @@ from _subspace_plan import PLANS, check, planned
 from _subspace_start import Start, moments_of, with_noise
 from mindspore import Tensor, nn
 
-from labkit.algorithms.subspace.snapshot_folder import SnapshotFolder
-from labkit.algorithms.subspace.snapshots import Snapshots, load_snapshot
+from labkit.algorithms.subspace.snapshots import SnapshotFolder, Snapshots, load_snapshot
 from labkit.labs.results.races import subspace_setting as setting_of
 from labkit.nets.lenet import LeNet5
 from labkit.steps.gradients import set_state

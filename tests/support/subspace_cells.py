@@ -1,24 +1,14 @@
-"""Shared by the tests of the subspace step: bases by QR, and networks with a float64 twin."""
-
-import hashlib
-from dataclasses import dataclass
+"""Shared by the tests of the subspace step: bases by qr_basis, and networks with a float64 twin."""
 
 import numpy as np
 
+from labkit.algorithms.subspace.basis import Basis
 from labkit.reference.lenet import cross_entropy
 
 
-@dataclass(frozen=True)
-class QR:
-    """A basis with what a step reads from it; its rows are those of a random orthogonal matrix."""
-
-    matrix: np.ndarray
-    names: tuple
-    shapes: tuple
-
-    @property
-    def checksum(self):
-        return hashlib.sha256(self.matrix.tobytes()).hexdigest()
+def qr_basis(matrix, names, shapes):
+    """Return a basis of weights of these names and shapes, without variances."""
+    return Basis(matrix, list(zip(names, shapes, strict=True)), [], 1.0)
 
 
 def basis_of(parameters, components, seed=0):
@@ -27,7 +17,7 @@ def basis_of(parameters, components, seed=0):
     numbers = sum(parameter.size for parameter in parameters)
     columns = np.random.default_rng(seed).normal(size=(numbers, components))
     matrix = np.ascontiguousarray(np.linalg.qr(columns)[0].T, np.float32)
-    return QR(matrix, tuple(p.name for p in parameters), tuple(p.shape for p in parameters))
+    return qr_basis(matrix, tuple(p.name for p in parameters), tuple(p.shape for p in parameters))
 
 
 def small_network():

@@ -1,26 +1,15 @@
 """The step: workers take turns, each with its own micro-batches; then all are combined."""
 
-from collections.abc import Sequence
-from typing import TypedDict, Unpack
+from typing import Any
 
 import numpy as np
 from mindspore import nn
 
 from labkit.algorithms.adasum.update import AdasumUpdate
 from labkit.steps.accumulation import AccumulatedStep, MicroSteps
-from labkit.steps.options import DynamicLossScale, gradient_options
+from labkit.steps.options import gradient_options
 
 _OWN = ("workers", "micro_steps", "on", "reduction", "scope", "node_size", "tail")
-
-
-class WorkerOptions(TypedDict, total=False):
-    """Names and types of the ``GradientOptions`` of a worker."""
-
-    precision: str
-    loss_scale: float | DynamicLossScale
-    nonfinite: str
-    clip_norm: float | None
-    all_reduce_fusion_config: Sequence[int] | None
 
 
 class AdasumStep(AccumulatedStep):
@@ -80,7 +69,7 @@ class AdasumStep(AccumulatedStep):
         scope: str = "layer",
         node_size: int = 1,
         tail: str = "flush",
-        **options: Unpack[WorkerOptions],
+        **options: Any,
     ):
         gradient_options(options, *_OWN)  # before a misspelled "workers" means a team of one
         update = AdasumUpdate(

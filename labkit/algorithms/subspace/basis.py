@@ -16,7 +16,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from labkit.algorithms.subspace.components import principal_components
-from labkit.algorithms.subspace.snapshot_folder import (
+from labkit.algorithms.subspace.snapshots import (
     BASIS,
     SnapshotFolder,
     describe,
@@ -108,27 +108,26 @@ class Basis:
 
     def check(self, parameters: Parameters) -> None:
         """Raise ``InputError`` unless the columns belong to ``parameters``, in the same order."""
-        own, others = list(zip(self.names, self.shapes, strict=True)), describe(parameters)
-        for (name, shape), (other, other_shape) in zip(own, others, strict=False):
-            if (name, shape) != (other, other_shape):
+        pairs = zip(self.names, self.shapes, strict=True)
+        own = [f"{name} {shape}" for name, shape in pairs] + ["nothing more"]
+        expected = [f"{name} {shape}" for name, shape in describe(parameters)] + ["nothing more"]
+        for got, wanted in zip(own, expected, strict=False):
+            if got != wanted:
                 raise InputError(
-                    f"the basis is of another network or order: expected {other} {other_shape}, "
-                    f"got {name} {shape}"
+                    f"the basis is of another network or order: expected {wanted}, got {got}"
                 )
-        if len(own) != len(others):
-            counts = f"expected {len(others)} parameters, got {len(own)}"
-            raise InputError(f"the basis is of another network: {counts}")
 
     def difference(self, snapshots: SnapshotFolder) -> str | None:
         """Describe how ``snapshots`` differ from those of the basis; None if they do not."""
         before, after = self.snapshots, snapshots.identities()
-        for name, digest in after.items():
-            if name not in before:
-                return f"the one there was made without {name}"
-            if digest != before[name]:
-                return f"the one there was made of another {name}"
-        gone = sorted(before.keys() - after.keys())
-        return f"the one there was made with {gone[0]}, which is gone" if gone else None
+        for names, how in (
+            (sorted(after.keys() - before.keys()), "without {}"),
+            ([name for name in after if after[name] != before.get(name)], "of another {}"),
+            (sorted(before.keys() - after.keys()), "with {}, which is gone"),
+        ):
+            if names:
+                return f"the one there was made {how.format(names[0])}"
+        return None
 
     def save(self, path: str | Path) -> None:
         """Write the basis to ``path``, completely or not at all.
@@ -238,24 +237,21 @@ def basis_of(
     must see the same folders and make the same call.
     """
     integer("components", components)
-    report = report or (lambda text: None)
+    path, report = _path(path), report or (lambda text: None)
     rank, ranks = rank_and_size()
     if ranks == 1:
-        return _made(_path(path), snapshots, parameters, components, report)
+        return _loaded_or_made(path, _opened(snapshots, parameters), components, report)
+    basis = None
     with together():
-        basis = None if rank else _made(_path(path), snapshots, parameters, components, report)
+        if rank == 0:
+            basis = _loaded_or_made(path, _opened(snapshots, parameters), components, report)
     return basis or Basis.load(path, parameters)
 
 
-def _made(
-    path: Path,
-    snapshots: Snapshots,
-    parameters: Parameters | None,
-    components: int,
-    report: Callable[[str], None],
+def _loaded_or_made(
+    path: Path, folder: SnapshotFolder, components: int, report: Callable[[str], None]
 ) -> Basis:
-    """``basis_of`` in one process."""
-    folder, why = _opened(snapshots, parameters), ""
+    why = ""
     if path.exists() and path.suffix != ".npy":
         saved = Basis.load(path, folder.described)
         reason = saved.difference(folder)

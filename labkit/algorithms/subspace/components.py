@@ -16,7 +16,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from labkit.algorithms.subspace.snapshot_folder import SnapshotFolder
+from labkit.algorithms.subspace.snapshots import SnapshotFolder
 from labkit.base.arguments import wrong
 
 # Columns that a thread reads at once (64 kB of a file; reading took twice as long with 16 kB) and
@@ -52,7 +52,9 @@ def principal_components(
             ``components`` directions beyond the rounding of their float32 numbers.
     """
     snapshots.need(components)
-    with _Blocks(snapshots) as blocks:
+    # The bits do not depend on the number of threads.
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        blocks = _Blocks(snapshots, pool)
         gram, size = blocks.gram()
         if not (np.isfinite(gram).all() and np.isfinite(size)):
             snapshots.refuse_nonfinite()
@@ -90,38 +92,29 @@ def _eigen(
 
 
 def _centred(gram: np.ndarray) -> np.ndarray:
-    """Return (I - 11^T / N) G (I - 11^T / N): G of the rows minus their mean."""
+    """Return G of the rows minus their mean."""
     gram = gram - gram.mean(0)
     return gram - gram.mean(1, keepdims=True)
 
 
 class _Blocks:
-    """A pool of threads over the columns of the snapshots.
+    """The columns of the snapshots, a block at a time.
 
-    There is one thread per available core; the bits do not depend on their number. The middle
-    snapshot is subtracted from the rows, in float64, instead of their mean: the differences are as
-    small, and it saves one pass. The small matrices account for the mean.
+    The middle snapshot is subtracted from the rows, in float64, instead of their mean: the
+    differences are as small, and it saves one pass. The small matrices account for the mean.
     """
 
-    def __init__(self, snapshots: SnapshotFolder):
-        self.snapshots = snapshots
+    def __init__(self, snapshots: SnapshotFolder, pool: ThreadPoolExecutor):
+        self.snapshots, self.pool = snapshots, pool
         self.count, self.size = len(snapshots), snapshots.size
-
-    def __enter__(self) -> "_Blocks":
-        self._pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._pool.shutdown(cancel_futures=True)
 
     def gram(self) -> tuple[np.ndarray, float]:
         """Return G (N, N) of the rows minus the middle one, and the middle one's squared length."""
 
         def chunk(start: int) -> tuple[np.ndarray, float]:
+            total, square = np.zeros((self.count, self.count)), 0.0
             # Infinity minus infinity is detected in the result.
             with np.errstate(invalid="ignore", over="ignore"):
-                total = np.zeros((self.count, self.count))
-                square = 0.0
                 for _, rows, middle in self._differences(start):
                     total += _outer(rows)
                     square += middle @ middle
@@ -145,30 +138,27 @@ class _Blocks:
             for begin, rows, _ in self._differences(start):
                 matrix[:, begin : begin + rows.shape[1]] = _times(weights, rows)
 
-        for _ in self._in_order(chunk):
-            pass
+        list(self._in_order(chunk))
         return matrix
 
     def orthonormalise(self, matrix: np.ndarray) -> None:
         """Orthonormalise nearly orthonormal rows in place, by the Cholesky factor of P P^T."""
 
         def products(start: int) -> np.ndarray:
-            part = matrix[:, start : start + _BLOCK].astype(np.float64)
-            return _outer(part)
+            return _outer(matrix[:, start : start + _BLOCK].astype(np.float64))
 
         def correct(start: int) -> None:
             part = matrix[:, start : start + _BLOCK]
             part[:] = _times(inverse, part.astype(np.float64))
 
         starts = range(0, self.size, _BLOCK)
-        total = sum(self._pool.map(products, starts), np.zeros(()))
+        total = sum(self.pool.map(products, starts), np.zeros(()))
         inverse = np.linalg.inv(np.linalg.cholesky(total))
-        for _ in self._pool.map(correct, starts):
-            pass
+        list(self.pool.map(correct, starts))
 
     def _in_order(self, chunk: Callable[[int], T]) -> Iterator[T]:
         """Yield ``chunk(start)`` of every chunk in order, whichever thread finishes first."""
-        return self._pool.map(chunk, range(0, self.size, _CHUNK))
+        return self.pool.map(chunk, range(0, self.size, _CHUNK))
 
     def _differences(self, start: int) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
         """Yield (begin, rows minus the middle one (N, n) float64, the middle one) of a chunk."""

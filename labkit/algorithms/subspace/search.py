@@ -4,15 +4,15 @@ It uses K numbers and K x K matrices: for K = 32 an update takes the host 0.1 ms
 import.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TypedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 
 from labkit.algorithms.words import SEARCH_FAILURES, SEARCH_STARTS
 from labkit.base.arguments import choice, integer, number
-from labkit.errors import InputError
+from labkit.errors import InputError, refuse_unknown
 
 # A longer direction is rejected: its squares leave the range of float32.
 _LONGEST = 1e18
@@ -60,17 +60,14 @@ class Constants:
         integer("trials", self.trials)
 
 
-class ConstantNames(TypedDict, total=False):
-    """Names and types of ``Constants``, for ``**constants``."""
+CONSTANT_NAMES = tuple(field.name for field in fields(Constants))
 
-    rho: float
-    sigma: float
-    trials: int
-    gamma: float
-    alpha: float
-    curvature: float
-    start: str
-    failure: str
+
+def constants_of(constants: Mapping[str, Any]) -> Constants:
+    """Return ``Constants``; refuse unknown names, with the nearest one, as ``InputError``."""
+    for name in constants:
+        refuse_unknown("constant", name, CONSTANT_NAMES)
+    return Constants(**constants)
 
 
 def refuse_constants(constants: Constants) -> None:
@@ -89,10 +86,10 @@ class LastSearch:
     """The search of the most recent update.
 
     Attributes:
-        trials: number of losses that were evaluated.
+        trials: losses that were evaluated.
         accepted: whether one of them was low enough.
         step_size: rho^m of that trial; 0.0 if the search failed and took no step in the subspace.
-        failures: number of failed searches so far.
+        failures: failed searches so far.
     """
 
     trials: int

@@ -1,21 +1,14 @@
 """The step: gradients as usual, then a search in the subspace on the update's own rows."""
 
-from collections.abc import Mapping
-from dataclasses import fields
-from typing import Any, Unpack
+from typing import Any
 
 from mindspore import nn
 
 from labkit.algorithms.subspace.basis import Basis
-from labkit.algorithms.subspace.search import ConstantNames, Constants, LastSearch
+from labkit.algorithms.subspace.search import CONSTANT_NAMES, LastSearch
 from labkit.algorithms.subspace.update import SubspaceUpdate
-from labkit.errors import refuse_unknown
 from labkit.steps.accumulation import AccumulatedStep, MicroSteps
-from labkit.steps.options import GradientOptions, OptionNames
-
-
-class SearchOptions(ConstantNames, OptionNames, total=False):
-    """Names and types of the ``**options`` of a ``SubspaceStep``."""
+from labkit.steps.options import gradient_options
 
 
 class SubspaceStep(AccumulatedStep):
@@ -61,23 +54,14 @@ class SubspaceStep(AccumulatedStep):
         method: str = "bfgs",
         micro_steps: MicroSteps = 1,
         tail: str = "flush",
-        **options: Unpack[SearchOptions],
+        **options: Any,
     ):
-        constants, others = _divided(options)
+        constants = {name: options.pop(name) for name in CONSTANT_NAMES if name in options}
+        gradient_options(options, "method", "micro_steps", "tail", *CONSTANT_NAMES)
         update = SubspaceUpdate(optimizer, basis, method=method, **constants)
-        super().__init__(loss_net, optimizer, micro_steps, update=update, tail=tail, **others)
+        super().__init__(loss_net, optimizer, micro_steps, update=update, tail=tail, **options)
 
     @property
     def last_search(self) -> LastSearch:
         """The search of the most recent update, read from the device."""
         return self.update.last_search
-
-
-def _divided(options: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Return the options that are ``Constants``, and the others; refuse unknown names."""
-    constants = [each.name for each in fields(Constants)]
-    known = [*constants, *(each.name for each in fields(GradientOptions))]
-    for name in options:
-        refuse_unknown("option", name, ["method", "micro_steps", "tail", *known])
-    ours = {name: value for name, value in options.items() if name in constants}
-    return ours, {name: value for name, value in options.items() if name not in constants}

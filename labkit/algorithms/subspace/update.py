@@ -1,29 +1,26 @@
 """The update stage: the state kept between updates, and the search that makes an update."""
 
-from dataclasses import fields
-from typing import Unpack
+from typing import Any
 
 import mindspore as ms
 import numpy as np
 from mindspore import ParameterTuple, Tensor, nn, ops
 
 from labkit.algorithms.subspace.basis import Basis
-from labkit.algorithms.subspace.graphs import Descend, Finish, Prepare, Project, Trial
+from labkit.algorithms.subspace.graphs import Descend, Finish, Prepare, Project, Shard, Trial
 from labkit.algorithms.subspace.search import (
-    ConstantNames,
-    Constants,
     LastSearch,
     Memory,
     after_search,
+    constants_of,
     descent,
     line_search,
     refuse_constants,
     updated_inverse,
 )
-from labkit.algorithms.subspace.shards import Shard
 from labkit.algorithms.words import SEARCH_METHODS, SUBSPACE_ON_HOST, WHOLE_TAILS
 from labkit.base.arguments import choice
-from labkit.errors import InputError, refuse_unknown
+from labkit.errors import InputError
 from labkit.ranks import cluster
 from labkit.steps.state import integer_of, set_state, state
 from labkit.steps.update import Summary, UpdateStage
@@ -53,13 +50,11 @@ class SubspaceUpdate(UpdateStage):
         basis: Basis,
         *,
         method: str = "bfgs",
-        **constants: Unpack[ConstantNames],
+        **constants: Any,
     ):
         super().__init__(optimizer)
         choice("method", method, SEARCH_METHODS)
-        for name in constants:
-            refuse_unknown("constant", name, [each.name for each in fields(Constants)])
-        self.constants = Constants(**constants)
+        self.constants = constants_of(constants)
         self.searches = method == "bfgs"
         if not self.searches:
             refuse_constants(self.constants)
@@ -218,15 +213,9 @@ class SubspaceUpdate(UpdateStage):
     def _values(self, memory: Memory, trials: int, size: float) -> list[Tensor]:
         """Return the new values of ``remembered``."""
         failures = integer_of(self.failures) + (size == 0)
-        return [
-            Tensor(memory.inverse),
-            Tensor(memory.gradient),
-            Tensor(memory.step),
-            Tensor(int(memory.has_pair), ms.int32),
-            Tensor(trials, ms.int32),
-            Tensor(size, ms.float32),
-            Tensor(failures, ms.int32),
-        ]
+        arrays = (memory.inverse, memory.gradient, memory.step)
+        scalars = (np.int32(memory.has_pair), np.int32(trials), np.float32(size))
+        return [Tensor(value) for value in (*arrays, *scalars, np.int32(failures))]
 
     # --- what is reported ----------------------------------------------------------------------
 
@@ -243,12 +232,9 @@ class SubspaceUpdate(UpdateStage):
         """The search of the most recent update: trials, step size, failed searches so far."""
         if not self.searches:
             return {}
-        last = self.last_search
-        return {
-            "trials": last.trials,
-            "step_size": last.step_size,
-            "failed_searches": last.failures,
-        }
+        last = vars(self.last_search)
+        names = {"trials": "trials", "step_size": "step_size", "failed_searches": "failures"}
+        return {column: last[name] for column, name in names.items()}
 
     @property
     def can_be_saved(self) -> bool:

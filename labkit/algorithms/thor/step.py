@@ -19,13 +19,11 @@ class ThorStep(PlainStep):
     Args:
         loss_net: network and loss, a mean over rows; its layers get taps, in place.
         optimizer: any ``nn.Optimizer``; THOR's own is nn.Momentum.
-        damping: number > 0, array with one per update (updates,), or function of the number of
-            updates so far.
+        damping: see ``ThorOptions``.
         **options: see ``ThorOptions`` and ``GradientOptions``.
 
     Raises:
-        InputError: as ``ThorUpdate`` does.
-        FloatingPointError: likewise.
+        InputError: as ``ThorUpdate`` does, and ``FloatingPointError`` likewise.
 
     >>> step = ThorStep(LossNet(network, loss_fn), optimizer, damping=0.3, frequency=10)
     >>> loss = step(images, labels)

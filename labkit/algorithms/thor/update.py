@@ -8,8 +8,8 @@ import mindspore as ms
 import numpy as np
 from mindspore import ParameterTuple, Tensor, nn, ops
 
-from labkit.algorithms.thor.geometry import Place, find_layers, refuse_layers
 from labkit.algorithms.thor.inverses import Inverses
+from labkit.algorithms.thor.layers import Place, Tap, find_layers, refuse_layers, tap_layers
 from labkit.algorithms.thor.rules import (
     FREEZE,
     REFRESH,
@@ -19,7 +19,6 @@ from labkit.algorithms.thor.rules import (
     thor_options,
     value_at,
 )
-from labkit.algorithms.thor.taps import Tap, tap_layers
 from labkit.algorithms.thor.upstream_gpu import UpstreamTap
 from labkit.algorithms.words import THOR_ON_HOST
 from labkit.nets.layers import exchange
@@ -36,9 +35,8 @@ class ThorUpdate(UpdateStage):
     Args:
         loss_net: that of the step. Its layers get taps, in place; ``release`` removes them.
         optimizer: any ``nn.Optimizer``; THOR's own is nn.Momentum.
-        damping: number > 0, array with one per update (updates,), or function of the number of
-            updates so far.
-        **options: see ``ThorOptions``.
+        damping: see ``ThorOptions``, as for all options.
+        **options: by name.
 
     Attributes:
         layers: the curvature of each preconditioned layer, ``LayerCurvature``.

@@ -17,8 +17,7 @@ The bias has no curvature. Sums are returned multiplied by the number of positio
 import mindspore as ms
 from mindspore import Tensor, ops
 
-from labkit.algorithms.thor.geometry import Dense
-from labkit.algorithms.thor.taps import Tap
+from labkit.algorithms.thor.layers import Dense, Tap
 
 
 class UpstreamTap(Tap):

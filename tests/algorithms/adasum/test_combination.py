@@ -284,8 +284,3 @@ def test_more_layers_than_a_graph_may_nest_steps():
         np.testing.assert_allclose(
             layer, reference.adasum_tree(part.astype(np.float64)), rtol=1e-5, atol=1e-6
         )
-
-
-def test_bounds():
-    assert bounds((3, 1, 4)) == ((0, 3), (3, 4), (4, 8))
-    assert bounds((5,)) == ((0, 5),)

@@ -136,17 +136,6 @@ def test_bits_do_not_depend_on_the_number_of_threads(monkeypatch):
         assert total == results[0][2]
 
 
-@pytest.mark.parametrize(("count", "others"), [(40, 40), (32, 40), (40, 32), (2, 1), (700, 700)])
-def test_a_product_stays_in_the_thread_that_asks(count, others):
-    """OpenBLAS splits products of more than 2^18 multiplications; far smaller ones cost time."""
-    rows = np.random.default_rng(0).normal(size=(count, 5001))
-    items, rest = module._items(rows, others)
-    columns = items.shape[2]
-    assert columns * count * others <= 2**18 or columns == 1
-    assert (columns + 1) * count * others > 2**18 or columns == rows.shape[1]
-    np.testing.assert_array_equal(np.concatenate([*items, rest], axis=1), rows)
-
-
 def test_the_order_of_the_snapshots_decides_nothing_but_signs():
     rows = with_spectrum(12, 700, 3.0 ** -np.arange(11))
     matrix, variance, _ = principal_components(Rows(rows), 6)

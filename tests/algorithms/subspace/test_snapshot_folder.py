@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from labkit.algorithms.subspace.snapshot_folder import SnapshotFolder, describe
+from labkit.algorithms.subspace.snapshots import SnapshotFolder
 from labkit.errors import InputError
 from tests.support.snapshots import SHAPES, size, split, write
 
@@ -49,9 +49,6 @@ class TestReading:
         expected = [np.concatenate([each[name].ravel() for name, _ in other]) for each in arrays]
         np.testing.assert_array_equal(part, expected)
 
-    def test_without_parameters_they_come_by_name(self, folder):
-        assert [name for name, _ in SnapshotFolder(folder).described] == sorted(SHAPES)
-
     def test_files_come_by_the_numbers_in_their_names(self, tmp_path, rows):
         write(tmp_path, rows, name="net-{}_625.safetensors", order=[4, 0, 2, 1, 3])
         for number in (10, 9):
@@ -61,13 +58,6 @@ class TestReading:
             )
         names = [path.name for path in SnapshotFolder(tmp_path).paths]
         assert names == [f"net-{number}_625.safetensors" for number in (1, 2, 5, 9, 10)]
-
-    def test_empty_parameters_take_no_column(self, tmp_path):
-        save_file({"a": np.ones(2, np.float32), "b": np.ones((0, 3), np.float32)}, tmp_path / NAME)
-        with SnapshotFolder(tmp_path) as snapshots:
-            part = np.zeros((1, 2), np.float32)
-            snapshots.read(0, part)
-        assert snapshots.size == 2 and (part == 1).all()
 
 
 NAME = "step-000000009.safetensors"
@@ -119,19 +109,6 @@ class TestRefusals:
         with pytest.raises(InputError, match="expected at most 4, one less than the snap.*, got 5"):
             snapshots.need(COUNT)
 
-    def test_parameters_that_are_none(self):
-        with pytest.raises(InputError, match="parameters: expected a network.*got 3"):
-            describe(3)
-        with pytest.raises(InputError, match="parameters: expected at least one"):
-            describe([])
-
-    @pytest.mark.parametrize(
-        "parameters", ["network", ["fc.weight"], [["a", (2, 3)]], [("a",)], [("a", 3)]]
-    )
-    def test_parameters_of_another_form(self, parameters):
-        with pytest.raises(InputError, match="parameters: expected a network, Parameters or pairs"):
-            describe(parameters)
-
 
 def test_identities_see_any_change(folder, rows):
     before = SnapshotFolder(folder).identities()
@@ -164,10 +141,6 @@ class TestCheckpointsOfATutorial:
         np.testing.assert_array_equal(part, rows)
         assert names == [f"resnet-{number}_625.ckpt" for number in range(1, len(rows) + 1)]
         assert len(set(snapshots.identities().values())) == len(rows)
-
-    def test_snapshots_beside_them_come_first(self, saved, rows):
-        save_file(split(rows[0]), saved / NAME)
-        assert [path.name for path in SnapshotFolder(saved, SHAPES.items()).paths] == [NAME]
 
     def test_a_tutorials_names_are_taken_for_labkits(self, tmp_path):
         import mindspore as ms

@@ -12,8 +12,7 @@ from mindspore.train.callback import _InternalCallbackParam
 from safetensors import safe_open
 
 from labkit.algorithms.subspace import snapshots as module
-from labkit.algorithms.subspace.snapshot_folder import SnapshotFolder
-from labkit.algorithms.subspace.snapshots import Snapshots, load_snapshot
+from labkit.algorithms.subspace.snapshots import SnapshotFolder, Snapshots, load_snapshot
 from labkit.errors import InputError
 from labkit.labs.compare import parameter_values
 from labkit.steps.accumulation import AccumulatedStep
@@ -105,10 +104,6 @@ class TestSaving:
         callback = Snapshots(net, tmp_path, start_epoch=21, saves_per_epoch=2, keep=None)
         pretend(callback, epochs=50, size=4)
         assert len(names(tmp_path)) == 60 and numbers(tmp_path)[:2] == [82, 84]
-
-    def test_the_newest_40_stay_by_default(self, tmp_path):
-        pretend(Snapshots(nn.Dense(2, 2), tmp_path), epochs=50, size=4)
-        assert numbers(tmp_path) == list(range(44, 201, 4))
 
     def test_under_model_train_with_a_step_and_without(self, built, tmp_path):
         net, step = built()
@@ -241,37 +236,21 @@ class TestInterrupted:
         assert numbers(tmp_path) == [4]
 
 
-class TestRefusals:
-    @pytest.mark.parametrize(
-        ("options", "words"),
-        [
-            ({"start_epoch": 0}, "start_epoch: expected an integer >= 1, got 0"),
-            ({"saves_per_epoch": 1.5}, "saves_per_epoch: expected"),
-            ({"keep": 0}, "keep: expected"),
-        ],
-    )
-    def test_counts(self, tmp_path, options, words):
-        with pytest.raises(InputError, match=words):
-            Snapshots(nn.Dense(2, 2), tmp_path, **options)
-
-    def test_networks(self, tmp_path):
-        with pytest.raises(InputError, match="network: expected an nn.Cell, got 'net'"):
-            Snapshots("net", tmp_path)
-        with pytest.raises(InputError, match="ReLU has no trainable parameter"):
-            Snapshots(nn.ReLU(), tmp_path)
-        with pytest.raises(InputError, match="weight is Float16; snapshots are of float32"):
-            Snapshots(nn.Dense(2, 2, dtype=ms.float16), tmp_path)
-
-    def test_at_the_beginning_of_the_training(self, tmp_path):
-        net = nn.Dense(2, 2)
-        with pytest.raises(InputError, match="saves_per_epoch: expected at most 4, .* got 5"):
-            pretend(Snapshots(net, tmp_path, saves_per_epoch=5))
-        with pytest.raises(InputError, match="saves_per_epoch: expected 1 in dataset sink mode, g"):
-            pretend(Snapshots(net, tmp_path, saves_per_epoch=2), sink=True)
-        (tmp_path / "file").write_text("mine")
-        with pytest.raises(InputError, match="cannot write to"):
-            pretend(Snapshots(net, tmp_path / "file"))
-        assert names(tmp_path) == ["file"]
+@pytest.mark.parametrize(
+    ("make", "options", "words"),
+    [
+        (nn.ReLU, {}, "ReLU has no trainable parameter"),
+        (lambda: nn.Dense(2, 2, dtype=ms.float16), {}, "weight is Float16; snapshots are of floa"),
+        (lambda: nn.Dense(2, 2), {"keep": 0}, "keep: expected an integer >= 1, got 0"),
+        (lambda: nn.Dense(2, 2), {"saves_per_epoch": 5}, "saves_per_epoch: expected at most 4"),
+        (lambda: nn.Dense(2, 2), {"saves_per_epoch": 2}, "saves_per_epoch: expected 1 in dataset"),
+    ],
+)
+def test_what_is_refused(tmp_path, make, options, words):
+    """When it is made, or when the training begins; nothing is written."""
+    with pytest.raises(InputError, match=words):
+        pretend(Snapshots(make(), tmp_path, **options), sink="in dataset" in words)
+    assert names(tmp_path) == []
 
 
 class TestLoading:
@@ -303,7 +282,7 @@ class TestLoading:
         assert_bit_equal(parameter_values(other), {n: trained[n] for n in parameter_values(net)})
         assert (other[2].moving_mean.asnumpy() == 0).all() and trained["2.moving_mean"].any()
 
-    @pytest.mark.parametrize("which", ["middle", 3, -2, True, 1.0, None])
+    @pytest.mark.parametrize("which", ["middle", 3, -2])
     def test_others_are_refused(self, saved, which):
         expected = "at most 2, the last in" if which == 3 else ""
         with pytest.raises(InputError, match=f"which: expected {expected}"):

@@ -12,11 +12,10 @@ from mindspore import ParameterTuple, Tensor, nn, ops
 
 from labkit import reference
 from labkit.algorithms.thor.curvature import RESIDUAL, LayerCurvature, _damped_inverse
-from labkit.algorithms.thor.geometry import geometry_of
 from labkit.algorithms.thor.inverses import Inversion
+from labkit.algorithms.thor.layers import geometry_of
 from labkit.runtime import pynative
 from labkit.steps.state import set_state
-from tests import twins
 from tests.support.thor_layers import FACTOR, Weighted, fill, normal, off, updated, whole
 
 pytestmark = pytest.mark.usefixtures("runtime")
@@ -95,7 +94,7 @@ def test_any_size_and_every_remainder(inputs, outputs, bias, split):
         Inversion([layer], "pi")(Tensor(0.3, ms.float32))
         direction, direction_bias = layer(Tensor(weight), Tensor(own))
     matrix = reference.gradient_matrix(weight, own if bias else None)
-    expected = twins.kronecker_solve(
+    expected = reference.kronecker_solve(
         *factors_of(layer), matrix, 0.3, split=split, damping_split="pi"
     )
     bias = direction_bias.asnumpy() if bias else None

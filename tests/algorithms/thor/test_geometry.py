@@ -4,19 +4,16 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mindspore import Tensor, mint, nn
+from mindspore import Tensor, nn
 
 from labkit import reference
 from labkit.algorithms.thor import ThorUpdate
-from labkit.algorithms.thor.geometry import (
-    Blocks,
-    Convolution,
-    Dense,
+from labkit.algorithms.thor.layers import (
+    Tapped,
     cut,
     geometry_of,
     padding,
 )
-from labkit.algorithms.thor.taps import Tapped
 from labkit.errors import InputError
 from labkit.nets.lenet import LeNet5
 from labkit.nets.resnet import resnet
@@ -40,9 +37,6 @@ class TestBlocks:
         starts = range(0, dimension, blocks.size)
         assert bounds == [(first, min(first + blocks.size, dimension)) for first in starts]
 
-    def test_lenets_first_dense_layer(self):
-        assert cut(401, 128) == Blocks(4, 101)
-
 
 axes = st.tuples(st.integers(1, 4), st.integers(1, 4))
 
@@ -59,11 +53,6 @@ class TestPadding:
         for axis, around in enumerate((top + bottom, left + right)):
             last = size[axis] + around - (kernel[axis] - 1) * dilation[axis] - 1
             assert last // stride[axis] + 1 == -(-size[axis] // stride[axis])
-
-    def test_valid_is_none_and_pad_is_as_it_stands(self):
-        others = ((3, 3), (1, 1), (1, 1), 8, 8)
-        assert padding("valid", (1, 2, 3, 4), *others) == ((0, 0), (0, 0))
-        assert padding("pad", (1, 2, 3, 4), *others) == ((1, 2), (3, 4))
 
     @pytest.mark.parametrize(
         "size, kernel, stride, dilation",
@@ -87,33 +76,6 @@ class TestPadding:
 
 
 class TestGeometryOf:
-    @pytest.mark.parametrize("make", [nn.Dense, mint.nn.Linear])
-    @pytest.mark.parametrize("homogeneous", [False, True])
-    def test_dense(self, make, homogeneous):
-        geometry = geometry_of(make(300, 10), homogeneous=homogeneous, split=128)
-        inputs = 300 + homogeneous
-        blocks = cut(inputs, 128), Blocks(1, 10)
-        assert type(geometry) is Dense
-        assert geometry == Dense(inputs, 10, homogeneous, *blocks, groups=1)
-
-    def test_convolution(self):
-        layer = nn.Conv2d(
-            6, 40, (3, 2), (2, 1), "pad", (1, 0, 2, 3), dilation=(1, 2), group=2, has_bias=True
-        )
-        assert geometry_of(layer, homogeneous=True, split=8) == Convolution(
-            inputs=3 * 3 * 2 + 1,
-            outputs=20,
-            homogeneous=True,
-            a_blocks=Blocks(3, 7),
-            g_blocks=Blocks(3, 7),
-            groups=2,
-            kernel=(3, 2),
-            stride=(2, 1),
-            dilation=(1, 2),
-            pad_mode="pad",
-            pad=(1, 0, 2, 3),
-        )
-
     @pytest.mark.parametrize(
         "layer",
         [
@@ -149,9 +111,7 @@ def taps(network):
 class TestFound:
     def test_in_sequences_lists_and_blocks(self):
         network = Nested()
-        update = convert(network)
-        assert sorted(names(update)) == sorted(NAMES)
-        assert sorted(taps(network)) == sorted(NAMES)
+        assert sorted(names(convert(network))) == sorted(taps(network)) == sorted(NAMES)
 
     def test_resnet_with_its_downsampling_convolutions_and_no_norm(self):
         network = resnet(18, 10, width=0.0625)
@@ -160,28 +120,25 @@ class TestFound:
         weights = {p.name for p in network.trainable_params() if p.ndim > 1}
         assert {f"{name}.weight" for name in layers} == weights
 
-    def test_what_the_optimizer_does_not_update_stays(self):
+    @pytest.mark.parametrize(
+        "trained, skip, left",
+        [
+            ("", ["conv1", "fc2"], ["conv2", "fc1", "fc3"]),
+            ("", ("conv*",), ["fc1", "fc2", "fc3"]),
+            ("", ["fc[12]", "*3"], ["conv1", "conv2"]),
+            ("fc", (), ["fc1", "fc2", "fc3"]),
+        ],
+        ids=str,
+    )
+    def test_what_is_skipped_or_not_trained_is_left_out(self, trained, skip, left):
         network = LeNet5()
-        update = convert(network, [p for p in network.trainable_params() if "fc" in p.name])
-        assert names(update) == ["fc1", "fc2", "fc3"]
+        parameters = [p for p in network.trainable_params() if trained in p.name]
+        assert names(convert(network, parameters, skip=skip)) == taps(network) == left
 
     def test_a_bias_that_the_optimizer_does_not_update_is_no_coordinate(self):
         network = nn.SequentialCell(nn.Dense(4, 3))
         layer = convert(network, [network[0].weight]).layers[0]
         assert (layer.inputs, layer.homogeneous) == (4, False)
-
-    @pytest.mark.parametrize(
-        "skip, left",
-        [
-            (["conv1", "fc2"], ["conv2", "fc1", "fc3"]),
-            (("conv*",), ["fc1", "fc2", "fc3"]),
-            (["fc[12]", "*3"], ["conv1", "conv2"]),
-        ],
-        ids=str,
-    )
-    def test_skip_by_names_and_patterns(self, skip, left):
-        network = LeNet5()
-        assert names(convert(network, skip=skip)) == taps(network) == left
 
 
 class Tied(nn.Cell):

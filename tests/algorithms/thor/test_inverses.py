@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from mindspore import nn
 
 from labkit.algorithms.thor.curvature import LayerCurvature
-from labkit.algorithms.thor.geometry import geometry_of
 from labkit.algorithms.thor.inverses import Inverses, share_out
+from labkit.algorithms.thor.layers import geometry_of
 from labkit.runtime import pynative
 from labkit.steps.state import set_state
 from tests.support.thor_layers import off

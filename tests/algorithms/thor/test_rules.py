@@ -47,9 +47,6 @@ class TestTraceRule:
         for rule in (TraceRule(), reference.TraceRule()):
             assert rule.decide(math.inf, math.inf) == "refresh"
 
-    def test_the_papers_thresholds(self):
-        assert TraceRule() == TraceRule(refresh=0.01, freeze=0.001)
-
 
 class TestDamping:
     @pytest.mark.parametrize("value", [3, np.float32(0.5), np.int64(2), Tensor(0.25, ms.float32)])
@@ -87,11 +84,6 @@ class TestFrequency:
         for update in range(1, len(values)):
             before = max(earlier for earlier in due if earlier < update)
             assert (update in due) == (update - before >= every[update])
-
-    def test_an_update_that_was_left_out_is_made_up_for(self):
-        """If the update that was due is dropped, the next one is due, not the next multiple."""
-        assert is_due(10, 11, 0) and not is_due(10, 20, 11)
-        assert is_due(10, 21, 11) and is_due(10, 0, -1)
 
 
 MEANS = {

@@ -9,8 +9,7 @@ from mindspore import Tensor, mint, nn, ops
 
 from labkit import reference
 from labkit.algorithms.thor import ThorStep, ThorUpdate
-from labkit.algorithms.thor.geometry import geometry_of
-from labkit.algorithms.thor.taps import Tap, Tapped
+from labkit.algorithms.thor.layers import Tap, Tapped, geometry_of
 from labkit.nets.layers import PaddedConv2d
 from labkit.nets.lenet import LeNet5
 from labkit.nets.small import NormNet

@@ -9,7 +9,6 @@ from mindspore import nn
 
 from labkit import reference
 from labkit.algorithms.thor import ThorStep, ThorUpdate
-from labkit.errors import InputError
 from labkit.labs.compare import parameter_values
 from labkit.nets.lenet import LeNet5
 from labkit.steps.accumulation import AccumulatedStep
@@ -20,7 +19,6 @@ from tests.support.step_cells import (
     digits,
     rows,
     split,
-    unchanged,
 )
 from tests.support.thor_cells import (
     DAMPING,
@@ -147,14 +145,6 @@ class TestWhenItRefreshes:
             made += [number] if not same(before, inverses(step.update)) else []
         assert made == [1, 5]
         assert step.last_update.number == 4 and int(step.dropped.asnumpy()) == 3
-
-    def test_a_function_that_returns_none(self):
-        network, loss_net = mlp()
-        step = ThorStep(loss_net, optimizer(network), DAMPING, frequency=lambda update: 1 - update)
-        call(step, 0)
-        with unchanged(step):
-            with pytest.raises(InputError, match="^frequency: expected an integer >= 1, got 0"):
-                call(step, 1)
 
 
 # Bound on the largest error in a tensor, relative to the largest update of that tensor.
