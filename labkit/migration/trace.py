@@ -18,7 +18,6 @@ import mindspore as ms
 import numpy as np
 from mindspore import nn, ops
 
-from labkit.base.arguments import names_checked
 from labkit.errors import InputError
 from labkit.migration.names import Pair, pairs, renamed
 from labkit.runtime import pynative
@@ -60,7 +59,6 @@ class _OneStep(nn.Cell):
         return ops.depend(loss, self.optimizer(gradients)), gradients
 
 
-@names_checked
 def trace(
     network: nn.Cell,
     loss_fn: nn.Cell,
@@ -91,7 +89,8 @@ def trace(
     Raises:
         InputError: if the optimizer's parameters are not exactly the network's trainable ones.
     """
-    _check_optimizer(network, optimizer)
+    if {id(p) for p in optimizer.parameters} != {id(p) for p in network.trainable_params()}:
+        raise InputError("optimizer: expected exactly the parameters network.trainable_params()")
     batch = ms.Tensor(images, ms.float32), ms.Tensor(labels, ms.int32)
     names = pairs(network, renames)
     before = _values(network, names)
@@ -130,15 +129,6 @@ def stages_of(
     }
 
 
-def _check_optimizer(network: nn.Cell, optimizer: nn.Optimizer) -> None:
-    if not isinstance(optimizer, nn.Optimizer):
-        raise InputError(f"optimizer: expected an nn.Optimizer, got a {type(optimizer).__name__}")
-    if {id(p) for p in optimizer.parameters} != {id(p) for p in network.trainable_params()}:
-        raise InputError(
-            "optimizer: expected exactly the parameters network.trainable_params(), got others"
-        )
-
-
 def _values(network: nn.Cell, names: list[Pair]) -> Arrays:
     values = {p.name: p.asnumpy() for p in network.get_parameters() if p.dtype in _FLOATS}
     return {
@@ -156,8 +146,7 @@ def _forward(network: nn.Cell, images: ms.Tensor, renames: Mapping[str, str]) ->
     handles = []
     for path, cell in network.cells_and_names():
         if path:
-            name = renamed(path, renames)[0]
-            hook = recorder(outputs, name, ms.Tensor, ms.Tensor.asnumpy)
+            hook = recorder(outputs, renamed(path, renames)[0], ms.Tensor.asnumpy)
             handles.append(cell.register_forward_hook(hook))
     try:
         with pynative():
@@ -170,23 +159,13 @@ def _forward(network: nn.Cell, images: ms.Tensor, renames: Mapping[str, str]) ->
     return outputs
 
 
-def recorder(outputs: dict, name: str, kind: type, as_array: Callable) -> Callable:
-    """Return a forward hook that keeps a copy of each output; the second call's is ``name#2``.
-
-    Args:
-        outputs: dict that receives the copies.
-        name: name of the cell.
-        kind: type of a tensor; outputs of other types are left out.
-        as_array: tensor -> array.
-    """
+def recorder(outputs: Arrays, name: str, as_array: Callable) -> Callable:
+    """Return a forward hook that keeps a copy of each tensor; the second call's is ``name#2``."""
 
     def hook(cell: object, inputs: tuple, output: object) -> None:
-        if isinstance(output, kind):
-            number, key = 1, name
-            while key in outputs:
-                number += 1
-                key = f"{name}#{number}"
+        if not isinstance(output, tuple):
+            calls = sum(key.partition("#")[0] == name for key in outputs)
             # A copy: the next cell may work in place, as torchvision's ReLUs do.
-            outputs[key] = as_array(output).copy()
+            outputs[f"{name}#{calls + 1}" if calls else name] = as_array(output).copy()
 
     return hook

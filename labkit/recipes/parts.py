@@ -271,20 +271,20 @@ def in_float32(config: TrainingConfig, network: nn.Cell) -> nn.Cell:
 def load_network(network: nn.Cell, checkpoint_path: str | Path) -> None:
     """Set the network's Parameters from a checkpoint, which may also hold an optimizer or a step.
 
-    The names may be those of the tutorials' ResNets, see ``labkit.nets.resnet_names``.
+    The names may be those of the tutorials' ResNets, see ``labkit.nets.resnet``.
 
     Raises:
         InputError: if a Parameter is missing or has another shape; the network is then unchanged.
     """
-    from labkit.nets import resnet_names
+    from labkit.nets import resnet
     from labkit.training import checkpoint
 
     pooling = []
 
     def own_name(name: str) -> str:
-        if resnet_names.pools(name):
+        if resnet.pools(name):
             pooling.append(name)
-        return resnet_names.own_name(name)
+        return resnet.own_name(name)
 
     values = checkpoint.read(checkpoint_path)
     values = {own_name(name): value for name, value in values.items()}

@@ -6,7 +6,7 @@ a flat weight may be a single row of 100 MB).
 
 A folder without such a file may hold the ``.ckpt`` files of a tutorial's first stage: each is
 loaded once and copied to a temporary file. Everything in them except the parameters is ignored, and
-the names of the tutorials' ResNets are translated to labkit's (``labkit.nets.resnet_names``).
+the names of the tutorials' ResNets are translated to labkit's (``labkit.nets.resnet``).
 """
 
 import bisect
@@ -29,7 +29,7 @@ from safetensors.numpy import save_file
 from labkit.base.arguments import wrong
 from labkit.base.files import natural_order
 from labkit.errors import InputError
-from labkit.nets.resnet_names import own_name
+from labkit.nets.resnet import own_name
 
 Described = list[tuple[str, tuple[int, ...]]]
 BASIS = "labkit_basis"  # the metadata of a basis, which may lie beside its snapshots
