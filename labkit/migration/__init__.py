@@ -13,7 +13,6 @@ from labkit.migration.compare import STEP_TOLERANCE as STEP_TOLERANCE
 from labkit.migration.compare import Row as Row
 from labkit.migration.compare import compare_step as compare_step
 from labkit.migration.compare import first_difference as first_difference
-from labkit.migration.compare import not_compared as not_compared
 from labkit.migration.compare import stage_table as stage_table
 from labkit.migration.names import Match as Match
 from labkit.migration.names import Pair as Pair

@@ -57,8 +57,8 @@ def compare_step(
     is subtracted from its difference (in the recorded steps at most 0.7 % of a tensor's largest
     update for ResNet-18, 3 % for ResNet-50, both in a BatchNorm's bias of 3).
 
-    In the stage ``forward`` only cells that both sides have are compared; ``not_compared`` names
-    the others. In every other stage a tensor that one side lacks is a failed row.
+    In the stage ``forward`` only cells that both sides have are compared. In every other stage a
+    tensor that one side lacks is a failed row.
 
     Args:
         actual: the step to judge, from ``trace``, not a recorded one.
@@ -80,13 +80,6 @@ def compare_step(
 def first_difference(rows: Sequence[Row]) -> Row | None:
     """Return the first row that failed, which is where to look; None if all passed."""
     return next((row for row in rows if not row.passed), None)
-
-
-def not_compared(actual: Trace, reference: Trace) -> list[str]:
-    """Return the cells of the forward pass that only one side has."""
-    ours, theirs = actual.stages["forward"], reference.stages["forward"]
-    here = [f"{name} (only {actual.origin})" for name in ours if name not in theirs]
-    return here + [f"{name} (only {reference.origin})" for name in theirs if name not in ours]
 
 
 def stage_table(rows: Sequence[Row]) -> str:
@@ -115,7 +108,8 @@ def _stage(stage: str, actual: Trace, reference: Trace, tolerance: float) -> Ite
         yield Row(stage, next(iter(theirs)), np.inf, tolerance, False, note)
     for name in common if stage == "forward" else {**theirs, **ours}:
         if name in common:
-            slack = _spacing(reference.stages["weights"].get(name)) if stage == "update" else 0.0
+            weight = reference.stages["weights"].get(name) if stage == "update" else None
+            slack = 0.0 if weight is None else float(np.spacing(np.float32(_largest(weight))))
             difference, note = _difference(ours[name], theirs[name], floor, slack)
         else:
             difference, note = np.inf, f"{(reference if name in ours else actual).origin} lacks it"
@@ -124,23 +118,18 @@ def _stage(stage: str, actual: Trace, reference: Trace, tolerance: float) -> Ite
 
 def _difference(value: object, expected: object, floor: float, slack: float) -> tuple[float, str]:
     value = np.asarray(value)
-    expected = expected if isinstance(expected, Digest) else np.asarray(expected, np.float64)
-    if value.shape != expected.shape:
-        hint = ": transposed?" if value.shape == expected.shape[::-1] else ""
-        return np.inf, f"shape {value.shape}, expected {expected.shape}{hint}"
+    shape = expected.shape if isinstance(expected, Digest) else np.asarray(expected).shape
+    if value.shape != shape:
+        hint = ": transposed?" if value.shape == shape[::-1] else ""
+        return np.inf, f"shape {value.shape}, expected {shape}{hint}"
     if not np.isfinite(value).all() or not np.isfinite(_largest(expected)):
         return np.inf, "not finite"
     scale = max(_largest(expected), floor) or 1.0
     if isinstance(expected, Digest):
         off = expected.distance(value)
     else:
-        off = _largest(value - expected)
-    return max(off - slack, 0.0) / scale, ""
-
-
-def _spacing(weight: object) -> float:
-    """Return the spacing of float32 numbers of a weight's size; see ``compare_step``."""
-    return 0.0 if weight is None else float(np.spacing(np.float32(_largest(weight))))
+        off = np.abs(value.astype(np.float64) - np.asarray(expected, np.float64)).max(initial=0.0)
+    return max(float(off) - slack, 0.0) / scale, ""
 
 
 def _largest(value: object) -> float:

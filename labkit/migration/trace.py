@@ -99,12 +99,8 @@ def trace(
     step = _OneStep(network, loss_fn, optimizer).set_train()
     loss, gradients = step(*batch)
     after = _values(network, names)
-    by_name = {p.name: g.asnumpy() for p, g in zip(optimizer.parameters, gradients, strict=True)}
-    gradients = {
-        pair.torch: by_name[pair.mindspore].reshape(pair.torch_shape)
-        for pair in names
-        if pair.mindspore in by_name
-    }
+    of = zip(optimizer.parameters, gradients, strict=True)
+    gradients = _by_torch_name({p.name: gradient.asnumpy() for p, gradient in of}, names)
     stages = stages_of((images, labels), before, forward, loss.asnumpy(), gradients, after)
     return Trace(f"MindSpore {ms.__version__}, float32", stages)
 
@@ -131,11 +127,12 @@ def stages_of(
 
 def _values(network: nn.Cell, names: list[Pair]) -> Arrays:
     values = {p.name: p.asnumpy() for p in network.get_parameters() if p.dtype in _FLOATS}
-    return {
-        pair.torch: values[pair.mindspore].reshape(pair.torch_shape).copy()
-        for pair in names
-        if pair.mindspore in values
-    }
+    return _by_torch_name(values, names)
+
+
+def _by_torch_name(values: Arrays, names: list[Pair]) -> Arrays:
+    known = (pair for pair in names if pair.mindspore in values)
+    return {p.torch: values[p.mindspore].reshape(p.torch_shape).copy() for p in known}
 
 
 def _forward(network: nn.Cell, images: ms.Tensor, renames: Mapping[str, str]) -> Arrays:
@@ -163,7 +160,7 @@ def recorder(outputs: Arrays, name: str, as_array: Callable) -> Callable:
     """Return a forward hook that keeps a copy of each tensor; the second call's is ``name#2``."""
 
     def hook(cell: object, inputs: tuple, output: object) -> None:
-        if not isinstance(output, tuple):
+        if hasattr(output, "shape"):  # one tensor
             calls = sum(key.partition("#")[0] == name for key in outputs)
             # A copy: the next cell may work in place, as torchvision's ReLUs do.
             outputs[f"{name}#{calls + 1}" if calls else name] = as_array(output).copy()

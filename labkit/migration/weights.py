@@ -208,10 +208,10 @@ def _read_safetensors(path: Path) -> State:
     state = {}
     try:
         for name, entry in deserialize(path.read_bytes()):
-            value = np.frombuffer(entry["data"], _KINDS[entry["dtype"]]).reshape(entry["shape"])
+            value = np.frombuffer(entry["data"], _KINDS[entry["dtype"]])
             if entry["dtype"] == "BF16":
                 value = (value.astype(np.uint32) << 16).view(np.float32)
-            state[name] = value
+            state[name] = value.reshape(entry["shape"])
     except (SafetensorError, OSError, KeyError) as error:
         why = f"cut short, damaged, or of an unknown type ({error})"
         raise InputError(f"{path} cannot be read: {why}") from error
