@@ -46,11 +46,10 @@ _ONE_DIMENSIONAL = (nn.Conv1d, nn.Conv1dTranspose)
 
 @dataclass(frozen=True)
 class Pair:
-    """One parameter under both names, with both shapes (the same values in the same order)."""
+    """One parameter under both names, with its shape in PyTorch."""
 
     mindspore: str
     torch: str
-    shape: tuple[int, ...]
     torch_shape: tuple[int, ...]
 
 
@@ -87,12 +86,12 @@ def pairs(network: nn.Cell, renames: Mapping[str, str] | None = None) -> list[Pa
             name, used = renamed(".".join((*path, attribute)), renames)
             unused -= used
             shape = tuple(parameter.shape)
-            one_dimensional = isinstance(cell, _ONE_DIMENSIONAL) and len(shape) == 4
-            torch_shape = shape[:2] + shape[3:] if one_dimensional else shape
+            if isinstance(cell, _ONE_DIMENSIONAL) and len(shape) == 4:
+                shape = shape[:2] + shape[3:]
             if name in paired:
                 both = f"{paired[name].mindspore} and {parameter.name}"
                 raise InputError(f"{both} both become {name}; check renames")
-            paired[name] = Pair(parameter.name, name, shape, torch_shape)
+            paired[name] = Pair(parameter.name, name, shape)
             if parameters.setdefault(parameter.name, parameter) is not parameter:
                 raise InputError(f"two parameters of the network are called {parameter.name}")
     if unused:

@@ -23,7 +23,6 @@ from labkit.migration.names import Pair, pairs, renamed
 from labkit.runtime import pynative
 from labkit.steps.state import set_state
 
-STATISTICS = ("running_mean", "running_var")
 STAGES = ("preprocessing", "weights", "forward", "loss", "gradients", "update", "statistics")
 
 Arrays = dict[str, np.ndarray]
@@ -121,7 +120,7 @@ def stages_of(
         "loss": {"loss": loss},
         "gradients": gradients,
         "update": {name: after[name] - before[name] for name in gradients},
-        "statistics": {n: v for n, v in after.items() if n.rpartition(".")[2] in STATISTICS},
+        "statistics": {name: x for name, x in after.items() if ".running_" in f".{name}"},
     }
 
 

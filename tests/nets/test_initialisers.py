@@ -8,14 +8,8 @@ from mindspore.common.initializer import HeNormal, TruncatedNormal, XavierUnifor
 from scipy import stats
 
 from labkit.errors import InputError
-from labkit.nets.initialisers import (
-    CONVOLUTIONS,
-    CONVOLUTIONS_2D,
-    DENSE,
-    NORMS,
-    SCHEMES,
-    initialise,
-)
+from labkit.nets import initialisers
+from labkit.nets.initialisers import SCHEMES, initialise
 from labkit.nets.small import NextToken, NormNet
 from labkit.steps.losses import LossNet
 from labkit.steps.plain import PlainStep
@@ -35,14 +29,10 @@ class Layers(nn.Cell):
 
     def __init__(self, mint_layers=False):
         super().__init__()
-        if mint_layers:
-            self.conv = mint.nn.Conv2d(IN, OUT, KERNEL, bias=True)
-            self.norm = mint.nn.BatchNorm2d(OUT)
-            self.dense = mint.nn.Linear(400, 50)
-        else:
-            self.conv = nn.Conv2d(IN, OUT, KERNEL, has_bias=True)
-            self.norm = nn.BatchNorm2d(OUT)
-            self.dense = nn.Dense(400, 50)
+        of, bias = (mint.nn, "bias") if mint_layers else (nn, "has_bias")
+        self.conv = of.Conv2d(IN, OUT, KERNEL, **{bias: True})
+        self.norm = of.BatchNorm2d(OUT)
+        self.dense = (mint.nn.Linear if mint_layers else nn.Dense)(400, 50)
         for parameter in self.norm.get_parameters():
             parameter.set_data(Tensor(np.full(parameter.shape, 7), parameter.dtype))
 
@@ -60,12 +50,8 @@ def assert_from(distribution, sample):
     assert abs(flat.var() / distribution.var() - 1) < 5 * np.sqrt(2 / flat.size)
 
 
-OF_PYTORCH = {
-    "conv.weight": uniform(1 / np.sqrt(FAN_IN)),
-    "conv.bias": uniform(1 / np.sqrt(FAN_IN)),
-    "dense.weight": uniform(1 / np.sqrt(400)),
-    "dense.bias": uniform(1 / np.sqrt(400)),
-}
+OF_PYTORCH = dict.fromkeys(("conv.weight", "conv.bias"), uniform(1 / np.sqrt(FAN_IN)))
+OF_PYTORCH |= dict.fromkeys(("dense.weight", "dense.bias"), uniform(1 / np.sqrt(400)))
 FORMULAS = {
     "seed": {
         "conv.weight": uniform(np.sqrt(6 / (FAN_IN + FAN_OUT))),
@@ -214,11 +200,11 @@ def test_every_layer_of_mindspore_is_of_the_kind_its_name_says(module):
         if isinstance(layer, type) and issubclass(layer, nn.Cell) and not name.startswith("_"):
             # nn.BatchNorm3d holds a BatchNorm2d; nn.Norm computes the norm of a vector.
             other = module is nn and name in ("BatchNorm3d", "Norm", "ClipByNorm")
-            assert issubclass(layer, NORMS) == ("Norm" in name and not other), name
+            assert issubclass(layer, initialisers.NORMS) == ("Norm" in name and not other), name
             plain = name in ("Conv1d", "Conv2d", "Conv3d")
-            assert issubclass(layer, CONVOLUTIONS) == plain, name
-            assert issubclass(layer, CONVOLUTIONS_2D) == (name == "Conv2d"), name
-            assert issubclass(layer, DENSE) == (name in ("Dense", "Linear")), name
+            assert issubclass(layer, initialisers.CONVOLUTIONS) == plain, name
+            assert issubclass(layer, initialisers.CONVOLUTIONS_2D) == (name == "Conv2d"), name
+            assert issubclass(layer, initialisers.DENSE) == (name in ("Dense", "Linear")), name
 
 
 def test_unknown_words_are_refused():
