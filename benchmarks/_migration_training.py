@@ -97,7 +97,8 @@ class PyTorch:
     def __init__(self, training: dict, rates: np.ndarray, seed: int):
         import torch
 
-        from labkit.nets import torch_resnet
+        sys.path.append(str(Path(__file__).resolve().parents[1]))
+        from tests.support import torch_resnet
 
         torch.set_num_threads(len(os.sched_getaffinity(0)))
         self._torch, self._rates = torch, iter(rates.tolist())

@@ -8,7 +8,9 @@ where a step spends its time in both.
 """
 
 import json
+import sys
 import zlib
+from pathlib import Path
 
 import numpy as np
 from _side_by_side import (
@@ -203,7 +205,8 @@ def mindspore_profile(batch, rounds):
 def _torch_step(batch):
     import torch
 
-    from labkit.nets.torch_resnet import resnet
+    sys.path.append(str(Path(__file__).resolve().parents[1]))
+    from tests.support.torch_resnet import resnet
 
     network = resnet(50, CLASSES)
     state = network.state_dict()

@@ -1,6 +1,6 @@
 """Record what PyTorch computes in one training step, for use where PyTorch is not installed.
 
-    python data_scripts/record_steps.py            # needs PyTorch: pip install '.[test]'
+    python -m data_scripts.record_steps            # needs PyTorch: pip install '.[test]'
 
 Writes ``labkit/migration/steps/tiny.npz``, ``resnet18.npz`` and ``resnet50.npz``. It computes in
 float64, so that the records agree on every machine to more digits than float32 has.
@@ -13,7 +13,7 @@ import torch
 
 from labkit.migration import recorded, rule
 from labkit.migration.torch_trace import torch_trace
-from labkit.nets import torch_resnet
+from tests.support import torch_resnet
 
 SETTINGS = {
     "classes": 10,

@@ -28,7 +28,6 @@ import numpy as np
 from mindspore import Parameter, nn
 from mindspore.nn.layer.normalization import _BatchNorm, _InstanceNorm
 
-from labkit.base.arguments import names_checked
 from labkit.errors import InputError, nearest
 
 COUNTER = "num_batches_tracked"
@@ -47,15 +46,13 @@ _ONE_DIMENSIONAL = (nn.Conv1d, nn.Conv1dTranspose)
 
 @dataclass(frozen=True)
 class Pair:
-    """One parameter under both names, with both shapes (the same values in the same order)."""
+    """One parameter under both names, with its shape in PyTorch."""
 
     mindspore: str
     torch: str
-    shape: tuple[int, ...]
     torch_shape: tuple[int, ...]
 
 
-@names_checked
 def pairs(network: nn.Cell, renames: Mapping[str, str] | None = None) -> list[Pair]:
     """Return a ``Pair`` for each place of a parameter in ``network``, in the network's order.
 
@@ -67,58 +64,47 @@ def pairs(network: nn.Cell, renames: Mapping[str, str] | None = None) -> list[Pa
             ``{"end_point": "fc", "e2.0": "conv2"}``.
 
     Raises:
-        InputError: if a rename changes no path, or two parameters get the same PyTorch name.
+        InputError: if a rename changes no path, two parameters have the same name on one side, or
+            a cell computes something else than PyTorch's module with the same weights.
     """
     renames = dict(renames or {})
     unused = set(renames)
     paired: dict[str, Pair] = {}
     parameters: dict[str, Parameter] = {}
     for path, cell in _places(network):
-        _refuse_other_function(path, cell)
+        if isinstance(cell, nn.Conv2dTranspose) and np.any(cell.output_padding):
+            where = ".".join(path) or "the network"
+            raise InputError(
+                f"{where}: nn.Conv2dTranspose with output_padding appends zeros where PyTorch's "
+                "computes values; choose padding so that none is needed"
+            )
+        names = next((names for kinds, names in _RULES if isinstance(cell, kinds)), {})
         for attribute, parameter in cell._params.items():
-            attribute = _torch_attribute(cell, attribute)
+            attribute = names.get(attribute, attribute)
             if parameter is None or attribute is None:
                 continue
             name, used = renamed(".".join((*path, attribute)), renames)
             unused -= used
             shape = tuple(parameter.shape)
-            one_dimensional = isinstance(cell, _ONE_DIMENSIONAL) and len(shape) == 4
-            torch_shape = shape[:2] + shape[3:] if one_dimensional else shape
-            pair = Pair(parameter.name, name, shape, torch_shape)
-            if paired.setdefault(name, pair) is not pair:
+            if isinstance(cell, _ONE_DIMENSIONAL) and len(shape) == 4:
+                shape = shape[:2] + shape[3:]
+            if name in paired:
                 both = f"{paired[name].mindspore} and {parameter.name}"
                 raise InputError(f"{both} both become {name}; check renames")
+            paired[name] = Pair(parameter.name, name, shape)
             if parameters.setdefault(parameter.name, parameter) is not parameter:
-                raise InputError(
-                    f"two parameters of the network are called {parameter.name}; give each its own "
-                    "name"
-                )
+                raise InputError(f"two parameters of the network are called {parameter.name}")
     if unused:
         raise InputError(f"renames that change no name of the network: {', '.join(sorted(unused))}")
     return list(paired.values())
 
 
-def _places(
-    cell: nn.Cell, path: tuple[str, ...] = (), above: tuple[nn.Cell, ...] = ()
-) -> Iterator[tuple[tuple[str, ...], nn.Cell]]:
+def _places(cell: nn.Cell, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple, nn.Cell]]:
     """Yield (path, cell) for each place in a network; a cell used in two places comes twice."""
     yield path, cell
     for name, child in cell._cells.items():
-        # A cell that holds one above it (as `self.parent`) would recurse forever.
-        if child is not None and all(child is not parent for parent in (*above, cell)):
-            below = path if isinstance(cell, nn.BatchNorm3d) else (*path, name)
-            yield from _places(child, below, (*above, cell))
-
-
-def _refuse_other_function(path: tuple[str, ...], cell: nn.Cell) -> None:
-    """Refuse a cell that does not compute the same as PyTorch's with the same weights."""
-    padding = getattr(cell, "output_padding", 0)
-    if isinstance(cell, nn.Conv2dTranspose) and np.any(np.asarray(padding) != 0):
-        raise InputError(
-            f"{'.'.join(path) or 'the network'}: nn.Conv2dTranspose with output_padding={padding} "
-            "appends zeros where PyTorch's ConvTranspose2d computes values; no weights make them "
-            "equal. Choose padding so that none is needed"
-        )
+        if child is not None:
+            yield from _places(child, path if isinstance(cell, nn.BatchNorm3d) else (*path, name))
 
 
 @dataclass(frozen=True)
@@ -144,21 +130,6 @@ class Match:
         """Whether every parameter has its counterpart and nothing is left over."""
         return not (self.missing or self.unknown or self.misshapen)
 
-    @property
-    def summary(self) -> str:
-        """The mismatches on one line: the first three of each kind."""
-        kinds = {
-            "no PyTorch tensor for": self.missing,
-            "no parameter of the network for": self.unknown,
-            "another shape": [pair.torch for pair, _ in self.misshapen],
-        }
-        parts = [
-            f"{kind} {', '.join(names[:3])}" + (f" and {len(names) - 3} more" * (len(names) > 3))
-            for kind, names in kinds.items()
-            if names
-        ]
-        return "; ".join(parts)
-
     def __str__(self) -> str:
         lines = [f"{len(self.pairs)} parameters match, {len(self.carried)} counters are carried"]
         for name in self.missing:
@@ -170,7 +141,6 @@ class Match:
         return "\n".join(lines)
 
 
-@names_checked
 def match(network: nn.Cell, state: Mapping, renames: Mapping[str, str] | None = None) -> Match:
     """Match the parameters of ``network`` with PyTorch tensors by name and shape.
 
@@ -181,28 +151,19 @@ def match(network: nn.Cell, state: Mapping, renames: Mapping[str, str] | None = 
     """
     wanted = {pair.torch: pair for pair in pairs(network, renames)}
     shapes = {name: tuple(np.shape(value)) for name, value in state.items()}
-    matched = [pair for name, pair in wanted.items() if shapes.get(name) == pair.torch_shape]
-    modules = {pair.torch.rpartition(".")[0] for pair in matched if ".running_" in f".{pair.torch}"}
-    counters = {f"{module}.{COUNTER}".removeprefix(".") for module in modules} - wanted.keys()
-    carried = [name for name in shapes if name in counters]
+    both = [pair for name, pair in wanted.items() if name in shapes]
+    matched = [pair for pair in both if shapes[pair.torch] == pair.torch_shape]
+    unknown = [name for name in shapes if name not in wanted]
+    carried = [
+        n for n in unknown if n.endswith(COUNTER) and n.replace(COUNTER, "running_var") in wanted
+    ]
     return Match(
         pairs=tuple(matched),
         missing=tuple(name for name in wanted if name not in shapes),
-        unknown=tuple(name for name in shapes if name not in wanted and name not in carried),
-        misshapen=tuple(
-            (pair, shapes[name])
-            for name, pair in wanted.items()
-            if name in shapes and shapes[name] != pair.torch_shape
-        ),
+        unknown=tuple(name for name in unknown if name not in carried),
+        misshapen=tuple((pair, shapes[pair.torch]) for pair in both if pair not in matched),
         carried=tuple(carried),
     )
-
-
-def _torch_attribute(cell: nn.Cell, attribute: str) -> str | None:
-    for kinds, names in _RULES:
-        if isinstance(cell, kinds):
-            return names.get(attribute, attribute)
-    return attribute
 
 
 def renamed(name: str, renames: Mapping[str, str]) -> tuple[str, set[str]]:

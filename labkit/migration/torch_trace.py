@@ -33,7 +33,7 @@ def torch_trace(
     handles = []
     for name, part in module.named_modules():
         if name:
-            hook = recorder(forward, name, torch.Tensor, lambda output: output.detach().numpy())
+            hook = recorder(forward, name, lambda output: output.detach().numpy())
             handles.append(part.register_forward_hook(hook))
     try:
         loss = loss_fn(module(batch[0]), batch[1])

@@ -18,13 +18,11 @@ import mindspore as ms
 import numpy as np
 from mindspore import nn, ops
 
-from labkit.base.arguments import names_checked
 from labkit.errors import InputError
 from labkit.migration.names import Pair, pairs, renamed
 from labkit.runtime import pynative
 from labkit.steps.state import set_state
 
-STATISTICS = ("running_mean", "running_var")
 STAGES = ("preprocessing", "weights", "forward", "loss", "gradients", "update", "statistics")
 
 Arrays = dict[str, np.ndarray]
@@ -60,7 +58,6 @@ class _OneStep(nn.Cell):
         return ops.depend(loss, self.optimizer(gradients)), gradients
 
 
-@names_checked
 def trace(
     network: nn.Cell,
     loss_fn: nn.Cell,
@@ -91,7 +88,8 @@ def trace(
     Raises:
         InputError: if the optimizer's parameters are not exactly the network's trainable ones.
     """
-    _check_optimizer(network, optimizer)
+    if {id(p) for p in optimizer.parameters} != {id(p) for p in network.trainable_params()}:
+        raise InputError("optimizer: expected exactly the parameters network.trainable_params()")
     batch = ms.Tensor(images, ms.float32), ms.Tensor(labels, ms.int32)
     names = pairs(network, renames)
     before = _values(network, names)
@@ -100,12 +98,8 @@ def trace(
     step = _OneStep(network, loss_fn, optimizer).set_train()
     loss, gradients = step(*batch)
     after = _values(network, names)
-    by_name = {p.name: g.asnumpy() for p, g in zip(optimizer.parameters, gradients, strict=True)}
-    gradients = {
-        pair.torch: by_name[pair.mindspore].reshape(pair.torch_shape)
-        for pair in names
-        if pair.mindspore in by_name
-    }
+    of = zip(optimizer.parameters, gradients, strict=True)
+    gradients = _by_torch_name({p.name: gradient.asnumpy() for p, gradient in of}, names)
     stages = stages_of((images, labels), before, forward, loss.asnumpy(), gradients, after)
     return Trace(f"MindSpore {ms.__version__}, float32", stages)
 
@@ -126,26 +120,18 @@ def stages_of(
         "loss": {"loss": loss},
         "gradients": gradients,
         "update": {name: after[name] - before[name] for name in gradients},
-        "statistics": {n: v for n, v in after.items() if n.rpartition(".")[2] in STATISTICS},
+        "statistics": {name: x for name, x in after.items() if ".running_" in f".{name}"},
     }
-
-
-def _check_optimizer(network: nn.Cell, optimizer: nn.Optimizer) -> None:
-    if not isinstance(optimizer, nn.Optimizer):
-        raise InputError(f"optimizer: expected an nn.Optimizer, got a {type(optimizer).__name__}")
-    if {id(p) for p in optimizer.parameters} != {id(p) for p in network.trainable_params()}:
-        raise InputError(
-            "optimizer: expected exactly the parameters network.trainable_params(), got others"
-        )
 
 
 def _values(network: nn.Cell, names: list[Pair]) -> Arrays:
     values = {p.name: p.asnumpy() for p in network.get_parameters() if p.dtype in _FLOATS}
-    return {
-        pair.torch: values[pair.mindspore].reshape(pair.torch_shape).copy()
-        for pair in names
-        if pair.mindspore in values
-    }
+    return _by_torch_name(values, names)
+
+
+def _by_torch_name(values: Arrays, names: list[Pair]) -> Arrays:
+    known = (pair for pair in names if pair.mindspore in values)
+    return {p.torch: values[p.mindspore].reshape(p.torch_shape).copy() for p in known}
 
 
 def _forward(network: nn.Cell, images: ms.Tensor, renames: Mapping[str, str]) -> Arrays:
@@ -156,8 +142,7 @@ def _forward(network: nn.Cell, images: ms.Tensor, renames: Mapping[str, str]) ->
     handles = []
     for path, cell in network.cells_and_names():
         if path:
-            name = renamed(path, renames)[0]
-            hook = recorder(outputs, name, ms.Tensor, ms.Tensor.asnumpy)
+            hook = recorder(outputs, renamed(path, renames)[0], ms.Tensor.asnumpy)
             handles.append(cell.register_forward_hook(hook))
     try:
         with pynative():
@@ -170,23 +155,13 @@ def _forward(network: nn.Cell, images: ms.Tensor, renames: Mapping[str, str]) ->
     return outputs
 
 
-def recorder(outputs: dict, name: str, kind: type, as_array: Callable) -> Callable:
-    """Return a forward hook that keeps a copy of each output; the second call's is ``name#2``.
-
-    Args:
-        outputs: dict that receives the copies.
-        name: name of the cell.
-        kind: type of a tensor; outputs of other types are left out.
-        as_array: tensor -> array.
-    """
+def recorder(outputs: Arrays, name: str, as_array: Callable) -> Callable:
+    """Return a forward hook that keeps a copy of each tensor; the second call's is ``name#2``."""
 
     def hook(cell: object, inputs: tuple, output: object) -> None:
-        if isinstance(output, kind):
-            number, key = 1, name
-            while key in outputs:
-                number += 1
-                key = f"{name}#{number}"
+        if hasattr(output, "shape"):  # one tensor
+            calls = sum(key.partition("#")[0] == name for key in outputs)
             # A copy: the next cell may work in place, as torchvision's ReLUs do.
-            outputs[key] = as_array(output).copy()
+            outputs[f"{name}#{calls + 1}" if calls else name] = as_array(output).copy()
 
     return hook

@@ -1,24 +1,38 @@
-"""Transfer weights from PyTorch to a MindSpore network and back, bit by bit."""
+"""Weights from PyTorch to a MindSpore network and back, bit by bit, in memory and through files.
+
+Nothing in a file is executed: ``.safetensors`` holds no code, and ``.pth`` is read by PyTorch with
+``weights_only=True``, which refuses pickled objects other than tensors and plain containers. Before
+PyTorch 2.6 a file could still execute code (CVE-2025-32434), so older versions are refused.
+"""
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
 
 import mindspore as ms
 import numpy as np
 from mindspore import nn
+from safetensors import SafetensorError, deserialize
+from safetensors.numpy import save_file
 
-from labkit.base.arguments import integer, names_checked
+from labkit.base.files import whole_file
 from labkit.errors import InputError, refuse_unknown
-from labkit.migration.files import State, read_torch, write_torch
 from labkit.migration.names import COUNTER, Match, match, pairs
 from labkit.steps.state import set_state
 from labkit.training import checkpoint
 
-_MOST_LINES = 8  # of a message, which has one line per tensor
+# Entries under which training programs store the tensors in a file that also holds other data.
+_ENTRIES = ("state_dict", "model_state_dict", "model")
+_SUFFIXES = (".pth", ".pt", ".bin", ".safetensors")
+# Type names of .safetensors -> NumPy's. NumPy has no bfloat16: it is the upper half of a float32.
+_KINDS = {"BOOL": "?", "BF16": "<u2", "F16": "<f2", "F32": "<f4", "F64": "<f8"}
+_KINDS |= {f"{sign}{8 * size}": f"<{sign.lower()}{size}" for sign in "IU" for size in (1, 2, 4, 8)}
+
+State = dict[str, np.ndarray]
 
 
-@names_checked
 def load(network: nn.Cell, state: Mapping, renames: Mapping[str, str] | None = None) -> Match:
     """Load PyTorch's tensors into ``network`` and return the ``Match``.
 
@@ -33,12 +47,11 @@ def load(network: nn.Cell, state: Mapping, renames: Mapping[str, str] | None = N
     """
     matched = match(network, state, renames)
     if not matched.complete:
-        lines = str(matched).splitlines()[1:]
-        if len(lines) > _MOST_LINES:
-            lines = [f"{matched.summary} (labkit.migration.match returns all)"]
-        raise InputError(
-            "\n".join(["these tensors are not this network's:", *lines]) + _prefix_hint(state)
-        )
+        lines = ["these tensors are not this network's:", *str(matched).splitlines()[1:]]
+        heads = {name.partition(".")[0] for name in state}
+        if len(heads) == 1 < len(state):
+            lines.append(f"every name begins with '{heads.pop()}.': give prefix= to read_torch")
+        raise InputError("\n".join(lines))
     parameters = {parameter.name: parameter for parameter in network.get_parameters()}
     values: State = {}
     for pair in matched.pairs:
@@ -51,23 +64,14 @@ def load(network: nn.Cell, state: Mapping, renames: Mapping[str, str] | None = N
     return matched
 
 
-@names_checked
-def state_dict(
-    network: nn.Cell,
-    renames: Mapping[str, str] | None = None,
-    counters: Mapping[str, int] | None = None,
-) -> State:
-    """Return the parameters of ``network`` under PyTorch's names.
+def state_dict(network: nn.Cell, renames: Mapping[str, str] | None = None) -> State:
+    """Return the parameters of ``network`` under PyTorch's names, ``num_batches_tracked`` as 0.
 
     bfloat16 becomes float32, which holds it exactly.
 
     Args:
         network: the network whose parameters are returned.
         renames: as in ``names.pairs``.
-        counters: name -> value of ``num_batches_tracked``; default: 0 for each BatchNorm.
-
-    Raises:
-        InputError: if a counter belongs to no BatchNorm, or is not an integer >= 0.
     """
     # NumPy has no bfloat16 that PyTorch or safetensors would accept.
     values = {
@@ -79,19 +83,57 @@ def state_dict(
         state[pair.torch] = values[pair.mindspore].reshape(pair.torch_shape).copy()
         module, _, attribute = pair.torch.rpartition(".")
         if attribute == "running_var":
-            counter = f"{module}.{COUNTER}" if module else COUNTER
-            count = integer(counter, (counters or {}).get(counter, 0), 0)
-            state[counter] = np.asarray(count, np.int64)
-    for counter in counters or {}:
-        refuse_unknown("counter", counter, _counters(state))
+            state[f"{module}.{COUNTER}".removeprefix(".")] = np.asarray(0, np.int64)
     return state
 
 
-def _counters(state: State) -> list[str]:
-    return [name for name in state if name.rpartition(".")[2] == COUNTER]
+def read_torch(path: str | os.PathLike, *, entry: str | None = None, prefix: str = "") -> State:
+    """Return the tensors of a PyTorch file as arrays, by name.
+
+    bfloat16 becomes float32, which holds it exactly.
+
+    Args:
+        path: ``.safetensors``, or ``.pth``, ``.pt``, ``.bin`` (needs PyTorch 2.6 or later).
+        entry: the entry of a ``.pth`` that holds the tensors; default: the file itself, or the
+            first of ``state_dict``, ``model_state_dict``, ``model`` that exists.
+        prefix: prefix to remove from every name, such as ``module.`` of ``DataParallel``.
+
+    Raises:
+        InputError: if the file does not exist, is damaged, or would have to execute code, or if
+            PyTorch is older than 2.6.
+    """
+    path = _checked(path, _SUFFIXES)
+    if not path.is_file():
+        raise InputError(f"{path} is not there or not a regular file; expected PyTorch weights")
+    safe = path.suffix == ".safetensors"
+    state = _read_safetensors(path) if safe else _read_pickle(path, entry)
+    others = [name for name in state if not name.startswith(prefix)]
+    if others:
+        raise InputError(f"prefix: {others[0]} of {path} does not begin with {prefix!r}")
+    return {name.removeprefix(prefix): value for name, value in state.items()}
 
 
-@names_checked
+def write_torch(path: str | os.PathLike, state: Mapping) -> Path:
+    """Write arrays to the PyTorch file ``path``, completely or not at all; return the path.
+
+    Args:
+        path: ``.pth`` (needs PyTorch) or ``.safetensors``; its folder is created if missing.
+        state: name -> array.
+
+    Raises:
+        InputError: if the name has a different ending, or the file cannot be written.
+    """
+    path = _checked(path, (".pth", ".safetensors"))
+    arrays = {name: np.array(value, order="C") for name, value in state.items()}
+    torch = _torch(path) if path.suffix == ".pth" else None
+    with whole_file(path, "the weights") as temporary:
+        if torch is None:
+            save_file(arrays, temporary)
+        else:
+            torch.save({n: torch.from_numpy(value) for n, value in arrays.items()}, temporary)
+    return path
+
+
 def convert_file(
     source: str | os.PathLike,
     target: str | os.PathLike,
@@ -103,27 +145,16 @@ def convert_file(
 ) -> Match:
     """Convert the PyTorch file ``source`` to the MindSpore checkpoint ``target``, via ``network``.
 
-    The checkpoint also holds the counters of BatchNorm, under their own names.
-
-    Args:
-        source: a file that ``read_torch`` reads.
-        target: the checkpoint.
-        network: the network into which the weights are loaded.
-        renames: as in ``names.pairs``.
-        entry: as in ``read_torch``.
-        prefix: as in ``read_torch``.
-
-    Raises:
-        InputError: as in ``read_torch`` and ``load``.
+    The checkpoint also holds the counters of BatchNorm, under their own names. Arguments and
+    errors are those of ``read_torch`` and ``load``.
     """
     state = read_torch(source, entry=entry, prefix=prefix)
     matched = load(network, state, renames)
-    carried = {name: _count(source, name, state[name]) for name in matched.carried}
+    carried = {name: int(state[name]) for name in matched.carried}
     checkpoint.write(network, target, extra=carried)
     return matched
 
 
-@names_checked
 def convert_back(
     source: str | os.PathLike,
     target: str | os.PathLike,
@@ -136,7 +167,7 @@ def convert_back(
 
     Args:
         source: the checkpoint.
-        target: ``.safetensors``, or ``.pth`` (needs PyTorch).
+        target: as in ``write_torch``.
         network: the network into which the weights are loaded.
         renames: as in ``names.pairs``.
 
@@ -145,24 +176,13 @@ def convert_back(
             or type.
     """
     saved = checkpoint.read(source)
-    names = [parameter.name for parameter in network.get_parameters()]
-    missing = [name for name in names if name not in saved]
-    if missing:
-        raise InputError(f"{source} has no {', '.join(missing)}; is it of another network?")
-    checkpoint.load_into(network, {name: saved[name] for name in names}, source)
+    own = {parameter.name for parameter in network.get_parameters()}
+    checkpoint.load_into(network, {n: v for n, v in saved.items() if n in own}, source)
     state = state_dict(network, renames)
-    for name in _counters(state):
-        if name in saved:
-            state[name] = np.asarray(_count(source, name, saved[name]), np.int64)
+    for name in saved.keys() & state.keys():
+        if name.rpartition(".")[2] == COUNTER:
+            state[name] = np.asarray(int(saved[name].asnumpy().item()), np.int64)
     return write_torch(target, state)
-
-
-def _count(source: str | os.PathLike, name: str, value: object) -> int:
-    number = np.asarray(value.asnumpy() if isinstance(value, ms.Parameter) else value)
-    if number.dtype.kind not in "iu" or number.size != 1:
-        what = f"{number.dtype} {number.shape}"
-        raise InputError(f"{source}: {name}: expected a whole number, got {what}")
-    return int(number.item())
 
 
 def _exactly(name: str, value: np.ndarray, parameter: ms.Parameter) -> np.ndarray:
@@ -173,15 +193,72 @@ def _exactly(name: str, value: np.ndarray, parameter: ms.Parameter) -> np.ndarra
     with np.errstate(over="ignore"):
         converted = value.astype(kind).reshape(parameter.shape)
     if not np.array_equal(converted.reshape(value.shape).astype(value.dtype), value):
-        raise InputError(
-            f"{name} is {value.dtype} and does not fit into {kind} without rounding; "
-            "convert it first if that is meant"
-        )
+        raise InputError(f"{name} is {value.dtype} and does not fit into {kind} without rounding")
     return converted
 
 
-def _prefix_hint(state: Mapping) -> str:
-    heads = {name.partition(".")[0] for name in state}
-    if len(heads) == 1 and len(state) > 1:
-        return f"\n  every name begins with '{heads.pop()}.': give prefix= to read_torch"
-    return ""
+def _checked(path: str | os.PathLike, suffixes: tuple[str, ...]) -> Path:
+    path = Path(path)
+    if path.suffix not in suffixes:
+        raise InputError(f"{path}: expected a name ending in {', '.join(suffixes)}")
+    return path
+
+
+def _read_safetensors(path: Path) -> State:
+    state = {}
+    try:
+        for name, entry in deserialize(path.read_bytes()):
+            value = np.frombuffer(entry["data"], _KINDS[entry["dtype"]])
+            if entry["dtype"] == "BF16":
+                value = (value.astype(np.uint32) << 16).view(np.float32)
+            state[name] = value.reshape(entry["shape"])
+    except (SafetensorError, OSError, KeyError) as error:
+        why = f"cut short, damaged, or of an unknown type ({error})"
+        raise InputError(f"{path} cannot be read: {why}") from error
+    return state
+
+
+def _read_pickle(path: Path, entry: str | None) -> State:
+    torch = _torch(path)
+    if tuple(map(int, re.findall(r"\d+", torch.__version__)[:2])) < (2, 6):
+        raise InputError(
+            f"PyTorch is {torch.__version__}; expected 2.6 or later to read {path}: an older one "
+            "executes code in it (CVE-2025-32434). Or save as .safetensors"
+        )
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    # A damaged file makes PyTorch raise almost any error, besides UnpicklingError for code.
+    except Exception as error:
+        raise InputError(
+            f"{path} was not read: it is damaged, or holds more than tensors, and unpickling that "
+            f"could execute code. Save its state_dict() alone ({error})"
+        ) from error
+    tensors = content
+    if isinstance(content, Mapping) and (entry or not _are_tensors(content)):
+        entry = entry or next((name for name in _ENTRIES if name in content), None)
+        if entry is None:
+            held = ", ".join(map(str, content)) or "nothing"
+            raise InputError(f"{path} holds {held}; name the entry that holds the tensors: entry=")
+        refuse_unknown("entry", entry, map(str, content))
+        tensors = content[entry]
+    if not isinstance(tensors, Mapping) or not _are_tensors(tensors):
+        raise InputError(f"{path}: expected tensors by name, got a {type(tensors).__name__}")
+    return {
+        str(name): (t.float() if t.dtype == torch.bfloat16 else t).detach().numpy()
+        for name, t in tensors.items()
+    }
+
+
+def _are_tensors(content: Mapping) -> bool:
+    return bool(content) and all(hasattr(value, "detach") for value in content.values())
+
+
+def _torch(path: Path) -> ModuleType:
+    try:
+        import torch
+    except ImportError as error:
+        raise InputError(
+            f"{path} needs PyTorch, which is not installed here: install it, or save the weights "
+            "as .safetensors where it is (safetensors.torch.save_file(state_dict, path))"
+        ) from error
+    return torch

@@ -3,7 +3,6 @@
 from mindspore import Tensor, nn
 from mindspore.common.initializer import Normal
 
-from labkit.base.arguments import names_checked
 from labkit.nets.layers import TiledMaxPool2d
 
 
@@ -17,7 +16,6 @@ class LeNet5(nn.Cell):
             are 61 684 trainable parameters for 10 classes and 1 channel, with it 61 706.
     """
 
-    @names_checked
     def __init__(self, num_class: int = 10, num_channel: int = 1, *, conv_bias: bool = False):
         super().__init__()
         self.conv1 = nn.Conv2d(num_channel, 6, 5, pad_mode="valid", has_bias=conv_bias)

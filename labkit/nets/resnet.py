@@ -8,13 +8,24 @@ Cells carry torchvision's names, so that ``labkit.migration`` maps weights by na
 
 The blog post that the lab starts from (MindSpore r1.6) builds another network under the same name.
 The argument ``differences`` switches its three differences on one by one; ``BLOG`` is all of them.
+
+The document and the models repository have other names for some Parameters; ``own_name`` gives
+those used here, and the values have the same layout:
+
+    end_point.X                        fc.X
+    P.down_sample_layer.X              P.downsample.X
+    P.bn1d.X, P.bn2d.X                 P.bn1.X, P.bn2.X
+    P.e2.0.X, P.e2.1.X                 P.conv2.X, P.bn2.X
+
+A block with ``e2`` pools where this network has a stride: with the same weights, only
+``resnet(..., differences=BLOG)`` computes the same function.
 """
 
 from collections.abc import Collection, Sequence
 
 from mindspore import Tensor, nn
 
-from labkit.base.arguments import choice, names_checked, wrong
+from labkit.base.arguments import choice, wrong
 from labkit.nets.layers import GlobalAveragePool, PaddedConv2d
 
 # "same" pads the even inputs of a strided convolution on the right and below only.
@@ -36,12 +47,6 @@ def _bn(channels: int) -> nn.Cell:
     return nn.BatchNorm2d(channels, eps=1e-5, momentum=0.9)
 
 
-def _maxpool(differences: Differences) -> nn.Cell:
-    if BLOG[1] in differences:
-        return nn.MaxPool2d(kernel_size=3, stride=2, pad_mode="same")
-    return nn.MaxPool2d(kernel_size=3, stride=2, pad_mode="pad", padding=1)
-
-
 def _downsample(
     in_channels: int, out_channels: int, stride: int, differences: Differences
 ) -> nn.Cell | None:
@@ -56,7 +61,6 @@ class ResidualBlockBase(nn.Cell):
 
     expansion = 1
 
-    @names_checked
     def __init__(
         self, in_channel: int, out_channel: int, stride: int = 1, *, differences: Differences = ()
     ):
@@ -80,7 +84,6 @@ class ResidualBlock(nn.Cell):
 
     expansion = 4
 
-    @names_checked
     def __init__(
         self, in_channel: int, out_channel: int, stride: int = 1, *, differences: Differences = ()
     ):
@@ -120,11 +123,9 @@ class ResNet(nn.Cell):
         differences: differences of the blog to build in, names from ``BLOG``.
 
     Raises:
-        InputError: if a list does not have four entries, the channels of consecutive stages do not
-            match, or a difference is unknown.
+        InputError: if a list does not have four entries, or a difference is unknown.
     """
 
-    @names_checked
     def __init__(
         self,
         block: type[nn.Cell],
@@ -137,23 +138,22 @@ class ResNet(nn.Cell):
         differences: Differences = (),
     ):
         super().__init__()
-        _check(
-            layer_nums=layer_nums,
-            in_channels=in_channels,
-            out_channels=out_channels,
-            strides=strides,
-        )
-        _check_differences(differences)
+        lists = layer_nums, in_channels, out_channels, strides
+        if any(len(numbers) != 4 for numbers in lists):
+            raise wrong("layer_nums, in_channels, out_channels, strides", lists, "4 entries each")
+        for name in differences:
+            choice("differences", name, BLOG)
         stem = in_channels[0]
         self.conv1 = _conv(3, stem, 7, 2, differences)
         self.bn1 = _bn(stem)
         self.relu = nn.ReLU()
-        self.maxpool = _maxpool(differences)
-        stages = [
-            _stage(block, *numbers, differences)
-            for numbers in zip(layer_nums, in_channels, out_channels, strides, strict=True)
-        ]
-        self.layer1, self.layer2, self.layer3, self.layer4 = stages
+        same = BLOG[1] in differences
+        padding = {"pad_mode": "same"} if same else {"pad_mode": "pad", "padding": 1}
+        self.maxpool = nn.MaxPool2d(kernel_size=3, stride=2, **padding)
+        for number, (blocks, ins, outs, stride) in enumerate(zip(*lists, strict=True), start=1):
+            cells = [block(ins, outs, stride, differences=differences)]
+            cells += [block(outs, outs, differences=differences) for _ in range(blocks - 1)]
+            setattr(self, f"layer{number}", nn.SequentialCell(*cells))
         self.avgpool = GlobalAveragePool()
         self.flatten = nn.Flatten()
         self.fc = nn.Dense(out_channels[3], num_classes)
@@ -162,38 +162,6 @@ class ResNet(nn.Cell):
         x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         return self.fc(self.flatten(self.avgpool(x)))
-
-
-def _stage(
-    block: type[nn.Cell],
-    layer_num: int,
-    in_channel: int,
-    out_channel: int,
-    stride: int,
-    differences: Differences,
-) -> nn.SequentialCell:
-    first = block(in_channel, out_channel, stride, differences=differences)
-    others = (
-        block(out_channel, out_channel, differences=differences) for _ in range(layer_num - 1)
-    )
-    return nn.SequentialCell(first, *others)
-
-
-def _check(**lists: Sequence[int]) -> None:
-    for name, numbers in lists.items():
-        if len(numbers) != 4:
-            raise wrong(name, numbers, "4 entries")
-    in_channels, out_channels = lists["in_channels"], lists["out_channels"]
-    if list(in_channels[1:]) != list(out_channels[:3]):
-        expected = f"{list(out_channels[:3])} from the second on, the out_channels before"
-        raise wrong("in_channels", in_channels, expected)
-
-
-def _check_differences(differences: Differences) -> None:
-    if isinstance(differences, str):
-        raise wrong("differences", differences, "a collection of names")
-    for name in differences:
-        choice("differences", name, BLOG)
 
 
 _BASIC = (ResidualBlockBase, [64, 64, 128, 256], [64, 128, 256, 512])
@@ -208,7 +176,6 @@ _DEPTHS = {
 DEPTHS = tuple(_DEPTHS)
 
 
-@names_checked
 def resnet(
     depth: int, class_num: int = 1000, *, width: float = 1.0, differences: Collection[str] = ()
 ) -> ResNet:
@@ -234,51 +201,45 @@ def resnet(
     return ResNet(block, layer_nums, ins, outs, [1, 2, 2, 2], class_num, differences=differences)
 
 
-@names_checked
 def resnet18(class_num: int = 1000) -> ResNet:
-    """ResNet-18; 11 689 512 parameters with 1000 classes.
-
-    Args:
-        class_num: width of the logits.
-    """
+    """ResNet-18, as ``resnet`` returns it; 11 689 512 parameters with 1000 classes."""
     return resnet(18, class_num)
 
 
-@names_checked
 def resnet34(class_num: int = 1000) -> ResNet:
-    """ResNet-34; 21 797 672 parameters with 1000 classes.
-
-    Args:
-        class_num: width of the logits.
-    """
+    """ResNet-34, as ``resnet`` returns it; 21 797 672 parameters with 1000 classes."""
     return resnet(34, class_num)
 
 
-@names_checked
 def resnet50(class_num: int = 1000) -> ResNet:
-    """ResNet-50; 25 557 032 parameters with 1000 classes.
-
-    Args:
-        class_num: width of the logits.
-    """
+    """ResNet-50, as ``resnet`` returns it; 25 557 032 parameters with 1000 classes."""
     return resnet(50, class_num)
 
 
-@names_checked
 def resnet101(class_num: int = 1000) -> ResNet:
-    """ResNet-101; 44 549 160 parameters with 1000 classes.
-
-    Args:
-        class_num: width of the logits.
-    """
+    """ResNet-101, as ``resnet`` returns it; 44 549 160 parameters with 1000 classes."""
     return resnet(101, class_num)
 
 
-@names_checked
 def resnet152(class_num: int = 1000) -> ResNet:
-    """ResNet-152; 60 192 808 parameters with 1000 classes.
-
-    Args:
-        class_num: width of the logits.
-    """
+    """ResNet-152, as ``resnet`` returns it; 60 192 808 parameters with 1000 classes."""
     return resnet(152, class_num)
+
+
+_WORDS = {"end_point": "fc", "down_sample_layer": "downsample", "bn1d": "bn1", "bn2d": "bn2"}
+
+
+def own_name(name: str) -> str:
+    """Return this network's name for a tutorial's Parameter or its moment; others are unchanged.
+
+    >>> own_name("moments.layer2.0.e2.0.weight")
+    'moments.layer2.0.conv2.weight'
+    """
+    for theirs, ours in {".e2.0.": ".conv2.", ".e2.1.": ".bn2."}.items():
+        name = name.replace(theirs, ours)
+    return ".".join(_WORDS.get(word, word) for word in name.split("."))
+
+
+def pools(name: str) -> bool:
+    """Return whether a tutorial's name belongs to a block that pools instead of striding."""
+    return "e2" in name.split(".")

@@ -3,7 +3,7 @@
 from mindspore import Tensor, nn, ops
 from mindspore.common.initializer import Normal
 
-from labkit.base.arguments import choice, names_checked
+from labkit.base.arguments import choice
 
 NORMS = ("batch", "group", "none")
 
@@ -18,7 +18,6 @@ class NormNet(nn.Cell):
         InputError: if ``norm`` is unknown.
     """
 
-    @names_checked
     def __init__(self, norm: str = "batch"):
         super().__init__()
         choice("norm", norm, NORMS)
@@ -42,7 +41,6 @@ class NextToken(nn.Cell):
         width: width of the embedding.
     """
 
-    @names_checked
     def __init__(self, vocabulary: int = 12, width: int = 8):
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, width)

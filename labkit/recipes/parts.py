@@ -22,7 +22,7 @@ from labkit.base.files import make_folder, natural_order, write_json, write_text
 from labkit.data import imagefolder, mnist
 from labkit.data.imagefiles import class_names
 from labkit.errors import InputError, warn
-from labkit.nets import lenet, resnet, resnet_names
+from labkit.nets import lenet, resnet
 from labkit.nets.initialisers import initialise
 from labkit.recipes.settings import MixedConfig, TrainingConfig, WarmUpConfig
 from labkit.recipes.training import CLASSES, CONFIG, tree
@@ -193,14 +193,14 @@ def in_float32(config: TrainingConfig, network: nn.Cell) -> nn.Cell:
 def load_network(network: nn.Cell, checkpoint_path: str | Path) -> None:
     """Set the network's Parameters from a checkpoint, which may also hold an optimizer or a step.
 
-    The names may be those of the tutorials' ResNets, see ``labkit.nets.resnet_names``.
+    The names may be those of the tutorials' ResNets, see ``labkit.nets.resnet``.
 
     Raises:
         InputError: if a Parameter is missing or has another shape; the network is then unchanged.
     """
     values = checkpoint.read(checkpoint_path)
-    pooling = [name for name in values if resnet_names.pools(name)]
-    values = {resnet_names.own_name(name): value for name, value in values.items()}
+    pooling = [name for name in values if resnet.pools(name)]
+    values = {resnet.own_name(name): value for name, value in values.items()}
     own = {parameter.name for parameter in network.get_parameters()}
     kept = {name: value for name, value in values.items() if name in own}
     checkpoint.load_into(network, kept, checkpoint_path)

@@ -11,7 +11,6 @@ from labkit.migration import (
     Trace,
     compare_step,
     first_difference,
-    not_compared,
     rule,
     stage_table,
     trace,
@@ -85,74 +84,51 @@ def test_a_tensor_that_one_side_lacks_fails(stage, form):
         assert row.note == f"{who} lacks it" and not row.passed
 
 
-def test_cells_of_one_side_alone_are_named_and_not_compared(form):
+def test_cells_of_one_side_alone_are_not_compared_and_none_in_common_fails(form):
     actual = made(forward={"t": np.ones(2), "mine": np.ones(1)})
-    reference = made("there", forward={"theirs": np.ones(1), "t": np.ones(2)})
-    rows = compare_step(actual, form(reference))
+    rows = compare_step(actual, form(made(forward={"theirs": np.ones(1), "t": np.ones(2)})))
     assert first_difference(rows) is None
     assert [row.name for row in rows if row.stage == "forward"] == ["t"]
-    assert not_compared(actual, reference) == ["mine (only here)", "theirs (only there)"]
-    assert not_compared(made(), made("there")) == []
-
-
-def test_cells_without_one_common_name_fail():
-    rows = compare_step(made(forward={"a": np.ones(1)}), made(forward={"b": np.ones(1)}))
-    row = first_difference(rows)
+    row = first_difference(compare_step(actual, form(made(forward={"b": np.ones(1)}))))
     assert (row.stage, row.name) == ("forward", "b") and "same name on both sides" in row.note
     # A network of a single cell has no cells inside.
     assert first_difference(compare_step(made(forward={}), made(forward={}))) is None
 
 
-def test_an_empty_comparison_is_refused():
-    empty = Trace("nobody", {stage: {} for stage in STAGES})
-    with pytest.raises(InputError, match="nothing to compare between nobody and nobody"):
-        compare_step(empty, empty)
+UNUSABLE = [  # a tensor, what is expected of it, note
+    (np.array([np.nan, -2.0]), np.ones(2), "not finite"),
+    (np.array([np.inf, -2.0]), np.ones(2), "not finite"),
+    (np.ones(2), np.array([np.nan, 1.0]), "not finite"),
+    (np.ones(2), np.array([-np.inf, 1.0]), "not finite"),
+    (np.ones((3, 2)), np.ones((2, 3)), "shape (3, 2), expected (2, 3): transposed?"),
+    (np.ones(6), np.ones((2, 3)), "shape (6,), expected (2, 3)"),
+    (np.ones((1, 2, 3)), np.ones((2, 3)), "shape (1, 2, 3), expected (2, 3)"),
+]
 
 
-def test_a_recorded_step_is_the_reference_and_nothing_else():
-    message = "actual: expected a traced step, got a recorded one .*: give it as the reference"
-    with pytest.raises(InputError, match=message):
-        compare_step(digested(made()), made())
-
-
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_values_that_are_not_finite_fail(value, form):
-    rows = compare_step(made(forward={"t": np.array([value, -2.0])}), form(made()))
-    row = first_difference(rows)
-    assert (row.stage, row.difference, row.note) == ("forward", np.inf, "not finite")
-    # In the reference too, where the other tensors set the noise floor of the stage.
+@pytest.mark.parametrize(("value", "expected", "note"), UNUSABLE)
+def test_values_that_are_not_finite_and_other_shapes_fail(value, expected, note, form):
+    # The other tensors set the noise floor of the stage, if one is not finite.
     same = {"big": np.array([2.0]), "nothing": np.array([1e-12])}
-    reference = made(gradients={"t": np.array([value, 1.0]), **same})
-    actual = made(gradients={"t": np.ones(2), **same, "nothing": np.zeros(1)})
-    rows = compare_step(actual, form(reference))
-    assert [(row.name, row.note) for row in rows if not row.passed] == [("t", "not finite")]
-
-
-def test_other_shapes_fail_and_transposed_ones_are_recognised(form):
-    reference = made(weights={"t": np.ones((2, 3))})
-    for shape, note in (
-        ((3, 2), "shape (3, 2), expected (2, 3): transposed?"),
-        ((6,), "shape (6,), expected (2, 3)"),
-        ((1, 2, 3), "shape (1, 2, 3), expected (2, 3)"),
-    ):
-        row = first_difference(compare_step(made(weights={"t": np.ones(shape)}), form(reference)))
-        assert (row.stage, row.difference, row.note) == ("weights", np.inf, note)
+    reference = made(gradients={"t": expected, **same})
+    rows = compare_step(
+        made(gradients={"t": value, **same, "nothing": np.zeros(1)}), form(reference)
+    )
+    [row] = [row for row in rows if not row.passed]
+    assert (row.stage, row.name, row.difference, row.note) == ("gradients", "t", np.inf, note)
 
 
 def test_tensors_of_rounding_errors_alone_are_measured_against_their_stage(form):
-    reference = made(gradients={"big": np.array([2.0]), "nothing": np.array([1e-12])})
-    passes = made(gradients={"big": np.array([2.0]), "nothing": np.array([-3e-11])})
-    row = compare_step(passes, form(reference))[-3]
+    def gradients(nothing, big=2.0):
+        return made(gradients={"big": np.array([big]), "nothing": np.array([nothing])})
+
+    row = compare_step(gradients(-3e-11), form(gradients(1e-12)))[-3]
     assert row.name == "nothing" and row.difference == pytest.approx(3.1e-11 / 2e-6) and row.passed
-    fails = made(gradients={"big": np.array([2.0]), "nothing": np.array([1e-8])})
-    assert first_difference(compare_step(fails, form(reference))).name == "nothing"
-
-
-def test_zero_against_zero_passes_and_against_anything_fails(form):
-    zero = made(gradients={"t": np.zeros(2)})
+    assert first_difference(compare_step(gradients(1e-8), form(gradients(1e-12)))).name == "nothing"
+    zero = gradients(0.0, big=0.0)
     assert first_difference(compare_step(zero, form(zero))) is None
-    assert first_difference(compare_step(made(), form(zero))).stage == "gradients"
-    assert first_difference(compare_step(zero, form(made()))).difference >= 1.0
+    assert first_difference(compare_step(gradients(0.0), form(zero))).name == "big"
+    assert first_difference(compare_step(zero, form(gradients(0.0)))).difference >= 1.0
 
 
 def test_an_update_is_known_no_better_than_the_spacing_of_its_weights():
@@ -169,22 +145,17 @@ def test_an_update_is_known_no_better_than_the_spacing_of_its_weights():
     assert row.stage == "gradients"
 
 
-def test_tolerances_by_stage():
+def test_tolerances_by_stage_and_what_cannot_be_compared():
     actual = made(loss={"t": np.array([1.002, -2.0])})
     assert first_difference(compare_step(actual, made())).stage == "loss"
     rows = compare_step(actual, made(), {"loss": 0.0011})
     assert first_difference(rows) is None
-    assert {row.tolerance for row in rows if row.stage == "loss"} == {0.0011}
-    assert {row.tolerance for row in rows if row.stage == "gradients"} == {1e-3}
+    assert {row.stage: row.tolerance for row in rows} == STEP_TOLERANCE | {"loss": 0.0011}
     with pytest.raises(InputError, match="unknown stage 'gradient'.*Did you mean 'gradients'"):
         compare_step(actual, made(), {"gradient": 1.0})
-    for value in (None, -1e-5, float("nan"), "1e-5"):
-        message = f"tolerance\\['loss'\\]: expected a finite number >= 0, got {value!r}"
-        with pytest.raises(InputError, match=message):
-            compare_step(actual, made(), {"loss": value})
-    with pytest.raises(InputError, match="tolerance: expected a tolerance by stage, got 1e-05"):
-        compare_step(actual, made(), 1e-5)
-    assert STEP_TOLERANCE["loss"] == 1e-5
+    empty = Trace("nobody", {stage: {} for stage in STAGES})
+    with pytest.raises(InputError, match="nothing to compare between nobody and nobody"):
+        compare_step(empty, empty)
 
 
 def test_the_table_shows_the_first_fault_of_a_failed_stage_and_the_worst_of_a_sound_one():
@@ -204,11 +175,8 @@ def test_the_table_shows_the_first_fault_of_a_failed_stage_and_the_worst_of_a_so
         "update               1       0             0.0e+00      1e-03  t",
         "statistics           1       0             0.0e+00      1e-04  t",
     ]
-    lacking = stage_table(compare_step(made(loss={}), made("there")))
-    assert (
-        "loss                 1       1                 inf      1e-05  t (here lacks it)"
-        in lacking
-    )
+    lacking = stage_table(compare_step(made(loss={}), made("there"))).splitlines()
+    assert lacking[4].endswith("1       1                 inf      1e-05  t (here lacks it)")
 
 
 # ---- planted faults: a small network in MindSpore against PyTorch in float64

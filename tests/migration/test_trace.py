@@ -1,7 +1,5 @@
 """A trace of one step: ResNet-18 and -50 against PyTorch, and the trace has no side effects."""
 
-import importlib
-
 import mindspore as ms
 import numpy as np
 import pytest
@@ -13,7 +11,6 @@ from labkit.migration import (
     compare_step,
     first_difference,
     load,
-    not_compared,
     recorded,
     rule,
     stage_table,
@@ -50,10 +47,7 @@ def prepared(depth, rates="learning_rates"):
     return network, loss, optimizer, *rule.batch(s["batch"], s["side"], s["classes"])
 
 
-_STEPS = {}
-
-
-@pytest.fixture(params=DEPTHS)
+@pytest.fixture(scope="module", params=DEPTHS)
 def steps(request, runtime, script):
     """(depth, {origin: step}) of MindSpore, of PyTorch in both precisions, and as recorded."""
     import torch
@@ -61,20 +55,15 @@ def steps(request, runtime, script):
     from labkit.migration.torch_trace import torch_trace
 
     depth = request.param
-    if depth not in _STEPS:
-        # Ten steps are compiled below; the last test shows that both modes are equal.
-        with pynative():
-            ours = trace(*prepared(depth))
-        _STEPS[depth] = {
-            "mindspore": ours,
-            "float32": torch_trace(*script.build(depth, torch.float32)),
-            "float64": torch_trace(*script.build(depth)),
-            "recorded": recorded.load(f"resnet{depth}"),
-        }
-    return depth, _STEPS[depth]
-
-
-# ---- ResNet-18 and -50
+    # Ten steps are compiled below; the last test shows that both modes are equal.
+    with pynative():
+        ours = trace(*prepared(depth))
+    return depth, {
+        "mindspore": ours,
+        "float32": torch_trace(*script.build(depth, torch.float32)),
+        "float64": torch_trace(*script.build(depth)),
+        "recorded": recorded.load(f"resnet{depth}"),
+    }
 
 
 @pytest.mark.slow
@@ -83,9 +72,9 @@ def test_one_training_step_is_pytorchs(steps, reference):
     depth, result = steps
     rows = compare_step(result["mindspore"], result[reference])
     assert first_difference(rows) is None, stage_table(rows)
-    assert not_compared(result["mindspore"], result[reference]) == [
-        f"flatten (only {result['mindspore'].origin})"
-    ]
+    cells = {name: set(step.stages["forward"]) for name, step in result.items()}
+    assert cells["mindspore"] - cells[reference] == {"flatten"}
+    assert cells[reference] <= cells["mindspore"]
     tensors = {18: 62, 50: 161}[depth]
     counts = {stage: sum(row.stage == stage for row in rows) for stage in STAGES}
     assert counts["gradients"] == counts["update"] == tensors
@@ -108,9 +97,6 @@ def test_ten_steps_of_loss_in_graph_mode(depth):
     # The losses change by more than ten times the tolerance.
     assert max(expected) - min(expected) > 1e-2 * expected[0]
     assert step.last_update.number == 10
-
-
-# ---- a step like any other
 
 
 @pytest.fixture
@@ -144,21 +130,6 @@ def test_it_trains_as_a_plain_step_does(parts, eager):
     assert set(result.stages["statistics"]) == {"bn1.running_mean", "bn1.running_var"}
 
 
-def test_the_look_changes_nothing(parts, monkeypatch):
-    network, loss, batch = parts
-    unseen = Small()
-    by_rule(unseen)
-    module = importlib.import_module("labkit.migration.trace")
-    with pynative():
-        result = trace(network, loss, momentum(network, [0.01]), *batch)
-        monkeypatch.setattr(module, "_forward", lambda *_: {})
-        expected = trace(unseen, loss, momentum(unseen, [0.01]), *batch)
-    assert expected.stages["forward"] == {} and len(result.stages["forward"]) == 7
-    assert_bit_equal(snapshot(network), snapshot(unseen))
-    for stage in ("loss", "gradients", "update", "statistics"):
-        assert_bit_equal(result.stages[stage], expected.stages[stage])
-
-
 def test_it_sees_the_outputs_of_training_and_hooks_are_gone(parts):
     network, loss, batch = parts
     start = snapshot(network)
@@ -182,26 +153,13 @@ def test_it_sees_the_outputs_of_training_and_hooks_are_gone(parts):
 
 def test_a_look_that_fails_puts_everything_back(parts):
     network, loss, batch = parts
-    start = snapshot(network)
-
-    class Broken(nn.Cell):
-        def __init__(self):
-            super().__init__(auto_prefix=False)
-            self.network = network
-            self.late = nn.Dense(5, 2)
-
-        def construct(self, x):
-            return self.late(self.network(x))
-
-    broken = Broken()
+    broken = nn.SequentialCell(network, nn.Dense(5, 2))
+    start = snapshot(broken)
     with pytest.raises(ValueError):
         trace(broken, loss, momentum(broken, [0.01]), *batch)
     assert ms.get_context("mode") == ms.GRAPH_MODE
-    assert_bit_equal(snapshot(network), start)
+    assert_bit_equal(snapshot(broken), start)
     assert all(not cell._forward_hook for _, cell in broken.cells_and_names())
-
-
-# ---- names, and parameters of other kinds
 
 
 def test_renames_reach_every_stage(parts):
@@ -241,59 +199,38 @@ def torch_tied(torch):
             self.second = torch.nn.Linear(6, 6)
             self.second.weight = self.first.weight
             self.frozen = torch.nn.Linear(6, 4).requires_grad_(False)
-            self.unused = torch.nn.Linear(1, 1)
 
         def forward(self, x):
-            x = self.conv(x).mean(1)
-            return self.frozen(self.second(self.first(x).tanh()).tanh())
+            return self.frozen(self.second(self.first(self.conv(x).mean(1)).tanh()).tanh())
 
     return Module()
 
 
-def test_tied_frozen_and_one_dimensional_parameters_compare(eager):
+def test_tied_frozen_unused_and_one_dimensional_parameters_compare(eager):
     torch = pytest.importorskip("torch")
     from labkit.migration.torch_trace import torch_trace
 
-    module = torch_tied(torch)
-    del module.unused
-    network = Tied()
+    module, network = torch_tied(torch), Tied()
     load(network, {name: value.numpy() for name, value in module.state_dict().items()})
+    module.unused = torch.nn.Linear(1, 1)
     batch = rule.uniform("x", (8, 3, 6), -2, 2), (np.arange(8) % 4).astype(np.int32)
     trained = [p for p in module.parameters() if p.requires_grad]
-    theirs = torch_trace(
-        module.double(), torch.nn.CrossEntropyLoss(), torch.optim.SGD(trained, lr=0.1), *batch
-    )
+    loss_fn, optimizer = torch.nn.CrossEntropyLoss(), torch.optim.SGD(trained, lr=0.1)
+    theirs = torch_trace(module.double(), loss_fn, optimizer, *batch)
     optimizer = nn.SGD(network.trainable_params(), 0.1)
     ours = trace(network, smoothed_cross_entropy(4, 0.0), optimizer, *batch)
-    rows = compare_step(ours, theirs)
+    rows = [row for row in compare_step(ours, theirs) if not row.name.startswith("unused")]
     assert first_difference(rows) is None, stage_table(rows)
-    names = ["conv.weight", "first.weight", "first.bias", "second.weight", "second.bias"]
-    assert sorted(theirs.stages["gradients"]) == sorted(names) == sorted(ours.stages["update"])
+    names = {"conv.weight", "first.weight", "first.bias", "second.weight", "second.bias"}
+    assert ours.stages["gradients"].keys() == ours.stages["update"].keys() == names
+    assert theirs.stages["gradients"].keys() == names | {"unused.weight", "unused.bias"}
+    # What PyTorch does not use has a gradient of zero.
+    assert theirs.stages["gradients"]["unused.weight"].tolist() == [[0.0]]
     assert ours.stages["gradients"]["conv.weight"].shape == (3, 3, 3)
     assert {"frozen.weight", "frozen.bias"} <= set(ours.stages["weights"])
     assert ours.stages["statistics"] == theirs.stages["statistics"] == {}
-
-
-def test_a_parameter_that_pytorch_does_not_use_has_a_gradient_of_zero():
-    torch = pytest.importorskip("torch")
-    from labkit.migration.torch_trace import torch_trace
-
-    module = torch_tied(torch)
-    trained = [p for p in module.parameters() if p.requires_grad]
-    batch = rule.uniform("x", (8, 3, 6), -2, 2), np.arange(8) % 4
-    result = torch_trace(
-        module, torch.nn.CrossEntropyLoss(), torch.optim.SGD(trained, lr=0.1), *batch
-    )
-    assert result.stages["gradients"]["unused.weight"].tolist() == [[0.0]]
-    assert result.origin.endswith("float32")
+    assert theirs.origin.endswith("float64")
     assert all(not part._forward_hooks for part in module.modules())
-
-
-@pytest.mark.parametrize("optimizer", [None, "momentum", nn.Dense(2, 2)])
-def test_what_is_no_optimizer_is_refused(parts, optimizer):
-    network, loss, batch = parts
-    with pytest.raises(InputError, match="expected an nn.Optimizer"):
-        trace(network, loss, optimizer, *batch)
 
 
 def test_the_optimizer_of_some_parameters_alone_is_refused(parts):

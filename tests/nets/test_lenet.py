@@ -13,28 +13,17 @@ from tests.support.torch_lenet import torch_lenet
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
-SHAPES = {
-    "conv1.weight": (6, 1, 5, 5),
-    "conv2.weight": (16, 6, 5, 5),
-    "fc1.weight": (120, 400),
-    "fc1.bias": (120,),
-    "fc2.weight": (84, 120),
-    "fc2.bias": (84,),
-    "fc3.weight": (10, 84),
-    "fc3.bias": (10,),
-}
-
-
-def size(network):
-    return sum(p.size for p in network.trainable_params())
+SHAPES = {"conv1.weight": (6, 1, 5, 5), "conv2.weight": (16, 6, 5, 5), "fc1.weight": (120, 400),
+          "fc1.bias": (120,), "fc2.weight": (84, 120), "fc2.bias": (84,), "fc3.weight": (10, 84),
+          "fc3.bias": (10,)}  # fmt: skip
 
 
 def test_parameters_of_the_tutorial():
     network = LeNet5()
     assert {p.name: p.shape for p in network.trainable_params()} == SHAPES
-    assert size(network) == 61_684
-    assert size(LeNet5(conv_bias=True)) == 61_706
-    assert size(LeNet5(num_class=5, num_channel=3)) == 61_684 + 2 * 150 - 5 * 85
+    others = LeNet5(conv_bias=True), LeNet5(num_class=5, num_channel=3)
+    sizes = [sum(p.size for p in each.trainable_params()) for each in (network, *others)]
+    assert sizes == [61_684, 61_706, 61_684 + 2 * 150 - 5 * 85]
 
 
 @pytest.mark.parametrize("conv_bias", [False, True])

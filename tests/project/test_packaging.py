@@ -164,8 +164,8 @@ def test_a_checkout_that_is_not_installed_says_its_own_version(tmp_path):
     assert uninstalled(program, other.parent, tmp_path) == "unknown"
 
 
-# The PyTorch side of a comparison: these modules need PyTorch.
-FOR_TORCH = ("labkit.migration.torch_trace", "labkit.nets.torch_resnet")
+# The PyTorch side of a comparison: this module needs PyTorch.
+FOR_TORCH = ("labkit.migration.torch_trace",)
 
 
 def test_labkit_can_be_imported_where_torch_is_not():

@@ -150,7 +150,7 @@ def load_image(path):
 def by_pytorch(run):
     """Return the figures of a checkpoint by PyTorch's ResNet-50, with the loss in float64."""
     torch = pytest.importorskip("torch")
-    from labkit.nets import torch_resnet
+    from tests.support import torch_resnet
 
     network = build_network(run.name)
     parts.load_network(network, run.checkpoint)

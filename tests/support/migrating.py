@@ -1,6 +1,5 @@
 """Shared by the tests of the migration: PyTorch's loss and optimizer, a small network."""
 
-import numpy as np
 from mindspore import nn, ops
 
 from labkit.migration import load, rule
@@ -9,9 +8,9 @@ from labkit.steps.losses import CrossEntropySmooth
 from labkit.steps.parameter_groups import decay_groups
 
 
-def smoothed_cross_entropy(classes, smoothing, reduction="mean"):
+def smoothed_cross_entropy(classes, smoothing):
     """Return PyTorch's CrossEntropyLoss(label_smoothing)."""
-    return CrossEntropySmooth(True, reduction, smoothing, classes, convention="pytorch")
+    return CrossEntropySmooth(True, "mean", smoothing, classes, convention="pytorch")
 
 
 def momentum(network, rates, *, decay=1e-4, momentum=0.9):
@@ -45,32 +44,26 @@ class Small(nn.Cell):
         return self.fc(self.relu(self.hidden(x)))
 
 
-def torch_small(torch, dtype=None):
-    """Return ``Small`` in PyTorch with the rule's weights, float64 unless ``dtype`` is given."""
-    functional = torch.nn.functional
-
-    class TorchSmall(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv1 = torch.nn.Conv2d(3, 8, 3, stride=2, padding=1, bias=False)
-            self.bn1 = torch.nn.BatchNorm2d(8)
-            self.conv2 = torch.nn.Conv2d(8, 6, 3, padding=1, bias=False)
-            self.hidden = torch.nn.Linear(6, 6)
-            self.fc = torch.nn.Linear(6, 4)
-
-        def forward(self, x):
-            x = self.conv2(functional.relu(self.bn1(self.conv1(x)))).mean((2, 3))
-            return self.fc(functional.relu(self.hidden(x)))
-
-    module = TorchSmall()
+def torch_small(torch):
+    """Return ``Small`` in PyTorch with the rule's weights, in float64."""
+    n = torch.nn
+    module = n.Sequential()
+    module.conv1 = n.Conv2d(3, 8, 3, stride=2, padding=1, bias=False)
+    module.bn1 = n.BatchNorm2d(8)
+    module.relu1 = n.ReLU()
+    module.conv2 = n.Conv2d(8, 6, 3, padding=1, bias=False)
+    module.mean = n.Sequential(n.AdaptiveAvgPool2d(1), n.Flatten())
+    module.hidden = n.Linear(6, 6)
+    module.relu2 = n.ReLU()
+    module.fc = n.Linear(6, 4)
     state = rule.state({name: value.shape for name, value in module.state_dict().items()})
-    module.load_state_dict({n: torch.from_numpy(np.asarray(v)) for n, v in state.items()})
-    return module.to(dtype or torch.float64)
+    module.load_state_dict({name: torch.from_numpy(value) for name, value in state.items()})
+    return module.double()
 
 
-def torch_momentum(torch, module, rate, *, decay=1e-4, momentum=0.9):
+def torch_momentum(torch, module, rate):
     """Return PyTorch's counterpart of ``momentum``."""
     weights = [p for p in module.parameters() if p.ndim > 1]
     others = [p for p in module.parameters() if p.ndim <= 1]
-    groups = [{"params": weights, "weight_decay": decay}, {"params": others}]
-    return torch.optim.SGD(groups, lr=rate, momentum=momentum)
+    groups = [{"params": weights, "weight_decay": 1e-4}, {"params": others}]
+    return torch.optim.SGD(groups, lr=rate, momentum=0.9)

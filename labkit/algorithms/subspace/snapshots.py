@@ -6,7 +6,7 @@ checkpoint, in contrast, holds the whole state of a step (``labkit.training.chec
 
 A folder without such a file may hold the ``.ckpt`` files of a tutorial's first stage: each is
 loaded once and copied to a temporary file. Everything in them except the parameters is ignored, and
-the names of the tutorials' ResNets are translated to labkit's (``labkit.nets.resnet_names``).
+the names of the tutorials' ResNets are translated to labkit's (``labkit.nets.resnet``).
 """
 
 import bisect
@@ -32,7 +32,7 @@ from safetensors.numpy import save_file
 from labkit.base.arguments import choice, flag, integer, wrong
 from labkit.base.files import make_folder, natural_order, remove_unfinished, whole_file
 from labkit.errors import InputError
-from labkit.nets.resnet_names import own_name
+from labkit.nets.resnet import own_name
 from labkit.ranks.cluster import rank_and_size
 from labkit.steps.state import set_state
 

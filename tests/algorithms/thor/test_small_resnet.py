@@ -32,7 +32,7 @@ def small_resnet():
 
 def torch_resnet(torch, state):
     """Return the same network in PyTorch, float64, in training mode."""
-    from labkit.nets.torch_resnet import BasicBlock
+    from tests.support.torch_resnet import BasicBlock
 
     class Small(torch.nn.Module):
         def __init__(self):

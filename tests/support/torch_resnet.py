@@ -1,16 +1,13 @@
 """The PyTorch originals of ``labkit.nets.resnet``: torchvision's ResNets v1.5, for comparison only.
 
-Written for this project, with torchvision's names: the state dicts of each load in the other.
-Needs PyTorch (the ``test`` extra); nothing else in labkit imports this file. The lab shows it
-beside the MindSpore version.
+Written for this project, with torchvision's names: the state dicts of each load in the other. The
+lab shows it beside the MindSpore version; benchmarks and data_scripts/record_steps.py use it too.
 """
 
 from collections.abc import Sequence
 
 import torch
 from torch import nn
-
-from labkit.nets.resnet import DEPTHS
 
 _STAGES = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3),
            152: (3, 8, 36, 3)}  # fmt: skip
@@ -106,14 +103,6 @@ class ResNet(nn.Module):
 
 
 def resnet(depth: int, class_num: int = 1000, *, width: float = 1.0) -> ResNet:
-    """Return the PyTorch ResNet of ``depth``, one of ``DEPTHS``.
-
-    Args:
-        depth: number of layers with weights.
-        class_num: width of the logits.
-        width: factor of all channels.
-    """
-    if depth not in DEPTHS:
-        raise ValueError(f"depth: expected one of {DEPTHS}, got {depth}")
+    """Return the PyTorch ResNet of ``depth``: 18, 34, 50, 101 or 152."""
     block = BasicBlock if depth < 50 else Bottleneck
     return ResNet(block, _STAGES[depth], class_num, int(64 * width))
