@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 import numpy as np
-from _side_by_side import Target, in_child, look_at_machine, print_table, write_results
+from side_by_side import Target, in_child, look_at_machine, print_table, write_results
 
 from labkit.base.command_line import Parser
 

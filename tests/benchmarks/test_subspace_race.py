@@ -1,15 +1,14 @@
-"""The race's program: its plan, stage one's results, what starts from them, the quick form."""
+"""The race's program: its plan, stage one's results, and what starts from them."""
 
 import json
 from dataclasses import replace
 
-import _subspace_training as training
 import numpy as np
 import pytest
-from _race import Images
-from _subspace_plan import PLANS, check, planned
-from _subspace_start import Start, moments_of, with_noise
+import subspace_race as training
 from mindspore import Tensor, nn
+from race import Images
+from subspace_race import PLANS, Start, moments_of, planned, with_noise
 
 from labkit.algorithms.subspace.snapshot_folder import SnapshotFolder
 from labkit.algorithms.subspace.snapshots import Snapshots, load_snapshot
@@ -18,7 +17,6 @@ from labkit.nets.lenet import LeNet5
 from labkit.steps.gradients import set_state
 from labkit.steps.losses import LossNet
 from labkit.training.fit import fit
-from tests.support.races import quick_twice
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -44,10 +42,10 @@ def started(data, tmp_path_factory):
     return start, {p.name: p.asnumpy().copy() for p in step.get_parameters()}, outcome
 
 
-@pytest.mark.parametrize("name", ["all", "required", "quick"])
+@pytest.mark.parametrize("name", PLANS)
 def test_no_training_is_planned_twice_and_all_have_40_snapshots(name):
     plan = PLANS[name]
-    trainings = planned(plan)
+    trainings = planned(plan, [])
     assert trainings and len({repr(training) for training in trainings}) == len(trainings)
     for stage_one in plan["settings"].values():
         moments = moments_of(stage_one, plan["images"]["train"] // stage_one["batch"])
@@ -99,7 +97,7 @@ def test_controls_go_on_with_weights_and_moments(data, started):
     optimizer = nn.Momentum(other.trainable_params(), 0.05, training.MOMENTUM)
     for parameter in (*other.trainable_params(), *optimizer.moments):
         set_state(parameter, end[parameter.name])
-    plain = nn.TrainOneStepCell(training._loss_net(other), optimizer).set_train()
+    plain = nn.TrainOneStepCell(training.loss_net_of(other), optimizer).set_train()
     for rows in training._second(data, PER_EPOCH, 3, 8):
         plain(Tensor(data.images[rows]), Tensor(data.labels[rows]))
     for parameter in other.trainable_params():
@@ -162,12 +160,3 @@ def test_labels_are_drawn_anew_for_the_share_and_only_for_training(data):
     assert 20 <= (labels != 0).sum() <= 30
     np.testing.assert_array_equal(with_noise(big, 0.6), labels)
     np.testing.assert_array_equal(with_noise(data, 0.0), data.labels)
-
-
-@pytest.mark.long
-def test_the_quick_race_runs_and_resumes(programs, root, mnist, tmp_path):
-    printed, stored = quick_twice("subspace_race", programs, root, mnist, tmp_path)
-    check(stored)
-    assert "gain over the end of stage one" in printed and "start=initial" in printed
-    (bfgs,) = stored.select(stage="compare", method="projected_bfgs")
-    assert bfgs["searches"] == bfgs["updates"] == 4 and bfgs["explained"] > 0.5

@@ -28,10 +28,9 @@ class Target(NamedTuple):
     most: float
 
 
-def step_parser(description: str, *, batch: int, processes: int, rounds: int) -> Parser:
+def step_parser(description: str, *, processes: int, rounds: int) -> Parser:
     """Return a parser with the options common to programs about one step, and these defaults."""
     parser = Parser(description=description.splitlines()[0])
-    parser.add_argument("--batch", type=int, default=batch)
     parser.add_argument("--processes", type=int, default=processes)
     parser.add_argument("--rounds", type=int, default=rounds)
     return parser
