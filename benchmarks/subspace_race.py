@@ -48,10 +48,9 @@ from race import (
     percents,
     run,
 )
-from side_by_side import RESULTS, print_table, verdict
+from side_by_side import RESULTS, interleaved_ms, print_table, verdict
 
 from labkit.algorithms.subspace import Basis, SubspaceStep
-from labkit.algorithms.subspace.shards import Shard
 from labkit.algorithms.subspace.snapshot_folder import SnapshotFolder
 from labkit.algorithms.subspace.snapshots import load_snapshot, write_snapshot
 from labkit.base.files import whole_file
@@ -75,20 +74,10 @@ _MORE = ("stage_one", "same_rate", "tenth", "to_zero", "average", "projected_bfg
 # Stage one: start_epoch and saves_per_epoch are those of
 # ``labkit.algorithms.subspace.snapshots.Snapshots`` and give 40 snapshots.
 _SETTINGS = {
-    "batch 8": {
-        "batch": 8,
-        "learning_rate": 0.01,
-        "epochs": 6,
-        "start_epoch": 2,
-        "saves_per_epoch": 8,
-    },
-    "batch 32": {
-        "batch": 32,
-        "learning_rate": 0.02,
-        "epochs": 14,
-        "start_epoch": 5,
-        "saves_per_epoch": 4,
-    },
+    "batch 8": {"batch": 8, "learning_rate": 0.01}
+    | {"epochs": 6, "start_epoch": 2, "saves_per_epoch": 8},
+    "batch 32": {"batch": 32, "learning_rate": 0.02}
+    | {"epochs": 14, "start_epoch": 5, "saves_per_epoch": 4},
 }
 
 
@@ -241,37 +230,6 @@ def with_noise(data: Images, noise: float) -> np.ndarray:
     return labels
 
 
-class Start:
-    """The results of stage one in its folder.
-
-    ``snapshots``: 40 snapshots of its later epochs; ``whole``: 40 from the initial weights to its
-    end; ``end.npz``: the Parameters of its step by name, weights and moments.
-    """
-
-    def __init__(self, folder: Path):
-        self.folder, self.snapshots, self.whole = folder, folder / "snapshots", folder / "whole"
-
-    @property
-    def finished(self) -> bool:
-        return (self.folder / "end.npz").exists()
-
-    def clear(self) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
-        for folder in (self.snapshots, self.whole):
-            folder.mkdir(parents=True)
-
-    def save(self, step) -> None:
-        values = {parameter.name: parameter.asnumpy() for parameter in step.get_parameters()}
-        with whole_file(self.folder / "end.npz", "the end of stage one") as temporary:
-            np.savez(temporary, **values)
-
-    def load_into(self, step, moments=True) -> None:
-        """Set the weights and, if ``moments``, the optimizer's moments to those of the end."""
-        with np.load(self.folder / "end.npz") as values:
-            for parameter in (*step.optimizer.parameters, *(step.optimizer.moments * moments)):
-                set_state(parameter, values[parameter.name])
-
-
 def moments_of(stage_one, per_epoch):
     """Return the updates after which ``Snapshots`` saves with the arguments of ``stage_one``."""
     saves = stage_one["saves_per_epoch"]
@@ -293,172 +251,125 @@ def train(setting: dict, data: Images, seed: int, *, stage_one, epochs, points) 
         points: number of evaluations of stage two, the last one at its end
 
     Returns:
-        as ``race.run``, with everything compiled before; and, for a search, its statistics.
+        as ``race.run``; and, for a search, its statistics.
     """
     data = replace(data, labels=with_noise(data, setting["noise"]))
-    key = json.dumps([stage_one, setting["noise"], seed, len(data.rows), epochs], sort_keys=True)
-    start = Start(STARTS / hashlib.sha256(key.encode()).hexdigest()[:16])
-    method = setting["method"]
-    if method == "stage_one" or not start.finished:
-        outcome = train_stage_one(stage_one, data, seed, start, epochs)
+    folder = folder_of(setting, data, seed, stage_one)
+    method, batch = setting["method"], setting["batch"]
+    if method == "stage_one" or not (folder / "end.npz").exists():
+        outcome = train_stage_one(stage_one, data, seed, folder)
+    if method == "stage_one":
+        return outcome
     if method == "average":
-        outcome = average(start, data)
-    elif method.startswith("projected"):
-        outcome = search(setting, data, seed, start, epochs, points)
-    elif method != "stage_one":
-        outcome = go_on(setting, data, seed, start, stage_one, epochs, points)
-    return outcome
-
-
-@functools.cache
-def plain(batch: int, updates: int):
-    """Return (network, step, its initial state) of Momentum with an array of ``updates`` rates.
-
-    All trainings of the same form share it, so that MindSpore compiles it once.
-    """
-    network = LeNet5()
-    rates = Tensor(np.zeros(updates, np.float32))
-    optimizer = nn.Momentum(network.trainable_params(), rates, MOMENTUM)
-    return network, *_compiled(PlainStep(loss_net_of(network), optimizer), batch)
-
-
-@functools.cache
-def subspace(batch: int, components: int, method: str, rate: float, momentum: float, options: str):
-    """Return (network, step, its initial state) of a ``SubspaceStep`` with a placeholder basis."""
-    network = LeNet5()
-    parameters = network.trainable_params()
-    names = [(parameter.name, parameter.shape) for parameter in parameters]
-    size = sum(parameter.size for parameter in parameters)
-    basis = Basis(np.eye(components, size, dtype=np.float32), names, np.ones(components), 1.0)
-    optimizer = nn.SGD(parameters, rate, momentum)
-    step = SubspaceStep(
-        loss_net_of(network), optimizer, basis, method=method, **json.loads(options)
-    )
-    return network, *_compiled(step, batch)
-
-
-def _compiled(step, batch):
-    """Make one update, which compiles the graphs; return (step, earlier values of Parameters)."""
-    values = [parameter.asnumpy().copy() for parameter in step.get_parameters()]
-    random = np.random.default_rng(0)
-    images = random.standard_normal((batch, 1, 32, 32), dtype=np.float32)
-    step(Tensor(images), Tensor(random.integers(0, 10, batch).astype(np.int32)))
-    return step, values
-
-
-def _restore(step, values):
-    for parameter, value in zip(step.get_parameters(), values, strict=True):
-        set_state(parameter, value)
-
-
-def train_stage_one(stage_one, data, seed, start, epochs) -> dict:
-    """Train stage one and store in ``start`` the state from which other trainings start.
-
-    The array of rates, padded with zeros, is as long as that of a training that continues for
-    ``epochs`` of stage two, so that both share one compiled step.
-    """
-    per_epoch = len(data.rows) // stage_one["batch"]
-    total = stage_one["epochs"] * per_epoch
-    network, step, values = plain(stage_one["batch"], total + epochs * per_epoch)
-    _restore(step, values)
-    _initialise(network, seed)
-    _set_rates(step, np.full(total, stage_one["learning_rate"]))
-    start.clear()
-    moments = moments_of(stage_one, per_epoch)
-    whole = {math.ceil(total * part / (len(moments) - 1)) for part in range(len(moments))}
-    weights = network.trainable_params()
-
-    def after(update):
-        if update in moments:
-            write_snapshot(start.snapshots / f"step-{update:09d}.safetensors", weights)
-        if update in whole:
-            write_snapshot(start.whole / f"step-{update:09d}.safetensors", weights)
-
-    after(0)
-    judged = range(per_epoch, total + 1, per_epoch)
-    stream = batches(data.rows, total, seed, stage_one["batch"])
-    outcome = run(step, network, data, stream, judged, after=after)
-    start.save(step)
-    return outcome
-
-
-def _initialise(network, seed):
-    ms.set_seed(seed)
-    np.random.seed(seed)
-    for own, new in zip(network.trainable_params(), LeNet5().trainable_params(), strict=True):
-        set_state(own, new.asnumpy())
-
-
-def _set_rates(step, rates):
-    parameter = step.optimizer.learning_rate.learning_rate
-    padded = np.zeros(parameter.shape, np.float32)
-    padded[: len(rates)] = rates
-    set_state(parameter, padded)
-
-
-def go_on(setting, data, seed, start, stage_one, epochs, points) -> dict:
-    """Continue the training of stage one, with the setting's batch and rates.
-
-    Its moments are kept, except with large batches: they belong to another rate and threw the
-    weights far off.
-    """
-    batch, rate = setting["batch"], setting["learning_rate"]
-    per_epoch = len(data.rows) // batch
-    total = epochs * per_epoch
-    length = total
-    if batch == stage_one["batch"]:
-        length += stage_one["epochs"] * per_epoch
-    network, step, values = plain(batch, length)
-    _restore(step, values)
-    start.load_into(step, moments=setting["method"] != "large_batch")
-    to_zero = setting["method"] == "to_zero"
-    _set_rates(step, rate * (1 - np.arange(total) / total) if to_zero else np.full(total, rate))
-    return run(step, network, data, _second(data, total, seed, batch), _judged(total, points))
-
-
-def search(setting, data, seed, start, epochs, points) -> dict:
-    """Train in the subspace of the snapshots, from the setting's starting point."""
-    initial = setting["start"] == "initial"
-    folder = start.whole if initial else start.snapshots
-    searches = setting["method"] == "projected_bfgs"
-    options = {n: setting[n] for n in ("trials", "failure", "alpha")} if searches else {}
-    batch = setting["batch"]
-    network, step, values = subspace(
-        batch,
-        setting["components"],
-        "bfgs" if searches else "sgd",
-        setting["learning_rate"],
-        0.0 if searches else MOMENTUM,
-        json.dumps(options),
-    )
-    _restore(step, values)
-    begin = time.perf_counter()
-    basis = Basis.of(folder, network, setting["components"])
-    basis_seconds = time.perf_counter() - begin
-    step.update.basis_shard = Shard(basis, step.optimizer.parameters)
-    load_snapshot(network, folder, "last" if setting["start"] == "last" else "first")
+        return average(folder, data)
     total = epochs * (len(data.rows) // batch)
-    searched = []
+    searched, found = [], {}
+    if method.startswith("projected"):
+        begin = time.perf_counter()
+        network, step, basis = projected(setting, folder)
+        found["basis_seconds"] = time.perf_counter() - begin
+        found["explained"] = float(basis.explained.sum())
+    else:
+        network, step = continued(setting, folder, total)
 
     def after(update):
-        if searches:
+        if method == "projected_bfgs":
             searched.append(step.last_search)
 
-    stream = _second(data, total, seed, batch)
-    outcome = run(step, network, data, stream, _judged(total, points), after=after)
-    outcome |= {"basis_seconds": basis_seconds, "explained": float(basis.explained.sum())}
-    if searches and searched:
+    judged = {round(total * number / points) for number in range(1, points + 1)}
+    # In a different order from that of stage one.
+    stream = batches(data.rows, total, (seed, 2), batch)
+    outcome = run(step, network, data, stream, judged, after=after) | found
+    if searched:
         outcome["searches"] = len(searched)
         outcome["failed_searches"] = searched[-1].failures
         outcome["trials_made"] = sum(search.trials for search in searched)
     return outcome
 
 
-def average(start, data) -> dict:
+def folder_of(setting, data, seed, stage_one) -> Path:
+    """Return the folder of what a stage one leaves.
+
+    ``snapshots``: 40 snapshots of its later epochs; ``whole``: 40 from the initial weights to its
+    end; ``end.npz``: the weights and moments at its end, by name.
+    """
+    key = json.dumps([stage_one, setting["noise"], seed, len(data.rows)], sort_keys=True)
+    return STARTS / hashlib.sha256(key.encode()).hexdigest()[:16]
+
+
+def train_stage_one(stage_one, data, seed, folder) -> dict:
+    """Train stage one and write into ``folder`` what other trainings start from."""
+    per_epoch = len(data.rows) // stage_one["batch"]
+    total = stage_one["epochs"] * per_epoch
+    ms.set_seed(seed)
+    np.random.seed(seed)
+    network, step = momentum(np.full(total, stage_one["learning_rate"]))
+    weights = network.trainable_params()
+    moments = moments_of(stage_one, per_epoch)
+    whole = {math.ceil(total * part / (len(moments) - 1)) for part in range(len(moments))}
+    shutil.rmtree(folder, ignore_errors=True)
+    for name in ("snapshots", "whole"):
+        (folder / name).mkdir(parents=True)
+
+    def after(update):
+        for name, updates in (("snapshots", moments), ("whole", whole)):
+            if update in updates:
+                write_snapshot(folder / name / f"step-{update:09d}.safetensors", weights)
+
+    after(0)
+    judged = range(per_epoch, total + 1, per_epoch)
+    stream = batches(data.rows, total, seed, stage_one["batch"])
+    outcome = run(step, network, data, stream, judged, after=after)
+    values = {p.name: p.asnumpy() for p in (*step.optimizer.parameters, *step.optimizer.moments)}
+    with whole_file(folder / "end.npz", "the end of stage one") as temporary:
+        np.savez(temporary, **values)
+    return outcome
+
+
+def momentum(rates: np.ndarray):
+    """Return (network, step) of Momentum with one rate per update."""
+    network = LeNet5()
+    optimizer = nn.Momentum(network.trainable_params(), Tensor(rates, ms.float32), MOMENTUM)
+    return network, PlainStep(loss_net_of(network), optimizer)
+
+
+def continued(setting, folder, total):
+    """Return (network, step) that continues stage one with the setting's rates.
+
+    Its moments are kept, except with large batches: they belong to another rate and threw the
+    weights far off.
+    """
+    rate, method = setting["learning_rate"], setting["method"]
+    rates = np.full(total, rate)
+    if method == "to_zero":
+        rates *= 1 - np.arange(total) / total
+    network, step = momentum(rates)
+    moments = [] if method == "large_batch" else step.optimizer.moments
+    with np.load(folder / "end.npz") as values:
+        for parameter in (*step.optimizer.parameters, *moments):
+            set_state(parameter, values[parameter.name])
+    return network, step
+
+
+def projected(setting, folder):
+    """Return (network, step, basis) of the subspace, at the setting's starting point."""
+    network = LeNet5()
+    snapshots = folder / ("whole" if setting["start"] == "initial" else "snapshots")
+    basis = Basis.of(snapshots, network, setting["components"])
+    load_snapshot(network, snapshots, "last" if setting["start"] == "last" else "first")
+    searches = setting["method"] == "projected_bfgs"
+    options = {n: setting[n] for n in ("trials", "failure", "alpha")} if searches else {}
+    options["method"] = "bfgs" if searches else "sgd"
+    rate = setting["learning_rate"]
+    optimizer = nn.SGD(network.trainable_params(), rate, 0.0 if searches else MOMENTUM)
+    return network, SubspaceStep(loss_net_of(network), optimizer, basis, **options), basis
+
+
+def average(folder, data) -> dict:
     """Judge the mean of the snapshots; ``seconds`` is the time of reading and averaging them."""
     network = LeNet5()
     begin = time.perf_counter()
-    with SnapshotFolder(start.snapshots, network) as snapshots:
+    with SnapshotFolder(folder / "snapshots", network) as snapshots:
         weights = [snapshots.load(number) for number in range(len(snapshots))]
     for parameter in network.trainable_params():
         values = np.mean([each[parameter.name] for each in weights], axis=0, dtype=np.float64)
@@ -469,61 +380,46 @@ def average(start, data) -> dict:
     return {"curve": [point], "failure": "", "seconds": seconds}
 
 
-def _second(data, total, seed, batch):
-    """Return the batches of stage two, in a different order from those of stage one."""
-    return batches(data.rows, total, (seed, 2), batch)
-
-
-def _judged(total, points):
-    return {round(total * number / points) for number in range(1, points + 1)}
-
-
 def finish(stored: Stored, plan: dict, images) -> None:
-    """Time the updates of every kind, in turn in one process, and add the seconds to the rows."""
-    stored.head["times"] = update_ms(plan, images("test"))
+    """Time an update of every kind, and add the seconds to the rows.
+
+    ``times``: setting -> method of ``TIMED`` -> milliseconds, the median over the plan's rounds, in
+    each of which every method makes ten updates, in turn: so other load on the machine affects all
+    alike. First seed, without noise.
+    """
+    data, seed = images("test"), plan["seeds"][0]
+    stored.head["times"] = {}
+    for name, stage_one in plan["settings"].items():
+        calls = {}
+        for method in TIMED:
+            setting = subspace_setting(plan, method, name)
+            folder, batch = folder_of(setting, data, seed, stage_one), setting["batch"]
+            total = 10 * (plan["rounds"] + 1)
+            if method.startswith("projected"):
+                step = projected(setting, folder)[1]
+            else:
+                step = continued(setting, folder, total)[1]
+            stream = batches(data.rows, total, (seed, 2), batch)
+            calls[method] = functools.partial(_update, step, data, stream)
+        times = interleaved_ms(calls, plan["rounds"], 10)
+        stored.head["times"][name] = {method: round(value, 3) for method, value in times.items()}
     for row in stored.rows:
         if row["method"] != "average":
             row["seconds"] = seconds_of(stored.head["times"], row)
 
 
-def update_ms(plan: dict, data: Images) -> dict[str, dict[str, float]]:
-    """Return setting -> method of ``TIMED`` -> milliseconds of an update.
-
-    It is the median over the plan's rounds, each of which runs stage two once with every method,
-    for the first seed and without noise, so that other load on the machine affects all alike.
-    """
-    planned = {(c.get("setting", "batch 8"), c["method"]) for c in plan["compare"]}
-    settings = [
-        subspace_setting(plan, method, setting)
-        for setting in plan["settings"]
-        for method in TIMED
-        if (setting, method) in planned
-    ]
-    rounds = {}
-    for _ in range(plan["rounds"]):
-        for setting in settings:
-            stage_one = plan["settings"][setting["setting"]]
-            limits = {"stage_one": stage_one, "epochs": plan["epochs"], "points": plan["epochs"]}
-            outcome = train(setting, data, plan["seeds"][0], **limits)
-            ms = outcome["seconds"] / outcome["curve"][-1]["update"] * 1e3
-            rounds.setdefault((setting["setting"], setting["method"]), []).append(ms)
-    times = {name: {} for name in plan["settings"]}
-    for (setting, method), taken in rounds.items():
-        times[setting][method] = round(statistics.median(taken), 3)
-    return times
+def _update(step, data, stream):
+    rows = next(stream)
+    float(step(Tensor(data.images[rows]), Tensor(data.labels[rows])).asnumpy())
 
 
 def show(stored: Stored) -> None:
     """Print the comparisons, the sweeps, and whether the race meets the requirement."""
-    pairs = {(row["setting"], row["noise"]): None for row in stored.select(stage="compare")}
-    for setting, noise in pairs:
+    compared = stored.select(stage="compare")
+    for setting, noise in dict.fromkeys((row["setting"], row["noise"]) for row in compared):
         print(f"\nstage one: {setting}, {noise:.0%} of the labels random; test accuracy in %\n")
         _show_compared(stored.compared(setting, noise))
     _show_sweep(stored)
-    _show_gains(stored)
-
-
-def _show_gains(stored):
     print("\ngain over the end of stage one, batch 8, after one epoch of stage two; in points\n")
     methods = [change["method"] for change in stored.head["plan"]["more"]]
     if methods:
