@@ -356,6 +356,16 @@ def run(
     return {"curve": curve, "failure": failure, "seconds": seconds}
 
 
+def updating(step: Callable, data: Images, stream: Iterator[np.ndarray]) -> Callable[[], float]:
+    """Return a function that makes one update with the next batch and waits for its loss."""
+
+    def call():
+        rows = next(stream)
+        return float(step(Tensor(data.images[rows]), Tensor(data.labels[rows])).asnumpy())
+
+    return call
+
+
 def judge(network: nn.Cell, data: Images) -> tuple[float, float]:
     """Return (accuracy, mean loss) over all images that the training is judged by."""
     network.set_train(False)

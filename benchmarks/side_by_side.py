@@ -107,11 +107,6 @@ def verdict(met: bool) -> str:
     return "met" if met else "MISSED"
 
 
-def share_of_check(step: str, unchecked: float, checked: float) -> Target:
-    """Return the share of a step's time that its finite check takes, as a target."""
-    return Target(f"finite check, share of {step}", 1 - unchecked / checked, 0.03)
-
-
 def lenet() -> tuple:
     """Return (loss_net, optimizer): LeNet with new weights, and Momentum."""
     from mindspore import nn

@@ -22,7 +22,6 @@ times can only be compared with each other: see "idle_before" of the stored race
 --all and --quick reuse finished trainings from runs/bench unless --anew is given.
 """
 
-import functools
 import hashlib
 import json
 import math
@@ -47,6 +46,7 @@ from race import (
     loss_net_of,
     percents,
     run,
+    updating,
 )
 from side_by_side import RESULTS, interleaved_ms, print_table, verdict
 
@@ -400,17 +400,12 @@ def finish(stored: Stored, plan: dict, images) -> None:
             else:
                 step = continued(setting, folder, total)[1]
             stream = batches(data.rows, total, (seed, 2), batch)
-            calls[method] = functools.partial(_update, step, data, stream)
+            calls[method] = updating(step, data, stream)
         times = interleaved_ms(calls, plan["rounds"], 10)
         stored.head["times"][name] = {method: round(value, 3) for method, value in times.items()}
     for row in stored.rows:
         if row["method"] != "average":
             row["seconds"] = seconds_of(stored.head["times"], row)
-
-
-def _update(step, data, stream):
-    rows = next(stream)
-    float(step(Tensor(data.images[rows]), Tensor(data.labels[rows])).asnumpy())
 
 
 def show(stored: Stored) -> None:

@@ -19,14 +19,12 @@ all trainings.
 
 import itertools
 import json
-import statistics
-import time
 
 import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn
-from race import MOMENTUM, Images, Race, Training, at_end, batches, loss_net_of, run
-from side_by_side import print_table
+from race import MOMENTUM, Images, Race, Training, at_end, batches, loss_net_of, run, updating
+from side_by_side import interleaved_ms, print_table
 
 from labkit.algorithms.thor import ThorStep, TraceRule
 from labkit.labs.results import Stored, mean_steps, steps_to
@@ -113,7 +111,7 @@ PLANS = {
         "turn": 2,
     },
 }
-ROUNDS = {"all": 5, "quick": 1}  # of the turns in which updates are timed
+ROUNDS = 5  # of the turns in which updates are timed
 
 
 def planned(plan, rows):
@@ -300,53 +298,26 @@ def train(setting: dict, data: Images, seed: int, *, every, updates=None, stop_a
 
 
 def times(stored: Stored, plan: dict, images) -> None:
-    """Add to the head: net -> contestant -> ms, the mean time of an update, and compile_seconds.
+    """Add to the head: net -> contestant -> ms, the mean time of an update.
 
-    All contestants of a net take turns of ``turn`` updates in this process; ms is the median over
-    turns. On the first net THOR is also timed with a refresh at every update and without any: at
-    frequency f an update takes cached + (refresh - cached) / f.
+    All contestants of a net take turns of ``turn`` updates in this process. On the first net THOR
+    is also timed with a refresh at every update and without any: at frequency f an update takes
+    cached + (refresh - cached) / f.
     """
-    stored.head["tuning_seed"], by_net = TUNING_SEED, {}
+    stored.head.update(tuning_seed=TUNING_SEED, times={})
+    data, turn, rounds = images("validation"), plan["turn"], ROUNDS if plan is PLANS["all"] else 1
     for number, (net, by_optimizer) in enumerate(stored.head["tuned"].items()):
-        won = {optimizer: settings[0] for optimizer, settings in by_optimizer.items()}
+        won, calls = {optimizer: settings[0] for optimizer, settings in by_optimizer.items()}, {}
         if number == 0:
             won["THOR, refresh"] = won["THOR"] | {"frequency": 1}
             won["THOR, cached"] = won["THOR"] | {"frequency": 10**6}
-        rounds = next(ROUNDS[name] for name in PLANS if PLANS[name] is plan)
-        by_net[net] = _in_turns(won, images("validation"), rounds, plan["turn"])
-    stored.head["times"] = by_net | {"idle_before": stored.head["idle_before"]}
-
-
-def _in_turns(settings, images, rounds, turn):
-    calls, timed, taken = {}, {}, {name: [] for name in settings}
-    for name, setting in settings.items():
-        calls[name] = _caller(setting, images, (rounds + 1) * turn)
-        begin = time.perf_counter()
-        calls[name]()
-        calls[name]()
-        timed[name] = {"compile_seconds": round(time.perf_counter() - begin, 2)}
-    for _ in range(rounds):
-        for name, call in calls.items():
-            begin = time.perf_counter()
-            for _ in range(turn):
-                call()
-            taken[name].append((time.perf_counter() - begin) / turn * 1e3)
-    for name, turns in taken.items():
-        timed[name]["ms"] = round(statistics.median(turns), 3)
-        timed[name]["turns"] = [round(turn, 3) for turn in turns]
-    return timed
-
-
-def _caller(setting, images, updates):
-    """Return a function that makes one update and waits for it."""
-    _, step = make_step(setting | {"epochs": 1}, updates, TUNING_SEED)
-    rows = itertools.cycle(list(batches(images.rows, min(updates, 100), TUNING_SEED, BATCH)))
-
-    def call():
-        chosen = next(rows)
-        float(step(Tensor(images.images[chosen]), Tensor(images.labels[chosen])).asnumpy())
-
-    return call
+        for name, setting in won.items():
+            updates = (rounds + 1) * turn
+            _, step = make_step(setting | {"epochs": 1}, updates, TUNING_SEED)
+            stream = batches(data.rows, updates, TUNING_SEED, BATCH)
+            calls[name] = updating(step, data, stream)
+        ms = interleaved_ms(calls, rounds, turn)
+        stored.head["times"][net] = {name: {"ms": round(each, 3)} for name, each in ms.items()}
 
 
 def show(stored: Stored) -> None:
@@ -403,8 +374,7 @@ RACE = Race(
         "to_X": "first update judged at which the accuracy is at least X; empty: never",
         "stage": "tune and sweep are judged by held-out training images, race by the test set",
         "times": "ms: mean time of an update, measured in turns in one process, refreshes "
-        "included, compilation not; compile_seconds: the first update and the second, which "
-        "compile",
+        "included, compilation not",
         "mean": "of updates to X over seeds: none where one seed never gets there",
     },
 )
