@@ -9,6 +9,7 @@ is called twice, since its second update is a different graph; so are SubspaceSt
 from the first update on, and AdasumStep, once for each of two workers.
 """
 
+import itertools
 import json
 import time
 
@@ -47,10 +48,9 @@ def main():
         print(json.dumps(measure(options.child)))
         return
     machine = look_at_machine()
-    numbers = iter(range(options.processes))
+    numbers = itertools.count()
     runs = in_processes(
-        options.processes,
-        lambda: in_child(__file__, "--child", str(next(numbers))),
+        options.processes, lambda: in_child(__file__, "--child", str(next(numbers)))
     )
     seconds = medians(runs)
     ratios = {name: taken / seconds["bare"] for name, taken in seconds.items()}
@@ -72,9 +72,11 @@ def measure(first: int) -> dict[str, float]:
     start("CPU", seed=1)
     images, labels = (Tensor(part) for part in batch_of(32, 1, 32, 32))
     contestants = list(builders().items())
+    first %= len(contestants)
+    turned = contestants[first:] + contestants[:first]
     seconds = {}
     # The first one does not count: it includes what MindSpore loads for its first compilation.
-    for name, (build, calls) in [contestants[0], *turned(contestants, first)]:
+    for name, (build, calls) in [contestants[0], *turned]:
         begin = time.perf_counter()
         step = build()
         for _ in range(calls):
@@ -82,12 +84,6 @@ def measure(first: int) -> dict[str, float]:
         loss.asnumpy()
         seconds[name] = time.perf_counter() - begin
     return {name: seconds[name] for name in ("bare", *LIMITS)}
-
-
-def turned(contestants: list, first: int) -> list:
-    """Return the contestants rotated to begin with number ``first``."""
-    first %= len(contestants)
-    return contestants[first:] + contestants[:first]
 
 
 def builders() -> dict:

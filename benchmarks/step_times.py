@@ -32,9 +32,10 @@ from side_by_side import (
     look_at_machine,
     medians,
     print_table,
-    step_parser,
     write_results,
 )
+
+from labkit.base.command_line import Parser
 
 UNCHECKED = {"nonfinite": "propagate"}
 FREQUENCIES = {10: 1.2, 50: 1.06}  # of THOR's refreshes -> limit, in multiples of Momentum's step
@@ -47,7 +48,9 @@ RANKS, TIMEOUT = (2, 4), 300  # numbers of ranks; seconds that they may take
 
 def main():
     """Run each comparison in child processes and print its table; as a child, print JSON."""
-    parser = step_parser(__doc__, processes=5, rounds=7)
+    parser = Parser(description=__doc__.splitlines()[0])
+    parser.add_argument("--processes", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--child", nargs="+")
     options = parser.parse_args()
