@@ -135,10 +135,9 @@ RACE = Race(
     PLANS,
     planned,
     train,
-    of_curve,
-    lambda outcome: {"failure": outcome["failure"] or None},
     updates_of,
     show,
+    of_curve,
     meaning={
         "bugs": "four: as published; none: corrected",
         "loss_first": "loss printed at the first update",

@@ -27,7 +27,7 @@ from collections.abc import Iterable, Mapping
 import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn
-from race import MOMENTUM, Images, Race, Training, at_end, batches, loss_net_of, percents, run
+from race import MOMENTUM, Images, Race, Training, batches, loss_net_of, percents, run
 from side_by_side import print_table, verdict
 
 from labkit.algorithms.adasum import AdasumStep
@@ -260,8 +260,6 @@ RACE = Race(
     PLANS,
     planned,
     train,
-    lambda plan, row, curve: at_end(curve),
-    lambda outcome: {"failure": outcome["failure"] or None},
     updates_of,
     show,
     decided=decided,

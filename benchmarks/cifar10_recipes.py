@@ -25,63 +25,32 @@ from pathlib import Path
 from labkit.base.command_line import Parser
 from labkit.base.files import write_json
 
-PASSES = 5
-COMMON = {
-    "depth": 18,
-    "image_size": 32,
-    "class_num": "None",
-    "dataset": "cifar10",
-    # Random crops down to a twelfth of an image would need more than five passes.
-    "augment": False,
-    "label_smooth_factor": 0,
-    "num_parallel_workers": 1,
-    "save_checkpoint_epochs": PASSES,
-}
-WARM_UP = {"precision": "O0", "loss_scale": 1, "warmup_epochs": 1, "weight_decay": 5e-4}
-
-
-# name -> its commands, in order: (recipe, its settings in addition to ``COMMON``).
+# Five passes. Random crops down to a twelfth of an image (augment) would need more.
+COMMON = """--depth=18 --image_size=32 --class_num=None --dataset=cifar10 --augment=False
+    --label_smooth_factor=0 --num_parallel_workers=1 --save_checkpoint_epochs=5
+    --device_target=CPU"""
+WARM_UP = "--precision=O0 --loss_scale=1 --warmup_epochs=1 --weight_decay=5e-4"
+# name -> its commands, in order: the recipe and its settings in addition to ``COMMON``.
 PLAN = {
     "resnet50": [
-        (
-            "resnet50",
-            {"batch_size": 128, "epoch_size": PASSES, "lr": 0.1, "momentum": 0.9}
-            | {"weight_decay": 5e-4},
-        )
+        "resnet50 --batch_size=128 --epoch_size=5 --lr=0.1 --momentum=0.9 --weight_decay=5e-4"
     ],
     "accumulation": [
-        (
-            "accumulation",
-            {"network": "resnet", "batch_size": 32, "micro_steps": 4, "epoch_size": PASSES}
-            | {"learning_rate": 0.05, "weight_decay": 5e-4},
-        )
+        """accumulation --network=resnet --batch_size=32 --micro_steps=4 --epoch_size=5
+        --learning_rate=0.05 --weight_decay=5e-4"""
     ],
     "thor": [
-        (
-            "thor",
-            {"batch_size": 128, "epoch_size": PASSES, "lr_init": 0.05, "lr_decay": 2}
-            | {"frequency": 20, "lr_end_epoch": PASSES + 1, "precision": "O0", "loss_scale": 1},
-        )
+        """thor --batch_size=128 --epoch_size=5 --lr_init=0.05 --lr_decay=2 --frequency=20
+        --lr_end_epoch=6 --precision=O0 --loss_scale=1"""
     ],
     "adasum": [
-        (
-            "adasum",
-            {"batch_size": 32, "workers": 4, "node_size": 1, "epoch_size": PASSES, "lr_max": 0.05}
-            | WARM_UP,
-        )
+        f"adasum --batch_size=32 --workers=4 --node_size=1 --epoch_size=5 --lr_max=0.05 {WARM_UP}"
     ],
     "subspace": [
-        (
-            "subspace-1",
-            {"batch_size": 128, "epoch_size": PASSES - 1, "total_epochs": PASSES, "lr_max": 0.1}
-            | {"snapshots_per_epoch": 8}
-            | WARM_UP,
-        ),
-        (
-            "subspace-2",
-            {"batch_size": 128, "epoch_size": 1, "n_components": 16, "precision": "O0"}
-            | {"loss_scale": 1},
-        ),
+        f"""subspace-1 --batch_size=128 --epoch_size=4 --total_epochs=5 --lr_max=0.1
+        --snapshots_per_epoch=8 {WARM_UP}""",
+        """subspace-2 --batch_size=128 --epoch_size=1 --n_components=16 --precision=O0
+        --loss_scale=1""",
     ],
 }
 SEEDS = (1, 2, 3)
@@ -106,25 +75,25 @@ def trained(name: str, seed: int, options) -> list[dict]:
     """Return one outcome for each command of a plan, from this or an earlier run."""
     folder = options.out / f"{name}-{seed}"
     outcomes: list[dict] = []
-    for recipe, settings in PLAN[name]:
+    for command in PLAN[name]:
+        recipe, *words = (command + " " + COMMON).split()
         path = folder / f"{recipe}.json"
         if not path.exists():
-            settings = COMMON | settings | {"seed": seed}
+            words += [f"--seed={seed}", f"--data_path={options.data}"]
             if recipe == "subspace-2":
-                settings["stage_1"] = folder / "subspace-1"
-            made = outcome(recipe, settings, folder, options.data)
+                words.append(f"--stage_1={folder / 'subspace-1'}")
+            made = outcome(recipe, words, folder)
             write_json(path, {"name": name, "seed": seed, **made}, "the training")
         outcomes.append(json.loads(path.read_text()))
     return outcomes
 
 
-def outcome(recipe: str, settings: dict, folder: Path, data: Path) -> dict:
+def outcome(recipe: str, words: list[str], folder: Path) -> dict:
     """Train, and return accuracy, updates, images, processor seconds and peak memory in MB."""
     run = folder / recipe
     shutil.rmtree(run, ignore_errors=True)
     run.parent.mkdir(parents=True, exist_ok=True)
-    settings = settings | {"data_path": data, "device_target": "CPU", "save_checkpoint_path": run}
-    words = ["train", recipe, *(f"--{name}={value}" for name, value in settings.items())]
+    words = ["train", recipe, *words, f"--save_checkpoint_path={run}"]
     print("labkit", shlex.join(words), file=sys.stderr, flush=True)
     with open(folder / f"{recipe}.log", "w+") as log:
         child = subprocess.Popen(

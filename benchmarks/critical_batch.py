@@ -264,10 +264,10 @@ RACE = Race(
     PLANS,
     planned,
     train,
-    of_curve,
-    of_outcome,
     lambda plan, row: None if row["failure"] or row["to_target"] else row["most"],
     show,
+    of_curve,
+    of_outcome,
     decided=lambda plan, rows: {"tuned": best_rates(plan, rows)},
     meaning={
         "stage": "tune: of the learning rate; race: at the best one, Adasum's at one worker's as "

@@ -28,7 +28,7 @@ import time
 from pathlib import Path
 
 import numpy as np
-from race import Race, Training, at_end, batches, percents, score
+from race import Race, Training, batches, percents, score
 from side_by_side import in_child, in_processes, interleaved_ms, medians, print_table, verdict
 
 import labkit
@@ -419,10 +419,11 @@ RACE = Race(
     PLANS,
     planned,
     train,
-    lambda plan, row, curve: at_end(curve),
-    lambda outcome: {n: outcome[n] for n in ("other_accuracy", "images_differ", "seconds")},
     lambda plan, row: updates_of(plan)[1],
     show,
+    of_outcome=lambda outcome: {
+        n: outcome[n] for n in ("other_accuracy", "images_differ", "seconds")
+    },
     finish=times,
     check_more=check,
     images=prepared,

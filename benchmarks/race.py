@@ -83,10 +83,10 @@ class Race:
         planned: (plan, rows) -> trainings in order; a row is appended after each training, so that
             later ones can depend on it
         train: (setting, images, seed, **limits) -> outcome, ready for JSON, with its ``curve``
-        of_curve: (plan, row so far, curve) -> fields of the row that follow from the curve
-        of_outcome: outcome -> the other fields
         updates_of: (plan, row) -> planned updates; None if the training stopped earlier
         show: prints the stored race
+        of_curve: (plan, row so far, curve) -> fields of the row that follow from the curve
+        of_outcome: outcome -> the other fields
         fields: training -> fields of its row that the plan decides
         decided: (plan, rows) -> fields of the head that follow from the rows
         finish: (stored, plan, images) -> None, adds what is measured after the trainings
@@ -101,10 +101,10 @@ class Race:
     plans: dict
     planned: Callable[[dict, list[dict]], Iterable[Training]]
     train: Callable[..., dict]
-    of_curve: Callable[[dict, dict, list[dict]], dict]
-    of_outcome: Callable[[dict], dict]
     updates_of: Callable[[dict, dict], int | None]
     show: Callable[[Any], None]
+    of_curve: Callable[[dict, dict, list[dict]], dict] = lambda plan, row, curve: at_end(curve)
+    of_outcome: Callable[[dict], dict] = lambda outcome: {"failure": outcome["failure"] or None}
     fields: Callable[[Training], dict] = Training.fields
     decided: Callable[[dict, list[dict]], dict] = lambda plan, rows: {}
     finish: Callable[[Stored, dict, Callable], None] = lambda stored, plan, images: None

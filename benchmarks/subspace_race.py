@@ -469,19 +469,15 @@ def _usual(name):
     return {"setting": "batch 8", "batch": LARGE_BATCH}.get(name) or SEARCH[name]
 
 
-def _updates(plan, row):
-    return None if row["stopped"] else updates_of(plan, row)
-
-
 RACE = Race(
     "subspace_race",
     PLANS,
     planned,
     train,
+    lambda plan, row: None if row["stopped"] else updates_of(plan, row),
+    show,
     of_curve,
     of_outcome,
-    _updates,
-    show,
     fields=fields,
     finish=finish,
     check_more=check,
