@@ -33,7 +33,7 @@ PARTS := "$(STEPS)" "$(ALGORITHMS)" "tests notebooks $(addprefix --ignore=,$(STE
 RANKS := tests/*/test_*on_ranks.py tests/*/*/test_*on_ranks.py
 ONE_MORE := $(shell expr $(JOBS) + 1 2>/dev/null || echo $(JOBS))
 # What compares speed and memory. The races in benchmarks/, stored, take up to an hour each.
-BENCH ?= compiling memory lenet_step resnet_step thor_step adasum_step subspace_step subspace
+BENCH ?= compiling memory step_times subspace
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile

@@ -14,37 +14,19 @@ the same initial weights and the same images in the same order; all test images 
 --all and --quick reuse finished trainings from runs/bench unless --anew is given.
 """
 
-import argparse
-from functools import partial
-from pathlib import Path
-
 import mindspore as ms
 import numpy as np
-from _race import Images, batches, images_for, run
-from _side_by_side import print_table
-from _trainings import Trainings, arguments, at_end, made_by, percents, train_and_show
-from _trainings import check as check_table
 from mindspore import nn
+from race import MOMENTUM, Images, Race, Training, at_end, batches, loss_net_of, percents, run
+from side_by_side import print_table
 
-from labkit.data.prepare import prepare
-from labkit.labs import results
+from labkit.labs.results import Stored
 from labkit.nets.lenet import LeNet5
 from labkit.steps.accumulation import AccumulatedStep
-from labkit.steps.losses import LossNet
 
-BATCH, MICRO_STEPS, MOMENTUM = 32, 4, 0.9
-NAME = "accumulation_race"
+BATCH, MICRO_STEPS = 32, 4
 # Losses that the tutorial prints; a row has each in the column ``loss_`` + value.
 PRINTED = {"epoch 1, step 1": "first", "epoch 1, the last step": "end", "epoch 2, step 459": "459"}
-_PRINTED = tuple(PRINTED.values())
-MEANING = {
-    "bugs": "four: as published; none: corrected",
-    "loss_first": "loss printed at the first update",
-    "loss_end": "loss printed at the first epoch's last update",
-    "loss_459": "loss printed at the second epoch's update of the number in plan: quoted",
-    "printed_loss": "of the last update: its last micro-batch's loss with the bugs, its mean loss "
-    "without",
-}
 _PUBLISHED = {"bugs": "four", "learning_rate": 0.01}
 PLANS = {
     "all": {
@@ -52,7 +34,7 @@ PLANS = {
         "settings": [_PUBLISHED, *({"bugs": "none", "learning_rate": r} for r in (0.01, 0.04))],
         "seeds": [1, 2, 3],
         "epochs": 3,
-        "quoted": 459,
+        "quoted": 459,  # update of the second epoch whose loss is recorded
         "images": {"held_out": 0, "train": None, "test": None},
     },
     # To check that the program runs: takes seconds; the results mean nothing.
@@ -66,31 +48,15 @@ PLANS = {
 }
 
 
-def main():
-    """Carry out the command line."""
-    options = arguments(__doc__, ("all", "quick"))
-    train_and_show(NAME, options, train_all, check, show)
-
-
-def train_all(options: argparse.Namespace, work: Path, machine: dict) -> results.Stored:
-    """Run all planned trainings and return the race."""
-    plan = PLANS[options.train]
-    images = partial(images_for, options.data or prepare("mnist"), **plan["images"])
-    trainings = Trainings(
-        plan, images, work, options.anew,
-        train=train, row_of=row_of, summary=lambda row: row["last_accuracy"],
-    )  # fmt: skip
+def planned(plan, rows):
+    """Return every training, in order."""
+    parts = {"four": "as published", "none": "test"}
     limits = {name: plan[name] for name in ("epochs", "quoted")}
-    for stage, setting, seed in planned(plan):
-        part = "as published" if setting["bugs"] == "four" else "test"
-        trainings.add(stage, setting, seed, part, limits)
-    head = made_by(NAME, options.train, machine) | {"meaning": MEANING, "plan": plan}
-    return results.Stored(head, trainings.rows, trainings.curves)
-
-
-def planned(plan: dict) -> list[tuple[str, dict, int]]:
-    """Return (stage, setting, seed) of every training, in order."""
-    return [("race", setting, seed) for setting in plan["settings"] for seed in plan["seeds"]]
+    return [
+        Training("race", setting, seed, parts[setting["bugs"]], limits)
+        for setting in plan["settings"]
+        for seed in plan["seeds"]
+    ]
 
 
 def make_step(setting: dict, seed: int) -> tuple[nn.Cell, AccumulatedStep]:
@@ -98,23 +64,15 @@ def make_step(setting: dict, seed: int) -> tuple[nn.Cell, AccumulatedStep]:
     ms.set_seed(seed)
     np.random.seed(seed)
     network = LeNet5()
-    loss_net = LossNet(network, nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean"))
     optimizer = nn.Momentum(network.trainable_params(), setting["learning_rate"], MOMENTUM)
     bugs = {"reduction": "sum", "tail": "carry"} if setting["bugs"] == "four" else {}
-    return network, AccumulatedStep(loss_net, optimizer, MICRO_STEPS, **bugs)
+    return network, AccumulatedStep(loss_net_of(network), optimizer, MICRO_STEPS, **bugs)
 
 
 def train(setting: dict, data: Images, seed: int, *, epochs: int, quoted: int) -> dict:
-    """Train once and return what ``_race.run`` does; points also have ``printed_loss``.
+    """Train once and return what ``race.run`` does; points also have ``printed_loss``.
 
     It is judged at the end of every epoch and at the updates whose losses the tutorial quotes.
-
-    Args:
-        setting: bugs and learning_rate
-        data: images for training and for judging; with the bugs, rescaled as published
-        seed: seed of weights and order
-        epochs: passes over the images
-        quoted: update of the second epoch whose loss is recorded
     """
     network, step = make_step(setting, seed)
     in_epoch = len(data.rows) // BATCH
@@ -144,39 +102,27 @@ def train(setting: dict, data: Images, seed: int, *, epochs: int, quoted: int) -
     return run(micro_batch, network, data, stream, judged, after=after, extra=printed)
 
 
-def row_of(run, stage, setting, seed, outcome) -> dict:
-    """Return one row of the table."""
-    row = {"run": run, "stage": stage, **setting, "seed": seed, **_of_curve(outcome["curve"])}
-    return row | {"failure": outcome["failure"] or None}
-
-
-def _of_curve(curve):
+def of_curve(plan, row, curve):
+    """Return a row's fields that follow from its curve: the end, and the losses printed."""
     losses = [point["printed_loss"] for point in curve[:3]]
     losses += [None] * (3 - len(losses))
-    return at_end(curve) | {f"loss_{n}": x for n, x in zip(_PRINTED, losses, strict=True)}
+    names = [f"loss_{name}" for name in PRINTED.values()]
+    return at_end(curve) | dict(zip(names, losses, strict=True))
 
 
-def updates_of(plan: dict, setting: dict) -> int:
+def updates_of(plan, row):
     """Return the updates of a training; with the bugs, an epoch's tail makes no update."""
+    if row["failure"]:
+        return None
     per_epoch, tail = divmod((plan["images"]["train"] or 60_000) // BATCH, MICRO_STEPS)
-    return plan["epochs"] * (per_epoch + (setting["bugs"] == "none" and tail > 0))
+    return plan["epochs"] * (per_epoch + (row["bugs"] == "none" and tail > 0))
 
 
-def check(stored: results.Stored) -> None:
-    """Raise ``InputError`` unless the rows agree with ``stored.head``."""
-    plan = stored.head["plan"]
-
-    def updates(row):
-        return None if row["failure"] else updates_of(plan, row)
-
-    check_table(stored, planned(plan), lambda row, curve: _of_curve(curve), updates)
-
-
-def show(stored: results.Stored) -> None:
+def show(stored: Stored) -> None:
     """Print every setting's printed losses and its accuracy, by seed."""
     lines = []
     for setting in stored.head["plan"]["settings"]:
-        losses = [stored.column(f"loss_{name}", **setting) for name in _PRINTED]
+        losses = [stored.column(f"loss_{name}", **setting) for name in PRINTED.values()]
         texts = [" ".join(f"{loss:.4f}" for loss in each) for each in losses]
         right = percents(stored.column("last_accuracy", **setting))
         lines.append([setting["bugs"], f"{setting['learning_rate']}", *texts, *right])
@@ -184,5 +130,23 @@ def show(stored: results.Stored) -> None:
     print_table(["bugs", "rate", *PRINTED, "mean", "accuracy"], lines)
 
 
+RACE = Race(
+    "accumulation_race",
+    PLANS,
+    planned,
+    train,
+    updates_of,
+    show,
+    of_curve,
+    meaning={
+        "bugs": "four: as published; none: corrected",
+        "loss_first": "loss printed at the first update",
+        "loss_end": "loss printed at the first epoch's last update",
+        "loss_459": "loss printed at the second epoch's update of the number in plan: quoted",
+        "printed_loss": "of the last update: its last micro-batch's loss with the bugs, its mean "
+        "loss without",
+    },
+)
+
 if __name__ == "__main__":
-    main()
+    RACE.main(__doc__)

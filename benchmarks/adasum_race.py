@@ -8,78 +8,230 @@ The single-worker learning rate is the best of a grid with one worker, batch 32,
 of MNIST's 60 000 training images and judged by the other 10 000. The learning rates of a reduction
 are multiples of it; its own tuned rate is the best on the same images with 16 workers. The test set
 is not used for either. Race: on all 60 000 images, judged by the test set, with seeds that the
-tuning has not used. ``_adasum_plan.py`` defines what is raced.
+tuning has not used.
 
 Every rate warms up over 17 % of the updates and then decreases linearly to 0. Each worker has its
 own moments. All workers together make two passes over the images.
 
+The sum of N vectors is N times their mean, and Momentum's moves are proportional to the rate: the
+sum of 16 workers at a rate equals the mean at 16 times that rate. Of the stored trainings, the mean
+at 0.12 and the sum at 0.0075, seed 1, have losses of 2.2978665 at update 39, equal to 2e-8; later
+they diverge by rounding.
+
 --all and --quick reuse finished trainings from runs/bench unless --anew is given.
 """
 
-import argparse
 import statistics
-from functools import partial
-from pathlib import Path
+from collections.abc import Iterable, Mapping
 
-from _adasum_plan import PLANS, check, planned, single_rates, single_settings, tuned_rates
-from _side_by_side import print_table, verdict
-from _trainings import Trainings, arguments, at_end, made_by, percents, train_and_show
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor, nn
+from race import MOMENTUM, Images, Race, Training, batches, loss_net_of, percents, run
+from side_by_side import print_table, verdict
 
-from labkit.data.prepare import prepare
-from labkit.labs import results
+from labkit.algorithms.adasum import AdasumStep
+from labkit.errors import InputError
+from labkit.labs.results import Stored
+from labkit.labs.results.races import LAYERS, WORKERS, adasum_setting, rounded
+from labkit.nets.lenet import LeNet5
+from labkit.steps.plain import PlainStep
+from labkit.steps.schedules import get_lr
 
+BATCH, MNIST_IMAGES = 32, 60_000
+WARMUP = 0.17  # of the updates
+SEEDS = (1, 2, 3)
+_FIRST = SEEDS[:1]
 # Required mean test accuracy at the single-worker rate: Adasum at least, the sum less than this.
 ADASUM, SUM = 0.975, 0.90
-MEANING = {
-    "stage": "tune is judged by held-out training images, race by the test set",
-    "single": "learning rate of the best training with one worker, by optimizer",
-    "tuned": "learning rate of the best training with 16 workers, by reduction",
-    "cosine_LAYER": "mean cosine of two workers' vectors, over pairs, and over the updates since "
-    "the point before; of what is combined: moves, or gradients with on = gradients",
+
+
+def _sweep(reduction, *multiples):
+    return [{"reduction": reduction, "multiple": multiple} for multiple in multiples]
+
+
+def _workers(*counts):
+    return [{"workers": n, "reduction": name} for n in counts for name in ("adasum", "mean")]
+
+
+# Adasum at twice the rate: that is its own tuned rate.
+_REQUIRED = _sweep("adasum", 1, 2) + _sweep("mean", 1, 2, 4, 8) + _sweep("sum", 1)
+_BESIDE = [
+    *_sweep("adasum", 0.5),
+    *_sweep("sum", 0.25),
+    {"workers": 1},
+    *_workers(2, 4, 8, 32),
+    *({"workers": n, "reduction": "sum"} for n in (4, 8)),
+    {"scope": "network"},
+]
+# single: optimizer -> learning rates tried with one worker. tune, race: changes to the setting
+# "Adasum of 16 workers' moves, Momentum, at the single-worker rate"; each of ``race`` has its
+# seeds. points: number of evaluations of a training.
+PLANS = {
+    "all": {
+        "single": {"Momentum": (0.003, 0.01, 0.03, 0.1)},
+        "tuning_seed": 100,
+        "tune": _sweep("adasum", 0.5, 1, 2) + _sweep("mean", 1, 2, 4, 8),
+        "race": [
+            *((change, SEEDS) for change in [*_REQUIRED, {"on": "gradients"}]),
+            *((change, _FIRST) for change in _BESIDE),
+        ],
+        "epochs": 2,
+        "points": 6,
+        "images": {"held_out": 10_000, "train": None, "test": None},
+    },
+    # To check that the program runs: takes seconds; the results mean nothing.
+    "quick": {
+        "single": {"Momentum": (0.03,)},
+        "tuning_seed": 100,
+        "tune": _sweep("adasum", 1),
+        "race": [(each, _FIRST) for name in ("adasum", "mean", "sum") for each in _sweep(name, 1)],
+        "epochs": 1,
+        "points": 2,
+        "images": {"held_out": 64, "train": 1088, "test": 64},
+    },
 }
 
 
-def main():
-    """Carry out the command line."""
-    options = arguments(__doc__, ("all", "quick"), figure=True)
-    train_and_show("adasum_race", options, train_all, check, show, draw)
+def changed(single: Mapping[str, float], multiple: float = 1, **changes) -> dict:
+    """Return the setting of 16 workers with ``changes``, at a multiple of the single-worker rate.
+
+    Args:
+        single: optimizer -> single-worker learning rate
+        multiple: multiple of that rate
+        **changes: further arguments of ``labkit.labs.results.races.adasum_setting``
+    """
+    rate = single[changes.get("optimizer", "Momentum")] * multiple
+    return adasum_setting(rounded(rate), **changes)
 
 
-def train_all(options: argparse.Namespace, work: Path, machine: dict) -> results.Stored:
-    """Run all planned trainings and return the race."""
-    from _adasum_training import train
-    from _race import images_for
+def planned(plan, rows):
+    """Yield every training, in order.
 
-    plan = PLANS[options.train]
-    images = partial(images_for, options.data or prepare("mnist"), **plan["images"])
-    trainings = Trainings(
-        plan, images, work, options.anew, train=train, row_of=row_of, summary=_summary
-    )
+    Stages: ``tune`` on the training images without those held out, by which it is judged; ``race``
+    on all training images, judged by the test set.
+    """
     limits = {"epochs": plan["epochs"], "points": plan["points"]}
-    for optimizer in plan["single"]:
-        for setting in single_settings(plan, optimizer):
-            trainings.add("tune", setting, plan["tuning_seed"], "validation", limits)
-    single = single_rates(trainings.rows)
-    for stage, setting, seed in planned(plan, single)[len(trainings.rows) :]:
-        part = "test" if stage == "race" else "validation"
-        trainings.add(stage, setting, seed, part, limits)
-    head = made_by("adasum_race", options.train, machine)
-    head |= {"meaning": MEANING, "plan": plan, "single": single}
-    head["tuned"] = tuned_rates(trainings.rows)
-    return results.Stored(head, trainings.rows, trainings.curves)
+    tune = plan["tuning_seed"], "validation", limits
+    for optimizer, rates in plan["single"].items():
+        for rate in rates:
+            yield Training("tune", adasum_setting(rate, 1, optimizer=optimizer), *tune)
+    single = decided(plan, rows)["single"]
+    for change in plan["tune"]:
+        yield Training("tune", changed(single, **change), *tune)
+    for change, seeds in plan["race"]:
+        for seed in seeds:
+            yield Training("race", changed(single, **change), seed, "test", limits)
 
 
-def row_of(run, stage, setting, seed, outcome) -> dict:
-    """Return one row of the table."""
-    row = {"run": run, "stage": stage, **setting, "seed": seed, **at_end(outcome["curve"])}
-    return row | {"failure": outcome["failure"] or None}
+def decided(plan, rows):
+    """Return the best rates: ``single`` by optimizer, and ``tuned`` of 16 workers by reduction."""
+    return {"single": _best(rows, "optimizer", 1), "tuned": _best(rows, "reduction", WORKERS)}
 
 
-def _summary(row):
-    return f"{row['last_accuracy']} after {row['updates']} {row['failure'] or ''}"
+def _best(rows, field, workers):
+    groups = {}
+    for row in rows:
+        if row["stage"] == "tune" and row["workers"] == workers:
+            groups.setdefault(row[field], []).append(row)
+    return {name: best(group)["learning_rate"] for name, group in groups.items()}
 
 
-def show(stored: results.Stored) -> None:
+def best(rows: Iterable[Mapping]) -> Mapping:
+    """Return the row with the best final accuracy; among equal ones, the one with the least loss.
+
+    Raises:
+        InputError: if all trainings failed.
+    """
+    rows = [row for row in rows if not row["failure"]]
+    if not rows:
+        raise InputError("every training of a tuning failed; expected one that did not")
+    return min(rows, key=lambda row: (-row["last_accuracy"], row["last_loss"]))
+
+
+def make_step(setting: dict, updates: int, seed: int):
+    """Return (network, step) of one setting, newly initialised, for a schedule of ``updates``.
+
+    ``learning_rate`` of the setting is the peak.
+    """
+    peak = setting["learning_rate"]
+    rates = get_lr(0.0, 0.0, peak, max(1, round(WARMUP * updates)), updates, 1)
+    return step_at(setting, Tensor(rates), seed)
+
+
+def step_at(setting: dict, rate: float | Tensor, seed: int):
+    """Return (network, step) of one setting at a constant rate or with one rate per update."""
+    ms.set_seed(seed)
+    np.random.seed(seed)
+    network = LeNet5()
+    optimizer = nn.Momentum(network.trainable_params(), rate, MOMENTUM)
+    loss_net = loss_net_of(network)
+    if setting["workers"] == 1:
+        return network, PlainStep(loss_net, optimizer)
+    options = {name: setting[name] for name in ("workers", "reduction", "on", "scope")}
+    return network, AdasumStep(loss_net, optimizer, **options)
+
+
+def train(setting: dict, data: Images, seed: int, *, epochs: int, points: int) -> dict:
+    """Train once and return what ``race.run`` does; points also have the workers' cosines.
+
+    The workers take batches in turn. Batches at the end that do not suffice for an update of all
+    workers are dropped.
+    """
+    workers = setting["workers"]
+    total = epochs * (len(data.rows) // BATCH) // workers
+    judged = {round(total * number / points) for number in range(1, points + 1)}
+    network, step = make_step(setting, total, seed)
+    stream = batches(data.rows, total * workers, seed, BATCH)
+    cosines = []  # since the previous point
+
+    def after(update):
+        if workers > 1:
+            cosines.append(cosines_of(step.vectors()))
+
+    def mean_cosines():
+        fields = {}
+        for name in LAYERS:
+            values = [by_layer[name] for by_layer in cosines if name in by_layer]
+            fields[f"cosine_{name}"] = round(float(np.mean(values)), 5) if values else None
+        cosines.clear()
+        return fields
+
+    return run(
+        step, network, data, stream, judged, workers=workers, after=after, extra=mean_cosines
+    )
+
+
+def cosines_of(vectors: dict) -> dict[str, float]:
+    """Return, for each layer's weight, the mean cosine over pairs of workers.
+
+    ``vectors`` is parameter name -> (workers, size); a layer in which a worker's vector is zero or
+    not finite is left out.
+    """
+    cosines = {}
+    for name in LAYERS:
+        rows = vectors[f"{name}.weight"].astype(np.float64)
+        lengths = np.linalg.norm(rows, axis=1)
+        if not (np.isfinite(lengths) & (lengths > 0)).all():
+            continue
+        total = (rows / lengths[:, None]).sum(axis=0)
+        count = len(rows)
+        # |sum of unit vectors|^2 is N plus twice the sum over pairs.
+        cosines[name] = float((total @ total - count) / (count * (count - 1)))
+    return cosines
+
+
+def updates_of(plan: Mapping, row: Mapping) -> int | None:
+    """Return the updates of a training: the full batches of each epoch, shared by the workers."""
+    if row["failure"]:
+        return None
+    images = plan["images"]["train"] or MNIST_IMAGES
+    if row["stage"] == "tune":
+        images -= plan["images"]["held_out"]
+    return plan["epochs"] * (images // BATCH) // row["workers"]
+
+
+def show(stored: Stored) -> None:
     """Print the tuned rates, the race, and whether it meets the requirements."""
     print(f"\nlearning rates: single worker {stored.head['single']}, tuned {stored.head['tuned']}")
     print("\ntest accuracy in %\n")
@@ -92,14 +244,8 @@ def show(stored: results.Stored) -> None:
         for setting, accuracies in by_setting.items()
     ]
     print_table([*names, "mean", "by seed"], rows)
-    _show_required(stored)
-
-
-def _show_required(stored):
-    adasum = statistics.mean(stored.accuracies())
-    means = stored.by_rate("mean")
-    most = max(map(statistics.mean, means.values()))
-    least = statistics.mean(stored.accuracies("sum"))
+    adasum, least = (statistics.mean(stored.accuracies(name)) for name in ("adasum", "sum"))
+    most = max(map(statistics.mean, stored.by_rate("mean").values()))
     rows = [
         ["Adasum", adasum, f"at least {ADASUM}", verdict(adasum >= ADASUM)],
         ["Adasum over the mean's best rate", adasum - most, "more than 0", verdict(adasum > most)],
@@ -109,30 +255,22 @@ def _show_required(stored):
     print_table(["", "accuracy", "required", ""], rows)
 
 
-def draw(stored: results.Stored, path: Path) -> None:
-    """Write the figure: test error over the learning rate, and over the number of workers."""
-    from labkit.labs.figures import common as plots
-
-    names = {"Adasum": "adasum", "mean": "mean", "sum": "sum"}
-    single = f"{stored.head['single']['Momentum']:g}"
-    figure, drawn = plots.side_by_side(
-        {
-            "learning rate, 16 workers": stored.by_rate,
-            f"workers, learning rate {single}": stored.by_workers,
-        }
-    )
-    for axis, label, of in drawn:
-        ticks = set()
-        for color, (name, reduction) in zip(plots.PALETTE, names.items(), strict=False):
-            errors = {x: plots.errors(right) for x, right in of(reduction).items()}
-            plots.mean_and_seeds(axis, errors, color, name, size=3.5)
-            ticks |= set(errors)
-        axis.set(xscale="log", yscale="log", xlabel=label, ylabel="test error (%)")
-        plots.label_ticks(axis, sorted(ticks), "x")
-        plots.label_ticks(axis, (1, 2, 5, 10, 20, 50, 90))
-    drawn[0][0].legend(frameon=False)
-    figure.savefig(path, dpi=110)
-
+RACE = Race(
+    "adasum_race",
+    PLANS,
+    planned,
+    train,
+    updates_of,
+    show,
+    decided=decided,
+    meaning={
+        "stage": "tune is judged by held-out training images, race by the test set",
+        "single": "learning rate of the best training with one worker, by optimizer",
+        "tuned": "learning rate of the best training with 16 workers, by reduction",
+        "cosine_LAYER": "mean cosine of two workers' vectors, over pairs, and over the updates "
+        "since the point before; of what is combined: moves, or gradients with on = gradients",
+    },
+)
 
 if __name__ == "__main__":
-    main()
+    RACE.main(__doc__)

@@ -11,7 +11,7 @@ Finished trainings are kept in --out and not repeated. Processor seconds (user a
 peak of resident memory are those of the whole process: data, compilation, training, evaluation.
 """
 
-import argparse
+import csv
 import json
 import os
 import re
@@ -21,119 +21,81 @@ import statistics
 import subprocess
 import sys
 from pathlib import Path
-from typing import NamedTuple
 
 from labkit.base.arguments import Parser
 from labkit.base.files import write_json
 
-PASSES = 5
-COMMON = {
-    "depth": 18,
-    "image_size": 32,
-    "class_num": "None",
-    "dataset": "cifar10",
-    # Random crops down to a twelfth of an image would need more than five passes.
-    "augment": False,
-    "label_smooth_factor": 0,
-    "num_parallel_workers": 1,
-    "save_checkpoint_epochs": PASSES,
-}
-WARM_UP = {"precision": "O0", "loss_scale": 1, "warmup_epochs": 1, "weight_decay": 5e-4}
-
-
-class Command(NamedTuple):
-    """One recipe and its settings in addition to ``COMMON``."""
-
-    recipe: str
-    settings: dict
-
-
-SGD = Command(
-    "resnet50",
-    {"batch_size": 128, "epoch_size": PASSES, "lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4},
-)
-ACCUMULATION = Command(
-    "accumulation",
-    {"network": "resnet", "batch_size": 32, "micro_steps": 4, "epoch_size": PASSES}
-    | {"learning_rate": 0.05, "weight_decay": 5e-4},
-)
-THOR = Command(
-    "thor",
-    {"batch_size": 128, "epoch_size": PASSES, "lr_init": 0.05, "lr_decay": 2, "frequency": 20}
-    | {"lr_end_epoch": PASSES + 1, "precision": "O0", "loss_scale": 1},
-)
-ADASUM = Command(
-    "adasum",
-    {"batch_size": 32, "workers": 4, "node_size": 1, "epoch_size": PASSES, "lr_max": 0.05}
-    | WARM_UP,
-)
-STAGE_1 = Command(
-    "subspace-1",
-    {"batch_size": 128, "epoch_size": PASSES - 1, "total_epochs": PASSES, "lr_max": 0.1}
-    | {"snapshots_per_epoch": 8}
-    | WARM_UP,
-)
-STAGE_2 = Command(
-    "subspace-2",
-    {"batch_size": 128, "epoch_size": 1, "n_components": 16, "precision": "O0", "loss_scale": 1},
-)
-# The trainings: the commands of each, in order.
+# Five passes. Random crops down to a twelfth of an image (augment) would need more.
+COMMON = """--depth=18 --image_size=32 --class_num=None --dataset=cifar10 --augment=False
+    --label_smooth_factor=0 --num_parallel_workers=1 --save_checkpoint_epochs=5
+    --device_target=CPU"""
+WARM_UP = "--precision=O0 --loss_scale=1 --warmup_epochs=1 --weight_decay=5e-4"
+# name -> its commands, in order: the recipe and its settings in addition to ``COMMON``.
 PLAN = {
-    "resnet50": [SGD],
-    "accumulation": [ACCUMULATION],
-    "thor": [THOR],
-    "adasum": [ADASUM],
-    "subspace": [STAGE_1, STAGE_2],
+    "resnet50": [
+        "resnet50 --batch_size=128 --epoch_size=5 --lr=0.1 --momentum=0.9 --weight_decay=5e-4"
+    ],
+    "accumulation": [
+        """accumulation --network=resnet --batch_size=32 --micro_steps=4 --epoch_size=5
+        --learning_rate=0.05 --weight_decay=5e-4"""
+    ],
+    "thor": [
+        """thor --batch_size=128 --epoch_size=5 --lr_init=0.05 --lr_decay=2 --frequency=20
+        --lr_end_epoch=6 --precision=O0 --loss_scale=1"""
+    ],
+    "adasum": [
+        f"adasum --batch_size=32 --workers=4 --node_size=1 --epoch_size=5 --lr_max=0.05 {WARM_UP}"
+    ],
+    "subspace": [
+        f"""subspace-1 --batch_size=128 --epoch_size=4 --total_epochs=5 --lr_max=0.1
+        --snapshots_per_epoch=8 {WARM_UP}""",
+        """subspace-2 --batch_size=128 --epoch_size=1 --n_components=16 --precision=O0
+        --loss_scale=1""",
+    ],
 }
 SEEDS = (1, 2, 3)
 
 
-def main(arguments=None) -> int:
-    """Run the unfinished trainings and print the table; return the exit code."""
+def main() -> None:
+    """Run the unfinished trainings and print the table."""
     parser = Parser(description=__doc__.splitlines()[0])
     parser.add_argument("data", type=Path, metavar="FOLDER")
     parser.add_argument("--cores", type=int, default=1, help="of each training (1)")
     parser.add_argument("--out", type=Path, default=Path("runs/bench/cifar10"))
-    options = parser.parse_args(arguments)
+    options = parser.parse_args()
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-options.cores :])
     rows = [trained(name, SEEDS[0], options) for name in PLAN]
     best = sorted(rows, key=lambda row: -row[-1]["accuracy"])[:2]
     for row in best:
         rows += [trained(row[0]["name"], seed, options) for seed in SEEDS[1:]]
     print(table(rows))
-    return 0
 
 
-def trained(name: str, seed: int, options: argparse.Namespace) -> list[dict]:
+def trained(name: str, seed: int, options) -> list[dict]:
     """Return one outcome for each command of a plan, from this or an earlier run."""
     folder = options.out / f"{name}-{seed}"
     outcomes: list[dict] = []
     for command in PLAN[name]:
-        path = folder / f"{command.recipe}.json"
+        recipe, *words = (command + " " + COMMON).split()
+        path = folder / f"{recipe}.json"
         if not path.exists():
-            write_json(path, outcome(name, command, seed, folder, options.data), "the training")
+            words += [f"--seed={seed}", f"--data_path={options.data}"]
+            if recipe == "subspace-2":
+                words.append(f"--stage_1={folder / 'subspace-1'}")
+            made = outcome(recipe, words, folder)
+            write_json(path, {"name": name, "seed": seed, **made}, "the training")
         outcomes.append(json.loads(path.read_text()))
     return outcomes
 
 
-def command_line(command: Command, seed: int, folder: Path, data: Path) -> list[str]:
-    """Return the command's arguments after ``labkit``."""
-    settings = COMMON | command.settings | {"seed": seed}
-    settings["save_checkpoint_path"] = folder / command.recipe
-    if command is STAGE_2:
-        settings["stage_1"] = folder / STAGE_1.recipe
-    words = [f"--{name}={value}" for name, value in settings.items()]
-    return ["train", command.recipe, f"--data_path={data}", "--device_target=CPU", *words]
-
-
-def outcome(name: str, command: Command, seed: int, folder: Path, data: Path) -> dict:
+def outcome(recipe: str, words: list[str], folder: Path) -> dict:
     """Train, and return accuracy, updates, images, processor seconds and peak memory in MB."""
-    run = folder / command.recipe
+    run = folder / recipe
     shutil.rmtree(run, ignore_errors=True)
     run.parent.mkdir(parents=True, exist_ok=True)
-    words = command_line(command, seed, folder, data)
+    words = ["train", recipe, *words, f"--save_checkpoint_path={run}"]
     print("labkit", shlex.join(words), file=sys.stderr, flush=True)
-    with open(folder / f"{command.recipe}.log", "w+") as log:
+    with open(folder / f"{recipe}.log", "w+") as log:
         child = subprocess.Popen(
             [sys.executable, "-m", "labkit.recipes", *words], stdout=log, stderr=subprocess.STDOUT
         )
@@ -143,17 +105,14 @@ def outcome(name: str, command: Command, seed: int, folder: Path, data: Path) ->
         text = log.read()
     accuracies = re.findall(r"^labkit: top_1_accuracy ([\d.]+)", text, re.MULTILINE)
     if child.returncode or not accuracies:
-        raise RuntimeError(f"{name}: the training exited with {child.returncode}:\n{text[-3000:]}")
-    # A header line and one row per update.
-    records = (run / "records.csv").read_text().splitlines()
-    images = records[0].split(",").index("images")
+        raise RuntimeError(f"{recipe}: exited with {child.returncode}:\n{text[-3000:]}")
+    with open(run / "records.csv", newline="") as file:
+        images = [int(row["images"]) for row in csv.DictReader(file)]
     return {
-        "name": name,
-        "recipe": command.recipe,
-        "seed": seed,
+        "recipe": recipe,
         "accuracy": float(accuracies[-1]),
-        "updates": len(records) - 1,
-        "images": sum(int(line.split(",")[images]) for line in records[1:]),
+        "updates": len(images),
+        "images": sum(images),
         "seconds": usage.ru_utime + usage.ru_stime,
         "peak_mb": usage.ru_maxrss / 1024,
     }
@@ -179,4 +138,4 @@ def table(rows: list[list[dict]]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

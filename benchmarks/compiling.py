@@ -1,6 +1,6 @@
 """Compilation time of each step, from its first call, relative to a bare cell.
 
-    python benchmarks/compiling.py [--batch 32] [--processes 5]
+    python benchmarks/compiling.py [--processes 5]
 
 LeNet and Momentum. The bare cell computes a gradient and calls the optimizer, nothing else. In
 every process each step is built and called once, in an order that rotates from process to process
@@ -9,10 +9,11 @@ is called twice, since its second update is a different graph; so are SubspaceSt
 from the first update on, and AdasumStep, once for each of two workers.
 """
 
+import itertools
 import json
 import time
 
-from _side_by_side import (
+from side_by_side import (
     Target,
     batch_of,
     in_child,
@@ -23,35 +24,33 @@ from _side_by_side import (
     print_table,
     write_results,
 )
+from step_times import bare, random_basis
 
 from labkit.base.arguments import Parser
 
 # Upper limits, in multiples of a bare cell's compilation time.
 LIMITS = {
-    "plain, no finite check": 1.2,
-    "plain": 1.5,
-    "accumulated": 1.5,
-    "thor": 4.0,
-    "adasum": 2.5,
-    "subspace": 4.0,
+    "plain": 1.6,
+    "accumulated": 2.1,
+    "adasum": 4.6,
+    "subspace": 5.3,
+    "thor": 10.0,
 }
 
 
 def main():
     """Measure in children and print the table; as a child, measure and print JSON."""
     parser = Parser(description=__doc__.splitlines()[0])
-    parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--processes", type=int, default=5)
     parser.add_argument("--child", type=int, help="number of the process: where its order begins")
     options = parser.parse_args()
     if options.child is not None:
-        print(json.dumps(measure(options.batch, options.child)))
+        print(json.dumps(measure(options.child)))
         return
     machine = look_at_machine()
-    numbers = iter(range(options.processes))
+    numbers = itertools.count()
     runs = in_processes(
-        options.processes,
-        lambda: in_child(__file__, "--batch", str(options.batch), "--child", str(next(numbers))),
+        options.processes, lambda: in_child(__file__, "--child", str(next(numbers)))
     )
     seconds = medians(runs)
     ratios = {name: taken / seconds["bare"] for name, taken in seconds.items()}
@@ -64,18 +63,20 @@ def main():
     write_results("compiling", {"seconds": seconds, "runs": runs}, machine, targets)
 
 
-def measure(batch: int, first: int) -> dict[str, float]:
+def measure(first: int) -> dict[str, float]:
     """Return name -> seconds to build a step and make its first calls, in this process."""
     from mindspore import Tensor
 
     from labkit import start
 
     start("CPU", seed=1)
-    images, labels = (Tensor(part) for part in batch_of(batch, 1, 32, 32))
+    images, labels = (Tensor(part) for part in batch_of(32, 1, 32, 32))
     contestants = list(builders().items())
+    first %= len(contestants)
+    turned = contestants[first:] + contestants[:first]
     seconds = {}
     # The first one does not count: it includes what MindSpore loads for its first compilation.
-    for name, (build, calls) in [contestants[0], *turned(contestants, first)]:
+    for name, (build, calls) in [contestants[0], *turned]:
         begin = time.perf_counter()
         step = build()
         for _ in range(calls):
@@ -85,55 +86,25 @@ def measure(batch: int, first: int) -> dict[str, float]:
     return {name: seconds[name] for name in ("bare", *LIMITS)}
 
 
-def turned(contestants: list, first: int) -> list:
-    """Return the contestants rotated to begin with number ``first``."""
-    first %= len(contestants)
-    return contestants[first:] + contestants[:first]
-
-
 def builders() -> dict:
     """Return name -> (function that builds a step, calls until all its graphs are compiled)."""
-    import numpy as np
     from mindspore import nn
 
     from labkit import AccumulatedStep, AdasumStep, PlainStep, SubspaceStep, ThorStep
-    from labkit.algorithms.subspace import Basis
 
     def subspace():
         loss_net, _ = lenet()
         weights = loss_net.trainable_params()
-        total = sum(weight.size for weight in weights)
-        matrix = np.linalg.qr(np.random.default_rng(0).normal(size=(total, 32)))[0].T
-        described = [(weight.name, weight.shape) for weight in weights]
-        basis = Basis(np.ascontiguousarray(matrix, np.float32), described, np.ones(32), 32.0)
-        return SubspaceStep(loss_net, nn.SGD(weights, 1.0), basis)
+        return SubspaceStep(loss_net, nn.SGD(weights, 1.0), random_basis(weights))
 
     return {
         "bare": (lambda: bare(*lenet()), 1),
-        "plain, no finite check": (lambda: PlainStep(*lenet(), nonfinite="propagate"), 1),
         "plain": (lambda: PlainStep(*lenet()), 1),
         "accumulated": (lambda: AccumulatedStep(*lenet(), micro_steps=2), 1),
         "thor": (lambda: ThorStep(*lenet(), 1.0, frequency=10), 2),
         "adasum": (lambda: AdasumStep(*lenet(), workers=2), 2),
         "subspace": (subspace, 2),
     }
-
-
-def bare(loss_net, optimizer):
-    """Return the smallest cell that trains."""
-    from mindspore import nn, ops
-
-    class Bare(nn.Cell):
-        def __init__(self):
-            super().__init__(auto_prefix=False)
-            self.gradient = ops.value_and_grad(loss_net, None, optimizer.parameters)
-            self.optimizer = optimizer
-
-        def construct(self, images, labels):
-            loss, gradients = self.gradient(images, labels)
-            return ops.depend(loss, self.optimizer(gradients))
-
-    return Bare().set_train()
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ accumulation adds to a network of 25 million parameters.
 
 from statistics import median
 
-from _side_by_side import look_at_machine, print_table, write_results
+from side_by_side import look_at_machine, print_table, write_results
 
 from labkit.labs.measure import peak_memory_mb, sweep
 

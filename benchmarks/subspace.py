@@ -6,17 +6,15 @@
 holds the snapshots during the run (4.1 GB; by default the system's temporary folder).
 """
 
-import argparse
 import json
 import os
 import statistics
-import sys
 import tempfile
 import time
 from pathlib import Path
 
 import numpy as np
-from _side_by_side import Target, in_child, look_at_machine, print_table, write_results
+from side_by_side import Target, in_child, look_at_machine, print_table, write_results
 
 from labkit.base.arguments import Parser
 
@@ -24,82 +22,68 @@ SNAPSHOTS, COMPONENTS = 40, 32
 READINGS, MEMORY = 3.0, 4  # limits: multiples of the reading time; snapshots beside the basis
 PART = 1 << 18  # numbers that are read at a time, over all snapshots: 1 MB
 CACHED, COLD = "from the page cache", "from the disk"
-READ, LOAD, BASIS = "reading by parts, one thread", "safetensors' load_file", "basis"
 
 
 def main():
-    """Measure and print; as a child, do one part and print one line of JSON."""
+    """Measure in separate children and print; as a child, do one part and print a line of JSON."""
     parser = Parser(description=__doc__.splitlines()[0])
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
+    parser.add_argument("--child", nargs="+")
     options = parser.parse_args()
     if options.child:
         name, *arguments = options.child
         print(json.dumps({"write": write, "times": times, "memory": memory}[name](*arguments)))
         return
     machine = look_at_machine()
-    basis = measure_basis(options.folder, options.rounds)
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        in_child(__file__, "--child", "write", folder)
+        taken = in_child(__file__, "--child", "times", folder, str(options.rounds))
+        peak = in_child(__file__, "--child", "memory", folder)
+    ratios = {where: each["basis"] / each["reading"] for where, each in taken["seconds"].items()}
+    rows = [
+        [f"{name}, {where}", seconds, seconds / each["reading"]]
+        for where, each in taken["seconds"].items()
+        for name, seconds in each.items()
+    ]
+    print_table(["", "seconds", "/ reading by parts, one thread"], rows)
+    snapshot = taken["weights"] * 4 / 1e6
+    beside = peak["peak_mb"] / snapshot - COMPONENTS
+    print(
+        f"\nanonymous memory: {peak['before_mb']:.0f} MB before, {peak['peak_mb']:.0f} MB at the "
+        f"peak, {beside:.2f} snapshots of {snapshot:.0f} MB more than the basis"
+    )
+    print(f"largest entry of P P^T - I: {taken['departure']:.1e}")
     targets = [
         Target(f"basis of {SNAPSHOTS} snapshots over reading them once, {where}", ratio, READINGS)
-        for where, ratio in basis["ratios"].items()
+        for where, ratio in ratios.items()
     ]
-    beside = basis["snapshots_beside_the_basis"]
     targets.append(Target("memory beside the basis, in snapshots", beside, MEMORY))
-    write_results("subspace", {"basis": basis}, machine, targets)
-
-
-def measure_basis(place, rounds) -> dict:
-    """Write the snapshots, measure in separate children, print and return the figures."""
-    with tempfile.TemporaryDirectory(dir=place) as folder:
-        in_child(__file__, "--child", "write", folder)
-        print("snapshots written", file=sys.stderr)
-        times = in_child(__file__, "--child", "times", folder, str(rounds))
-        print("times measured", file=sys.stderr)
-        memory = in_child(__file__, "--child", "memory", folder)
-    print(f"{SNAPSHOTS} snapshots of {times['weights'] / 1e6:.1f} million weights, ", end="")
-    print(f"{COMPONENTS} components, {len(os.sched_getaffinity(0))} cores\n")
-    rows, ratios = [], {}
-    for where, seconds in times["seconds"].items():
-        ratios[where] = seconds[BASIS] / seconds[READ]
-        for name, taken in seconds.items():
-            rows.append([f"{where}: {name}", taken, taken / seconds[READ]])
-    print_table(["", "seconds", "/ reading"], rows)
-    basis, snapshot = COMPONENTS * times["weights"] * 4 / 1e6, times["weights"] * 4 / 1e6
-    over = (memory["peak_mb"] - basis) / snapshot
-    print(
-        f"\nanonymous memory: {memory['before_mb']:.0f} MB before, {memory['peak_mb']:.0f} MB at "
-        f"the peak, the basis {basis:.0f} MB: {over:.2f} snapshots more in all"
-    )
-    print(f"largest entry of P P^T - I: {times['departure']:.1e}")
-    return {**times, **memory, "ratios": ratios, "snapshots_beside_the_basis": over}
+    write_results("subspace", {**taken, **peak, "ratios": ratios}, machine, targets)
 
 
 def write(folder):
     """Write snapshots of a random walk of ResNet-50 in which every weight moves in every step."""
+    from types import SimpleNamespace
+
     from labkit.algorithms.subspace.snapshots import write_snapshot
     from labkit.nets.resnet import resnet50
 
-    class Weights:
-        def __init__(self, parameter):
-            self.name, self.value = parameter.name, parameter.asnumpy().copy()
-
-        def asnumpy(self):
-            return self.value
-
     random = np.random.default_rng(0)
-    weights = [Weights(parameter) for parameter in resnet50().trainable_params()]
+    values = {p.name: p.asnumpy().copy() for p in resnet50().trainable_params()}
+    weights = [
+        SimpleNamespace(name=name, asnumpy=lambda value=value: value)
+        for name, value in values.items()
+    ]
     for number in range(SNAPSHOTS):
-        for weight in weights:
-            weight.value += 0.01 * random.standard_normal(weight.value.shape, dtype=np.float32)
+        for value in values.values():
+            value += 0.01 * random.standard_normal(value.shape, dtype=np.float32)
         write_snapshot(Path(folder) / f"step-{number:09d}.safetensors", weights)
     return {}
 
 
 def times(folder, rounds):
     """Return the median seconds of the readings and of the basis, timed in turn."""
-    from safetensors.numpy import load_file
-
     from labkit.algorithms.subspace.components import principal_components
     from labkit.algorithms.subspace.snapshots import SnapshotFolder
 
@@ -111,22 +95,20 @@ def times(folder, rounds):
         for start in range(0, snapshots.size, part.shape[1]):
             snapshots.read(start, part[:, : min(part.shape[1], snapshots.size - start)])
 
-    def load():
-        for path in snapshots.paths:
-            load_file(path)
-
     def basis():
         matrices["matrix"] = principal_components(snapshots, COMPONENTS)[0]
 
-    contestants = {READ: read, LOAD: load, BASIS: basis}
-    taken = {where: {name: [] for name in contestants} for where in (CACHED, COLD)}
+    calls = {"reading": read, "basis": basis}
+    taken = {where: {name: [] for name in calls} for where in (CACHED, COLD)}
     with snapshots:
         read()  # into the page cache
         for _ in range(int(rounds)):
             for where, by_name in taken.items():
-                for name, call in contestants.items():
+                for name, call in calls.items():
                     matrices.clear()  # two bases at once would take 6.5 GB
-                    give_memory(COMPONENTS * snapshots.size * 4)
+                    # So that all start alike: on a virtual machine the first touch of memory that
+                    # the host has reclaimed is slow, 14 s for a basis, against 0.9 s right after.
+                    np.empty(COMPONENTS * snapshots.size * 4, np.uint8).fill(1)
                     if where == COLD:
                         forget(snapshots.paths)
                     begin = time.perf_counter()
@@ -138,18 +120,8 @@ def times(folder, rounds):
             where: {name: statistics.median(values) for name, values in by_name.items()}
             for where, by_name in taken.items()
         },
-        "rounds": taken,
         "departure": departure(matrices["matrix"]),
     }
-
-
-def give_memory(size):
-    """Touch ``size`` bytes of memory and free them, so that all contestants start alike.
-
-    On a virtual machine the first touch of memory that the host has reclaimed is slow: 14 s for a
-    basis of 3.3 GB, against 0.9 s right after.
-    """
-    np.empty(size, np.uint8).fill(1)
 
 
 def forget(paths):

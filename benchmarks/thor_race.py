@@ -1,9 +1,8 @@
 """THOR against Momentum on MNIST, both tuned with the same budget: updates and seconds.
 
-    python benchmarks/thor_race.py               step times in turns, and the stored race
-    python benchmarks/thor_race.py --time-only   the same, and stores the times: on a quiet machine
-    python benchmarks/thor_race.py --all         everything again (1.5 hours), and stores it
-    python benchmarks/thor_race.py --quick       everything on few images, into runs/bench
+    python benchmarks/thor_race.py            prints the stored race
+    python benchmarks/thor_race.py --all      trains what is not yet done (1.5 hours), and stores it
+    python benchmarks/thor_race.py --quick    everything on few images, into runs/bench
 
 Tuning: training on 50 000 of MNIST's 60 000 training images, judged by the other 10 000; the test
 set is not used. Both optimizers have equally many settings, of the same lengths; a training stops
@@ -12,178 +11,373 @@ all 60 000 images, judged by the test set every 39 updates, with three seeds tha
 used. Sweeps: the tuned THOR with one option changed at a time, on the tuning's images and seed.
 
 The number of updates does not depend on the machine's load, but seconds do. They are updates times
-the mean time of one, measured in turn in one process, with refreshes but without compilation.
+the mean time of one, measured in turn in one process, with refreshes but without compilation, after
+all trainings.
 
 --all and --quick reuse finished trainings from runs/bench unless --anew is given.
 """
 
 import itertools
-import statistics
-import time
-from functools import partial
-from pathlib import Path
+import json
 
-from _race_plan import PLANS, TUNING_SEED, sweeps
-from _race_table import head_of, row_of, show, winner
-from _side_by_side import RESULTS, look_at_machine, write_results
-from _trainings import Trainings, arguments, write
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor, nn
+from race import MOMENTUM, Images, Race, Training, at_end, batches, loss_net_of, run, updating
+from side_by_side import interleaved_ms, print_table
 
-import labkit
-from labkit.data.prepare import prepare
-from labkit.labs import results
-from labkit.labs.results.races import FOLDER
+from labkit.algorithms.thor import ThorStep, TraceRule
+from labkit.labs.results import Stored, mean_steps, steps_to
+from labkit.labs.results.races import rounded
+from labkit.nets.lenet import LeNet5
+from labkit.nets.resnet import ResidualBlockBase, ResNet
+from labkit.steps.plain import PlainStep
+from labkit.steps.schedules import cosine
 
-NAME = "thor_race"
+BATCH, WEIGHT_DECAY = 128, 5e-4
+TUNING_SEED, SEEDS = 100, (1, 2, 3)
+TARGETS = (0.98, 0.985, 0.99)
+_FREQUENCY = 10
+_OWN = ("net", "optimizer", "learning_rate", "epochs", "damping", "frequency")
+
+# Equally many settings for both, six on LeNet and four on ResNet, times the lengths of the cosine
+# in epochs. THOR has two numbers to choose and so a coarser grid over each: where the damping
+# outweighs the curvature, rate / damping is the rate of plain Momentum, so both grow together. The
+# ranges come from single trainings on the same held-out images, 30 of Momentum and 10 of THOR.
+_GRID = {
+    "LeNet": {
+        "Momentum": [{"learning_rate": rate} for rate in (0.02, 0.03, 0.04, 0.06, 0.08, 0.12)],
+        "THOR": [
+            {"learning_rate": rate, "damping": damping, "frequency": _FREQUENCY}
+            for damping, rates in ((0.3, (0.06, 0.12)), (1.0, (0.2, 0.4)), (3.0, (0.6, 1.2)))
+            for rate in rates
+        ],
+    },
+    "ResNet": {
+        "Momentum": [{"learning_rate": rate} for rate in (0.03, 0.06, 0.12, 0.24)],
+        "THOR": [
+            {"learning_rate": rate, "damping": damping, "frequency": _FREQUENCY}
+            for rate, damping in ((0.03, 0.3), (0.1, 0.3), (0.1, 1.0), (0.3, 1.0))
+        ],
+    },
+}
+# The learning rate changes in proportion to the damping: rate / damping is constant.
+IN_PROPORTION = "damping and rate"
+_DAMPINGS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+# tune_for: settings are tuned for the fewest updates to this accuracy on held-out training images,
+# which are harder than the test set: Momentum never reached 98.5 % on them within three epochs.
+PLANS = {
+    "all": {
+        "grid": _GRID,
+        "lengths": {"LeNet": (1.5, 2, 3), "ResNet": (1,)},
+        "tune_for": 0.98,
+        "seeds": SEEDS,
+        # Options of the tuned THOR, changed one at a time. A trace rule is [refresh, freeze].
+        "varied": {
+            "damping": _DAMPINGS,
+            IN_PROPORTION: _DAMPINGS,
+            "frequency": (1, 5, 10, 50, 100),
+            "trace_rule": ([0.01, 0.001], [0.1, 0.001], [0.3, 0.01]),
+            "factor_decay": (0.95,),
+            "damping_split": ("pi",),
+            "split": (32, None),
+            "bias": ("plain",),
+            "formulas": ("upstream_gpu",),
+        },
+        "sweep_updates": 390,
+        "every": 39,
+        "images": {"held_out": 10_000, "train": None, "test": None},
+        "turn": 50,  # updates; a multiple of the frequency, so that refreshes count
+    },
+    # To check that the program runs: takes a minute; the results mean nothing. Most of it is
+    # compilation, repeated for every training: so LeNet is trained once, a dense layer replaces it
+    # where it shows the same, and only the last timed contestant compiles the graph between
+    # refreshes.
+    "quick": {
+        "grid": {
+            net: {
+                "Momentum": [{"learning_rate": 0.05}],
+                "THOR": [{"learning_rate": 0.1, "damping": 1.0, "frequency": 1}],
+            }
+            for net in ("dense", "LeNet")
+        },
+        "lengths": {"LeNet": (1,), "dense": (1, 2)},
+        "tune_for": 0.98,
+        "seeds": SEEDS[:1],
+        "varied": {IN_PROPORTION: (0.3,), "trace_rule": ([0.1, 0.001],)},
+        "sweep_updates": 3,
+        "every": 2,
+        "images": {"held_out": 128, "train": 512, "test": 200},
+        "turn": 2,
+    },
+}
+ROUNDS = 5  # of the turns in which updates are timed
 
 
-def main():
-    """Carry out the command line."""
-    options = arguments(__doc__, ("all", "time-only", "quick"))
-    machine = look_at_machine()
-    labkit.start(device="CPU")
-    data, out = options.data or prepare("mnist"), options.out or FOLDER
-    if options.train in PLANS:
-        plan, work = PLANS[options.train], RESULTS / NAME
-        if options.train == "quick":
-            work = RESULTS / f"{NAME}_quick"
-            out = options.out or work / "stored"
-        stored = train_all(options.train, data, work, options.anew, machine)
-    else:
-        plan = PLANS["all"]
-        stored = results.load(NAME, out)
-    stored.head["times"] = times(stored.head["tuned"], plan, data)
-    stored.head["times"]["idle_before"] = machine["idle_before"]
-    if options.train:
-        write(NAME, stored, out)
-        stored = results.load(NAME, out)
-    show(stored)
-    write_results(NAME, {"times": stored.head["times"]}, machine)
+def planned(plan, rows):
+    """Yield every training of each net: its tuning, its race, and on the first one the sweeps."""
+    for number, net in enumerate(plan["grid"]):
+        yield from _tuning(plan, net)
+        tuned = decided(plan, rows)["tuned"][net]
+        for setting in itertools.chain(*tuned.values()):
+            for seed in plan["seeds"]:
+                yield Training("race", setting, seed, "test", _limits(plan))
+        if number == 0:
+            limits = _limits(plan, updates=plan["sweep_updates"])
+            for name, value, setting in sweeps(tuned["THOR"][0], plan["varied"]):
+                columns = {"varied": name, "value": json.dumps(value)}
+                yield Training("sweep", setting, TUNING_SEED, "validation", limits, columns)
 
 
-def train_all(option: str, data: Path, work: Path, anew: bool, machine: dict) -> results.Stored:
-    """Run all trainings of a plan and return the race, which has no times yet."""
-    from _race import images_for, train
-
-    plan, tuned = PLANS[option], {}
-    images = partial(images_for, data, **plan["images"])
-    trainings = Trainings(plan, images, work, anew, train=train, row_of=row_of, summary=_summary)
-    for net in plan["grid"]:
-        tuned[net] = tune(trainings, net)
-        race(trainings, tuned[net])
-        if net == plan["sweep_net"]:
-            sweep(trainings, tuned[net]["THOR"][0])
-    return results.Stored(head_of(option, plan, machine, tuned), trainings.rows, _kept(trainings))
-
-
-def _kept(trainings):
-    """Return the curves to store: all but the tuning's, which are too many."""
-    rows = [row for row in trainings.rows if row["stage"] != "tune"]
-    curves = {row["run"]: trainings.curves[row["run"]] for row in rows}
-    return {run: curve for run, curve in curves.items() if curve}
+def _tuning(plan, net):
+    for optimizer, settings in plan["grid"][net].items():
+        for epochs in plan["lengths"][net]:
+            limits = _limits(plan, stop_at=plan["tune_for"])
+            for setting in settings:
+                setting = {"net": net, "optimizer": optimizer, "epochs": epochs} | setting
+                yield Training("tune", setting, TUNING_SEED, "validation", limits)
 
 
 def _limits(plan, updates=None, stop_at=None):
     return {"updates": updates, "stop_at": stop_at, "every": plan["every"]}
 
 
-def _summary(row):
-    steps = [value for name, value in row.items() if name.startswith("to_")]
-    return f"{steps}, last {row['last_accuracy']} after {row['updates']} {row['failure']}"
+def sweeps(tuned: dict, varied: dict) -> list[tuple[str, object, dict]]:
+    """Return (option, its value, the whole setting) of each training of the sweeps.
 
-
-def tune(trainings: Trainings, net: str) -> dict:
-    """Train every setting of the net's grids; return optimizer -> the winner of each length.
-
-    The overall winner comes first.
+    Each is the setting ``tuned`` with one option changed; the tuned value is among its values.
     """
-    plan, tuned = trainings.plan, {}
-    for optimizer, settings in plan["grid"][net].items():
-        winners, target = [], plan["tune_for"]
-        tried, rows = [], []
-        for epochs in plan["lengths"][net]:
-            grid = [
-                {"net": net, "optimizer": optimizer, "epochs": epochs} | setting
-                for setting in settings
+    trainings = []
+    for name, values in varied.items():
+        for value in values:
+            setting = tuned | {"damping" if name == IN_PROPORTION else name: value}
+            if name == IN_PROPORTION:
+                rate = tuned["learning_rate"] * value / tuned["damping"]
+                setting["learning_rate"] = rounded(rate)
+            trainings.append((name, value, setting))
+    return trainings
+
+
+def decided(plan, rows):
+    """Return ``tuned``: net -> optimizer -> the winner of each length, the overall one first."""
+    tried = {}
+    tune = [row for row in rows if row["stage"] == "tune"]
+    planned_tuning = itertools.chain(*(_tuning(plan, net) for net in plan["grid"]))
+    for training, row in zip(planned_tuning, tune, strict=False):
+        by_optimizer = tried.setdefault(row["net"], {})
+        by_optimizer.setdefault(row["optimizer"], []).append((row, training.setting))
+    tuned = {}
+    for net, by_optimizer in tried.items():
+        tuned[net] = {}
+        for optimizer, pairs in by_optimizer.items():
+            best = winner(pairs, plan["tune_for"])
+            each = [
+                winner([pair for pair in pairs if pair[1]["epochs"] == epochs], plan["tune_for"])
+                for epochs in plan["lengths"][net]
             ]
-            limits = _limits(plan, stop_at=target)
-            new = [trainings.add("tune", each, TUNING_SEED, "validation", limits) for each in grid]
-            winners.append(winner(new, grid, target))
-            tried, rows = tried + grid, rows + new
-        best = winner(rows, tried, target)
-        tuned[optimizer] = [best] + [other for other in winners if other != best]
-    return tuned
+            tuned[net][optimizer] = [best] + [other for other in each if other != best]
+    return {"tuned": tuned}
 
 
-def race(trainings: Trainings, tuned: dict) -> None:
-    """Train each optimizer's winners on the whole training set, with every seed."""
-    for setting in itertools.chain(*tuned.values()):
-        for seed in trainings.plan["seeds"]:
-            trainings.add("race", setting, seed, "test", _limits(trainings.plan))
+def winner(pairs: list[tuple[dict, dict]], target: float) -> dict:
+    """Return the setting, of pairs (row, setting), that reached ``target`` in the fewest updates.
 
-
-def sweep(trainings: Trainings, won: dict) -> None:
-    """Train the tuned THOR with one option changed at a time, all for equally many updates."""
-    plan = trainings.plan
-    for name, value, setting in sweeps(won, plan["varied"]):
-        limits = _limits(plan, updates=plan["sweep_updates"])
-        columns = {"varied": name, "value": value}
-        trainings.add("sweep", setting, TUNING_SEED, "validation", limits, **columns)
-
-
-def times(tuned: dict, plan: dict, data: Path) -> dict:
-    """Return net -> contestant -> ms, the mean time of an update, and compile_seconds.
-
-    All contestants of a net take turns of ``turn`` updates in this process, ``rounds`` times; ms is
-    the median over turns. On the sweeps' net THOR is also timed with a refresh at every update and
-    without any: at frequency f an update takes cached + (refresh - cached) / f.
+    If several did at the same update, it is the one with the smallest final loss; if none did, the
+    one with the best accuracy.
     """
-    from _race import images_for
 
-    images = images_for(data, "validation", **plan["images"])
-    by_net = {}
-    for net, by_optimizer in tuned.items():
-        won = {optimizer: settings[0] for optimizer, settings in by_optimizer.items()}
-        if net == plan["sweep_net"]:
+    def rank(row):
+        steps = row[f"to_{target}"]
+        if steps is not None:
+            return (0, steps, row["last_loss"])
+        return (1, -(row["best_accuracy"] or 0.0), 0)
+
+    return min(pairs, key=lambda pair: rank(pair[0]))[1]
+
+
+def fields(training):
+    """Return the fields of a row that the plan decides; further options of THOR are one field."""
+    setting = training.setting
+    others = {name: value for name, value in setting.items() if name not in _OWN}
+    return {
+        "stage": training.stage,
+        "varied": training.columns.get("varied"),
+        "value": training.columns.get("value"),
+        **{name: setting.get(name) for name in _OWN},
+        "options": json.dumps(others) if others else None,
+        "seed": training.seed,
+    }
+
+
+def of_curve(plan, row, curve):
+    """Return a row's fields that follow from its curve."""
+    end = at_end(curve)
+    return {
+        "updates": end.pop("updates"),
+        **{f"to_{target}": steps_to(curve, target) for target in TARGETS},
+        "best_accuracy": max((point["accuracy"] for point in curve), default=None),
+        **end,
+    }
+
+
+def of_outcome(outcome):
+    """Return the other fields of a row."""
+    return {name: outcome.get(name) for name in ("refreshes", "retries", "failure")}
+
+
+def build(net: str) -> nn.Cell:
+    """Return a new network.
+
+    It is LeNet-5, a ResNet-10 of a quarter of the width, or one dense layer, which compiles fast
+    and is not raced.
+    """
+    if net == "LeNet":
+        return LeNet5()
+    if net == "dense":
+        return nn.SequentialCell(nn.Flatten(), nn.Dense(32 * 32, 10))
+    return ThreeChannels(
+        ResNet(ResidualBlockBase, [1] * 4, [16, 16, 32, 64], [16, 32, 64, 128], [1, 2, 2, 2], 10)
+    )
+
+
+class ThreeChannels(nn.Cell):
+    """Applies a network for colour images to grey ones (B, 1, H, W), repeated as 3 channels."""
+
+    def __init__(self, network):
+        super().__init__(auto_prefix=False)
+        self.network = network
+
+    def construct(self, x):
+        return self.network(ms.ops.concat((x, x, x), axis=1))
+
+
+def make_step(setting: dict, per_epoch: int, seed: int):
+    """Return (network, step) of one setting, newly initialised.
+
+    Args:
+        setting: net, optimizer ("Momentum" or "THOR"), learning_rate, epochs (of the cosine), and,
+            for THOR, damping and further options of ``ThorStep`` (trace_rule as a list)
+        per_epoch: updates per epoch
+        seed: seed of the weights
+    """
+    ms.set_seed(seed)
+    np.random.seed(seed)
+    options = dict(setting)
+    network = build(options.pop("net"))
+    name, peak = options.pop("optimizer"), options.pop("learning_rate")
+    rates = Tensor(cosine(peak, 0.0, 1, round(options.pop("epochs") * per_epoch)))
+    optimizer = nn.Momentum(network.trainable_params(), rates, MOMENTUM, WEIGHT_DECAY)
+    if name == "Momentum":
+        return network, PlainStep(loss_net_of(network), optimizer, **options)
+    if rule := options.pop("trace_rule", None):
+        options["trace_rule"] = TraceRule(*rule)
+    return network, ThorStep(loss_net_of(network), optimizer, options.pop("damping"), **options)
+
+
+def train(setting: dict, data: Images, seed: int, *, every, updates=None, stop_at=None):
+    """Train once and return the outcome as ``race.run`` does; for THOR with refreshes and retries.
+
+    Args:
+        setting: as for ``make_step``
+        data: images for training and for judging
+        seed: seed of weights and order
+        every: updates between evaluations
+        updates: number of updates; None: until the end of the cosine
+        stop_at: stop at the first evaluation with at least this accuracy
+    """
+    per_epoch = len(data.rows) // BATCH
+    total = updates or round(setting["epochs"] * per_epoch)
+    network, step = make_step(setting, per_epoch, seed)
+    stream = batches(data.rows, total, seed, BATCH)
+    judged = {*range(every, total, every), total}
+    outcome = run(step, network, data, stream, judged, stop_at=stop_at)
+    if isinstance(step, ThorStep):
+        for name in ("refreshes", "retries"):
+            outcome[name] = int(getattr(step.update, name).asnumpy().sum())
+    return outcome
+
+
+def times(stored: Stored, plan: dict, images) -> None:
+    """Add to the head: net -> contestant -> ms, the mean time of an update.
+
+    All contestants of a net take turns of ``turn`` updates in this process. On the first net THOR
+    is also timed with a refresh at every update and without any: at frequency f an update takes
+    cached + (refresh - cached) / f.
+    """
+    stored.head.update(tuning_seed=TUNING_SEED, times={})
+    data, turn, rounds = images("validation"), plan["turn"], ROUNDS if plan is PLANS["all"] else 1
+    for number, (net, by_optimizer) in enumerate(stored.head["tuned"].items()):
+        won, calls = {optimizer: settings[0] for optimizer, settings in by_optimizer.items()}, {}
+        if number == 0:
             won["THOR, refresh"] = won["THOR"] | {"frequency": 1}
             won["THOR, cached"] = won["THOR"] | {"frequency": 10**6}
-        by_net[net] = _in_turns(won, images, plan["rounds"], plan["turn"])
-    return by_net
+        for name, setting in won.items():
+            updates = (rounds + 1) * turn
+            _, step = make_step(setting | {"epochs": 1}, updates, TUNING_SEED)
+            stream = batches(data.rows, updates, TUNING_SEED, BATCH)
+            calls[name] = updating(step, data, stream)
+        ms = interleaved_ms(calls, rounds, turn)
+        stored.head["times"][net] = {name: {"ms": round(each, 3)} for name, each in ms.items()}
 
 
-def _in_turns(settings, images, rounds, turn):
-    calls, timed, taken = {}, {}, {name: [] for name in settings}
-    for name, setting in settings.items():
-        calls[name] = _caller(setting, images, (rounds + 1) * turn)
-        begin = time.perf_counter()
-        calls[name]()
-        calls[name]()
-        timed[name] = {"compile_seconds": round(time.perf_counter() - begin, 2)}
-    for _ in range(rounds):
-        for name, call in calls.items():
-            begin = time.perf_counter()
-            for _ in range(turn):
-                call()
-            taken[name].append((time.perf_counter() - begin) / turn * 1e3)
-    for name, turns in taken.items():
-        timed[name]["ms"] = round(statistics.median(turns), 3)
-        timed[name]["turns"] = [round(turn, 3) for turn in turns]
-    return timed
+def show(stored: Stored) -> None:
+    """Print the race and the sweeps."""
+    for net, tuned in stored.head["tuned"].items():
+        print(f"\n{net}, whole training set, test accuracy; the first of each is the winner\n")
+        rows = []
+        for target in TARGETS:
+            sides = stored.compare(net, target)
+            rows += [_line(target, optimizer, side) for optimizer, side in sides.items()]
+            momentum, thor = sides.values()
+            if momentum["mean"] and thor["mean"]:
+                ratios = [f"{momentum[n] / thor[n]:.2f}" for n in ("mean", "seconds")]
+                rows.append(["", "times fewer", "", "", *ratios, ""])
+            for optimizer, settings in tuned.items():
+                for setting in settings[1:]:
+                    side = stored.compare(net, target, {optimizer: setting["epochs"]})[optimizer]
+                    rows.append(_line(target, optimizer, side))
+        print_table(["accuracy", "", "epochs", "by seed", "mean", "seconds", "last"], rows)
+    print("\nSweeps: validation accuracy, one seed\n")
+    header = ["varied", "value", "to 98.0 %", "at the end", "loss", "refreshes", "what happened"]
+    names = ("varied", "value", "to_0.98", "last_accuracy", "last_loss", "refreshes", "failure")
+    sweep = stored.select(stage="sweep")
+    print_table(header, [[_text(row[name]) for name in names] for row in sweep])
 
 
-def _caller(setting, images, updates):
-    """Return a function that makes one update and waits for it."""
-    from _race import batches, make_step
-    from mindspore import Tensor
+def _line(target, optimizer, side):
+    numbers = [_text(side[name]) for name in ("mean", "seconds")]
+    last = f"{mean_steps(side['last']) or 0:.4f}"
+    epochs = _text(side["setting"]["epochs"])
+    return [f"{target:.1%}", optimizer, epochs, str(side["steps"]), *numbers, last]
 
-    _, step = make_step(setting | {"epochs": 1}, updates, TUNING_SEED)
-    rows = itertools.cycle(list(batches(images.rows, min(updates, 100), TUNING_SEED)))
 
-    def call():
-        chosen = next(rows)
-        float(step(Tensor(images.images[chosen]), Tensor(images.labels[chosen])).asnumpy())
+def _text(value):
+    if value is None:
+        return "-"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
-    return call
 
+RACE = Race(
+    "thor_race",
+    PLANS,
+    planned,
+    train,
+    lambda plan, row: None,
+    show,
+    of_curve,
+    of_outcome,
+    fields=fields,
+    decided=decided,
+    finish=times,
+    keeps=lambda row: row["stage"] != "tune",  # the tuning's curves are too many
+    meaning={
+        "to_X": "first update judged at which the accuracy is at least X; empty: never",
+        "stage": "tune and sweep are judged by held-out training images, race by the test set",
+        "times": "ms: mean time of an update, measured in turns in one process, refreshes "
+        "included, compilation not",
+        "mean": "of updates to X over seeds: none where one seed never gets there",
+    },
+)
 
 if __name__ == "__main__":
-    main()
+    RACE.main(__doc__)

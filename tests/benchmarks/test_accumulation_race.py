@@ -1,12 +1,9 @@
-"""The tutorial's training with and without its bugs: what it trains, and the quick form."""
+"""The tutorial's training with and without its bugs."""
 
 import accumulation_race
 import numpy as np
 import pytest
-from _race import Images, images_for
-from accumulation_race import check
-
-from tests.support.races import quick_twice
+from race import Images
 
 BATCHES = 10  # two groups of 4 and a tail of 2
 
@@ -78,19 +75,3 @@ def test_both_begin_alike_and_the_sum_goes_on_four_times_as_fast(losses, images)
     first, second = (np.array(losses[bugs][1]) for bugs in ("four", "none"))
     np.testing.assert_allclose(first[:4], second[:4], rtol=1e-6)
     assert np.abs(first[4:8] - second[4:8]).max() > 1e-6
-
-
-def test_the_published_order_of_rescales_is_a_shift(programs, mnist):
-    few = {"held_out": 0, "train": 64, "test": 32}
-    ours, published = (images_for(mnist, part, **few) for part in ("test", "as published"))
-    for name in ("images", "judged_images"):
-        shift = getattr(published, name) - getattr(ours, name)
-        np.testing.assert_allclose(shift, 0.1307 / 0.3081 * (1 - 1 / 255), atol=1e-6)
-    assert (ours.labels == published.labels).all()
-
-
-@pytest.mark.long
-def test_the_quick_form_runs_and_resumes(programs, root, mnist, tmp_path):
-    printed, stored = quick_twice("accumulation_race", programs, root, mnist, tmp_path)
-    check(stored)
-    assert "loss printed then, and test accuracy at the end" in printed

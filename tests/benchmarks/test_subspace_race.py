@@ -1,15 +1,13 @@
-"""The race's program: its plan, stage one's results, what starts from them, the quick form."""
+"""The race's program: its plan, stage one's results, and what starts from them."""
 
-import json
 from dataclasses import replace
 
-import _subspace_training as training
 import numpy as np
 import pytest
-from _race import Images
-from _subspace_plan import PLANS, check, planned
-from _subspace_start import Start, moments_of, with_noise
+import subspace_race as training
 from mindspore import Tensor, nn
+from race import Images
+from subspace_race import PLANS, moments_of, planned, with_noise
 
 from labkit.algorithms.subspace.snapshots import SnapshotFolder, Snapshots, load_snapshot
 from labkit.labs.results.races import subspace_setting as setting_of
@@ -17,7 +15,6 @@ from labkit.nets.lenet import LeNet5
 from labkit.steps.gradients import set_state
 from labkit.steps.losses import LossNet
 from labkit.training.fit import fit
-from tests.support.races import quick_twice
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -36,17 +33,43 @@ def data():
 
 @pytest.fixture(scope="module")
 def started(data, tmp_path_factory):
-    """(Start, values of the step at the end of stage one, its outcome)."""
-    start = Start(tmp_path_factory.mktemp("race") / "one")
-    outcome = training.train_stage_one(SMALL, data, 3, start, 1)
-    _, step, _ = training.plain(8, 3 * PER_EPOCH)
-    return start, {p.name: p.asnumpy().copy() for p in step.get_parameters()}, outcome
+    """(folder that stage one left, weights and moments at its end, its outcome)."""
+    folder = tmp_path_factory.mktemp("race") / "one"
+    outcome = training.train_stage_one(SMALL, data, 3, folder)
+    with np.load(folder / "end.npz") as values:
+        return folder, dict(values), outcome
 
 
-@pytest.mark.parametrize("name", ["all", "required", "quick"])
+@pytest.fixture
+def go_on(data, started, monkeypatch):
+    """A function: fields of a setting -> outcome of one epoch after stage one, its step."""
+    made = {}
+
+    def noting(name):
+        make = getattr(training, name)
+
+        def note(*arguments):
+            made["step"] = (result := make(*arguments))[1]
+            return result
+
+        monkeypatch.setattr(training, name, note)
+
+    monkeypatch.setattr(training, "folder_of", lambda *_: started[0])
+    noting("continued")
+    noting("projected")
+
+    def go_on(method, **fields):
+        setting = setting_of({"settings": {"batch 8": SMALL}}, method) | fields
+        outcome = training.train(setting, data, 3, stage_one=SMALL, epochs=1, points=1)
+        return outcome, made.get("step")
+
+    return go_on
+
+
+@pytest.mark.parametrize("name", PLANS)
 def test_no_training_is_planned_twice_and_all_have_40_snapshots(name):
     plan = PLANS[name]
-    trainings = planned(plan)
+    trainings = planned(plan, [])
     assert trainings and len({repr(training) for training in trainings}) == len(trainings)
     for stage_one in plan["settings"].values():
         moments = moments_of(stage_one, plan["images"]["train"] // stage_one["batch"])
@@ -68,63 +91,56 @@ def test_snapshots_are_taken_when_the_callback_takes_them(once, tmp_path):
     assert saved == moments_of(words | {"epochs": 3}, 11)
 
 
-def test_stage_one_leaves_its_end_and_its_snapshots(data, started):
-    start, end, outcome = started
-    assert start.finished and not outcome["failure"]
+def test_stage_one_leaves_its_end_and_its_snapshots(started):
+    folder, end, outcome = started
+    assert not outcome["failure"]
     assert [point["update"] for point in outcome["curve"]] == [PER_EPOCH, 2 * PER_EPOCH]
     network = LeNet5()
-    assert len(SnapshotFolder(start.snapshots, network)) == len(moments_of(SMALL, PER_EPOCH)) == 3
-    load_snapshot(network, start.snapshots)
+    snapshots = SnapshotFolder(folder / "snapshots", network)
+    assert len(snapshots) == len(moments_of(SMALL, PER_EPOCH)) == 3
+    load_snapshot(network, folder / "snapshots")
     for parameter in network.trainable_params():
         np.testing.assert_array_equal(parameter.asnumpy(), end[parameter.name])
     # The other folder extends from the initial weights to the end.
-    names = [path.name for path in SnapshotFolder(start.whole, network).paths]
+    names = [path.name for path in SnapshotFolder(folder / "whole", network).paths]
     assert names[0] == "step-000000000.safetensors" and len(names) == 3
     assert names[-1] == f"step-{2 * PER_EPOCH:09d}.safetensors"
-    load_snapshot(network, start.whole, "first")
+    load_snapshot(network, folder / "whole", "first")
     moved = [np.abs(p.asnumpy() - end[p.name]).max() for p in network.trainable_params()]
     assert min(moved) > 0
 
 
-def test_controls_go_on_with_weights_and_moments(data, started):
+def test_controls_go_on_with_weights_and_moments(data, started, go_on):
     """One more epoch at the same rate gives the weights of a plain loop with those moments."""
-    start, end, _ = started
-    setting = {"batch": 8, "learning_rate": 0.05, "method": "same_rate"}
-    outcome = training.go_on(setting, data, 3, start, SMALL, 1, 1)
-    network, step, _ = training.plain(8, 3 * PER_EPOCH)
-    values = {p.name: p.asnumpy().copy() for p in step.get_parameters()}
+    _, end, _ = started
+    outcome, step = go_on("same_rate")
     assert [point["update"] for point in outcome["curve"]] == [PER_EPOCH]
     other = LeNet5()
     optimizer = nn.Momentum(other.trainable_params(), 0.05, training.MOMENTUM)
     for parameter in (*other.trainable_params(), *optimizer.moments):
         set_state(parameter, end[parameter.name])
-    plain = nn.TrainOneStepCell(training._loss_net(other), optimizer).set_train()
-    for rows in training._second(data, PER_EPOCH, 3, 8):
+    loss = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
+    plain = nn.TrainOneStepCell(nn.WithLossCell(other, loss), optimizer).set_train()
+    for rows in training.batches(data.rows, PER_EPOCH, (3, 2), 8):
         plain(Tensor(data.images[rows]), Tensor(data.labels[rows]))
+    values = {parameter.name: parameter.asnumpy() for parameter in step.optimizer.parameters}
     for parameter in other.trainable_params():
-        np.testing.assert_allclose(
-            values[parameter.name], parameter.asnumpy(), rtol=1e-5, atol=1e-6
-        )
-        assert np.abs(values[parameter.name] - end[parameter.name]).max() > 1e-3
-    assert training.go_on(setting, data, 3, start, SMALL, 1, 1)["curve"] == outcome["curve"]
+        name, value = parameter.name, parameter.asnumpy()
+        np.testing.assert_allclose(values[name], value, rtol=1e-5, atol=1e-6)
+        assert np.abs(values[name] - end[name]).max() > 1e-3
 
 
-def test_the_decay_ends_at_zero_and_others_are_constant(data, started):
-    start = started[0]
-    _, step, _ = training.plain(8, 3 * PER_EPOCH)
+def test_the_decay_ends_at_zero_and_others_are_constant(go_on):
     for method, expected in (("to_zero", [0.05, 0.04, 0.03, 0.02, 0.01]), ("tenth", [0.005] * 5)):
-        setting = {"batch": 8, "learning_rate": expected[0], "method": method}
-        training.go_on(setting, data, 3, start, SMALL, 1, 1)
-        rates = step.optimizer.learning_rate.learning_rate.asnumpy()[:PER_EPOCH]
+        step = go_on(method)[1]
+        rates = step.optimizer.learning_rate.learning_rate.asnumpy()
         np.testing.assert_allclose(rates, expected, rtol=1e-6)
-        assert int(step.updates.asnumpy()) == PER_EPOCH
 
 
-def test_the_average_is_that_of_the_snapshots(data, started):
-    start, _, _ = started
-    (point,) = training.average(start, data)["curve"]
+def test_the_average_is_that_of_the_snapshots(data, started, go_on):
+    (point,) = go_on("average")[0]["curve"]
     network = LeNet5()
-    with SnapshotFolder(start.snapshots, network) as folder:
+    with SnapshotFolder(started[0] / "snapshots", network) as folder:
         snapshots = [folder.load(number) for number in range(3)]
     for parameter in network.trainable_params():
         set_state(parameter, sum(each[parameter.name] for each in snapshots) / np.float32(3))
@@ -132,25 +148,14 @@ def test_the_average_is_that_of_the_snapshots(data, started):
     assert point["accuracy"] == accuracy and abs(point["loss"] - loss) < 1e-6
 
 
-def test_a_search_starts_where_it_is_asked_to_with_nothing_of_the_one_before(data, started):
-    """Of two searches in one compiled step, the second finds what it would find alone."""
-    start = started[0]
-    setting = setting_of({"settings": {"batch 8": SMALL}}, "projected_bfgs", components=2)
-    setting["batch"] = 15
-    first, *others = (
-        training.search(setting | {"start": name}, data, 3, start, 1, 1)
-        for name in ("last", "first", "initial", "last")
-    )
-    assert first["curve"] == others[-1]["curve"]
-    assert len({str(outcome["curve"]) for outcome in (first, *others[:-1])}) == 3
+def test_a_search_starts_where_it_is_asked_to(go_on):
+    outcomes = [
+        go_on("projected_bfgs", batch=15, components=2, start=name)[0]
+        for name in ("last", "first", "initial")
+    ]
+    assert len({str(outcome["curve"]) for outcome in outcomes}) == 3
+    first = outcomes[0]
     assert first["searches"] == 3 and first["trials_made"] >= 3 - first["failed_searches"]
-    network, step, values = training.subspace(15, 2, "bfgs", 1.0, 0.0, _options(setting))
-    training._restore(step, values)
-    assert int(step.updates.asnumpy()) == 0 and not step.update.residual.asnumpy().any()
-
-
-def _options(setting):
-    return json.dumps({name: setting[name] for name in ("trials", "failure", "alpha")})
 
 
 def test_labels_are_drawn_anew_for_the_share_and_only_for_training(data):
@@ -161,12 +166,3 @@ def test_labels_are_drawn_anew_for_the_share_and_only_for_training(data):
     assert 20 <= (labels != 0).sum() <= 30
     np.testing.assert_array_equal(with_noise(big, 0.6), labels)
     np.testing.assert_array_equal(with_noise(data, 0.0), data.labels)
-
-
-@pytest.mark.long
-def test_the_quick_race_runs_and_resumes(programs, root, mnist, tmp_path):
-    printed, stored = quick_twice("subspace_race", programs, root, mnist, tmp_path)
-    check(stored)
-    assert "gain over the end of stage one" in printed and "start=initial" in printed
-    (bfgs,) = stored.select(stage="compare", method="projected_bfgs")
-    assert bfgs["searches"] == bfgs["updates"] == 4 and bfgs["explained"] > 0.5

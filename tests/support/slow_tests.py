@@ -22,7 +22,6 @@ _WRONG = (
 # sweeps, ranks that end well and one that fails, answers in MindSpore, memory; and fast tests in a
 # file that is slow because of a fixture that they do not use.
 KEPT = {
-    "tests/benchmarks/test_accumulation_race.py::test_the_published_order_of_rescales_is_a_shift",
     "tests/labs/exercises/test_exercises.py::test_a_right_solution_passes",
     f"{_WRONG}[lenet_adasum]",
     f"{_WRONG}[lenet_gradient]",

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from labkit.base.arguments import Parser
 from labkit.base.files import write_json
 from labkit.labs.run import installed_version
 
@@ -26,15 +25,6 @@ class Target(NamedTuple):
     what: str
     measured: float
     most: float
-
-
-def step_parser(description: str, *, batch: int, processes: int, rounds: int) -> Parser:
-    """Return a parser with the options common to programs about one step, and these defaults."""
-    parser = Parser(description=description.splitlines()[0])
-    parser.add_argument("--batch", type=int, default=batch)
-    parser.add_argument("--processes", type=int, default=processes)
-    parser.add_argument("--rounds", type=int, default=rounds)
-    return parser
 
 
 def in_processes(count: int, measure: Callable[[], dict]) -> list[dict]:
@@ -94,23 +84,15 @@ def medians(runs: list[dict[str, float]]) -> dict[str, float]:
 def print_table(header: list[str], rows: list[list]) -> None:
     """Print rows of strings and numbers in columns."""
     texts = [header] + [[f"{x:.3f}" if isinstance(x, float) else str(x) for x in r] for r in rows]
-    widths = [max(len(row[i]) for row in texts) for i in range(len(header))]
-    for row in texts:
-        first, *rest = (
-            text.ljust(w) if i == 0 else text.rjust(w)
-            for i, (text, w) in enumerate(zip(row, widths, strict=True))
-        )
-        print("  ".join([first, *rest]))
+    widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
+    for first, *rest in texts:
+        others = (text.rjust(width) for text, width in zip(rest, widths[1:], strict=True))
+        print("  ".join([first.ljust(widths[0]), *others]))
 
 
 def verdict(met: bool) -> str:
     """Return in a word whether a requirement is met."""
     return "met" if met else "MISSED"
-
-
-def share_of_check(step: str, unchecked: float, checked: float) -> Target:
-    """Return the share of a step's time that its finite check takes, as a target."""
-    return Target(f"finite check, share of {step}", 1 - unchecked / checked, 0.03)
 
 
 def lenet() -> tuple:
@@ -148,21 +130,17 @@ def look_at_machine(seconds: float = 1.0) -> dict:
             "and the times below are not the machine's (PyTorch's suffer most)",
             file=sys.stderr,
         )
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return {
         "cores": os.cpu_count(),
-        "processor": _processor(),
+        "processor": next(names, platform.processor()),
         "platform": platform.platform(),
         "versions": {name: installed_version(name) for name in ("mindspore", "torch", "numpy")},
         "time": time.ctime(),
         "idle_before": round(idle, 3),
         "load_average_before": os.getloadavg(),
     }
-
-
-def _processor() -> str:
-    with open("/proc/cpuinfo") as file:
-        names = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
-    return names[0] if names else platform.processor()
 
 
 def _processor_times():
