@@ -14,8 +14,6 @@ number 10, ``1e-3`` a number, ``1:30`` a text, ``None``, ``null`` and ``~`` are 
 """
 
 import argparse
-import functools
-import inspect
 import json
 import math
 import operator
@@ -24,13 +22,11 @@ import re
 from collections.abc import Callable, Iterable
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar, cast
+from typing import Any, NoReturn
 
 import yaml
 
 from labkit.errors import InputError, nearest
-
-C = TypeVar("C", bound=Callable)
 
 MAX_SEED = 2**32 - 1
 _COMPARED = {">=": operator.ge, ">": operator.gt, "<=": operator.le, "<": operator.lt}
@@ -108,30 +104,6 @@ def seed(value: object, name: str = "seed") -> int:
 def wrong(name: str, value: object, expected: str, hint: str = "") -> InputError:
     """Return the error for an argument: what was expected, and what was given."""
     return InputError(f"{name}: expected {expected}, got {value!r}{hint and '.' + hint}")
-
-
-class UnknownName(InputError, TypeError):
-    """A keyword argument that a function does not take."""
-
-
-def names_checked(function: C) -> C:
-    """Decorate a function or a dataclass to answer an unknown keyword with the nearest name."""
-    if inspect.isclass(function):
-        function.__init__ = names_checked(function.__init__)  # type: ignore[method-assign]
-        return function
-    given = inspect.signature(function).parameters.items()
-    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    names = [name for name, own in given if own.kind in kinds and name not in ("self", "cls")]
-    owner = function.__qualname__.removesuffix(".__init__")
-
-    @functools.wraps(function)
-    def checked(*args: Any, **kwargs: Any) -> Any:
-        for name in kwargs:
-            if name not in names:
-                raise UnknownName(f"{owner} has no argument {name!r}.{nearest(name, names)}")
-        return function(*args, **kwargs)
-
-    return cast(C, checked)
 
 
 def fit_workers(workers: object) -> int:

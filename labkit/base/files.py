@@ -9,7 +9,6 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -136,35 +135,3 @@ def natural_order(path: str | os.PathLike) -> list[int | str]:
     """Return a key that sorts file names by the numbers in them: step-9 before step-10."""
     parts = re.split(r"([0-9]+)", Path(path).name)
     return [int(part) if index % 2 else part for index, part in enumerate(parts)]
-
-
-def open_file(path: str | os.PathLike) -> BufferedReader:
-    """Open a regular file for reading bytes; raise ``InputError`` for anything else that exists."""
-    path = arguments.path("path", path)
-    if path.exists() and not path.is_file():
-        what = "a directory" if path.is_dir() else "a pipe, a device or a socket"
-        raise InputError(f"{path}: expected a regular file, got {what}")
-    return open(path, "rb")
-
-
-def read_text(path: str | os.PathLike) -> str:
-    """Return the text of a file, with line feeds as line ends; ``InputError`` if not UTF-8."""
-    with open_file(path) as file:
-        content = file.read()
-    try:
-        return content.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path} is not UTF-8 text ({error.reason} at {error.start})") from error
-
-
-def read_json(path: str | os.PathLike) -> Any:
-    """Return the value in a JSON file; errors as in ``read_text`` and ``parse_json``."""
-    return parse_json(read_text(path))
-
-
-def parse_json(text: str) -> Any:
-    """Return the value of a JSON text, or raise ``InputError``."""
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise InputError(f"not JSON: {error}") from error
