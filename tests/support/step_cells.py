@@ -232,7 +232,7 @@ def adasum(loss_net, optimizer, **options):
 
 def subspace(loss_net, optimizer, **options):
     """A step with three components; outside them the optimizer works as in the other steps."""
-    basis = basis_of(getattr(optimizer, "parameters", ()), 3)
+    basis = basis_of(getattr(optimizer, "parameters", loss_net.trainable_params()), 3)
     return SubspaceStep(loss_net, optimizer, basis, alpha=1.0, gamma=0.0, **options)
 
 
@@ -242,7 +242,7 @@ def accumulated_subspace(loss_net, optimizer, **options):
 
 def projected_sgd(loss_net, optimizer, **options):
     """A step with all components: P^T P g is g."""
-    parameters = getattr(optimizer, "parameters", ())
+    parameters = getattr(optimizer, "parameters", loss_net.trainable_params())
     basis = basis_of(parameters, sum(parameter.size for parameter in parameters))
     return SubspaceStep(loss_net, optimizer, basis, method="sgd", **options)
 
