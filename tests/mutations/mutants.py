@@ -84,8 +84,8 @@ MUTANTS = {
         # "same" pads only after the last row, while PyTorch pads both sides.
         "migration, padding of the max-pool": Mutant(
             file="labkit/nets/resnet.py",
-            right='return nn.MaxPool2d(kernel_size=3, stride=2, pad_mode="pad", padding=1)',
-            wrong='return nn.MaxPool2d(kernel_size=3, stride=2, pad_mode="same")',
+            right='if same else {"pad_mode": "pad", "padding": 1}',
+            wrong='if True else {"pad_mode": "pad", "padding": 1}',
             test="tests/nets/test_resnet.py::test_logits_parameters_and_names_are_those_of_pytorch",
         ),
         # The document's values instead of PyTorch's.
