@@ -18,7 +18,7 @@ from nbclient.exceptions import CellExecutionError
 
 from tests.mutations.mutants import MUTANTS
 
-COPIED = ("labkit", "tests", "notebooks", "data_scripts", "pyproject.toml", "constraints.txt")
+COPIED = "labkit tests notebooks examples data_scripts pyproject.toml constraints.txt".split()
 LEFT_OUT = shutil.ignore_patterns("__pycache__", "rank_[0-9]*", "kernel_meta", ".ipynb_checkpoints")
 
 CASES = [

@@ -7,6 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
+from labkit.algorithms.adasum import AdasumStep
 from labkit.algorithms.subspace import SubspaceStep
 from labkit.errors import InputError
 from labkit.labs.compare import largest_differences, relative_error
@@ -679,3 +680,23 @@ def test_a_search_sees_the_sum_of_both_means(monkeypatch):
     exact = (p.asnumpy().astype(np.float64) for p in (network.weight, network.bias))
     assert step.last_update.number == 1
     assert two_means(*exact, *rows(8))[0] == pytest.approx(min(trials), rel=1e-5)
+
+
+def test_each_of_adasums_workers_has_both_means_over_its_own_rows():
+    """Two workers, two micro-batches each: Adasum of their moves, each by the closed form."""
+    network, parts = linear(), [rows(8), rows(6, seed=1)]
+    weights = [p.asnumpy().astype(np.float64) for p in (network.weight, network.bias)]
+    sgd = nn.SGD(network.trainable_params(), 0.1)
+    step = AdasumStep(TwoMeans(network), sgd, workers=2, micro_steps=2)
+    for arrays, sizes in zip(parts, ((3, 5), (5, 1)), strict=True):
+        for batch in split(arrays, sizes):
+            step(*batch)
+    results = [two_means(*weights, *arrays) for arrays in parts]
+    losses = [loss for loss, _ in results]
+    assert step.last_update.number == 1
+    assert step.last_update.loss == pytest.approx(np.mean(losses), rel=1e-5)
+    for parameter, weight, *slopes in zip(
+        (network.weight, network.bias), weights, *(g for _, g in results), strict=True
+    ):
+        moved = twins.adasum_tree([-0.1 * slope for slope in slopes]).reshape(weight.shape)
+        np.testing.assert_allclose(parameter.asnumpy() - weight, moved, rtol=1e-4, atol=1e-6)

@@ -1,5 +1,6 @@
 """The basis of a folder of snapshots: made, saved, loaded, made again; and what is refused."""
 
+import json
 import shutil
 
 import mindspore as ms
@@ -103,6 +104,27 @@ class TestMaking:
         words = "000005.safetensors is not finite: dense.weight holds nan"
         with pytest.raises(InputError, match=words):
             Basis.of(folder, SHAPES.items(), K)
+
+    def test_the_order_of_files_and_of_what_is_in_them_is_nothing(self, tmp_path, folder, rows):
+        basis = Basis.of(folder, SHAPES.items(), K)
+        shuffled = tmp_path / "shuffled"
+        write(shuffled, rows, order=np.random.default_rng(2).permutation(N))
+        assert_same(Basis.of(shuffled, SHAPES.items(), K), basis)
+        names = sorted(SHAPES, reverse=True)
+        for path in shuffled.iterdir():
+            reorder(path, names)
+        again = Basis.of(shuffled, SHAPES.items(), K)
+        np.testing.assert_array_equal(again.matrix, basis.matrix)
+        np.testing.assert_array_equal(again.variance, basis.variance)
+
+    def test_another_order_of_parameters_moves_columns(self, folder):
+        basis = Basis.of(folder, SHAPES.items(), K)
+        other = Basis.of(folder, None, K)  # by name
+        start, columns = 0, {}
+        for name, shape in zip(basis.names, basis.shapes, strict=True):
+            columns[name] = np.arange(start, start := start + int(np.prod(shape, dtype=int)))
+        moved = basis.matrix[:, np.concatenate([columns[name] for name in other.names])]
+        np.testing.assert_allclose(other.matrix, moved, atol=1e-6)
 
 
 class TestFiles:
@@ -309,3 +331,19 @@ def test_one_row_of_many_numbers_is_orthonormal():
     assert shard.tensor.shape == row.shape
     with pytest.raises(InputError, match="not orthonormal: P P.T differs from I by 0.002"):
         Shard(Basis(row * np.float32(1.001), [parameter], [1.0], 1.0), [parameter])
+
+
+def reorder(path, names):
+    """Write a snapshot again with its tensors in a different order within the file."""
+    data = path.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header, body = json.loads(data[8 : 8 + length]), data[8 + length :]
+    entries, parts, place = {}, [], 0
+    for name in names:
+        start, end = header[name]["data_offsets"]
+        entries[name] = {**header[name], "data_offsets": [place, place + end - start]}
+        parts.append(body[start:end])
+        place += end - start
+    text = json.dumps(entries).encode()
+    text += b" " * (-len(text) % 8)
+    path.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(parts))

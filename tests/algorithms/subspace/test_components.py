@@ -173,3 +173,14 @@ def test_a_number_that_is_not_finite_is_asked_after(bad, row):
     rows[row, 277] = bad
     with pytest.raises(InputError, match="not finite"):
         principal_components(Rows(rows), 3)
+
+
+@pytest.mark.parametrize(("count", "others"), [(40, 40), (32, 40), (40, 32), (2, 1), (700, 700)])
+def test_a_product_stays_in_the_thread_that_asks(count, others):
+    """OpenBLAS splits products of more than 2^18 multiplications; far smaller ones cost time."""
+    rows = np.random.default_rng(0).normal(size=(count, 5001))
+    items, rest = module._items(rows, others)
+    columns = items.shape[2]
+    assert columns * count * others <= 2**18 or columns == 1
+    assert (columns + 1) * count * others > 2**18 or columns == rows.shape[1]
+    np.testing.assert_array_equal(np.concatenate([*items, rest], axis=1), rows)

@@ -59,6 +59,13 @@ class TestReading:
         names = [path.name for path in SnapshotFolder(tmp_path).paths]
         assert names == [f"net-{number}_625.safetensors" for number in (1, 2, 5, 9, 10)]
 
+    def test_empty_parameters_take_no_column(self, tmp_path):
+        save_file({"a": np.ones(2, np.float32), "b": np.ones((0, 3), np.float32)}, tmp_path / NAME)
+        with SnapshotFolder(tmp_path) as snapshots:
+            part = np.zeros((1, 2), np.float32)
+            snapshots.read(0, part)
+        assert snapshots.size == 2 and (part == 1).all()
+
 
 NAME = "step-000000009.safetensors"
 

@@ -85,6 +85,11 @@ class TestFrequency:
             before = max(earlier for earlier in due if earlier < update)
             assert (update in due) == (update - before >= every[update])
 
+    def test_an_update_that_was_left_out_is_made_up_for(self):
+        """If the update that was due is dropped, the next one is due, not the next multiple."""
+        assert is_due(10, 11, 0) and not is_due(10, 20, 11)
+        assert is_due(10, 21, 11) and is_due(10, 0, -1)
+
 
 MEANS = {
     nn.SoftmaxCrossEntropyWithLogits: dict(sparse=True, reduction="mean"),
