@@ -21,6 +21,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
+from labkit.base.arguments import Parser
 from labkit.base.files import locked, remove_unfinished
 from labkit.errors import InputError
 
@@ -40,7 +41,7 @@ def published(*names: str) -> dict[str, dict]:
 def parser(description: str) -> argparse.ArgumentParser:
     """Return a parser with --out that shows ``description``, the script's docstring, as it is."""
     raw = argparse.RawDescriptionHelpFormatter
-    result = argparse.ArgumentParser(description=description, formatter_class=raw)
+    result = Parser(description=description, formatter_class=raw)
     result.add_argument("--out", help="folder to write to")
     return result
 

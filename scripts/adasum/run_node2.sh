@@ -8,12 +8,4 @@
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/../common.sh"
-[ $# -ge 1 ] || refuse "expected a folder"
-[ -z "${LOG_DIR-}" ] || set -- "$@" --log_dir "$LOG_DIR"
-if [ -n "${RANK_TABLE_FILE-}" ]; then
-    set -- "$@" --rank_table "$RANK_TABLE_FILE"
-else
-    [ -n "${MASTER-}" ] || refuse "expected MASTER=HOST:PORT or RANK_TABLE_FILE"
-    set -- "$@" --ranks "${DEVICE_NUM:-8}" --nodes 2 --master "$MASTER"
-fi
-labkit train adasum --node_rank 1 --data_path "$@"
+on_two_servers 1 adasum "$@"
