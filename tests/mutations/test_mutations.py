@@ -89,10 +89,15 @@ def _raised(cell):
 
 @each_mutant
 def test_the_right_formula_stands_there_once(notebook, mutant, root):
-    """A formula that has moved or changed its form would no longer be mutated."""
+    """A formula or a test that has moved or changed its form would no longer be mutated or run."""
     assert (root / "notebooks" / f"{notebook}.ipynb").is_file()
     assert (root / mutant.file).read_text().count(mutant.right) == 1
     assert mutant.wrong != mutant.right
+    file, *names = mutant.test.split("::")
+    text = (root / file).read_text()
+    assert all(re.search(rf"(def|class) {name.partition('[')[0]}\b", text) for name in names), (
+        mutant.test
+    )
 
 
 @pytest.mark.long

@@ -149,3 +149,10 @@ def test_half_the_width_is_half_of_all_channels_and_as_many_layers(depth, eager)
         expected = [n if i in kept or i > 1 else n // 2 for i, n in enumerate(full.shape)]
         assert list(small.shape) == expected, full.name
     assert half(Tensor(np.zeros((2, 3, 32, 32), np.float32))).shape == (2, 10)
+
+
+def test_batch_norms_have_pytorchs_momentum_and_epsilon():
+    norms = [cell for _, cell in resnet(18).cells_and_names() if isinstance(cell, nn.BatchNorm2d)]
+    assert len(norms) == 20
+    # MindSpore keeps 1 - momentum, which is PyTorch's; tests/migration/test_trace.py tests it.
+    assert {(round(float(norm.momentum), 9), norm.eps) for norm in norms} == {(0.1, 1e-5)}
