@@ -100,20 +100,19 @@ def times(folder, rounds):
 
     calls = {"reading": read, "basis": basis}
     taken = {where: {name: [] for name in calls} for where in (CACHED, COLD)}
-    with snapshots:
-        read()  # into the page cache
-        for _ in range(int(rounds)):
-            for where, by_name in taken.items():
-                for name, call in calls.items():
-                    matrices.clear()  # two bases at once would take 6.5 GB
-                    # So that all start alike: on a virtual machine the first touch of memory that
-                    # the host has reclaimed is slow, 14 s for a basis, against 0.9 s right after.
-                    np.empty(COMPONENTS * snapshots.size * 4, np.uint8).fill(1)
-                    if where == COLD:
-                        forget(snapshots.paths)
-                    begin = time.perf_counter()
-                    call()
-                    by_name[name].append(time.perf_counter() - begin)
+    read()  # into the page cache
+    for _ in range(int(rounds)):
+        for where, by_name in taken.items():
+            for name, call in calls.items():
+                matrices.clear()  # two bases at once would take 6.5 GB
+                # So that all start alike: on a virtual machine the first touch of memory that
+                # the host has reclaimed is slow, 14 s for a basis, against 0.9 s right after.
+                np.empty(COMPONENTS * snapshots.size * 4, np.uint8).fill(1)
+                if where == COLD:
+                    forget(snapshots.paths)
+                begin = time.perf_counter()
+                call()
+                by_name[name].append(time.perf_counter() - begin)
     return {
         "weights": snapshots.size,
         "seconds": {

@@ -51,7 +51,7 @@ from race import (
 from side_by_side import RESULTS, interleaved_ms, print_table, verdict
 
 from labkit.algorithms.subspace import Basis, SubspaceStep
-from labkit.algorithms.subspace.snapshots import SnapshotFolder, load_snapshot, write_snapshot
+from labkit.algorithms.subspace.snapshots import SnapshotFolder, write_snapshot
 from labkit.base.files import whole_file
 from labkit.errors import InputError
 from labkit.labs.results import Stored
@@ -355,7 +355,9 @@ def projected(setting, folder):
     network = LeNet5()
     snapshots = folder / ("whole" if setting["start"] == "initial" else "snapshots")
     basis = Basis.of(snapshots, network, setting["components"])
-    load_snapshot(network, snapshots, "last" if setting["start"] == "last" else "first")
+    start = SnapshotFolder(snapshots, network).load(-1 if setting["start"] == "last" else 0)
+    for parameter in network.trainable_params():
+        set_state(parameter, start[parameter.name])
     searches = setting["method"] == "projected_bfgs"
     options = {n: setting[n] for n in ("trials", "failure", "alpha")} if searches else {}
     options["method"] = "bfgs" if searches else "sgd"
@@ -368,8 +370,8 @@ def average(folder, data) -> dict:
     """Judge the mean of the snapshots; ``seconds`` is the time of reading and averaging them."""
     network = LeNet5()
     begin = time.perf_counter()
-    with SnapshotFolder(folder / "snapshots", network) as snapshots:
-        weights = [snapshots.load(number) for number in range(len(snapshots))]
+    snapshots = SnapshotFolder(folder / "snapshots", network)
+    weights = [snapshots.load(number) for number in range(len(snapshots))]
     for parameter in network.trainable_params():
         values = np.mean([each[parameter.name] for each in weights], axis=0, dtype=np.float64)
         set_state(parameter, values.astype(np.float32))

@@ -24,7 +24,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from labkit.algorithms import words
+from labkit import algorithms as words
 from labkit.ranks import cluster
 from labkit.recipes.settings import WarmUpConfig, at_most, count, one_of, refuse_sink
 from labkit.recipes.training import TITLE, Recipe

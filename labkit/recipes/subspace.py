@@ -38,7 +38,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from labkit.algorithms import words
+from labkit import algorithms as words
 from labkit.base.arguments import wrong
 from labkit.errors import InputError
 from labkit.ranks import cluster

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from labkit.algorithms.words import THOR_ON_HOST
+from labkit.algorithms import THOR_ON_HOST
 from labkit.recipes.settings import (
     MixedConfig,
     at_most,

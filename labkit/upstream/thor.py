@@ -28,9 +28,9 @@ from mindspore.dataset import Dataset
 from mindspore.nn.learning_rate_schedule import LearningRateSchedule
 from mindspore.train import Model
 
+from labkit.algorithms import THOR_ON_HOST
 from labkit.algorithms.thor.rules import ThorOptions, by_update, thor_options
 from labkit.algorithms.thor.update import ThorUpdate
-from labkit.algorithms.words import THOR_ON_HOST
 from labkit.base.arguments import choice, integer, number, wrong
 from labkit.errors import InputError, warn
 from labkit.steps.losses import LossNet

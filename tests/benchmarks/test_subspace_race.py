@@ -9,7 +9,7 @@ from mindspore import Tensor, nn
 from race import Images
 from subspace_race import PLANS, moments_of, planned, with_noise
 
-from labkit.algorithms.subspace.snapshots import SnapshotFolder, Snapshots, load_snapshot
+from labkit.algorithms.subspace.snapshots import SnapshotFolder, Snapshots
 from labkit.labs.results.races import subspace_setting as setting_of
 from labkit.nets.lenet import LeNet5
 from labkit.steps.gradients import set_state
@@ -98,16 +98,14 @@ def test_stage_one_leaves_its_end_and_its_snapshots(started):
     network = LeNet5()
     snapshots = SnapshotFolder(folder / "snapshots", network)
     assert len(snapshots) == len(moments_of(SMALL, PER_EPOCH)) == 3
-    load_snapshot(network, folder / "snapshots")
-    for parameter in network.trainable_params():
-        np.testing.assert_array_equal(parameter.asnumpy(), end[parameter.name])
+    for name, value in snapshots.load(-1).items():
+        np.testing.assert_array_equal(value, end[name])
     # The other folder extends from the initial weights to the end.
-    names = [path.name for path in SnapshotFolder(folder / "whole", network).paths]
+    whole = SnapshotFolder(folder / "whole", network)
+    names = [path.name for path in whole.paths]
     assert names[0] == "step-000000000.safetensors" and len(names) == 3
     assert names[-1] == f"step-{2 * PER_EPOCH:09d}.safetensors"
-    load_snapshot(network, folder / "whole", "first")
-    moved = [np.abs(p.asnumpy() - end[p.name]).max() for p in network.trainable_params()]
-    assert min(moved) > 0
+    assert min(np.abs(value - end[name]).max() for name, value in whole.load(0).items()) > 0
 
 
 def test_controls_go_on_with_weights_and_moments(data, started, go_on):
@@ -140,8 +138,8 @@ def test_the_decay_ends_at_zero_and_others_are_constant(go_on):
 def test_the_average_is_that_of_the_snapshots(data, started, go_on):
     (point,) = go_on("average")[0]["curve"]
     network = LeNet5()
-    with SnapshotFolder(started[0] / "snapshots", network) as folder:
-        snapshots = [folder.load(number) for number in range(3)]
+    folder = SnapshotFolder(started[0] / "snapshots", network)
+    snapshots = [folder.load(number) for number in range(3)]
     for parameter in network.trainable_params():
         set_state(parameter, sum(each[parameter.name] for each in snapshots) / np.float32(3))
     accuracy, loss = training.judge(network, data)

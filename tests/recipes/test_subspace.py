@@ -51,9 +51,8 @@ def test_what_is_printed_is_the_tutorials(trained, stage):
 class TestFirstStage:
     def test_snapshots_are_the_newest_and_the_last_is_the_end(self, stages):
         network = resnet.resnet(18, 12)
-        with SnapshotFolder(stages / STAGE_1 / "checkpoint_pca", network) as folder:
-            names = [path.name for path in folder.paths]
-            last = folder.load(-1)
+        folder = SnapshotFolder(stages / STAGE_1 / "checkpoint_pca", network)
+        names, last = [path.name for path in folder.paths], folder.load(-1)
         # Two per epoch of 4 steps: after steps 2, 4, .. 12; the first has been removed.
         assert names == [f"step-{2 * n:09d}.safetensors" for n in range(2, 7)]
         end = arrays(newest(stages / STAGE_1))
@@ -187,9 +186,9 @@ class TestDocuments:
         folder = stages / STAGE_1 / "device0_stage_1/checkpoint_stage_1"
         assert_bit_equal(arrays(folder / "resnet-3_4.ckpt"), arrays(newest(stages / STAGE_1)))
         ours = SnapshotFolder(stages / STAGE_1 / "checkpoint_pca")
-        with SnapshotFolder(folder / "checkpoint_pca") as snapshots, ours:
-            assert snapshots.described == ours.described
-            assert_bit_equal(snapshots.load(len(snapshots) - 1), ours.load(len(ours) - 1))
+        snapshots = SnapshotFolder(folder / "checkpoint_pca")
+        assert snapshots.described == ours.described
+        assert_bit_equal(snapshots.load(-1), ours.load(-1))
 
     def test_the_log_is_what_was_printed(self, trained, stages):
         log = (stages / STAGE_1 / "device0_stage_1/train.log").read_text()

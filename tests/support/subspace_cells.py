@@ -1,4 +1,4 @@
-"""Shared by the tests of the subspace step: bases by qr_basis, and networks with a float64 twin."""
+"""Shared by the tests of the subspace step: a basis, and a network with a float64 twin."""
 
 import numpy as np
 
@@ -6,18 +6,13 @@ from labkit.algorithms.subspace.basis import Basis
 from labkit.reference.lenet import cross_entropy
 
 
-def qr_basis(matrix, names, shapes):
-    """Return a basis of weights of these names and shapes, without variances."""
-    return Basis(matrix, list(zip(names, shapes, strict=True)), [], 1.0)
-
-
 def basis_of(parameters, components, seed=0):
-    """Return a random basis of the parameters, in the form that ``Basis.of`` makes of snapshots."""
+    """Return a random basis of the parameters, without variances."""
     parameters = list(parameters)
     numbers = sum(parameter.size for parameter in parameters)
     columns = np.random.default_rng(seed).normal(size=(numbers, components))
     matrix = np.ascontiguousarray(np.linalg.qr(columns)[0].T, np.float32)
-    return qr_basis(matrix, tuple(p.name for p in parameters), tuple(p.shape for p in parameters))
+    return Basis(matrix, parameters, [], 1.0)
 
 
 def small_network():

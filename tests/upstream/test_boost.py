@@ -82,7 +82,7 @@ class TestTheBasisOfTheDictionary:
                 set_state(parameter, moved.astype(np.float32))
             path = tmp_path / "checkpoint_pca" / f"step-{number:09d}.safetensors"
             path.parent.mkdir(exist_ok=True)
-            write_snapshot(path, network.trainable_params(), {"micro_batch": number})
+            write_snapshot(path, network.trainable_params())
         return path.parent
 
     def basis(self, **changed):

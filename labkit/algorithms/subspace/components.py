@@ -10,9 +10,8 @@ of G.
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
 
 import numpy as np
 
@@ -30,17 +29,11 @@ _ITEM = 2**18
 _ROUNDING = 2.0**-24
 _EPSILON = np.finfo(np.float64).eps
 
-T = TypeVar("T")
-
 
 def principal_components(
     snapshots: SnapshotFolder, components: int
 ) -> tuple[np.ndarray, np.ndarray, float]:
-    """Return the first ``components`` components of an open ``SnapshotFolder``.
-
-    Args:
-        snapshots: N snapshots of M weights.
-        components: K.
+    """Return the first ``components`` components of N snapshots of M weights.
 
     Returns:
         The matrix (K, M) float32 with orthonormal rows, the largest variance first; the variances
@@ -51,20 +44,23 @@ def principal_components(
         InputError: if there are too few snapshots, one is not finite, or they span fewer than
             ``components`` directions beyond the rounding of their float32 numbers.
     """
-    snapshots.need(components)
+    degrees = len(snapshots) - 1
+    if not 0 < components <= degrees:
+        most = f"at most {degrees}, one less than the snapshots in {snapshots.folder}"
+        raise wrong("components", components, f"at least 1 and {most}")
     # The bits do not depend on the number of threads.
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         blocks = _Blocks(snapshots, pool)
         gram, size = blocks.gram()
         if not (np.isfinite(gram).all() and np.isfinite(size)):
-            snapshots.refuse_nonfinite()
+            for index in range(len(snapshots)):
+                snapshots.load(index)  # refuses those that are not finite
         values, vectors = _eigen(gram, size, snapshots, components)
         matrix = blocks.project(vectors.T / np.sqrt(values)[:, None])
         # G's own error over the smallest eigenvalue says how far the rows are from orthogonal.
         if _EPSILON * len(snapshots) * np.trace(gram) / values[-1] > 1e-9:
             blocks.orthonormalise(matrix)
     total = np.trace(_centred(gram))
-    degrees = len(snapshots) - 1
     return matrix, values / degrees, float(total / degrees)
 
 
@@ -86,8 +82,7 @@ def _eigen(
         raise wrong("components", components, f"at most {directions}, {span}", hint)
     vectors = vectors[:, :components].copy()
     for vector in vectors.T:
-        ends = vector[np.abs(vector) > 1e-6]
-        vector *= np.sign(ends[-1])
+        vector *= np.sign(vector[np.abs(vector) > 1e-6][-1])
     return values[:components], vectors
 
 
@@ -107,6 +102,7 @@ class _Blocks:
     def __init__(self, snapshots: SnapshotFolder, pool: ThreadPoolExecutor):
         self.snapshots, self.pool = snapshots, pool
         self.count, self.size = len(snapshots), snapshots.size
+        self.chunks = range(0, self.size, _CHUNK)
 
     def gram(self) -> tuple[np.ndarray, float]:
         """Return G (N, N) of the rows minus the middle one, and the middle one's squared length."""
@@ -121,7 +117,8 @@ class _Blocks:
             return total, square
 
         total, square = np.zeros((self.count, self.count)), 0.0
-        for part, middle in self._in_order(chunk):
+        # In the order of the chunks, whichever thread finishes first.
+        for part, middle in self.pool.map(chunk, self.chunks):
             total += part
             square += middle
         return total, square
@@ -138,7 +135,7 @@ class _Blocks:
             for begin, rows, _ in self._differences(start):
                 matrix[:, begin : begin + rows.shape[1]] = _times(weights, rows)
 
-        list(self._in_order(chunk))
+        list(self.pool.map(chunk, self.chunks))
         return matrix
 
     def orthonormalise(self, matrix: np.ndarray) -> None:
@@ -155,10 +152,6 @@ class _Blocks:
         total = sum(self.pool.map(products, starts), np.zeros(()))
         inverse = np.linalg.inv(np.linalg.cholesky(total))
         list(self.pool.map(correct, starts))
-
-    def _in_order(self, chunk: Callable[[int], T]) -> Iterator[T]:
-        """Yield ``chunk(start)`` of every chunk in order, whichever thread finishes first."""
-        return self.pool.map(chunk, range(0, self.size, _CHUNK))
 
     def _differences(self, start: int) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
         """Yield (begin, rows minus the middle one (N, n) float64, the middle one) of a chunk."""

@@ -4,15 +4,13 @@ It uses K numbers and K x K matrices: for K = 32 an update takes the host 0.1 ms
 import.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any
 
 import numpy as np
 
-from labkit.algorithms.words import SEARCH_FAILURES, SEARCH_STARTS
+from labkit.algorithms import SEARCH_FAILURES, SEARCH_STARTS
 from labkit.base.arguments import choice, integer, number
-from labkit.errors import InputError, refuse_unknown
 
 # A longer direction is rejected: its squares leave the range of float32.
 _LONGEST = 1e18
@@ -61,24 +59,6 @@ class Constants:
 
 
 CONSTANT_NAMES = tuple(field.name for field in fields(Constants))
-
-
-def constants_of(constants: Mapping[str, Any]) -> Constants:
-    """Return ``Constants``; refuse unknown names, with the nearest one, as ``InputError``."""
-    for name in constants:
-        refuse_unknown("constant", name, CONSTANT_NAMES)
-    return Constants(**constants)
-
-
-def refuse_constants(constants: Constants) -> None:
-    """Refuse constants of the search for a method that does not search."""
-    default = vars(Constants())
-    others = sorted(name for name, value in vars(constants).items() if value != default[name])
-    if others:
-        raise InputError(
-            f"method='sgd' searches nothing and has no residual: expected none of the constants, "
-            f"or method='bfgs', got {', '.join(others)}"
-        )
 
 
 @dataclass(frozen=True)
@@ -151,7 +131,6 @@ def line_search(
         loss_at: step size -> loss of the update's rows at w + step size P^T d.
         loss: at w.
         slope: g_k.d < 0; if it is 0 there is nothing to search.
-        constants: those of the search.
     """
     if not slope < 0:
         return 0, 0.0

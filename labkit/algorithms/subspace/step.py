@@ -19,21 +19,19 @@ class SubspaceStep(AccumulatedStep):
         optimizer: any ``nn.Optimizer``; applies alpha r once per update, with its own groups and
             rates. ``nn.SGD(parameters, 1.0)`` gives the source's rule. Adam and similar optimizers
             divide by the gradient's size, so that alpha has no effect except through their epsilon.
-        basis: ``Basis`` of the optimizer's parameters: matrix (K, M), names, shapes, checksum.
+        basis: ``Basis`` of the optimizer's parameters.
         method: ``bfgs`` searches; ``sgd`` passes P^T P g to the optimizer without a search.
         micro_steps: micro-batches that an update averages, as in ``AccumulatedStep``; a trial's
             loss is then their weighted mean, and the step keeps them until the update is made.
         tail: what ``end_epoch`` does with a partly filled group: ``flush`` or ``drop``.
         **options: ``Constants`` of the search and ``GradientOptions``. g is clipped first of all: B
-            learns from clipped gradients, and a trial must show only the decrease that the clipped
-            gradient predicts, which is smaller.
+            learns from clipped gradients, and a trial must show only the decrease that they
+            predict.
 
     Raises:
-        InputError: if an argument has an invalid value, the basis is of other weights, or ranks
-            differ in their weights or in the basis.
+        InputError: as in ``SubspaceUpdate``.
 
-    A trial is a forward pass in training mode. Dropout draws a new mask for each trial, so the
-    search compares losses under different masks and cannot distinguish this noise from a decrease.
+    Dropout draws a new mask for each trial: the search cannot tell its noise from a decrease.
 
     A checkpoint holds no rows: with ``bfgs`` and several micro-batches per update, ``fit`` writes
     checkpoints only between groups, and a step loaded in the middle of a group refuses to continue.

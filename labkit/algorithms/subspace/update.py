@@ -6,33 +6,32 @@ import mindspore as ms
 import numpy as np
 from mindspore import ParameterTuple, Tensor, nn, ops
 
+from labkit.algorithms import SEARCH_METHODS, WHOLE_TAILS
 from labkit.algorithms.subspace.basis import Basis
 from labkit.algorithms.subspace.graphs import Descend, Finish, Prepare, Project, Shard, Trial
 from labkit.algorithms.subspace.search import (
+    Constants,
     LastSearch,
     Memory,
     after_search,
-    constants_of,
     descent,
     line_search,
-    refuse_constants,
     updated_inverse,
 )
-from labkit.algorithms.words import SEARCH_METHODS, SUBSPACE_ON_HOST, WHOLE_TAILS
 from labkit.base.arguments import choice
 from labkit.errors import InputError
 from labkit.ranks import cluster
 from labkit.steps.state import integer_of, set_state, state
 from labkit.steps.update import Summary, UpdateStage
 
+NO_SEARCH = "method='sgd' searches nothing; expected method='bfgs' for"
+
 
 class SubspaceUpdate(UpdateStage):
     """State and settings of the searches.
 
     Args:
-        optimizer: any ``nn.Optimizer``; applies alpha r at every update.
-        basis: as in ``SubspaceStep``.
-        method: ``bfgs`` or ``sgd``.
+        optimizer, basis, method: as in ``SubspaceStep``.
         **constants: see ``Constants``.
 
     Raises:
@@ -45,22 +44,16 @@ class SubspaceUpdate(UpdateStage):
     tails = WHOLE_TAILS
 
     def __init__(
-        self,
-        optimizer: nn.Optimizer,
-        basis: Basis,
-        *,
-        method: str = "bfgs",
-        **constants: Any,
+        self, optimizer: nn.Optimizer, basis: Basis, *, method: str = "bfgs", **constants: Any
     ):
         super().__init__(optimizer)
         choice("method", method, SEARCH_METHODS)
-        self.constants = constants_of(constants)
         self.searches = method == "bfgs"
-        if not self.searches:
-            refuse_constants(self.constants)
+        if constants and not self.searches:
+            raise InputError(f"{NO_SEARCH} {', '.join(constants)}")
+        self.constants = Constants(**constants)
         self.basis_shard = Shard(basis, optimizer.parameters)
-        self.checksum = basis.checksum
-        self.settings = {"method": method, "basis": str(basis.checksum)}
+        self.settings = {"method": method, "basis": basis.checksum}
         # pending: 1 between the graph that averages an update's gradient and the one that updates.
         # loss: of the update's rows at w, with which trials are compared.
         self.pending = state("subspace.held", 0)
@@ -98,8 +91,8 @@ class SubspaceUpdate(UpdateStage):
         self.trial: nn.Cell = Trial(step) if self.searches else None
         self.finish: nn.Cell = Finish(step) if self.searches else Descend(step)
         if self.gradient.ranks > 1:
-            digest = cluster.digest(self.optimizer)
-            cluster.agree(**{"basis": self.checksum, "state of weights and optimizer": digest})
+            cluster.agree(basis=self.settings["basis"])
+            cluster.agree(**{"state of weights and optimizer": cluster.digest(self.optimizer)})
 
     # --- in the step's graph -------------------------------------------------------------------
 
@@ -118,28 +111,21 @@ class SubspaceUpdate(UpdateStage):
 
     # --- between graphs ------------------------------------------------------------------------
 
-    def host_work(self) -> str:
-        return SUBSPACE_ON_HOST
-
     def before(self, step: nn.Cell, batch: tuple) -> None:
         if integer_of(self.pending):
             # Discard the pending update of an interrupted call.
             set_state(self.pending, 0)
         if self.searches:
-            self._check_rows()
+            mark = (integer_of(self.record.updates), integer_of(self.micro_step))
+            if mark[1] == 0:
+                self._rows = []
+            elif mark != self._mark:
+                raise InputError(
+                    f"the step holds the sums of {mark[1]} micro-batches and not their rows, which "
+                    "the search needs: it was loaded in the middle of a group; expected a "
+                    "checkpoint between groups, as fit writes them"
+                )
             self._dropped_before = integer_of(step.dropped)
-
-    def _check_rows(self) -> None:
-        """Refuse to continue a group whose rows are missing: one loaded from a checkpoint."""
-        mark = (integer_of(self.record.updates), integer_of(self.micro_step))
-        if mark[1] == 0:
-            self._rows = []
-        elif mark != self._mark:
-            raise InputError(
-                f"the step holds the sums of {mark[1]} micro-batches and not their rows, which the "
-                "search needs: it was loaded in the middle of a group; expected a checkpoint "
-                "between groups, as fit writes them"
-            )
 
     def between(self, step: nn.Cell, batch: tuple, loss: Tensor | None) -> None:
         if self.searches and batch and integer_of(step.dropped) == self._dropped_before:
@@ -223,7 +209,7 @@ class SubspaceUpdate(UpdateStage):
     def last_search(self) -> LastSearch:
         """The search of the most recent update, read from the device."""
         if not self.searches:
-            raise InputError("method='sgd' searches nothing; expected method='bfgs'")
+            raise InputError(f"{NO_SEARCH} a search")
         size = float(self.step_size.asnumpy())
         return LastSearch(integer_of(self.trials), size > 0, size, integer_of(self.failures))
 
@@ -232,9 +218,8 @@ class SubspaceUpdate(UpdateStage):
         """The search of the most recent update: trials, step size, failed searches so far."""
         if not self.searches:
             return {}
-        last = vars(self.last_search)
-        names = {"trials": "trials", "step_size": "step_size", "failed_searches": "failures"}
-        return {column: last[name] for column, name in names.items()}
+        trials, _, size, failures = vars(self.last_search).values()
+        return {"trials": trials, "step_size": size, "failed_searches": failures}
 
     @property
     def can_be_saved(self) -> bool:

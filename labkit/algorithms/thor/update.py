@@ -8,6 +8,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import ParameterTuple, Tensor, nn, ops
 
+from labkit.algorithms import THOR_ON_HOST
 from labkit.algorithms.thor.inverses import Inverses
 from labkit.algorithms.thor.layers import Place, Tap, find_layers, refuse_layers, tap_layers
 from labkit.algorithms.thor.rules import (
@@ -20,7 +21,6 @@ from labkit.algorithms.thor.rules import (
     value_at,
 )
 from labkit.algorithms.thor.upstream_gpu import UpstreamTap
-from labkit.algorithms.words import THOR_ON_HOST
 from labkit.nets.layers import exchange
 from labkit.steps.gradients import GradientStage
 from labkit.steps.nonfinite import first_nonfinite

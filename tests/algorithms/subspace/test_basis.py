@@ -56,7 +56,6 @@ class TestMaking:
         explained = SPECTRUM[:K] ** 2 / (SPECTRUM**2).sum()
         np.testing.assert_allclose(basis.explained, explained, rtol=1e-5)
         assert basis.names == tuple(SHAPES) and basis.shapes == tuple(SHAPES.values())
-        assert list(basis.snapshots) == sorted(path.name for path in folder.iterdir())
 
     def test_reconstruction_gets_better_as_the_spectrum_says(self, folder, rows):
         mean = rows.mean(axis=0, dtype=np.float64)
@@ -83,48 +82,32 @@ class TestMaking:
             np.testing.assert_allclose(basis.matrix, expected, **tolerance)
             basis.check(parameters)
 
-    @pytest.mark.parametrize(
-        ("options", "words"),
-        [
-            ({}, "components: expected at most 9, one less than the snapshots in .*, got 32"),
-            ({"components": N}, "components: expected at most 9, .*, got 10"),
-            ({"components": 0}, "components: expected an integer >= 1, got 0"),
-        ],
-    )
-    def test_refusals(self, folder, options, words):
-        with pytest.raises(InputError, match=words):
-            Basis.of(folder, SHAPES.items(), **options)
-
     def test_refusals_of_what_the_snapshots_hold(self, folder, rows):
         write(folder, rows[[0, 1, 2, 3] + [3] * 6])
         with pytest.raises(InputError, match="components: expected at most 3, .* span, got 6"):
             Basis.of(folder, SHAPES.items(), K)
         rows[4, 20] = np.nan
         write(folder, rows)
-        words = "000005.safetensors is not finite: dense.weight holds nan"
-        with pytest.raises(InputError, match=words):
+        with pytest.raises(InputError, match="000005.safetensors is not finite: see dense.weight"):
             Basis.of(folder, SHAPES.items(), K)
 
     def test_the_order_of_files_and_of_what_is_in_them_is_nothing(self, tmp_path, folder, rows):
-        basis = Basis.of(folder, SHAPES.items(), K)
         shuffled = tmp_path / "shuffled"
         write(shuffled, rows, order=np.random.default_rng(2).permutation(N))
-        assert_same(Basis.of(shuffled, SHAPES.items(), K), basis)
-        names = sorted(SHAPES, reverse=True)
         for path in shuffled.iterdir():
-            reorder(path, names)
-        again = Basis.of(shuffled, SHAPES.items(), K)
+            reorder(path, sorted(SHAPES, reverse=True))
+        basis, again = (Basis.of(each, SHAPES.items(), K) for each in (folder, shuffled))
         np.testing.assert_array_equal(again.matrix, basis.matrix)
         np.testing.assert_array_equal(again.variance, basis.variance)
 
     def test_another_order_of_parameters_moves_columns(self, folder):
-        basis = Basis.of(folder, SHAPES.items(), K)
-        other = Basis.of(folder, None, K)  # by name
-        start, columns = 0, {}
-        for name, shape in zip(basis.names, basis.shapes, strict=True):
-            columns[name] = np.arange(start, start := start + int(np.prod(shape, dtype=int)))
-        moved = basis.matrix[:, np.concatenate([columns[name] for name in other.names])]
-        np.testing.assert_allclose(other.matrix, moved, atol=1e-6)
+        parameters = [
+            ms.Parameter(ms.Tensor(np.zeros(s), ms.float32), n) for n, s in SHAPES.items()
+        ]
+        basis, by_name = Basis.of(folder, parameters, K), Basis.of(folder, None, K)
+        assert by_name.names == tuple(sorted(SHAPES)) != basis.names
+        shares = [Shard(each, parameters).tensor.asnumpy() for each in (basis, by_name)]
+        np.testing.assert_allclose(*shares, atol=1e-6)
 
 
 class TestFiles:
@@ -161,66 +144,48 @@ class TestFiles:
             with pytest.raises(InputError, match=words):
                 call()
 
-    @pytest.mark.parametrize(
-        ("change", "words"),
-        [
-            (lambda pairs: pairs[::-1], r"expected scale \(\), got conv.weight \(3, 2, 2\)"),
-            (lambda pairs: pairs[:-1], "expected nothing more, got scale"),
-            (
-                lambda pairs: [("conv.weight", (12,)), *pairs[1:]],
-                r"expected conv.weight \(12,\), got",
-            ),
-        ],
-    )
-    def test_of_another_network_or_order(self, saved, change, words):
-        with pytest.raises(InputError, match=words):
-            Basis.load(saved, change(list(SHAPES.items())))
+    def test_of_another_network(self, saved):
+        for own in (list(SHAPES.items())[:-1], [*SHAPES.items(), ("more", (2,))], [("bias", (5,))]):
+            with pytest.raises(InputError, match="the basis is of another network: "):
+                Basis.load(saved, own)
 
 
 class TestBasisOf:
     @pytest.fixture
-    def call(self, tmp_path, folder, capsys):
-        """Call ``basis_of`` on the folder; return the basis and the message."""
+    def call(self, folder):
+        """Call ``basis_of`` on the folder, where the tutorial has it; return it and the message."""
 
         def call(components=K):
-            basis = basis_of(
-                tmp_path / "pca_mat.safetensors", folder, SHAPES.items(), components, print
-            )
-            said = capsys.readouterr().out
-            assert said.count("\n") == 1
-            return basis, said
+            said, path = [], folder / "pca_mat.safetensors"
+            basis = basis_of(path, folder, SHAPES.items(), components, said.append)
+            return basis, *said
 
         return call
 
-    def test_a_second_run_computes_nothing(self, call, folder, tmp_path, monkeypatch, capsys):
+    def test_a_second_run_computes_nothing(self, call, monkeypatch):
         first, said = call()
-        assert f"basis of {K} components computed from {N} snapshots, 100.0% of their v" in said
+        assert (
+            said.startswith(f"labkit: basis of {K} components computed from") and "100.0%" in said
+        )
         monkeypatch.setattr(Basis, "of", None)
         second, said = call()
-        assert said.endswith("pca_mat.safetensors, nothing computed\n")
+        assert said.endswith("pca_mat.safetensors, nothing computed")
         assert_same(second, first)
-        basis_of(tmp_path / "pca_mat.safetensors", folder, SHAPES.items(), K)
-        assert capsys.readouterr() == ("", "")  # no ``report`` was given
 
-    @pytest.mark.parametrize(
-        ("change", "words"),
-        [
-            ("changed", "was made of another step-000000003.safetensors"),
-            ("more", "was made without step-000000099.safetensors"),
-            ("gone", "was made with step-000000001.safetensors, which is gone"),
-        ],
-    )
-    def test_other_snapshots_are_noticed(self, call, folder, rows, change, words):
+    @pytest.mark.parametrize("change", ["changed", "more", "gone"])
+    def test_other_snapshots_are_noticed(self, call, folder, rows, change):
         first, _ = call()
         if change == "changed":
             rows[2, 5] += 0.1
             write(folder, rows)
         elif change == "more":
-            shutil.copy(next(folder.iterdir()), folder / "step-000000099.safetensors")
+            shutil.copy(
+                folder / "step-000000001.safetensors", folder / "step-000000099.safetensors"
+            )
         else:
             (folder / "step-000000001.safetensors").unlink()
         second, said = call()
-        assert words in said
+        assert "was made of other snapshots" in said
         assert not np.array_equal(first.matrix, second.matrix)
         assert "nothing computed" in call()[1]
 
@@ -229,19 +194,11 @@ class TestBasisOf:
         basis, said = call(4)
         assert "the one there had 6 components" in said and len(basis.matrix) == 4
 
-    def test_beside_its_snapshots_it_is_none_of_them(self, folder):
-        """In the tutorial's tree both are in one folder."""
-        first = basis_of(folder / "pca_mat.safetensors", folder, SHAPES.items(), K)
-        assert_same(basis_of(folder / "pca_mat.safetensors", folder, SHAPES.items(), K), first)
-        assert len(SnapshotFolder(folder)) == N
-
-    def test_one_of_another_network_stays(self, call, tmp_path, folder):
-        call()
-        path = tmp_path / "pca_mat.safetensors"
-        before = path.read_bytes()
-        with pytest.raises(InputError, match="the basis is of another network or order"):
-            basis_of(path, folder, list(SHAPES.items())[::-1], K)
-        assert path.read_bytes() == before
+    def test_one_of_another_network_stays(self, saved, folder):
+        before = saved.read_bytes()
+        with pytest.raises(InputError, match="the basis is of another network"):
+            basis_of(saved, folder, list(SHAPES.items())[1:], K)
+        assert saved.read_bytes() == before
 
 
 def test_snapshots_of_a_training_and_their_basis(runtime, tmp_path):
@@ -256,15 +213,13 @@ def test_snapshots_of_a_training_and_their_basis(runtime, tmp_path):
     step = PlainStep(LossNet(net, loss_fn()), nn.SGD(net.trainable_params(), 0.05))
     saving = Snapshots(net, tmp_path / "snapshots", saves_per_epoch=5)
     fit(step, dataset(), 2, progress=None, callbacks=[saving])
-    basis = basis_of(tmp_path / "pca_mat.safetensors", tmp_path / "snapshots", net, 4)
-    with SnapshotFolder(tmp_path / "snapshots", net) as snapshots:
-        rows = np.empty((10, snapshots.size), np.float32)
-        snapshots.read(0, rows)
+    basis = Basis.of(tmp_path / "snapshots", net, 4)
+    snapshots = SnapshotFolder(tmp_path / "snapshots", net)
+    rows = np.empty((10, snapshots.size), np.float32)
+    snapshots.read(0, rows)
     last = np.concatenate([p.asnumpy().ravel() for p in net.trainable_params()])
     np.testing.assert_array_equal(rows[-1], last)
     assert (basis.matrix @ (last - rows.mean(axis=0)) > 0).all()
-    assert basis.snapshots == SnapshotFolder(tmp_path / "snapshots").identities()
-    assert ms.get_context("mode") == ms.GRAPH_MODE
 
 
 class TestBareMatrix:
@@ -299,11 +254,8 @@ class TestBareMatrix:
     @pytest.mark.parametrize(
         ("change", "words"),
         [
-            (lambda p: p[:, 1:], rf"is float32 \({K}, {size() - 1}\); expected \(K, {size()}\)"),
-            (lambda p: p * 1.01, "rows of .* are not orthonormal: P P.T differs from I by 0.02"),
-            (lambda p: np.where(p == p[0, 0], np.nan, p), "differs from I by nan"),
-            (lambda p: p[0], "expected .K, "),
-            (lambda p: p[:0], "expected .K, "),
+            (lambda p: p[:, 1:], rf"expected an array \(K, {size()}\), .* got 'float32 \({K}, "),
+            (lambda p: p[0], r"expected an array \(K, "),
             (lambda p: np.array([{"a": 1}], object), "is damaged and cannot be read"),
         ],
     )

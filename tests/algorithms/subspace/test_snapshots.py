@@ -1,27 +1,29 @@
-"""``Snapshots``: what is saved, when, and by which rank; interrupted, killed, resumed; loading."""
+"""Snapshots: what is saved, when, and by which rank; resumed; read by parts; what is refused."""
 
 import hashlib
-import json
+import os
 
 import mindspore as ms
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from mindspore import nn
 from mindspore.train import Callback, Model, RunContext
 from mindspore.train.callback import _InternalCallbackParam
-from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
 
 from labkit.algorithms.subspace import snapshots as module
-from labkit.algorithms.subspace.snapshots import SnapshotFolder, Snapshots, load_snapshot
+from labkit.algorithms.subspace.snapshots import SnapshotFolder, Snapshots
 from labkit.errors import InputError
 from labkit.labs.compare import parameter_values
 from labkit.steps.accumulation import AccumulatedStep
-from labkit.steps.gradients import set_state
 from labkit.steps.losses import LossNet
 from labkit.training.checkpoint import checkpoints
 from labkit.training.fit import EndOfEpoch, fit
 from tests.support.leftovers import left_over
-from tests.support.step_cells import assert_bit_equal, snapshot
+from tests.support.snapshots import SHAPES, size, split, write
+from tests.support.step_cells import assert_bit_equal
 from tests.support.trainings import dataset, loss_fn, network
 
 pytestmark = [
@@ -29,7 +31,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:the network holds a trainable BatchNorm"),
 ]
 
-SIZE = 11  # micro-batches in an epoch of ``dataset()``
+NAME = "step-000000009.safetensors"
+COUNT = 5
 
 
 def make():
@@ -91,12 +94,7 @@ class TestSaving:
         fit(step, dataset(), 3, progress=None, callbacks=[look, Snapshots(net, folder, **options)])
         assert numbers(folder) == expected
         for number, path in zip(expected, sorted(folder.iterdir()), strict=True):
-            with safe_open(path, "numpy") as file:
-                saved = {name: file.get_tensor(name) for name in file.keys()}
-                note = json.loads(file.metadata()["labkit"])
-            assert_bit_equal(saved, look.seen[number])
-            assert (note["micro_batch"], note["epoch"]) == (number, (number - 1) // SIZE + 1)
-        assert not expected or not np.array_equal(saved["1.weight"], network(norm=True)[1].weight)
+            assert_bit_equal(load_file(path), look.seen[number])
 
     def test_the_sources_advice_makes_60(self, tmp_path):
         """Two snapshots an epoch from epoch 21 to epoch 50, without the training."""
@@ -124,8 +122,7 @@ class TestSaving:
             3, dataset(), callbacks=[Snapshots(bare, tmp_path / "bare")], initial_epoch=1
         )
         assert numbers(tmp_path / "bare") == [22, 33]
-        load_snapshot(other := network(), tmp_path / "bare")
-        assert_bit_equal(parameter_values(other), parameter_values(bare))
+        assert_bit_equal(SnapshotFolder(tmp_path / "bare").load(-1), parameter_values(bare))
 
     def test_a_frozen_parameter_is_left_out(self, tmp_path):
         net = network()
@@ -211,12 +208,6 @@ class TestInterrupted:
         assert digests(folder) == whole
         assert len(whole) == 4
 
-    def test_what_was_saved_after_the_checkpoint_is_removed(self, tmp_path):
-        pretend(Snapshots(nn.Dense(2, 2), tmp_path), epochs=5)
-        assert numbers(tmp_path) == [4, 8, 12, 16, 20]
-        pretend(Snapshots(nn.Dense(2, 2), tmp_path), epochs=3, done=10)
-        assert numbers(tmp_path) == [4, 8, 12]
-
     def test_other_counts_hold_from_there_on(self, tmp_path):
         pretend(Snapshots(nn.Dense(2, 2), tmp_path, saves_per_epoch=2))
         assert numbers(tmp_path) == [2, 4, 6, 8]
@@ -237,57 +228,132 @@ class TestInterrupted:
 
 
 @pytest.mark.parametrize(
-    ("make", "options", "words"),
+    ("options", "words"),
     [
-        (nn.ReLU, {}, "ReLU has no trainable parameter"),
-        (lambda: nn.Dense(2, 2, dtype=ms.float16), {}, "weight is Float16; snapshots are of floa"),
-        (lambda: nn.Dense(2, 2), {"keep": 0}, "keep: expected an integer >= 1, got 0"),
-        (lambda: nn.Dense(2, 2), {"saves_per_epoch": 5}, "saves_per_epoch: expected at most 4"),
-        (lambda: nn.Dense(2, 2), {"saves_per_epoch": 2}, "saves_per_epoch: expected 1 in dataset"),
+        ({"network": nn.Dense(2, 2, dtype=ms.float16)}, "weight is Float16; snapshots are of floa"),
+        ({"keep": 0}, "keep: expected an integer >= 1, got 0"),
+        ({"saves_per_epoch": 5}, "saves_per_epoch: expected at most 4"),
+        ({"saves_per_epoch": 2, "sink": True}, "saves_per_epoch: expected at most 1"),
     ],
 )
-def test_what_is_refused(tmp_path, make, options, words):
+def test_what_is_refused(tmp_path, options, words):
     """When it is made, or when the training begins; nothing is written."""
+    options = {"network": nn.Dense(2, 2)} | options
+    sink = options.pop("sink", False)
     with pytest.raises(InputError, match=words):
-        pretend(Snapshots(make(), tmp_path, **options), sink="in dataset" in words)
+        pretend(Snapshots(folder=tmp_path, **options), sink=sink)
     assert names(tmp_path) == []
 
 
-class TestLoading:
+@pytest.fixture
+def rows():
+    return np.random.default_rng(0).normal(size=(COUNT, size())).astype(np.float32)
+
+
+@pytest.fixture
+def folder(tmp_path, rows):
+    write(tmp_path / "snapshots", rows)
+    return tmp_path / "snapshots"
+
+
+class TestReading:
+    @given(start=st.integers(0, size()), count=st.integers(0, size()))
+    @settings(max_examples=60, deadline=None)
+    def test_any_part_is_that_part_of_every_row(self, tmp_path_factory, start, count):
+        folder = tmp_path_factory.getbasetemp() / "parts"
+        rows = np.arange(COUNT * size(), dtype=np.float32).reshape(COUNT, -1)
+        if not folder.exists():
+            write(folder, rows)
+        count = min(count, size() - start)
+        part = np.full((COUNT, count), np.nan, np.float32)
+        SnapshotFolder(folder, SHAPES.items()).read(start, part)
+        np.testing.assert_array_equal(part, rows[:, start : start + count])
+
+    def test_columns_come_in_the_order_that_was_asked_for(self, folder, rows):
+        other = sorted(SHAPES.items(), reverse=True)
+        part = np.empty(rows.shape, np.float32)
+        SnapshotFolder(folder, other).read(0, part)
+        arrays = [split(row) for row in rows]
+        expected = [np.concatenate([each[name].ravel() for name, _ in other]) for each in arrays]
+        np.testing.assert_array_equal(part, expected)
+
+    def test_files_come_by_the_numbers_in_their_names(self, tmp_path, rows):
+        write(tmp_path, rows, name="net-{}_625.safetensors", order=[4, 0, 2, 1, 3])
+        for number in (10, 9):
+            os.rename(
+                tmp_path / f"net-{number - 6}_625.safetensors",
+                tmp_path / f"net-{number}_625.safetensors",
+            )
+        names = [path.name for path in SnapshotFolder(tmp_path).paths]
+        assert names == [f"net-{number}_625.safetensors" for number in (1, 2, 5, 9, 10)]
+
+
+class TestRefusals:
+    def test_a_folder_that_is_not_there_or_empty(self, tmp_path):
+        for folder in (tmp_path / "none", tmp_path):
+            with pytest.raises(InputError, match="holds no snapshot"):
+                SnapshotFolder(folder)
+
+    @pytest.mark.parametrize(
+        ("change", "words"),
+        [
+            ({"bias": None}, r"bias is nothing; expected \(4,\)"),
+            ({"bias": np.zeros(3, np.float32)}, r"bias is \(3,\); expected \(4,\)"),
+            ({"bias": np.zeros(4)}, "bias is F64; expected F32"),
+            ({"more": np.zeros(4, np.float32)}, r"more is \(4,\); expected nothing"),
+        ],
+    )
+    def test_a_snapshot_of_another_network(self, folder, rows, change, words):
+        arrays = {**{name: np.array(a) for name, a in split(rows[0]).items()}, **change}
+        save_file({k: v for k, v in arrays.items() if v is not None}, folder / NAME)
+        with pytest.raises(InputError, match=f"{NAME}.*: {words}"):
+            SnapshotFolder(folder, SHAPES.items())
+
+    def test_a_truncated_file(self, folder):
+        path = folder / "step-000000002.safetensors"
+        path.write_bytes(path.read_bytes()[:-3])
+        with pytest.raises(InputError, match="step-000000002.* is damaged and cannot be read"):
+            SnapshotFolder(folder, SHAPES.items())
+
+
+def test_the_checksum_sees_any_change(folder, rows):
+    before = SnapshotFolder(folder).checksum()
+    assert SnapshotFolder(folder).checksum() == before
+    rows[2, -1] += 1
+    write(folder, rows)
+    assert SnapshotFolder(folder).checksum() != before
+
+
+class TestCheckpointsOfATutorial:
+    """A folder of .ckpt files is read as it is: checkpoint_pca of the first stage."""
+
     @pytest.fixture
-    def saved(self, tmp_path):
-        """Three snapshots of a network, whose weights are all 1, all 2 and all 3."""
-        net = network()
-        parameters = net.trainable_params()
-        for value in (1, 2, 3):
-            for parameter in parameters:
-                set_state(parameter, np.full(parameter.shape, value, np.float32))
-            module.write_snapshot(tmp_path / f"step-{value:09d}.safetensors", parameters)
-        left_over(tmp_path)  # half a snapshot, left by a process that was killed
+    def saved(self, tmp_path, rows):
+        for number, row in enumerate(rows, 1):
+            arrays = {"moving_mean": np.zeros(3, np.float32), **split(row)}
+            values = [{"name": name, "data": ms.Tensor(a)} for name, a in arrays.items()]
+            ms.save_checkpoint(values, str(tmp_path / f"resnet-{number}_625.ckpt"))
         return tmp_path
 
-    @pytest.mark.parametrize(("which", "value"), [("last", 3), ("first", 1), (1, 2), (-1, 3)])
-    def test_the_one_that_was_asked_for(self, saved, which, value):
-        net = network(norm=False)
-        path = load_snapshot(net, saved, which)
-        assert path.name == f"step-{value:09d}.safetensors"
-        assert all((parameter.asnumpy() == value).all() for parameter in net.trainable_params())
+    def test_its_rows_are_those_of_snapshots(self, saved, folder, rows):
+        part = np.empty(rows.shape, np.float32)
+        snapshots = SnapshotFolder(saved, SHAPES.items())
+        snapshots.read(0, part)
+        names = [path.name for path in snapshots.paths]
+        np.testing.assert_array_equal(part, rows)
+        assert names == [f"resnet-{number}_625.ckpt" for number in range(1, len(rows) + 1)]
 
-    def test_running_statistics_stay(self, built, tmp_path):
-        net, step = built()
-        fit(step, dataset(), 1, progress=None, callbacks=[Snapshots(net, tmp_path)])
-        trained = snapshot(net)
-        other = network(norm=True)
-        load_snapshot(other, tmp_path)
-        assert_bit_equal(parameter_values(other), {n: trained[n] for n in parameter_values(net)})
-        assert (other[2].moving_mean.asnumpy() == 0).all() and trained["2.moving_mean"].any()
+    def test_a_tutorials_names_are_taken_for_labkits(self, tmp_path):
+        value = np.arange(6, dtype=np.float32).reshape(2, 3)
+        tensors = [{"name": "end_point.weight", "data": ms.Tensor(value)}]
+        ms.save_checkpoint(tensors, str(tmp_path / "resnet-1_2.ckpt"))
+        folder = SnapshotFolder(tmp_path, [("fc.weight", (2, 3))])
+        np.testing.assert_array_equal(folder.load(0)["fc.weight"], value)
 
-    @pytest.mark.parametrize("which", ["middle", 3, -2])
-    def test_others_are_refused(self, saved, which):
-        expected = "at most 2, the last in" if which == 3 else ""
-        with pytest.raises(InputError, match=f"which: expected {expected}"):
-            load_snapshot(network(), saved, which)
-
-    def test_another_network_is_refused_by_the_parameter(self, saved):
-        with pytest.raises(InputError, match=r"1.weight is F32 \(7, 16\); expected F32 \(8, 16\)"):
-            load_snapshot(network(8), saved)
+    def test_damaged_or_of_another_network(self, saved):
+        with pytest.raises(InputError, match="other is nothing; expected"):
+            SnapshotFolder(saved, [("other", (2,))])
+        path = saved / "resnet-1_625.ckpt"
+        path.write_bytes(path.read_bytes()[:-5])
+        with pytest.raises(InputError, match="resnet-1_625.ckpt is damaged"):
+            SnapshotFolder(saved, SHAPES.items())
