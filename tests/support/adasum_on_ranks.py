@@ -85,7 +85,6 @@ def run(case, rank=0, ranks=1):
             written[f"{case}/{parameter.name}/{update}"] = parameter.asnumpy().copy()
     step.end_epoch()
     written[f"{case}/dropped"] = step.dropped.asnumpy()
-    written[f"{case}/team"] = np.array([step.total_workers, step.team.bytes_received(1000)])
     written[f"{case}/text"] = np.array(step.team.text())
     return written
 

@@ -21,8 +21,7 @@ class AdasumStep(AccumulatedStep):
         workers: virtual workers in this process, which take turns, one group of micro-batches each.
         micro_steps: micro-batches that each worker averages, as in ``AccumulatedStep``.
         on: ``updates`` combines the changes that each worker's optimizer, with its own moments,
-            makes to the weights, as in the tutorial; ``gradients`` combines the gradients and
-            passes the result to one optimizer.
+            makes to the weights; ``gradients`` combines gradients, and one optimizer takes them.
         reduction: ``adasum``; or ``mean`` or ``sum`` of the same vectors, for comparison.
         scope: ``layer`` combines each parameter's vector separately, as MindSpore and Horovod do;
             ``network`` combines all parameters as one vector.
@@ -34,22 +33,20 @@ class AdasumStep(AccumulatedStep):
             ``all_reduce_fusion_config`` is for the messages between the ranks of a node.
 
     Raises:
-        InputError: if an argument has an invalid value, there is only one worker, or replicas
-            differ.
+        InputError: if an argument has an invalid value, there is only one worker, the ranks are not
+            a multiple of ``node_size``, or replicas differ.
 
     With several ranks, every rank builds the same step and feeds its own rows; ``workers`` then
     counts those of each rank. Two ranks with one worker each give the same result as two virtual
     workers that take the ranks' rows in turn. A worker without a finite micro-batch counts as a
     zero vector. In ``last_update``, loss and images cover all workers, and gradient_norm is the
-    mean of the workers' norms.
+    mean of the workers' norms. With ``on="updates"`` each rank has its own moments: give each
+    rank's ``fit`` its own folder.
 
-    Memory of its Parameters, including the weights, in copies of the weights, for N workers in this
-    process and an optimizer with S state numbers per weight (Momentum 1, SGD and Adam 2):
-    (1 + 2 S) N + S + 3 with ``on="updates"``, N + S + 2 with ``on="gradients"``. Three workers with
-    Adam hold 20 copies, 2 GB for ResNet-50.
-
-    With ``on="updates"`` and several ranks, each rank has its own moments: give each rank's ``fit``
-    its own folder.
+    For N workers in this process and an optimizer with S state numbers per weight (Momentum 1, SGD
+    and Adam 2), its Parameters hold (1 + 2 S) N + S + 3 copies of the weights with
+    ``on="updates"``, N + S + 2 with ``on="gradients"``: three workers with Adam 20, 2 GB for
+    ResNet-50.
 
     >>> step = AdasumStep(LossNet(network, loss_fn), optimizer, workers=16)
     >>> for images, labels in micro_batches:
@@ -81,14 +78,13 @@ class AdasumStep(AccumulatedStep):
     def vectors(self) -> dict[str, np.ndarray]:
         """Return each parameter's vectors (workers, size) that this process last contributed."""
         update = self.update
-        # A copy: on CPU asnumpy is the bank itself, which the next call overwrites.
-        rows = update.rows.asnumpy()[:, : update.numbers].copy()
+        rows = update.rows.asnumpy().copy()  # on CPU asnumpy is the bank, which the next call fills
         names = [parameter.name for parameter in update.parameters]
-        return dict(zip(names, np.split(rows, update.ends[:-1], axis=1), strict=True))
+        return dict(zip(names, np.split(rows, update.ends, axis=1), strict=False))
 
     def check_replicas(self) -> None:
-        """Raise ``InputError`` unless all ranks hold the same bits in every trained parameter.
+        """Raise ``InputError`` unless all ranks, which must all call it, hold the same weights.
 
-        Call it on every rank. The step calls it when it is built and at the end of every epoch.
+        The step calls it when it is built and at the end of every epoch.
         """
         self.team.check_replicas(self.update.parameters)

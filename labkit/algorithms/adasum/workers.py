@@ -3,7 +3,6 @@
 import functools
 import hashlib
 from collections.abc import Sequence
-from typing import Any
 
 import mindspore as ms
 import numpy as np
@@ -13,14 +12,14 @@ from mindspore.communication import create_group
 from labkit.base.arguments import integer
 from labkit.errors import InputError
 from labkit.ranks.cluster import gather_bytes, rank_and_size
-from labkit.steps.state import rated, state
+from labkit.steps.state import state
 
 # The notes that follow a worker's vector in its row, float32, in this order: the sum of w_i L_i
 # over its micro-batches; the sum of w_i; the number of rows; the norm of its averaged gradient
 # before clipping; and 1, or 0 for a worker without a finite micro-batch.
 NOTES, WEIGHT, PRESENT = 5, 1, 4
-# Attributes of an optimizer that are not per-worker state: settings that a callback may change, and
-# the step count.
+# Beginnings of the names of an optimizer's Parameters that are not per-worker state: settings that
+# a callback may change, and the step count.
 SETTINGS = ("learning_rate", "weight_decay", "momentum", "global_step")
 
 
@@ -28,8 +27,8 @@ class WorkerStates(nn.Cell):
     """The state of an optimizer, once for each worker of this process.
 
     A bank holds each worker's state twice: half ``side`` has the states before the current update,
-    the other half receives those after it, so that a dropped update leaves no trace. A single
-    worker needs no bank: the optimizer holds its state.
+    the other half receives those after it, so that a dropped update leaves no trace. For a single
+    worker the optimizer itself holds the state.
     """
 
     def __init__(self, optimizer: nn.Optimizer, workers: int):
@@ -55,20 +54,10 @@ class WorkerStates(nn.Cell):
 
 
 def states_of(optimizer: nn.Optimizer) -> list[Parameter]:
-    """Return the Parameters of the optimizer's own state: moments and powers of betas."""
-    owners = (optimizer, rated(optimizer))
-    settings = [getattr(owner, name, None) for owner in owners for name in SETTINGS]
-    kept_out = {id(parameter) for parameter in (*optimizer.parameters, *_parameters(settings))}
-    return [parameter for parameter in optimizer.get_parameters() if id(parameter) not in kept_out]
-
-
-def _parameters(value: Any) -> list[Parameter]:
-    """Return the Parameters in a Parameter, a Cell, or a list or tuple of them."""
-    if isinstance(value, Parameter):
-        return [value]
-    if isinstance(value, list | tuple):
-        return [parameter for part in value for parameter in _parameters(part)]
-    return list(value.get_parameters()) if hasattr(value, "get_parameters") else []
+    """Return the optimizer's own state: moments and powers of betas."""
+    trained = {id(parameter) for parameter in optimizer.parameters}
+    own = [p for p in optimizer.get_parameters() if id(p) not in trained]
+    return [parameter for parameter in own if not parameter.name.startswith(SETTINGS)]
 
 
 def _bank(parameter: Parameter, count: int) -> Parameter:
@@ -91,10 +80,6 @@ class Team(nn.Cell):
         workers: virtual workers in each process.
         node_size: ranks per node: their gradients are averaged, and the node counts as one process
             (in a single process it multiplies the micro-batches that a worker averages).
-
-    Raises:
-        InputError: if a count is below 1, ``ranks`` > 1 is not a multiple of ``node_size``, or the
-            team has only one worker.
     """
 
     def __init__(self, workers: int = 1, node_size: int = 1):
@@ -148,9 +133,7 @@ class Team(nn.Cell):
             return
         digests = [hashlib.sha256(p.asnumpy().tobytes()).digest() for p in parameters]
         gathered = gather_bytes(b"".join(digests)).reshape(self.ranks, len(parameters), -1)
-        differ = np.argwhere((gathered != gathered[0]).any(axis=2).T)
-        if differ.size:
-            index, rank = differ[0]
+        for index, rank in np.argwhere((gathered != gathered[0]).any(axis=2).T):
             raise InputError(
                 f"parameter {parameters[index].name!r} of rank {rank} is not that of rank 0; "
                 "expected the same bits on all ranks: the same seed and the same checkpoint"
@@ -158,19 +141,13 @@ class Team(nn.Cell):
 
     def text(self) -> str:
         """Return a description: "2 workers (1 in each process, 4 ranks, 2 nodes of 2, ...)"."""
-        parts = [f"{self.workers} in each process" if self.ranks > 1 else f"{self.workers} virtual"]
+        parts, several = [f"{self.workers} virtual"], self.node_size > 1
         if self.ranks > 1:
-            parts.append(f"{self.ranks} ranks")
-            if self.node_size > 1:
-                parts.append(f"{self.nodes} nodes of {self.node_size}, averaged inside")
-        elif self.node_size > 1:
+            parts = [f"{self.workers} in each process", f"{self.ranks} ranks"]
+            parts += [f"{self.nodes} nodes of {self.node_size}, averaged inside"] * several
+        elif several:
             parts.append(f"each the mean of {self.node_size}")
         return f"{self.total} worker{'s' * (self.total > 1)} ({', '.join(parts)})"
-
-    def bytes_received(self, numbers: int) -> int:
-        """Return the bytes that one rank receives, in a ring, for ``numbers`` of each worker."""
-        messages = 1 if self.node_size == 1 else 2 / self.node_size
-        return int(messages * 4 * (self.ranks - 1) * self.workers * numbers)
 
 
 @functools.cache

@@ -95,16 +95,6 @@ def test_lengths_may_differ_by_any_factor():
     assert np.linalg.norm(combined[0] - expected) <= 2e-6 * np.linalg.norm(expected)
 
 
-@pytest.mark.parametrize("zero", [(0,), (1, 3), (0, 1), (0, 1, 2, 3, 4)])
-def test_a_vector_of_zeros_is_sound(zero):
-    vectors = np.random.default_rng(2).normal(size=(2, 5, 20))
-    vectors[1, list(zero)] = 0
-    combined, sound = of_products(vectors)
-    assert sound
-    for layer, row in zip(vectors, combined, strict=True):
-        np.testing.assert_allclose(row, reference.adasum_tree(layer), rtol=1e-5, atol=1e-6)
-
-
 class TestSound:
     @pytest.mark.parametrize(("rest", "expected"), [(0.6, True), (0.3, False), (0.01, False)])
     def test_of_a_pair_that_is_combined_further(self, rest, expected):
