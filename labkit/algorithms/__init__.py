@@ -6,8 +6,7 @@ ADASUM_SCOPES = ("layer", "network")
 # ``tail`` of stages that cannot carry a part of an update into the next epoch.
 WHOLE_TAILS = ("flush", "drop")
 SEARCH_METHODS = ("bfgs", "sgd")
-# B before its first pair, and what happens to B after a failed search.
-SEARCH_STARTS = ("identity", "scaled")
+# What happens to B after a failed search.
 SEARCH_FAILURES = ("reset", "rollback")
 
 # Why the host must see each micro-batch, so that no data set can be sunk into the graph.

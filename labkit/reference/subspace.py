@@ -56,7 +56,6 @@ class ProjectedBFGS:
     alpha: float = 0.001
     curvature: float = 1e-8
     failure: str = "reset"
-    start: str = "identity"
     optimizer: Callable = np.subtract
     pair: tuple | None = None
     made: int = 0
@@ -67,7 +66,6 @@ class ProjectedBFGS:
 
     def __post_init__(self) -> None:
         choice("failure", self.failure, ("reset", "rollback"))
-        choice("start", self.start, ("identity", "scaled"))
         self.basis = np.asarray(self.basis, np.float64)
         components, numbers = self.basis.shape
         self.inverse = np.eye(components)
@@ -97,8 +95,6 @@ class ProjectedBFGS:
         y = projected - last
         if y @ s <= self.curvature * np.linalg.norm(y) * np.linalg.norm(s):
             return self.inverse
-        if self.start == "scaled" and np.array_equal(self.inverse, np.eye(len(s))):
-            return bfgs_inverse(y @ s / (y @ y) * self.inverse, s, y)
         return bfgs_inverse(self.inverse, s, y)
 
     def _search(

@@ -28,7 +28,6 @@ SUBSPACE = {
     "trials": 2,
     "gamma": 0.8,
     "curvature": 0.1,
-    "start": "scaled",
     "failure": "rollback",
     "micro_steps": 2,
     "tail": "drop",

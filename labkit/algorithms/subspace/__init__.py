@@ -32,8 +32,7 @@ Departures:
 
 As in the sources, B starts as I. On quadratics with condition number 100, the gap to the subspace's
 optimum falls to 1e-6 of its initial value after 17 updates if the eigenvalues lie around 1, after
-32 around 0.1 and 35 around 100; around 0.01 it takes more than 60. ``start="scaled"`` takes 23
-wherever they lie.
+32 around 0.1 and 35 around 100; around 0.01 it takes more than 60.
 
 A search is not continuous in the weights: in float64, a change of 1e-7 in the weights grew to
 anything from 3e-7 to 0.2 after twenty updates on small batches.

@@ -95,8 +95,8 @@ def _centred(gram: np.ndarray) -> np.ndarray:
 class _Blocks:
     """The columns of the snapshots, a block at a time.
 
-    The middle snapshot is subtracted from the rows, in float64, instead of their mean: the
-    differences are as small, and it saves one pass. The small matrices account for the mean.
+    The middle snapshot is subtracted from the rows, in float64, instead of their mean: it saves one
+    pass. The small matrices account for the mean.
     """
 
     def __init__(self, snapshots: SnapshotFolder, pool: ThreadPoolExecutor):
@@ -124,11 +124,7 @@ class _Blocks:
         return total, square
 
     def project(self, weights: np.ndarray) -> np.ndarray:
-        """Return ``weights`` (K, N) times the rows, float32.
-
-        Each row of ``weights`` sums to 0, as an eigenvector for centred rows, so it makes no
-        difference that the middle row was subtracted instead of the mean.
-        """
+        """Return ``weights`` (K, N), whose rows sum to 0 as for centred rows, times the rows."""
         matrix = np.empty((len(weights), self.size), np.float32)
 
         def chunk(start: int) -> None:

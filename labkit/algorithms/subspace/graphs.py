@@ -7,9 +7,8 @@
     Descend   P, P g -> w <- optimizer(w, P^T P g), for ``method="sgd"``
 
 Vectors of all M weights are flat float32, in the order of the optimizer's parameters. P's shard is
-an argument of the graphs that read it, not a Parameter: a checkpoint does not hold it (3.2 GB for
-32 components of 25 million weights), only its checksum. The vectors also pass from graph to graph
-as arguments, since they belong to one update.
+an argument of the graphs that read it, not a Parameter: a checkpoint holds only its checksum, not
+its 3.2 GB for 32 components of 25 million weights.
 """
 
 import math
@@ -31,15 +30,8 @@ _COLUMNS = 1 << 18  # read at a time: 64 MB in float64 for 32 rows
 class Shard:
     """This rank's components of a basis, in the order of the optimizer's parameters.
 
-    Attributes:
-        tensor: (L, M) float32, L = ceil(K / ranks); rows beyond the K components are zero.
-        components: K.
-        numbers: M.
-        starts: where each parameter starts among the M numbers; ``ends``: where it ends.
-
-    Raises:
-        InputError: if ``basis`` is not a basis, is of other weights, or has rows that are not
-            orthonormal.
+    ``tensor`` is (L, M) float32, L = ceil(K / ranks); rows beyond the K components are zero. Among
+    the M numbers, parameter i begins at ``starts[i]`` and ends at ``ends[i]``.
     """
 
     def __init__(self, basis: Basis, parameters: Sequence[Parameter]):
@@ -122,7 +114,7 @@ class Project(_Graph):
 
 
 class Prepare(_Graph):
-    """(P's shard (L, M), coefficients (N, L)) -> N products (M,) of all ranks, and w (M,)."""
+    """P's shard (L, M), coefficients (N, L) -> N products (M,) of all ranks, and w (M,)."""
 
     def construct(self, basis: Tensor, coefficients: Tensor) -> tuple:
         moves = ops.matmul(coefficients, basis)
@@ -133,11 +125,10 @@ class Prepare(_Graph):
 
 
 class Trial(_Graph):
-    """(step size, P^T d (M,), w (M,), rows) -> (mean loss at w + step size P^T d, weight).
+    """step size, P^T d (M,), w (M,), rows -> mean loss at w + step size P^T d, weight.
 
     It is a forward pass in training mode, because the training loss is what is minimised. The graph
-    itself restores what the pass changes, the weights and BatchNorm's running statistics, so that
-    no interruption leaves a trial's weights behind.
+    itself restores what the pass changes, so that no interruption leaves a trial's weights behind.
     """
 
     def __init__(self, step: nn.Cell):
@@ -145,8 +136,7 @@ class Trial(_Graph):
         self.objective = step.gradient.objective
         self.statistics = running_statistics(step.gradient.loss_net)
         if self.statistics:
-            kept = (copied(statistic, "kept.trial") for statistic in self.statistics)
-            self.kept = ParameterTuple(kept)
+            self.kept = ParameterTuple(copied(each, "kept.trial") for each in self.statistics)
 
     def construct(self, size: Tensor, move: Tensor, start: Tensor, *batch: Tensor) -> tuple:
         if self.statistics:
@@ -170,7 +160,7 @@ class Trial(_Graph):
 
 
 class Finish(_Graph):
-    """(step size, P^T d, P^T P g, w, g, memory): move the weights and store the memory."""
+    """Move the weights and store the memory; from step size, P^T d, P^T P g, w, g, memory."""
 
     def __init__(self, step: nn.Cell):
         super().__init__(step)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from labkit.algorithms import SEARCH_FAILURES, SEARCH_STARTS
+from labkit.algorithms import SEARCH_FAILURES
 from labkit.base.arguments import choice, integer, number
 
 # A longer direction is rejected: its squares leave the range of float32.
@@ -28,9 +28,6 @@ class Constants:
         gamma: momentum of the residual, 0 <= gamma < 1.
         alpha: factor of the residual, >= 0; 0 leaves the optimizer only its weight decay.
         curvature: a pair enters B only if y.s > curvature |y| |s|, 0 <= curvature < 1.
-        start: B before its first pair: ``identity``, as in the sources; or ``scaled``, the identity
-            times y.s / y.y of the pair, the scale of the inverse Hessian (Nocedal and Wright,
-            "Numerical Optimization", eq. 6.20).
         failure: what a failed search does: ``reset`` discards B and the pair; ``rollback`` keeps
             both as before the update, as in MindSpore.
 
@@ -44,12 +41,10 @@ class Constants:
     gamma: float = 0.9
     alpha: float = 0.001
     curvature: float = 1e-8
-    start: str = "identity"
     failure: str = "reset"
 
     def __post_init__(self) -> None:
         choice("failure", self.failure, SEARCH_FAILURES)
-        choice("start", self.start, SEARCH_STARTS)
         for name in ("rho", "sigma"):
             number(name, getattr(self, name), above=0, below=1)
         for name in ("gamma", "curvature"):
@@ -82,7 +77,7 @@ class LastSearch:
 class Memory:
     """What a search remembers: B (K, K), and the last update's P g (K,) and step s (K,), if any.
 
-    Its arrays are float32, as a checkpoint holds them; what is computed from them is float64.
+    All are float32, as a checkpoint holds them; what is computed from them is float64.
     """
 
     inverse: np.ndarray
@@ -107,8 +102,6 @@ def updated_inverse(memory: Memory, gradient: np.ndarray, constants: Constants) 
     product = y @ s
     if not product > constants.curvature * np.linalg.norm(y) * np.linalg.norm(s):
         return inverse
-    if constants.start == "scaled" and np.array_equal(inverse, np.eye(len(s))):
-        inverse = inverse * product / (y @ y)
     left = np.eye(len(s)) - np.outer(s, y) / product
     return left @ inverse @ left.T + np.outer(s, s) / product
 

@@ -38,8 +38,6 @@ _NAME = re.compile(r"step-(\d{9})\.safetensors")
 class Snapshots(Callback):
     """Save the trainable weights of ``network`` several times an epoch; keep the newest ``keep``.
 
-    A training of 50 epochs with ``start_epoch=21`` and ``saves_per_epoch=2`` saves 60 snapshots.
-
     It is a callback for ``fit``, and for ``Model.train`` of any network (after ``EndOfEpoch`` if
     the step needs that, so that the epoch's last snapshot includes a flushed update). A training
     that is interrupted and resumed leaves the same files, bit for bit, as an uninterrupted one.

@@ -173,11 +173,8 @@ class SubspaceUpdate(UpdateStage):
         """
         if self.gradient.ranks == 1:
             return direction, slope
-        values = np.array([slope, *direction], np.float32)
-        if self.basis_shard.rank:
-            values = np.zeros_like(values)
-        values = self.gradient.all_reduce(Tensor(values)).asnumpy()
-        return values[1:], float(values[0])
+        values = cluster.gather([slope, *direction])[0]
+        return values[1:].astype(np.float32), float(values[0])
 
     def _loss(self, size: Tensor, move: Tensor, start: Tensor) -> float:
         """Return the loss of the update's rows, over all ranks, at w + size P^T d."""
