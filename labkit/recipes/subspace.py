@@ -204,11 +204,10 @@ def build_stage_two(config: StageTwoConfig, network: nn.Cell, micro_batches: int
     """Return the step cell, and give the network the weights that the stage starts from."""
     from mindspore import nn
 
-    from labkit.algorithms.subspace import SubspaceStep
+    from labkit.algorithms.subspace import SubspaceStep, basis_from
     from labkit.recipes.parts import build_loss
     from labkit.steps.losses import LossNet
     from labkit.steps.parameter_groups import decay_groups
-    from labkit.upstream.boost import basis_from
 
     load_start(config, network)
     # It applies the residual that the search leaves.

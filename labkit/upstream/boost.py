@@ -21,14 +21,12 @@ The search's own departures stand in ``labkit.algorithms.subspace``.
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from mindspore import nn
 
 from labkit.algorithms.adasum import AdasumStep
-from labkit.algorithms.subspace import Basis, SubspaceStep
-from labkit.algorithms.subspace.basis import Parameters, basis_of
+from labkit.algorithms.subspace import Basis, SubspaceStep, basis_from
 from labkit.base.arguments import choice, flag, integer, number, wrong
 from labkit.errors import InputError, refuse_unknown, warn
 from labkit.ranks import cluster
@@ -241,46 +239,3 @@ def _basis(basis: Basis | None, values: Mapping[str, Any], optimizer: nn.Optimiz
         expected = f"{len(basis.matrix)}, the number in the basis"
         raise wrong("n_components", values["n_components"], expected)
     return basis
-
-
-def basis_from(
-    path: str | Path | None,
-    snapshots: str | Path | None,
-    parameters: Parameters,
-    components: int,
-    report: Callable[[str], None] = print,
-) -> Basis:
-    """Return the basis that MindSpore's two settings ask for; the first rank computes it.
-
-    Args:
-        path: pca_mat_path, a ``.npy`` or ``.safetensors`` file. If it exists, it is loaded and
-            nothing is computed; otherwise it is made. None: pca_mat.safetensors beside the
-            snapshots, made again if it belongs to other snapshots.
-        snapshots: weight_load_dir, a folder of snapshots, or None.
-        parameters: parameters that the basis must belong to.
-        components: K.
-        report: called on the first rank with a sentence that says what was done.
-
-    Raises:
-        InputError: if there is neither, for a basis of a different network or size, and as
-            ``basis_of`` does.
-    """
-    # The first rank decides: a slower one may find the file that the first has just made, load it,
-    # and leave the first waiting in basis_of.
-    there = bool(cluster.gather([float(path is not None and Path(path).exists())])[0, 0])
-    if path is not None and there:
-        basis = Basis.load(path, parameters)
-        if len(basis.matrix) != components:
-            expected = f"{len(basis.matrix)}, the number in the basis in {path}"
-            raise wrong("n_components", components, expected)
-        if cluster.rank_and_size()[0] == 0:
-            report(f"labkit: basis loaded from {path}, nothing computed")
-        return basis
-    if snapshots is None:
-        raise InputError(
-            f"dim_reduce needs weights to make its basis of: weight_load_dir is None, and "
-            f"pca_mat_path {path} is not a file; expected the folder of the first stage's "
-            "snapshots, or a basis"
-        )
-    file = path or Path(snapshots) / "pca_mat.safetensors"
-    return basis_of(file, snapshots, parameters, components, report)

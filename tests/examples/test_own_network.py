@@ -4,8 +4,6 @@ import importlib
 
 import pytest
 
-from labkit import InputError
-
 
 @pytest.fixture
 def program(root, monkeypatch):
@@ -29,8 +27,3 @@ def test_the_example_learns_the_circle(program, technique, least, tmp_path, caps
     capsys.readouterr()
     assert program.main(tmp_path, technique) > least
     assert "resumed after micro-batch 625" in capsys.readouterr().out
-
-
-def test_an_unknown_technique_is_refused(program, tmp_path):
-    with pytest.raises(InputError, match="expected accumulation, thor, both or adasum"):
-        program.main(tmp_path, "adagrad")

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from mindspore import nn
 
-from labkit import InputError
 from labkit.steps.accumulation import AccumulatedStep
 from labkit.training.fit import fit
 from tests.support.step_cells import assert_bit_equal, regression, rows, snapshot, tensors
@@ -53,18 +52,6 @@ def test_its_weights_are_those_of_the_paper(program):
         np.testing.assert_allclose(parameter.asnumpy(), expected, rtol=2e-5, atol=1e-6)
 
 
-def test_a_step_size_of_one_is_the_optimizer_alone(program, eager):
-    network, step = build(program, step_size=1.0)
-    plain, loss_net = regression()
-    other = AccumulatedStep(loss_net, nn.SGD(plain.trainable_params(), 0.1), 2)
-    for call in range(8):
-        batch = tensors(*rows(4, seed=call))
-        step(*batch)
-        other(*batch)
-    for mine, theirs in zip(network.trainable_params(), plain.trainable_params(), strict=True):
-        np.testing.assert_allclose(mine.asnumpy(), theirs.asnumpy(), rtol=1e-6, atol=1e-7)
-
-
 def test_a_training_that_was_stopped_goes_on_to_the_same_bits(program, eager, tmp_path):
     data = ds.NumpySlicesDataset(rows(36), ["x", "y"], shuffle=False).batch(4)
     _, whole = build(program, period=3)
@@ -76,13 +63,6 @@ def test_a_training_that_was_stopped_goes_on_to_the_same_bits(program, eager, tm
     slow = {name: v for name, v in snapshot(whole).items() if "slow" in name}
     assert slow
     assert_bit_equal(snapshot(second), snapshot(whole))
-
-
-def test_other_settings_are_refused_on_resume(program, eager, tmp_path):
-    data = ds.NumpySlicesDataset(rows(8), ["x", "y"], shuffle=False).batch(4)
-    fit(build(program)[1], data, epochs=1, folder=tmp_path, progress=None)
-    with pytest.raises(InputError, match="period"):
-        fit(build(program, period=4)[1], data, epochs=2, folder=tmp_path, resume=True)
 
 
 def test_the_program_learns(program, tmp_path):

@@ -102,19 +102,17 @@ def refusals(rank):
 
 
 def of_snapshots(out, rank):
-    """Return the checksums and messages of the calls of ``basis_of`` on this rank."""
-    from labkit.algorithms.subspace import Basis, basis_of
-    from tests.support.snapshots import size, with_spectrum, write
+    """Return the checksums and messages of the calls of ``basis_from`` on this rank."""
+    from labkit.algorithms.subspace import Basis, basis_from
+    from tests.support.snapshots import SHAPES, size, with_spectrum, write
 
-    if rank == 0:  # the others wait for it in basis_of
+    if rank == 0:  # the others wait for it in basis_from
         write(out / "snapshots", with_spectrum(6, size(), 2.0 ** -np.arange(5.0)))
-    said = []
-    made, loaded = (
-        basis_of(out / "pca_mat.safetensors", out / "snapshots", None, 3, said.append)
-        for _ in range(2)
-    )
-    refused_basis = refused(lambda: basis_of(out / "other.safetensors", out / "snapshots", None, 7))
-    expected = Basis.of(out / "snapshots", None, 3).checksum
+    said, pairs = [], SHAPES.items()
+    made, loaded = (basis_from(None, out / "snapshots", pairs, 3, said.append) for _ in range(2))
+    other = out / "other.safetensors"
+    refused_basis = refused(lambda: basis_from(other, out / "snapshots", pairs, 7))
+    expected = Basis.of(out / "snapshots", pairs, 3).checksum
     checksums = np.array([made.checksum, loaded.checksum, expected])
     return {"basis/checksums": checksums, "basis/said": said, "basis/refused": refused_basis}
 

@@ -123,16 +123,6 @@ class TestTheBasisOfTheDictionary:
         assert Basis.load(path, regression()[0].trainable_params()).checksum == made
         assert not (folder / "pca_mat.safetensors").exists()
 
-    def test_all_ranks_do_what_the_first_one_sees(self, folder, monkeypatch):
-        """A slow rank may find the file that the first has just made, and must still join it."""
-        self.basis(weight_load_dir=folder)
-        path = folder / "pca_mat.safetensors"
-        parameters, calls = regression()[0].trainable_params(), []
-        monkeypatch.setattr(boost.cluster, "gather", lambda values: np.array([[0.0], values]))
-        monkeypatch.setattr(boost, "basis_of", lambda *given: calls.append(given))
-        boost.basis_from(path, folder, parameters, 3)
-        assert [call[:4] for call in calls] == [(path, folder, parameters, 3)]
-
 
 NOT_PART = (
     "boost_step: MindSpore's O2 also turns on less_bn and grad_freeze, which are not part of labkit"

@@ -38,9 +38,9 @@ A search is not continuous in the weights: in float64, a change of 1e-7 in the w
 anything from 3e-7 to 0.2 after twenty updates on small batches.
 """
 
-from labkit.algorithms.subspace.basis import Basis, basis_of
+from labkit.algorithms.subspace.basis import Basis, basis_from
 from labkit.algorithms.subspace.search import Constants, LastSearch
 from labkit.algorithms.subspace.step import SubspaceStep
 from labkit.algorithms.subspace.update import SubspaceUpdate
 
-__all__ = ["Basis", "Constants", "LastSearch", "SubspaceStep", "SubspaceUpdate", "basis_of"]
+__all__ = ["Basis", "Constants", "LastSearch", "SubspaceStep", "SubspaceUpdate", "basis_from"]

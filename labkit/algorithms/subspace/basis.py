@@ -160,49 +160,64 @@ class Basis:
         return basis
 
 
-def basis_of(
-    path: str | Path,
-    folder: str | Path,
-    parameters: Parameters | None = None,
-    components: int = 32,
+def basis_from(
+    path: str | Path | None,
+    folder: str | Path | None,
+    parameters: Parameters,
+    components: int,
     report: Callable[[str], None] = print,
 ) -> Basis:
-    """Return the basis in ``path``; make and save it first unless it is that of the snapshots.
+    """Return the basis that MindSpore's two settings ask for; the first of several ranks makes it.
 
     Args:
-        path: a ``.safetensors`` file, or a ``.npy`` file, which is always made again.
-        folder: of the snapshots, as in ``Basis.of``, like the next two.
-        parameters: the network to which they must belong.
+        path: pca_mat_path, a ``.npy`` or ``.safetensors`` file. If it exists, it is loaded and
+            nothing is computed; otherwise it is made. None: pca_mat.safetensors beside the
+            snapshots, made again if these or the number of components are others.
+        folder: weight_load_dir, a folder of snapshots, or None.
+        parameters: the network to which the basis must belong.
         components: K.
-        report: called on the first rank with a sentence on what was done.
+        report: called on the first rank with a sentence that says what was done.
 
     Raises:
-        InputError: as in ``Basis.of``, or if the basis is damaged or of another network; it is then
-            kept.
-
-    A basis of other snapshots (a file was added, removed or changed) or with another number of
-    components is made again. With several ranks, the first one makes it and the others load it: all
-    must see the same folders and make the same call.
+        InputError: if there is neither, the basis is of another network or, in ``path``, of another
+            size, and as in ``Basis.of``.
     """
-    basis, path, why = None, _path(path), ""
+    if folder is None and not (path and Path(path).exists()):
+        raise InputError(
+            f"dim_reduce needs weights to make its basis of: weight_load_dir is None, and "
+            f"pca_mat_path {path} is not a file; expected the folder of the first stage's "
+            "snapshots, or a basis"
+        )
+    basis, file = None, Path(path or Path(folder or "") / "pca_mat.safetensors")
     with together():
         if rank_and_size()[0] == 0:
-            if path.exists() and path.suffix != ".npy":
-                basis = Basis.load(path, parameters)
-                if len(basis.matrix) != components:
-                    why = f" (the one there had {len(basis.matrix)} components)"
-                elif basis.snapshots != SnapshotFolder(folder, parameters).checksum():
-                    why = " (the one there was made of other snapshots)"
-                else:
-                    report(f"labkit: basis loaded from {path}, nothing computed")
-            if basis is None or why:
-                basis = Basis.of(folder, parameters, components)
-                basis.save(path)
+            basis = _kept(file, folder if path is None else None, parameters, components)
+            if basis is not None:
+                report(f"labkit: basis loaded from {file}, nothing computed")
+            else:
+                basis = Basis.of(folder or "", parameters, components)
+                basis.save(file)
                 report(
-                    f"labkit: basis of {components} components computed from snapshots in {folder},"
-                    f" {basis.explained.sum():.1%} of their variance; saved to {path}{why}"
+                    f"labkit: basis of {components} components computed from the snapshots in "
+                    f"{folder}, {basis.explained.sum():.1%} of their variance; saved to {file}"
                 )
-    return basis or Basis.load(path, parameters)
+    return basis or Basis.load(file, parameters)
+
+
+def _kept(
+    file: Path, folder: str | Path | None, parameters: Parameters, components: int
+) -> Basis | None:
+    """Return the basis in a file, of the folder's snapshots if a folder is given; else None."""
+    if not file.exists():
+        return None
+    basis = Basis.load(file, parameters)
+    if folder is None:
+        if len(basis.matrix) != components:
+            expected = f"{len(basis.matrix)}, the number in the basis in {file}"
+            raise wrong("n_components", components, expected)
+        return basis
+    same = basis.snapshots == SnapshotFolder(folder, parameters).checksum()
+    return basis if same and len(basis.matrix) == components else None
 
 
 def _path(path: str | Path) -> Path:

@@ -6,14 +6,11 @@ import shutil
 import mindspore as ms
 import numpy as np
 import pytest
-from mindspore import nn
 
-from labkit.algorithms.subspace import Basis, basis_of
+from labkit.algorithms.subspace import Basis, basis_from
 from labkit.algorithms.subspace.graphs import Shard
-from labkit.algorithms.subspace.snapshots import SnapshotFolder
 from labkit.errors import InputError
 from labkit.reference import principal_components, reconstruct
-from labkit.upstream.boost import basis_from
 from tests.support.snapshots import SHAPES, size, with_spectrum, write
 from tests.support.tolerances import TOLERANCE
 
@@ -68,19 +65,6 @@ class TestMaking:
             assert errors[-1] == pytest.approx(left, rel=1e-4)
             assert errors[-1] == pytest.approx((SPECTRUM[components:] ** 2).sum(), rel=1e-4)
         assert (np.diff(errors) < 0).all()
-
-    def test_of_a_network_in_the_order_of_its_parameters(self, tmp_path):
-        net = nn.SequentialCell(nn.Dense(3, 2), nn.BatchNorm1d(2), nn.Dense(2, 2))
-        shapes = {p.name: p.shape for p in net.trainable_params()}
-        assert sorted(shapes) != list(shapes)
-        rows = with_spectrum(5, size(shapes), np.array([4.0, 2.0, 1.0]))
-        write(tmp_path, rows, shapes)
-        expected = principal_components(rows, 3).matrix
-        for parameters in (net, net.trainable_params(), list(shapes.items())):
-            basis = Basis.of(tmp_path, parameters, 3)
-            tolerance = TOLERANCE["basis against SVD"]
-            np.testing.assert_allclose(basis.matrix, expected, **tolerance)
-            basis.check(parameters)
 
     def test_refusals_of_what_the_snapshots_hold(self, folder, rows):
         write(folder, rows[[0, 1, 2, 3] + [3] * 6])
@@ -150,76 +134,46 @@ class TestFiles:
                 Basis.load(saved, own)
 
 
-class TestBasisOf:
+class TestBesideItsSnapshots:
     @pytest.fixture
     def call(self, folder):
-        """Call ``basis_of`` on the folder, where the tutorial has it; return it and the message."""
+        """Call ``basis_from`` on the folder, where the basis is kept; return it and the message."""
 
-        def call(components=K):
-            said, path = [], folder / "pca_mat.safetensors"
-            basis = basis_of(path, folder, SHAPES.items(), components, said.append)
+        def call(components=K, parameters=tuple(SHAPES.items())):
+            said = []
+            basis = basis_from(None, folder, parameters, components, said.append)
             return basis, *said
 
         return call
 
     def test_a_second_run_computes_nothing(self, call, monkeypatch):
         first, said = call()
-        assert (
-            said.startswith(f"labkit: basis of {K} components computed from") and "100.0%" in said
-        )
+        assert f"basis of {K} components computed from" in said and "100.0%" in said
         monkeypatch.setattr(Basis, "of", None)
         second, said = call()
         assert said.endswith("pca_mat.safetensors, nothing computed")
         assert_same(second, first)
 
     @pytest.mark.parametrize("change", ["changed", "more", "gone"])
-    def test_other_snapshots_are_noticed(self, call, folder, rows, change):
+    def test_it_is_made_again_of_other_snapshots(self, call, folder, rows, change):
         first, _ = call()
         if change == "changed":
             rows[2, 5] += 0.1
             write(folder, rows)
         elif change == "more":
-            shutil.copy(
-                folder / "step-000000001.safetensors", folder / "step-000000099.safetensors"
-            )
+            shutil.copy(folder / "step-000000001.safetensors", folder / "step-9.safetensors")
         else:
             (folder / "step-000000001.safetensors").unlink()
-        second, said = call()
-        assert "was made of other snapshots" in said
-        assert not np.array_equal(first.matrix, second.matrix)
+        assert not np.array_equal(first.matrix, call()[0].matrix)
         assert "nothing computed" in call()[1]
 
-    def test_another_number_of_components_is_made(self, call):
+    def test_it_is_made_again_with_other_components_and_kept_of_another_network(self, call, folder):
         call()
-        basis, said = call(4)
-        assert "the one there had 6 components" in said and len(basis.matrix) == 4
-
-    def test_one_of_another_network_stays(self, saved, folder):
-        before = saved.read_bytes()
+        assert len(call(4)[0].matrix) == 4
+        before = (folder / "pca_mat.safetensors").read_bytes()
         with pytest.raises(InputError, match="the basis is of another network"):
-            basis_of(saved, folder, list(SHAPES.items())[1:], K)
-        assert saved.read_bytes() == before
-
-
-def test_snapshots_of_a_training_and_their_basis(runtime, tmp_path):
-    """From ``fit`` to the basis; the final weights are on the positive side of each component."""
-    from labkit.algorithms.subspace.snapshots import Snapshots
-    from labkit.steps.losses import LossNet
-    from labkit.steps.plain import PlainStep
-    from labkit.training.fit import fit
-    from tests.support.trainings import dataset, loss_fn, network
-
-    net = network()
-    step = PlainStep(LossNet(net, loss_fn()), nn.SGD(net.trainable_params(), 0.05))
-    saving = Snapshots(net, tmp_path / "snapshots", saves_per_epoch=5)
-    fit(step, dataset(), 2, progress=None, callbacks=[saving])
-    basis = Basis.of(tmp_path / "snapshots", net, 4)
-    snapshots = SnapshotFolder(tmp_path / "snapshots", net)
-    rows = np.empty((10, snapshots.size), np.float32)
-    snapshots.read(0, rows)
-    last = np.concatenate([p.asnumpy().ravel() for p in net.trainable_params()])
-    np.testing.assert_array_equal(rows[-1], last)
-    assert (basis.matrix @ (last - rows.mean(axis=0)) > 0).all()
+            call(4, list(SHAPES.items())[1:])
+        assert (folder / "pca_mat.safetensors").read_bytes() == before
 
 
 class TestBareMatrix:

@@ -133,16 +133,6 @@ def test_bits_do_not_depend_on_the_number_of_threads(monkeypatch):
         assert total == results[0][2]
 
 
-def test_the_order_of_the_snapshots_decides_nothing_but_signs():
-    rows = with_spectrum(12, 700, 3.0 ** -np.arange(11))
-    matrix, variance, _ = principal_components(Rows(rows), 6)
-    order = np.random.default_rng(1).permutation(12)
-    other, other_variance, _ = principal_components(Rows(rows[order]), 6)
-    signs = np.sign((matrix * other).sum(1, keepdims=True))
-    np.testing.assert_allclose(matrix, signs * other, atol=1e-6)
-    np.testing.assert_allclose(variance, other_variance, rtol=1e-9)
-
-
 @pytest.mark.parametrize("directions", [0, 1, 5])
 def test_fewer_directions_than_components_are_counted(directions):
     """The rounding of float32 weights of order 1 adds directions, which do not count."""
@@ -176,14 +166,3 @@ def test_a_number_that_is_not_finite_is_asked_after(bad, row):
     rows[row, 277] = bad
     with pytest.raises(InputError, match=f"row {row} is not finite"):
         principal_components(Rows(rows), 3)
-
-
-@pytest.mark.parametrize(("count", "others"), [(40, 40), (32, 40), (40, 32), (2, 1), (700, 700)])
-def test_a_product_stays_in_the_thread_that_asks(count, others):
-    """OpenBLAS splits products of more than 2^18 multiplications; far smaller ones cost time."""
-    rows = np.random.default_rng(0).normal(size=(count, 5001))
-    items, rest = module._items(rows, others)
-    columns = items.shape[2]
-    assert columns * count * others <= 2**18 or columns == 1
-    assert (columns + 1) * count * others > 2**18 or columns == rows.shape[1]
-    np.testing.assert_array_equal(np.concatenate([*items, rest], axis=1), rows)
