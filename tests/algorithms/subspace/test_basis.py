@@ -15,6 +15,7 @@ from tests.support.snapshots import SHAPES, size, with_spectrum, write
 from tests.support.tolerances import TOLERANCE
 
 N, K = 10, 6
+PAIRS = tuple(SHAPES.items())
 SPECTRUM = 3.0 ** -np.arange(N - 1)
 
 
@@ -32,7 +33,7 @@ def folder(tmp_path, rows):
 @pytest.fixture
 def saved(tmp_path, folder):
     """The path of a saved basis."""
-    Basis.of(folder, SHAPES.items(), K).save(tmp_path / "pca_mat.safetensors")
+    Basis.of(folder, PAIRS, K).save(tmp_path / "pca_mat.safetensors")
     return tmp_path / "pca_mat.safetensors"
 
 
@@ -46,7 +47,7 @@ def assert_same(basis, expected):
 
 class TestMaking:
     def test_it_is_the_twins(self, folder, rows):
-        basis = Basis.of(folder, SHAPES.items(), K)
+        basis = Basis.of(folder, PAIRS, K)
         expected = principal_components(rows, K)
         np.testing.assert_allclose(basis.matrix, expected.matrix, **TOLERANCE["basis against SVD"])
         np.testing.assert_allclose(basis.variance, expected.variance, rtol=1e-9)
@@ -58,7 +59,7 @@ class TestMaking:
         mean = rows.mean(axis=0, dtype=np.float64)
         errors = []
         for components in range(1, N - 1):
-            basis = Basis.of(folder, SHAPES.items(), components)
+            basis = Basis.of(folder, PAIRS, components)
             matrix = basis.matrix.astype(np.float64)
             errors.append(sum(((row - reconstruct(matrix, mean, row)) ** 2).sum() for row in rows))
             left = basis.total_variance * (1 - basis.explained.sum()) * (N - 1)
@@ -69,25 +70,23 @@ class TestMaking:
     def test_refusals_of_what_the_snapshots_hold(self, folder, rows):
         write(folder, rows[[0, 1, 2, 3] + [3] * 6])
         with pytest.raises(InputError, match="components: expected at most 3, .* span, got 6"):
-            Basis.of(folder, SHAPES.items(), K)
+            Basis.of(folder, PAIRS, K)
         rows[4, 20] = np.nan
         write(folder, rows)
         with pytest.raises(InputError, match="000005.safetensors is not finite: see dense.weight"):
-            Basis.of(folder, SHAPES.items(), K)
+            Basis.of(folder, PAIRS, K)
 
     def test_the_order_of_files_and_of_what_is_in_them_is_nothing(self, tmp_path, folder, rows):
         shuffled = tmp_path / "shuffled"
         write(shuffled, rows, order=np.random.default_rng(2).permutation(N))
         for path in shuffled.iterdir():
             reorder(path, sorted(SHAPES, reverse=True))
-        basis, again = (Basis.of(each, SHAPES.items(), K) for each in (folder, shuffled))
+        basis, again = (Basis.of(each, PAIRS, K) for each in (folder, shuffled))
         np.testing.assert_array_equal(again.matrix, basis.matrix)
         np.testing.assert_array_equal(again.variance, basis.variance)
 
     def test_another_order_of_parameters_moves_columns(self, folder):
-        parameters = [
-            ms.Parameter(ms.Tensor(np.zeros(s), ms.float32), n) for n, s in SHAPES.items()
-        ]
+        parameters = [ms.Parameter(ms.Tensor(np.zeros(s), ms.float32), n) for n, s in PAIRS]
         basis, by_name = Basis.of(folder, parameters, K), Basis.of(folder, None, K)
         assert by_name.names == tuple(sorted(SHAPES)) != basis.names
         shares = [Shard(each, parameters).tensor.asnumpy() for each in (basis, by_name)]
@@ -96,8 +95,8 @@ class TestMaking:
 
 class TestFiles:
     def test_what_was_saved_is_loaded_to_the_last_bit(self, folder, saved):
-        basis = Basis.load(saved, SHAPES.items())
-        assert_same(basis, Basis.of(folder, SHAPES.items(), K))
+        basis = Basis.load(saved, PAIRS)
+        assert_same(basis, Basis.of(folder, PAIRS, K))
         assert isinstance(basis.matrix, np.memmap) and not basis.matrix.flags.writeable
         basis.save(saved)  # over the file that it is mapped from
         assert_same(Basis.load(saved), basis)
@@ -129,7 +128,7 @@ class TestFiles:
                 call()
 
     def test_of_another_network(self, saved):
-        for own in (list(SHAPES.items())[:-1], [*SHAPES.items(), ("more", (2,))], [("bias", (5,))]):
+        for own in (PAIRS[:-1], [*PAIRS, ("more", (2,))], [("bias", (5,))]):
             with pytest.raises(InputError, match="the basis is of another network: "):
                 Basis.load(saved, own)
 
@@ -139,7 +138,7 @@ class TestBesideItsSnapshots:
     def call(self, folder):
         """Call ``basis_from`` on the folder, where the basis is kept; return it and the message."""
 
-        def call(components=K, parameters=tuple(SHAPES.items())):
+        def call(components=K, parameters=PAIRS):
             said = []
             basis = basis_from(None, folder, parameters, components, said.append)
             return basis, *said
@@ -172,7 +171,7 @@ class TestBesideItsSnapshots:
         assert len(call(4)[0].matrix) == 4
         before = (folder / "pca_mat.safetensors").read_bytes()
         with pytest.raises(InputError, match="the basis is of another network"):
-            call(4, list(SHAPES.items())[1:])
+            call(4, PAIRS[1:])
         assert (folder / "pca_mat.safetensors").read_bytes() == before
 
 
@@ -190,7 +189,7 @@ class TestBareMatrix:
         expected = np.load(bare)
         np.save(bare, expected.astype(dtype, order))
         said = []
-        basis = basis_from(bare, None, SHAPES.items(), K, said.append)
+        basis = basis_from(bare, None, PAIRS, K, said.append)
         np.testing.assert_array_equal(basis.matrix, expected)
         assert basis.matrix.dtype == np.float32 and basis.names == tuple(SHAPES)
         assert np.isnan(basis.variance).all()
@@ -203,7 +202,7 @@ class TestBareMatrix:
 
         path = tmp_path / "pca_mat_temp.npy"
         np.save(path, _compute_pca_mat(rows.copy(), K))
-        assert Basis.load(path, SHAPES.items()).matrix.shape == (K, size())
+        assert Basis.load(path, PAIRS).matrix.shape == (K, size())
 
     @pytest.mark.parametrize(
         ("change", "words"),
@@ -216,15 +215,15 @@ class TestBareMatrix:
     def test_another_matrix_is_refused(self, bare, change, words):
         np.save(bare, change(np.load(bare)))
         with pytest.raises(InputError, match=words):
-            Basis.load(bare, SHAPES.items())
+            Basis.load(bare, PAIRS)
 
     def test_cut_or_of_another_number_of_components(self, bare):
         message = f"n_components: expected {K}, the number in the basis .*, got {K - 1}"
         with pytest.raises(InputError, match=message):
-            basis_from(bare, None, SHAPES.items(), K - 1)
+            basis_from(bare, None, PAIRS, K - 1)
         bare.write_bytes(bare.read_bytes()[:-4])
         with pytest.raises(InputError, match="is damaged and cannot be read"):
-            Basis.load(bare, SHAPES.items())
+            Basis.load(bare, PAIRS)
 
 
 def test_one_row_of_many_numbers_is_orthonormal():
