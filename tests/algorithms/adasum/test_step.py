@@ -5,12 +5,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mindspore import nn, ops
+from mindspore import nn
 
 from labkit import reference
 from labkit.algorithms.adasum import AdasumStep
 from labkit.algorithms.adasum import update as update_module
-from labkit.algorithms.adasum.combine import ByGram
 from labkit.algorithms.adasum.workers import states_of
 from labkit.errors import InputError
 from labkit.nets.small import NormNet
@@ -21,14 +20,12 @@ from tests.support.adasum_twin import Twin
 from tests.support.step_cells import (
     assert_bit_equal,
     digits,
-    linear,
     momentum,
     regression,
     restore,
     rows,
     snapshot,
     tensors,
-    unchanged,
 )
 from tests.support.tolerances import TOLERANCE
 from tests.support.trainings import loss_fn
@@ -160,22 +157,6 @@ class TestTwin:
                 np.testing.assert_allclose(actual, expected, **TOLERANCE["float32, many updates"])
 
 
-DEAD = {"unused": np.array([1.0, 2.0], np.float32)}
-
-
-class Dead(nn.Dense):
-    """A linear network with a Parameter that nothing uses."""
-
-    def __init__(self):
-        super().__init__(3, 2)
-        self.unused = ms.Parameter(DEAD["unused"], name="unused")
-
-
-def unsure(self, rows, present=None):
-    """Replace ``ByGram.attempt``; leave every bank to the second graph."""
-    return ops.reduce_sum(rows, 0), ops.cast(False, ms.bool_)
-
-
 def opposite_rows(inputs, targets, weights, rest=0.0, more=0.0):
     """Return targets whose residuals have the opposite sign, except for ``rest``."""
     residuals = targets - inputs @ weights[0].T - weights[1]
@@ -202,25 +183,6 @@ class TestSecondGraph:
                         far = np.linalg.norm((after - start).ravel() - combined)
                         assert far <= 1e-5 * np.linalg.norm(combined) + 1e-7
             assert len(second_graphs) == expected and step.last_update.number == 4
-
-    @pytest.mark.parametrize("on", ["updates", "gradients"])
-    def test_a_parameter_that_does_not_move_needs_none(self, on, second_graphs, eager, monkeypatch):
-        """The result equals that of the second graph, the tree, up to rounding."""
-        moved = []
-        for calls in (0, 4):
-            net, loss_net = regression(Dead())
-            restore(net, snapshot(linear()) | DEAD)
-            sgd = nn.SGD(net.trainable_params(), 0.05)
-            if calls:
-                monkeypatch.setattr(ByGram, "attempt", unsure)
-            step = AdasumStep(loss_net, sgd, workers=2, on=on)
-            second_graphs.clear()
-            feed(step, range(8))
-            assert len(second_graphs) == calls and step.last_update.number == 4
-            moved.append(snapshot(net))
-        for name, value in moved[0].items():
-            np.testing.assert_allclose(moved[1][name], value, rtol=2e-6, atol=1e-7)
-        np.testing.assert_array_equal(moved[0]["unused"], DEAD["unused"])
 
     def test_an_update_interrupted_before_it_is_made_by_the_next_call(self, eager, monkeypatch):
         """The next call makes it from the vectors in the bank, before a worker overwrites one."""
@@ -347,12 +309,6 @@ class TestTail:
             ends.append(snapshot(step))
         assert_bit_equal(*ends)
 
-    def test_flush_of_nothing_is_nothing(self, three):
-        _, step = three()
-        feed(step, range(3))
-        with unchanged(step):
-            step.end_epoch()
-
 
 class TestBetweenWorkers:
     """The optimizer while some workers of a team have not had their turn."""
@@ -378,21 +334,6 @@ class TestBetweenWorkers:
         set_state(net.bias, np.array([5.0, -5.0], np.float32))
         feed(step, [12])
         np.testing.assert_array_equal(net.bias.asnumpy(), [5.0, -5.0])
-
-    def test_a_worker_without_a_gradient_keeps_its_moments(self, three):
-        _, step = three()
-        feed(step, range(3))
-        bank = {p.name: p for p in step.get_parameters()}["adasum.bank.moments.weight"]
-        side = int(step.update.states.side.asnumpy())
-        kept = bank.asnumpy()[3 * side + 1].copy()
-        feed(step, [3])
-        inputs, targets = rows(4)
-        step(*tensors(inputs, targets * np.float32(np.inf)))
-        feed(step, [4])
-        side = int(step.update.states.side.asnumpy())
-        np.testing.assert_array_equal(bank.asnumpy()[3 * side + 1], kept)
-        assert not np.array_equal(bank.asnumpy()[3 * side], kept)
-        assert not step.vectors()["weight"][1].any() and kept.any()
 
 
 class TestUpdatesAhead:
