@@ -95,7 +95,7 @@ def test_a_replica_that_differs_in_one_bit_is_found(ranks):
     for written in ranks(2):
         for when in ("end", "built"):
             message = str(written[f"planted/{when}"])
-            assert message.startswith("parameter 'bias' of rank 1 is not that of rank 0")
+            assert message.startswith("rank 1 differs from rank 0 in weights")
 
 
 def test_a_resumed_training_is_the_uninterrupted_one(ranks):
