@@ -212,7 +212,7 @@ class SnapshotFolder:
         """Return the weights of one snapshot by name; raise InputError if one is not finite."""
         values = {}
         for (name, shape), rows in zip(self.described, self._parameters, strict=True):
-            values[name] = rows[index].reshape(shape).copy()
+            values[name] = np.array(rows[index]).reshape(shape)
             if not np.isfinite(values[name]).all():
                 raise InputError(f"the snapshot {self.paths[index]} is not finite: see {name}")
         return values
