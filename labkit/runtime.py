@@ -27,27 +27,16 @@ _SLOW_CONVOLUTION_SINCE = (2, 9)
 
 @dataclass(frozen=True)
 class Runtime:
-    """What ``start`` chose.
-
-    Attributes:
-        device: the device that computes.
-        reason: why it was chosen.
-        seed: seed of everything random.
-        mindspore: version of MindSpore.
-        onednn: value of ONEDNN_MAX_CPU_ISA in force, or ``default``.
-        rank: number of this process; 0 if it has joined no others.
-        ranks: number of ranks.
-        cores: cores that this rank is bound to; empty: all that the process may use.
-    """
+    """What ``start`` chose."""
 
     device: str
-    reason: str
+    reason: str  # why it was chosen
     seed: int
-    mindspore: str
-    onednn: str
-    rank: int = 0
+    mindspore: str  # its version
+    onednn: str  # value of ONEDNN_MAX_CPU_ISA in force, or "default"
+    rank: int = 0  # 0 if this process has joined no others
     ranks: int = 1
-    cores: tuple[int, ...] = ()
+    cores: tuple[int, ...] = ()  # that this rank is bound to; empty: all that it may use
 
     def __str__(self) -> str:
         text = f"labkit: {self.device} ({self.reason}), MindSpore {self.mindspore}, graph mode"
@@ -112,7 +101,7 @@ def start(device: str = "auto", seed: int = 1, *, distribute: bool = False) -> R
             ``distribute`` is True and the environment describes no ranks.
     """
     refuse_unknown("device", device, DEVICES)
-    seed, distribute = arguments.seed(seed), arguments.flag("distribute", distribute)
+    seed = arguments.seed(seed)
     if distribute and not any(os.environ.get(name) for name in cluster.SIZES):
         raise InputError(
             "got distribute=True in a process that was started alone: RANK_SIZE is not in its "
@@ -124,10 +113,10 @@ def start(device: str = "auto", seed: int = 1, *, distribute: bool = False) -> R
             f"device {device} was requested but is not available; this MindSpore can use: "
             f"{', '.join(present)}. `labkit doctor` says more"
         )
-    chosen = present[0] if device == "auto" else device
-    reason = "asked for" if device != "auto" else f"first of {', '.join(present)}"
-    if device == "auto" and len(present) == 1:
-        reason = "no Ascend or GPU that MindSpore can use"
+    chosen, reason = device, "asked for"
+    if device == "auto":
+        chosen, reason = present[0], f"first of {', '.join(present)}"
+        reason = reason if len(present) > 1 else "no Ascend or GPU that MindSpore can use"
     onednn = _choose_onednn() if chosen == "CPU" else "default"
     version = _set_global_state(chosen, seed)
     cores = _join(chosen) if distribute else ()
@@ -168,17 +157,13 @@ def _join(device: str) -> tuple[int, ...]:
     from mindspore.communication import init
 
     mode = mindspore.get_auto_parallel_context("parallel_mode")
+    why = "the steps average gradients over ranks themselves"
     if mode == "data_parallel":  # the source documents' own line
         mindspore.reset_auto_parallel_context()
-        print(
-            "labkit: parallel mode data_parallel set back to stand_alone: the steps average "
-            "gradients over ranks themselves",
-            flush=True,
-        )
+        print(f"labkit: parallel mode data_parallel set back to stand_alone: {why}", flush=True)
     elif mode != "stand_alone":
         raise InputError(
-            f"the parallel mode is {mode}; expected stand_alone, MindSpore's default, or "
-            "data_parallel: the steps average gradients over ranks themselves"
+            f"the parallel mode is {mode}; expected stand_alone, MindSpore's default: {why}"
         )
     if cluster.joined():
         return ()
@@ -200,7 +185,7 @@ def _keep_to_share() -> tuple[int, ...]:
     if not os.environ.get(cluster.RANKS_HERE) or not os.environ.get("DEVICE_ID"):
         return ()
     ranks = cluster.environment_number(cluster.RANKS_HERE, low=1)
-    rank, cores = cluster.environment_number("DEVICE_ID"), usable_cores()
+    rank, cores = cluster.environment_number("DEVICE_ID"), sorted(os.sched_getaffinity(0))
     # Three ranks on two cores: the rank alone on a core would wait for the two that share one.
     if rank >= ranks or ranks == 1 or (ranks > len(cores) and ranks % len(cores)):
         return ()
@@ -210,24 +195,10 @@ def _keep_to_share() -> tuple[int, ...]:
     mindspore.ops.matmul(ones, ones).asnumpy()
     first, last = rank * len(cores) // ranks, (rank + 1) * len(cores) // ranks
     share = cores[first : max(last, first + 1)]
-    return tuple(share) if keep_to(set(share)) else ()
-
-
-def usable_cores() -> list[int]:
-    """Return the numbers of the cores that this process may use, lowest first."""
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))  # macOS and Windows
-
-
-def keep_to(cores: set[int]) -> bool:
-    """Restrict all threads of the process to ``cores``; return whether the system can do that."""
-    if not hasattr(os, "sched_setaffinity"):
-        return False
     for thread in os.listdir("/proc/self/task"):
         with contextlib.suppress(ProcessLookupError):  # the thread has just ended
-            os.sched_setaffinity(int(thread), cores)
-    return True
+            os.sched_setaffinity(int(thread), share)
+    return tuple(share)
 
 
 def _choose_onednn() -> str:

@@ -68,11 +68,9 @@ def test_json(tmp_path):
     write_json(path, value, "the file")
     assert path.read_text("utf-8").startswith('{\n "b": [\n  1,\n') and "Größe" in path.read_text()
     assert json.loads(path.read_text()) == value
-    write_json(path, float("inf"), "the file", indent=None)
-    assert path.read_text() == "Infinity\n"
     with pytest.raises(ValueError):
         write_json(path, float("nan"), "the file", allow_nan=False)
-    assert path.read_text() == "Infinity\n" and list(tmp_path.iterdir()) == [path]
+    assert json.loads(path.read_text()) == value and list(tmp_path.iterdir()) == [path]
 
 
 def test_a_place_that_cannot_be_written_is_refused(tmp_path):
@@ -81,9 +79,8 @@ def test_a_place_that_cannot_be_written_is_refused(tmp_path):
         with pytest.raises(InputError, match="cannot write the file .*x.npy"):
             with whole_file(f"{folder}/x.npy", "the file") as temporary:
                 temporary.write_text("new")
-    for folder in (tmp_path / "file", tmp_path / "file" / "run"):
-        with pytest.raises(InputError, match="cannot write to .*file"):
-            make_folder(folder)
+    with pytest.raises(InputError, match="cannot write to .*file"):
+        make_folder(tmp_path / "file" / "run")
     make_folder(tmp_path / "a" / "b")
     assert list((tmp_path / "a" / "b").iterdir()) == []
 
