@@ -7,7 +7,6 @@ MindSpore reads only once, at its own import (its log level).
 import contextlib
 import gc
 import os
-import platform
 import random
 import sys
 from collections.abc import Iterator
@@ -71,11 +70,10 @@ def available_devices() -> tuple[str, ...]:
     return tuple(name for name in DEVICES[1:] if handle.is_pkg_support_device(name))
 
 
-def needs_onednn_workaround(mindspore_version: str, cpu_flags: set[str] | None = None) -> bool:
+def needs_onednn_workaround(mindspore_version: str) -> bool:
     """Return whether convolutions take the slow reference kernel on this CPU and version."""
     version = tuple(int(part) for part in mindspore_version.split(".")[:2])
-    flags = cpu_flags if cpu_flags is not None else _cpu_flags()
-    return version >= _SLOW_CONVOLUTION_SINCE and "avx512f" in flags
+    return version >= _SLOW_CONVOLUTION_SINCE and _has_avx512()
 
 
 def start(device: str = "auto", seed: int = 1, *, distribute: bool = False) -> Runtime:
@@ -117,8 +115,10 @@ def start(device: str = "auto", seed: int = 1, *, distribute: bool = False) -> R
     if device == "auto":
         chosen, reason = present[0], f"first of {', '.join(present)}"
         reason = reason if len(present) > 1 else "no Ascend or GPU that MindSpore can use"
-    onednn = _choose_onednn() if chosen == "CPU" else "default"
     version = _set_global_state(chosen, seed)
+    if chosen == "CPU" and needs_onednn_workaround(version):
+        os.environ.setdefault(_ONEDNN_VARIABLE, "AVX2")
+    onednn = os.environ.get(_ONEDNN_VARIABLE, "default")
     cores = _join(chosen) if distribute else ()
     runtime = Runtime(chosen, reason, seed, version, onednn, *cluster.rank_and_size(), cores)
     # MindSpore collects garbage around every compilation, which visits everything imported: 20 ms
@@ -201,14 +201,6 @@ def _keep_to_share() -> tuple[int, ...]:
     return tuple(share)
 
 
-def _choose_onednn() -> str:
-    import mindspore
-
-    if _ONEDNN_VARIABLE not in os.environ and needs_onednn_workaround(mindspore.__version__):
-        os.environ[_ONEDNN_VARIABLE] = "AVX2"
-    return os.environ.get(_ONEDNN_VARIABLE, "default")
-
-
 def _quieten() -> None:
     """Reduce MindSpore's logging before its first import, unless the user has chosen a level.
 
@@ -218,9 +210,5 @@ def _quieten() -> None:
         os.environ.setdefault("GLOG_v", "4" if "ipykernel" in sys.modules else "3")
 
 
-def _cpu_flags() -> set[str]:
-    if platform.machine() == "x86_64":
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("flags"):
-                return set(line.split(":", 1)[1].split())
-    return set()
+def _has_avx512() -> bool:
+    return " avx512f " in Path("/proc/cpuinfo").read_text()

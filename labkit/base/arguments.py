@@ -1,9 +1,6 @@
 """Arguments and values, wherever they come from: a call, a YAML file, a command line.
 
-    epochs = integer("epochs", epochs)                      an integer >= 1
     decay = number("decay", decay, at_least=0, below=1)     0 <= decay < 1
-    nesterov = flag("nesterov", nesterov)                   True or False
-    tail = choice("tail", tail, ("flush", "drop"))          one of these words
 
 Each check returns a plain Python value or raises ``InputError``. NumPy's integers and floats are
 accepted everywhere; True and False never count as numbers.
@@ -129,24 +126,24 @@ class Parser(argparse.ArgumentParser):
 # --- values that users write -------------------------------------------------------------------
 
 _TAG = "tag:yaml.org,2002:"
-_FLOAT = r"[-+]?(?:\d+\.\d*|\.\d+)(?:[eE][-+]?\d+)?|[-+]?\d+[eE][-+]?\d+"
-_WORDS = (
-    ("null", r"~|null|Null|NULL|None|", ["~", "n", "N", ""]),
-    ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
-    ("int", r"[-+]?[0-9]+", list("-+0123456789")),
-    ("float", _FLOAT, list("-+.0123456789")),
-)
-_ENDS = {"[": "]", "{": "}", "'": "'", '"': '"'}
+_BEGINS = set("[{'\"")  # of what is YAML's; everything else is one word
 
 
 class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers: dict = {}
 
 
-for _kind, _pattern, _first in _WORDS:
+for _kind, _pattern, _first in (
+    ("null", r"~|null|Null|NULL|None|", ["~", "n", "N", ""]),
+    ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+    ("int", r"[-+]?[0-9]+", list("-+0123456789")),
+    ("float", r"[-+]?(\d+\.\d*|\.\d+|\d+(?=[eE]))([eE][-+]?\d+)?", list("-+.0123456789")),
+):
     _Loader.add_implicit_resolver(_TAG + _kind, re.compile(f"(?:{_pattern})$"), _first)
-_Loader.add_constructor(_TAG + "int", lambda loader, node: int(loader.construct_scalar(node)))
-_Loader.add_constructor(_TAG + "float", lambda loader, node: float(loader.construct_scalar(node)))
+for _kind, _type in (("int", int), ("float", float)):
+    _Loader.add_constructor(
+        _TAG + _kind, lambda loader, node, make=_type: make(loader.construct_scalar(node))
+    )
 
 
 def read_yaml(path: str | os.PathLike, first: bool = False) -> Any:
@@ -164,13 +161,11 @@ def read_yaml(path: str | os.PathLike, first: bool = False) -> Any:
 def parse(text: str) -> Any:
     """Return the value of a text after ``-p name=`` or of a recipe's option.
 
-    Lists, mappings and quoted texts are YAML's; everything else is one word.
-
     Raises:
         InputError: for a list, mapping or quoted text that does not end.
     """
     text = text.strip()
-    if text[:1] in _ENDS:
+    if text[:1] in _BEGINS:
         return _plain(text)
     kind = _Loader("").resolve(yaml.ScalarNode, text, (True, False))
     return text if kind == _TAG + "str" else _plain(text)
@@ -182,20 +177,11 @@ def parse_several(text: str) -> list[Any]:
     Raises:
         InputError: as ``parse`` does, and where there is nothing between two commas.
     """
-    parts: list[str] = [""]
-    ends: list[str] = []  # that close what is open
-    for character in text:
-        if character == "," and not ends:
-            parts.append("")
-            continue
-        if ends and character == ends[-1]:
-            ends.pop()
-        elif character in _ENDS and (ends or not parts[-1].strip()):
-            ends.append(_ENDS[character])
-        parts[-1] += character
-    if not all(part.strip() for part in parts):
+    if _BEGINS & set(text):
+        return _plain(f"[{text}]")
+    if not all(part.strip() for part in text.split(",")):
         raise InputError(f"expected values separated by commas, got {text!r}")
-    return [parse(part) for part in parts]
+    return list(map(parse, text.split(",")))
 
 
 def _plain(text: str, first: bool = False) -> Any:

@@ -37,7 +37,7 @@ class _Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except (InputError, PermissionError) as error:  # a path without read permission
+        except InputError as error:
             print(f"labkit: {error}", file=sys.stderr)
             raise typer.Exit(2) from None
         except KeyboardInterrupt:
@@ -66,42 +66,32 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-_PRESETS = "smoke, lab or paper; $LABKIT_PRESET, or else lab, if not given."
-_Preset = Annotated[str | None, typer.Option(help=_PRESETS)]
-_Device = Annotated[str | None, typer.Option(help="auto (if not given), Ascend, GPU or CPU.")]
-_Parameters = Annotated[
-    list[str] | None,
-    typer.Option("-p", "--parameter", metavar="NAME=VALUE", help="May be repeated."),
+_Text = str | None
+_Preset = Annotated[_Text, typer.Option(help="smoke, lab or paper; $LABKIT_PRESET, else lab.")]
+_Device = Annotated[_Text, typer.Option(help="auto (if not given), Ascend, GPU or CPU.")]
+_Out = Annotated[
+    _Text, typer.Option(metavar="FOLDER", help="If not given, in the project's runs/.")
 ]
-_Jobs = Annotated[
-    int | None,
-    typer.Option(min=1, help="At once, each on cores of its own; as many as fit if not given."),
-]
-_Timeout = Annotated[
-    float | None,
-    typer.Option(min=1, help="Seconds a lab may take: 900 at smoke, 3600 at lab; inf: no limit."),
-]
-_Memory = Annotated[
-    float | None, typer.Option(min=0.1, metavar="GB", help="Memory that one lab may hold.")
-]
-_Json = Annotated[
-    bool, typer.Option("--json", help="One JSON object at the end, and nothing else on stdout.")
-]
+_Jobs = Annotated[int | None, typer.Option(min=1, help="At once; as many as fit if not given.")]
+_Seconds = Annotated[float | None, typer.Option(min=1, help="Seconds of one lab; or inf.")]
+_Memory = Annotated[float | None, typer.Option(min=0.1, help="GB that one lab may hold.")]
+_Json = Annotated[bool, typer.Option("--json", help="Print one JSON object at the end alone.")]
+_PARAMETER = typer.Option("-p", "--parameter", metavar="NAME=VALUE", help="May be repeated.")
+_Parameters = Annotated[list[str] | None, _PARAMETER]
+_Labs = Annotated[list[str] | None, typer.Argument(help="Number, name or notebook; none: all.")]
 
 
 def _show_version(asked: bool) -> None:
     if asked:
-        typer.echo(f"labkit {labkit_version()}")
+        print(f"labkit {labkit_version()}")
         raise typer.Exit()
 
 
+_VERSION = typer.Option("--version", callback=_show_version, is_eager=True)
+
+
 @app.callback()
-def _main(
-    version: Annotated[
-        bool,
-        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
-    ] = False,
-) -> None:
+def _main(version: Annotated[bool, _VERSION] = False) -> None:
     # As Ctrl-C: what a command has started ends with it.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
@@ -119,40 +109,25 @@ def list_labs() -> None:
 
 @app.command(cls=_Run)
 def run(
-    labs: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[LAB]...",
-            help="Number or name, as in `labkit list`, or a notebook's path; none: all.",
-        ),
-    ] = None,
+    labs: _Labs = None,
     preset: _Preset = None,
     device: _Device = None,
     parameter: _Parameters = None,
-    parameters: Annotated[
-        Path | None, typer.Option("-f", "--parameters", metavar="FILE.yaml", help="From a file.")
-    ] = None,
-    out: Annotated[
-        str | None, typer.Option(metavar="FOLDER", help="runs/<time> of the project if not given.")
-    ] = None,
+    parameters: Annotated[Path | None, typer.Option("-f", help="Parameters, in YAML.")] = None,
+    out: _Out = None,
     resume: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="RUN",
-            help="Go on in the folder of an earlier run: labs that passed with the same parameters "
-            "are not executed again.",
-        ),
+        Path | None, typer.Option(metavar="RUN", help="Go on in the folder of an earlier run.")
     ] = None,
     jobs: _Jobs = None,
-    timeout: _Timeout = None,
+    timeout: _Seconds = None,
     memory: _Memory = None,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Only the closing table.")] = False,
     as_json: _Json = False,
 ) -> None:
     """Execute labs headlessly, each by papermill in a process of its own, and print a table.
 
     A lab that fails, hangs or takes too much memory is reported with its cell and the last lines of
-    its log; the others go on.
+    its log; the others go on. With --resume, labs that passed with the same parameters are not
+    executed again.
 
     Example: labkit run 01 --preset smoke -p micro_steps=8
     """
@@ -170,9 +145,13 @@ def run(
     if resume and out is not None:
         raise wrong("--out", out, "none beside --resume, which goes on in its folder")
     folder = resume.resolve() if resume else runner.output_folder(out)
-    results = runner.run(chosen, folder, jobs, timeout, memory, quiet=quiet or as_json)
+    results = runner.run(chosen, folder, jobs, timeout, memory, quiet=as_json)
     rows = [
-        (*_row(each), _near(folder / each["lab"] / each["notebook"]), each["device"] or "-")
+        (
+            *_row(each),
+            os.path.relpath(folder / each["lab"] / each["notebook"]),
+            each["device"] or "-",
+        )
         for each in results
     ]
     head = ("lab", "status", "seconds", "headline", "notebook", "device")
@@ -181,19 +160,13 @@ def run(
 
 @app.command()
 def sweep(
-    lab: Annotated[str, typer.Argument(metavar="LAB", help="Number, name or path.")],
-    parameter: Annotated[
-        list[str] | None,
-        typer.Option("-p", "--parameter", metavar="NAME=VALUE,VALUE", help="May be repeated."),
-    ] = None,
+    lab: str,
+    parameter: _Parameters = None,
     preset: _Preset = None,
     device: _Device = None,
-    out: Annotated[
-        str | None,
-        typer.Option(metavar="FOLDER", help="runs/sweeps/<lab>-<preset> if not given."),
-    ] = None,
+    out: _Out = None,
     jobs: _Jobs = None,
-    timeout: _Timeout = None,
+    timeout: _Seconds = None,
     memory: _Memory = None,
     as_json: _Json = False,
 ) -> None:
@@ -211,29 +184,21 @@ def sweep(
     written = sweeps.write(results, grid, folder)
     rows = [(*runner.parameters_of(each["requested"]).values(), *_row(each)) for each in results]
     if not as_json:
-        print("written:", *map(_near, written))
+        print("written:", *map(os.path.relpath, written))
     _finish(results, folder, as_json, (*grid, "lab", "status", "seconds", "headline"), rows)
 
 
 @app.command()
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs.")],
-    out: Annotated[
-        Path | None,
-        typer.Option(help="RUN/report.html for one RUN, ./report.html for several."),
-    ] = None,
-    notebooks: Annotated[
-        bool, typer.Option(help="Convert the executed notebooks too, two to four seconds each.")
-    ] = True,
-    check: Annotated[
-        bool,
-        typer.Option("--check", help="Write nothing; list what differs, exit 1 if anything does."),
-    ] = False,
+    runs: list[Path],
+    out: Annotated[Path | None, typer.Option(help="RUN/report.html, of several here.")] = None,
+    notebooks: Annotated[bool, typer.Option(help="Also as pages, 2 to 4 seconds each.")] = True,
+    check: Annotated[bool, typer.Option("--check", help="Only list what differs.")] = False,
 ) -> None:
     """Write one HTML page about runs that needs no network, and print its path.
 
     Differences between the runs come first, times apart; then what ran, headline numbers beside the
-    stored run's, figures and the executed notebooks.
+    stored run's, figures and the executed notebooks. --check exits with 1 if anything differs.
 
     Example: labkit report runs/latest
     """
@@ -250,29 +215,29 @@ app.command()(convert)
 app.command()(doctor)
 
 
-def _program(name: str, example: str) -> None:
-    def call(context: typer.Context) -> None:
-        if context.args[:1] in (["-h"], ["--help"]):
-            typer.echo(context.get_help())
-            raise typer.Exit()
-        from labkit.recipes.__main__ import main
+def _recipe(context: typer.Context) -> None:
+    from labkit.recipes.__main__ import main
 
-        raise typer.Exit(main([name, *context.args], "labkit"))
-
-    call.__doc__ = f"""{name.capitalize()} a whole program: one process, ranks or machines.
-
-    RECIPE is one of {", ".join(RECIPES)}; `labkit {name} RECIPE --help` has its options.
-
-    Example: labkit {name} {example}
-    """
-    # All words after the recipe, --help included, go to the recipe's own parser.
-    passed_on = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
-    panel = "Whole training programs"
-    app.command(name, rich_help_panel=panel, context_settings=passed_on)(call)
+    raise typer.Exit(main([context.info_name or "", *context.args], "labkit"))
 
 
-_program("train", "accumulation --data_path MNIST_Data")
-_program("eval", "thor --data_path CIFAR10 --checkpoint_path FILE")
+for _name, _example in (
+    ("train", "accumulation --data_path MNIST_Data"),
+    ("eval", "thor --data_path CIFAR10 --checkpoint_path FILE"),
+):
+    app.command(
+        _name,
+        help=f"{_name.capitalize()} a whole program: one process, ranks or machines. RECIPE is one "
+        f"of {', '.join(RECIPES)}; `labkit {_name} RECIPE --help` has its options.\n\n"
+        f"Example: labkit {_name} {_example}",
+        rich_help_panel="Whole training programs",
+        # All words, --help included, go to the recipe's own parser.
+        context_settings={
+            "allow_extra_args": True,
+            "ignore_unknown_options": True,
+            "help_option_names": [],
+        },
+    )(_recipe)
 
 
 def _preset() -> str:
@@ -302,14 +267,8 @@ def _finish(
     for text in runner.complaints(results):
         print(text, file=sys.stderr)
     if code in (1, 130):
-        print(f"the same command with --resume {_near(folder)} goes on", file=sys.stderr)
+        print(f"the same command with --resume {os.path.relpath(folder)} goes on", file=sys.stderr)
     raise typer.Exit(code)
-
-
-def _near(path: Path) -> str:
-    """Return a path as seen from the working folder, if it is inside, else in full."""
-    here = Path.cwd().resolve()
-    return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:

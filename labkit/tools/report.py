@@ -128,15 +128,9 @@ def is_within(value: Any, reference: Any, kind: str, amount: float | None) -> bo
 
 
 def write(folders: Sequence[Path], out: Path | None = None, notebooks: bool = True) -> Path:
-    """Write the page and return its path.
+    """Write the page about runs (to report.html in a run's folder, here for several).
 
-    Args:
-        folders: folders of runs.
-        out: path of the page; None: report.html in the run's folder, or here for several runs.
-        notebooks: whether each executed notebook becomes a page, two to four seconds each.
-
-    Raises:
-        InputError: if a folder holds no run, or the page cannot be written.
+    Each executed notebook becomes a page too, if wanted. Return the page's path.
     """
     from jinja2 import Environment, FileSystemLoader
 

@@ -73,11 +73,10 @@ class Task:
 def tasks(
     names: Sequence[str], *, preset: str, device: str, parameters: Mapping[str, Any]
 ) -> list[Task]:
-    """Check a request and return a task for each of the labs ``names``; all labs if empty.
+    """Return a task for each of the labs ``names`` (all if empty), which can run with the values.
 
     Raises:
-        InputError: if a lab, preset, device or parameter is unknown, or a lab cannot run with a
-            value.
+        InputError: if one cannot, or a lab, preset, device or parameter is unknown.
     """
     refuse_unknown("preset", preset, PRESETS)
     refuse_unknown("device", device, DEVICES)
@@ -99,8 +98,7 @@ def values(texts: Iterable[str], read: Callable[[str], Any] = parse) -> dict[str
     """Return ``{"epochs": 3}`` for ``["epochs=3"]``; ``read`` makes a value of a text.
 
     Raises:
-        InputError: if a text has no ``=`` or no value, or a name is given twice or has an option of
-            its own.
+        InputError: for another form, or a name given twice or with an option of its own.
     """
     named: dict[str, Any] = {}
     for text in texts:
@@ -121,10 +119,7 @@ def values(texts: Iterable[str], read: Callable[[str], Any] = parse) -> dict[str
 def output_folder(out: str | None) -> Path:
     """Return the run folder: ``out``, which may begin with ~, or a new ``runs/<time>``.
 
-    ``runs/latest`` then points to the new one.
-
-    Raises:
-        InputError: for an empty text or an address.
+    ``runs/latest`` then points to the new one. An address or an empty text is refused.
     """
     if out is None:
         folder = new_folder(find_project() / "runs")
@@ -152,18 +147,11 @@ def run(
     memory: float | None = None,
     quiet: bool = False,
 ) -> list[dict[str, Any]]:
-    """Execute the tasks, each on cores of its own; return their results.
+    """Execute the tasks, ``jobs`` at once (as many as fit), each on cores of its own.
 
-    Tasks that have passed in their folder with the same parameters are not executed again. The
-    folder is locked. Ctrl-C interrupts the labs that run, and those not yet begun have no results.
-
-    Args:
-        chosen: the tasks.
-        folder: folder of the run.
-        jobs: how many at once; None: as many as fit.
-        seconds: limit of one lab; None: ``SECONDS`` of the preset.
-        memory: limit of one lab in GB; None: no limit.
-        quiet: whether to print nothing.
+    Those that have passed in their folder with the same parameters are not executed again. A lab
+    may take ``seconds`` (``SECONDS`` of its preset) and ``memory`` in GB (all). The folder is
+    locked. Ctrl-C interrupts the labs that run, and those not yet begun have no results.
     """
     asked = dict(chosen[0].asked)
     preset, device = asked.pop("preset"), asked.pop("device")
@@ -178,8 +166,8 @@ def run(
 
     def execute(task: Task) -> dict[str, Any]:
         place, name = folder / task.folder, task.lab.name
-        before = read_results(place)
-        if before.get("status") == "passed" and before["requested"] == plain(task.asked, "values"):
+        before, now_asked = read_results(place), plain(task.asked, "parameters")
+        if before.get("status") == "passed" and before.get("requested") == now_asked:
             say(f"{name}: passed before with the same parameters, not executed again")
             return before
         say(f"{name}: preset {preset}, device {device}")
@@ -211,7 +199,6 @@ def run(
         finally:
             stop.set()
             pool.shutdown(cancel_futures=True)
-    say("")
     return [future.result() for future in futures if not future.cancelled()]
 
 

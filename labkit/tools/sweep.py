@@ -24,11 +24,7 @@ Grid = Mapping[str, Sequence[Any]]
 
 
 def grid_of(texts: Iterable[str]) -> dict[str, list[Any]]:
-    """Return ``{"seed": [1, 2]}`` for ``["seed=1,2"]``; a value may be a list in brackets.
-
-    Raises:
-        InputError: if a text is not NAME=VALUE,VALUE, or there is none.
-    """
+    """Return ``{"seed": [1, 2]}`` for ``["seed=1,2"]``; a value may be a list in brackets."""
     grid = run.values(texts, parse_several)
     if not grid:
         raise InputError("-p: expected at least one parameter, as in -p seed=1,2,3, got none")
@@ -36,13 +32,7 @@ def grid_of(texts: Iterable[str]) -> dict[str, list[Any]]:
 
 
 def tasks(lab: str, grid: Grid, **options: str) -> list[run.Task]:
-    """Return a checked task for each point of the grid, the last parameter changing fastest.
-
-    Args:
-        lab: number, name or path of the lab.
-        grid: values by name.
-        **options: ``preset`` and ``device``, as for ``run.tasks``.
-    """
+    """Return a task for each point of the grid, the last parameter changing fastest."""
     made = {}
     for point in itertools.product(*grid.values()):
         parameters = dict(zip(grid, point, strict=True))
@@ -105,7 +95,7 @@ def figure(results: Sequence[Mapping[str, Any]], grid: Grid) -> "Figure":
             if is_number(value):
                 groups.setdefault(label, {}).setdefault(place, []).append(value)
         for (label, dots), color in zip(groups.items(), itertools.cycle(plots.PALETTE)):
-            plots.mean_and_seeds(axis, dots, color, label or None, size=4)
+            plots.mean_and_seeds(axis, dots, color, label or None)
         if not numbers:
             axis.set_xticks(range(len(grid[first])), [str(value) for value in grid[first]])
         axis.set(xlabel=first.replace("_", " "), ylabel=name.replace("_", " "))

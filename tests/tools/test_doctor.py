@@ -35,7 +35,8 @@ NUMPY_2 = {"numpy": "2.1.0", "mindspore": "2.10", "sum": 2.0}
 )
 def test_a_wrong_measurement_fails(monkeypatch, name, answers, found):
     monkeypatch.setattr(doctor, "_measure", lambda: answers)
-    (check,) = doctor.run([name])
+    monkeypatch.setattr(doctor, "CHECKS", {name: doctor.CHECKS[name]})
+    (check,) = doctor.run()
     assert not check.ok and found in check.found and check.remedy
 
 
@@ -122,19 +123,18 @@ def test_a_process_that_dies_fails_what_it_has_not_answered(monkeypatch, tmp_pat
     monkeypatch.setenv("GLOG_v", "9")
     monkeypatch.setattr("sys.executable", str(program))
     monkeypatch.setattr(doctor, "_measure", doctor._measure.__wrapped__)
-    device, numpy = doctor.run(["device", "numpy"])
+    checks = {name: doctor.CHECKS[name] for name in ("device", "numpy")}
+    monkeypatch.setattr(doctor, "CHECKS", checks)
+    device, numpy = doctor.run()
     assert device.ok and not numpy.ok and "exit code -11: GLOG_v is" in numpy.found
 
 
 def test_the_command_says_what_failed_and_exits_with_1(monkeypatch):
-    monkeypatch.setitem(doctor.CHECKS, "disk", lambda root: (False, "full", "make clean"))
-    done = labkit("doctor", "disk", "msrun")
+    only = {"disk": lambda root: (False, "full", "make clean"), "msrun": doctor.CHECKS["msrun"]}
+    monkeypatch.setattr(doctor, "CHECKS", only)
+    done = labkit("doctor")
     assert done.exit_code == 1
     assert "FAIL  disk" in done.stdout and "remedy: make clean" in done.stdout
     assert done.stdout.endswith("1 of 2 checks passed\n")
-    lines = labkit("doctor", "--json", "disk").stdout.splitlines()
-    expected = {"name": "disk", "ok": False, "found": "full", "remedy": "make clean"}
-    assert [json.loads(line) for line in lines] == [expected]
-    assert labkit("doctor", "msrun").exit_code == 0
-    done = labkit("doctor", "mrsun")
-    assert done.exit_code == 2 and "msrun" in done.stderr
+    only.pop("disk")
+    assert labkit("doctor").exit_code == 0

@@ -34,7 +34,7 @@ def test_a_lab_that_passes(call, results, project):
 @pytest.mark.parametrize(
     "words",
     [
-        ["-q", "mine.ipynb", "-p", "rate", "-1e-3"],
+        ["mine.ipynb", "-p", "rate", "-1e-3"],
         ["mine.ipynb", "-f", "some.yaml"],
         ["mine.ipynb", "-f", "some.yaml", "--preset", "lab", "-p", "rate=-1e-3"],
     ],
