@@ -4,15 +4,12 @@ import importlib
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
 from labkit.base.arguments import wrong
 from labkit.errors import InputError
-
-if TYPE_CHECKING:
-    from mindspore import nn
 
 
 def convert(
@@ -62,7 +59,7 @@ def convert(
         print(f"{target}: written; {match}")
 
 
-def _build(network: str, classes: int) -> "nn.Cell":
+def _build(network: str, classes: int) -> Any:
     """Return the Cell that ``network`` names."""
     if match := re.fullmatch(r"resnet(\d+)", network):
         from labkit.nets.resnet import resnet

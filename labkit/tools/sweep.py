@@ -9,16 +9,13 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 from labkit.base.arguments import is_number, parse_several
 from labkit.base.files import whole_file
 from labkit.errors import InputError
 from labkit.tools import run
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 Grid = Mapping[str, Sequence[Any]]
 
@@ -72,8 +69,8 @@ def _line(results: Mapping[str, Any]) -> dict[str, Any]:
     return line
 
 
-def figure(results: Sequence[Mapping[str, Any]], grid: Grid) -> "Figure":
-    """Draw every headline metric, and the seconds, over the first parameter of the grid.
+def figure(results: Sequence[Mapping[str, Any]], grid: Grid) -> Any:
+    """Return a figure of each headline metric, and the seconds, over the grid's first parameter.
 
     Runs that differ only in the seed are dots, a line joins their means; each combination of the
     other parameters has its own colour.
@@ -89,7 +86,7 @@ def figure(results: Sequence[Mapping[str, Any]], grid: Grid) -> "Figure":
         groups: dict[str, dict[float, list[float]]] = {}
         for each in results:
             asked: dict[str, Any] = each["requested"]
-            value: Any = {**each.get("metrics", {}), **each}.get(name)
+            value: Any = {**each, **each.get("metrics", {})}.get(name)
             label = ", ".join(f"{key} {asked[key]}" for key in several)
             place = asked[first] if numbers else float(grid[first].index(asked[first]))
             if is_number(value):
