@@ -6,22 +6,18 @@ import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-_LONGEST = 1000  # characters of a message
-
 
 class InputError(ValueError):
     """Input that cannot be used: the message says what was expected and what was given.
 
-    The command line prints it without a traceback and exits with code 2. It is one line of at most
-    1000 characters: lines are joined, and the middle of a longer message is left out.
+    The command line prints it without a traceback and exits with code 2. Its lines are joined, and
+    the middle of a message of more than 1000 characters is left out.
     """
 
     def __init__(self, message: object = "") -> None:
-        lines = [line.strip() for line in str(message).splitlines()]
-        text = "; ".join(filter(None, lines)).replace(":; ", ": ").replace(",; ", ", ")
-        if len(text) > _LONGEST:
-            text = f"{text[: _LONGEST - 400]} ... {text[-300:]}"
-        super().__init__(text)
+        lines = filter(None, map(str.strip, str(message).splitlines()))
+        text = "; ".join(lines).replace(":; ", ": ")
+        super().__init__(text if len(text) <= 1000 else f"{text[:600]} ... {text[-300:]}")
 
 
 def nearest(name: object, known: Iterable[str]) -> str:
@@ -36,7 +32,7 @@ def refuse_unknown(kind: str, name: object, known: Iterable[str]) -> None:
     """Raise ``InputError`` unless ``name`` is one of ``known``; ``kind`` names what it is."""
     known = list(known)
     if name not in known:
-        expected = ", ".join(known) if known else "none"
+        expected = ", ".join(known) or "none"
         raise InputError(
             f"unknown {kind} {name!r}; expected one of: {expected}.{nearest(name, known)}"
         )

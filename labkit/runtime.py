@@ -7,7 +7,6 @@ MindSpore reads only once, at its own import (its log level).
 import contextlib
 import gc
 import os
-import platform
 import random
 import sys
 from collections.abc import Iterator
@@ -27,27 +26,16 @@ _SLOW_CONVOLUTION_SINCE = (2, 9)
 
 @dataclass(frozen=True)
 class Runtime:
-    """What ``start`` chose.
-
-    Attributes:
-        device: the device that computes.
-        reason: why it was chosen.
-        seed: seed of everything random.
-        mindspore: version of MindSpore.
-        onednn: value of ONEDNN_MAX_CPU_ISA in force, or ``default``.
-        rank: number of this process; 0 if it has joined no others.
-        ranks: number of ranks.
-        cores: cores that this rank is bound to; empty: all that the process may use.
-    """
+    """What ``start`` chose."""
 
     device: str
-    reason: str
+    reason: str  # why it was chosen
     seed: int
-    mindspore: str
-    onednn: str
-    rank: int = 0
+    mindspore: str  # its version
+    onednn: str  # value of ONEDNN_MAX_CPU_ISA in force, or "default"
+    rank: int = 0  # 0 if this process has joined no others
     ranks: int = 1
-    cores: tuple[int, ...] = ()
+    cores: tuple[int, ...] = ()  # that this rank is bound to; empty: all that it may use
 
     def __str__(self) -> str:
         text = f"labkit: {self.device} ({self.reason}), MindSpore {self.mindspore}, graph mode"
@@ -82,11 +70,10 @@ def available_devices() -> tuple[str, ...]:
     return tuple(name for name in DEVICES[1:] if handle.is_pkg_support_device(name))
 
 
-def needs_onednn_workaround(mindspore_version: str, cpu_flags: set[str] | None = None) -> bool:
+def needs_onednn_workaround(mindspore_version: str) -> bool:
     """Return whether convolutions take the slow reference kernel on this CPU and version."""
     version = tuple(int(part) for part in mindspore_version.split(".")[:2])
-    flags = cpu_flags if cpu_flags is not None else _cpu_flags()
-    return version >= _SLOW_CONVOLUTION_SINCE and "avx512f" in flags
+    return version >= _SLOW_CONVOLUTION_SINCE and _has_avx512()
 
 
 def start(device: str = "auto", seed: int = 1, *, distribute: bool = False) -> Runtime:
@@ -112,7 +99,7 @@ def start(device: str = "auto", seed: int = 1, *, distribute: bool = False) -> R
             ``distribute`` is True and the environment describes no ranks.
     """
     refuse_unknown("device", device, DEVICES)
-    seed, distribute = arguments.seed(seed), arguments.flag("distribute", distribute)
+    seed = arguments.seed(seed)
     if distribute and not any(os.environ.get(name) for name in cluster.SIZES):
         raise InputError(
             "got distribute=True in a process that was started alone: RANK_SIZE is not in its "
@@ -124,12 +111,14 @@ def start(device: str = "auto", seed: int = 1, *, distribute: bool = False) -> R
             f"device {device} was requested but is not available; this MindSpore can use: "
             f"{', '.join(present)}. `labkit doctor` says more"
         )
-    chosen = present[0] if device == "auto" else device
-    reason = "asked for" if device != "auto" else f"first of {', '.join(present)}"
-    if device == "auto" and len(present) == 1:
-        reason = "no Ascend or GPU that MindSpore can use"
-    onednn = _choose_onednn() if chosen == "CPU" else "default"
+    chosen, reason = device, "asked for"
+    if device == "auto":
+        chosen, reason = present[0], f"first of {', '.join(present)}"
+        reason = reason if len(present) > 1 else "no Ascend or GPU that MindSpore can use"
     version = _set_global_state(chosen, seed)
+    if chosen == "CPU" and needs_onednn_workaround(version):
+        os.environ.setdefault(_ONEDNN_VARIABLE, "AVX2")
+    onednn = os.environ.get(_ONEDNN_VARIABLE, "default")
     cores = _join(chosen) if distribute else ()
     runtime = Runtime(chosen, reason, seed, version, onednn, *cluster.rank_and_size(), cores)
     # MindSpore collects garbage around every compilation, which visits everything imported: 20 ms
@@ -168,17 +157,13 @@ def _join(device: str) -> tuple[int, ...]:
     from mindspore.communication import init
 
     mode = mindspore.get_auto_parallel_context("parallel_mode")
+    why = "the steps average gradients over ranks themselves"
     if mode == "data_parallel":  # the source documents' own line
         mindspore.reset_auto_parallel_context()
-        print(
-            "labkit: parallel mode data_parallel set back to stand_alone: the steps average "
-            "gradients over ranks themselves",
-            flush=True,
-        )
+        print(f"labkit: parallel mode data_parallel set back to stand_alone: {why}", flush=True)
     elif mode != "stand_alone":
         raise InputError(
-            f"the parallel mode is {mode}; expected stand_alone, MindSpore's default, or "
-            "data_parallel: the steps average gradients over ranks themselves"
+            f"the parallel mode is {mode}; expected stand_alone, MindSpore's default: {why}"
         )
     if cluster.joined():
         return ()
@@ -200,7 +185,7 @@ def _keep_to_share() -> tuple[int, ...]:
     if not os.environ.get(cluster.RANKS_HERE) or not os.environ.get("DEVICE_ID"):
         return ()
     ranks = cluster.environment_number(cluster.RANKS_HERE, low=1)
-    rank, cores = cluster.environment_number("DEVICE_ID"), usable_cores()
+    rank, cores = cluster.environment_number("DEVICE_ID"), sorted(os.sched_getaffinity(0))
     # Three ranks on two cores: the rank alone on a core would wait for the two that share one.
     if rank >= ranks or ranks == 1 or (ranks > len(cores) and ranks % len(cores)):
         return ()
@@ -210,32 +195,10 @@ def _keep_to_share() -> tuple[int, ...]:
     mindspore.ops.matmul(ones, ones).asnumpy()
     first, last = rank * len(cores) // ranks, (rank + 1) * len(cores) // ranks
     share = cores[first : max(last, first + 1)]
-    return tuple(share) if keep_to(set(share)) else ()
-
-
-def usable_cores() -> list[int]:
-    """Return the numbers of the cores that this process may use, lowest first."""
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))  # macOS and Windows
-
-
-def keep_to(cores: set[int]) -> bool:
-    """Restrict all threads of the process to ``cores``; return whether the system can do that."""
-    if not hasattr(os, "sched_setaffinity"):
-        return False
     for thread in os.listdir("/proc/self/task"):
         with contextlib.suppress(ProcessLookupError):  # the thread has just ended
-            os.sched_setaffinity(int(thread), cores)
-    return True
-
-
-def _choose_onednn() -> str:
-    import mindspore
-
-    if _ONEDNN_VARIABLE not in os.environ and needs_onednn_workaround(mindspore.__version__):
-        os.environ[_ONEDNN_VARIABLE] = "AVX2"
-    return os.environ.get(_ONEDNN_VARIABLE, "default")
+            os.sched_setaffinity(int(thread), share)
+    return tuple(share)
 
 
 def _quieten() -> None:
@@ -247,9 +210,5 @@ def _quieten() -> None:
         os.environ.setdefault("GLOG_v", "4" if "ipykernel" in sys.modules else "3")
 
 
-def _cpu_flags() -> set[str]:
-    if platform.machine() == "x86_64":
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("flags"):
-                return set(line.split(":", 1)[1].split())
-    return set()
+def _has_avx512() -> bool:
+    return " avx512f " in Path("/proc/cpuinfo").read_text()

@@ -3,7 +3,6 @@
 import gc
 import os
 import signal
-import sys
 import tarfile
 from collections import Counter
 from pathlib import Path
@@ -63,25 +62,11 @@ def eager(runtime):
         yield
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _placed(request):
-    """Pin this worker to one core for a module that computes in this process, else to all cores.
-
-    MindSpore's calling thread spins while its other threads compute, which takes time from other
-    workers: pinned, six files on two cores took 138 s instead of 167.
-    """
-    here = "runtime" in request.fixturenames
-    os.sched_setaffinity(0, here and _OWN_CORE or _CORES)
-    yield
-    os.sched_setaffinity(0, _CORES)
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     """Mark the tests of tests/slow.txt; sort files with slow tests first, then by number of tests.
 
-    The whole run waits for a long file that starts last: pytest-xdist's own order, by number of
-    tests alone, started the browser's 11 tests last.
+    The whole run waits for a long file that starts last.
     """
     listed = slow_tests.listed()
     for item in items:
@@ -109,22 +94,21 @@ def pytest_collection_finish(session):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _released(request):
-    """Release a module's compiled graphs at its end, once the process holds ``_ROOM`` bytes.
+def _module(request):
+    """Pin this worker to one core for a module that computes here; release its graphs at its end.
 
-    MindSpore keeps every compiled cell and its graphs, even if nothing else refers to the cell:
-    30 MB for a small step of THOR, of which this frees half. Keeping all took 9 GB per process;
-    releasing all took 350 s of 4900, since each release searches all existing graphs.
-    Modules that compile nothing are skipped: the search took 1 s per file.
+    MindSpore's calling thread spins while its other threads compute, which takes time from other
+    workers: pinned, six files on two cores took 138 s instead of 167. MindSpore keeps every
+    compiled cell, 30 MB for a small step of THOR: keeping all took 9 GB per process, releasing all
+    350 s of 4900, so they are released once the process holds ``_ROOM`` bytes.
     """
+    os.sched_setaffinity(0, "runtime" in request.fixturenames and _OWN_CORE or _CORES)
     yield
-    if request.path not in _COMPILES:
+    os.sched_setaffinity(0, _CORES)
+    if request.path not in _COMPILES:  # the search takes 1 s
         return
     if psutil.Process().memory_info().rss < _ROOM:
-        gc.unfreeze()
-        _STAY.update(id(cell) for cell in _compiled_cells())
-        gc.collect()
-        gc.freeze()
+        _STAY.update(map(id, _compiled_cells()))
     else:
         _release_graphs(but=_STAY)
 
@@ -136,22 +120,19 @@ def released(runtime):
     The time to release a graph grows with the number of all graphs. What ``once`` compiled before
     the class is kept.
     """
-    gc.unfreeze()
-    before = _STAY | {id(cell) for cell in _compiled_cells()}
-    gc.freeze()
+    before = _STAY | set(map(id, _compiled_cells()))
     yield
     _release_graphs(but=before)
 
 
-def _release_graphs(but=frozenset()):
-    gc.unfreeze()
-    if "mindspore" in sys.modules:
-        from mindspore.graph.api import _cell_graph_executor
+def _release_graphs(but):
+    from mindspore.graph.api import _cell_graph_executor
 
-        for cell in _compiled_cells():
-            if id(cell) not in but:
-                _cell_graph_executor.del_net_res(cell, cell.compile_cache)
-                cell.compile_cache.clear()  # a cell still in use is compiled again
+    for cell in _compiled_cells():
+        if id(cell) not in but:
+            _cell_graph_executor.del_net_res(cell, cell.compile_cache)
+            cell.compile_cache.clear()  # a cell still in use is compiled again
+    gc.unfreeze()
     gc.collect()
     gc.freeze()
 
@@ -159,9 +140,11 @@ def _release_graphs(but=frozenset()):
 def _compiled_cells():
     from mindspore.nn import Cell
 
+    gc.unfreeze()  # frozen objects are not listed
     # type() and not isinstance(): an object may be a weak proxy whose referent is gone. A step that
     # has refused its arguments is a Cell without any attribute.
     cells = [o for o in gc.get_objects() if issubclass(type(o), Cell)]
+    gc.freeze()
     return [cell for cell in cells if getattr(cell, "compile_cache", None)]
 
 

@@ -1,4 +1,4 @@
-"""Files: written whole, under a temporary name, or not at all; read, or one clear line why not."""
+"""Files: written whole, under a temporary name, or not at all; and folders with one writer."""
 
 import contextlib
 import json
@@ -21,64 +21,49 @@ _PART = ".part-"
 
 
 @contextmanager
-def whole_file(path: str | os.PathLike, what: str, parents: bool = True) -> Iterator[Path]:
+def whole_file(path: str | os.PathLike, what: str) -> Iterator[Path]:
     """Yield a temporary path to write to; on leaving, sync the file and rename it to ``path``.
 
-    On an exception, the temporary file is removed and ``path`` stays as it was.
-
-    Args:
-        path: where the file will be.
-        what: what the file is, for the message: ``cannot write {what} {path}``.
-        parents: create its folder if it does not exist.
+    Its folder is created if needed. On an exception ``path`` stays as it was.
 
     Raises:
-        InputError: if the file cannot be written.
+        InputError: ``cannot write {what} {path}``, if that is so.
     """
     path = arguments.path("path", path)
     temporary = path.parent / f"{_PART}{secrets.token_hex(4)}{path.suffix}"
     try:
-        if parents:
-            path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         try:
             yield temporary
-            with open(temporary, "rb") as file:
-                os.fsync(file.fileno())
+            _sync(temporary)
             os.replace(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)
-        _sync_folder(path.parent)
+        with contextlib.suppress(OSError):  # not every file system supports it
+            _sync(path.parent)  # until then, a power cut loses the new name
     except OSError as error:
         raise InputError(f"cannot write {what} {path}: {error}") from error
 
 
-def write_text(path: str | os.PathLike, text: str, what: str, parents: bool = True) -> None:
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_text(path: str | os.PathLike, text: str, what: str) -> None:
     """Write a text file in UTF-8, as ``whole_file`` does."""
-    with whole_file(path, what, parents) as temporary:
+    with whole_file(path, what) as temporary:
         # A lone surrogate (from a path that is not UTF-8) is escaped as in JSON.
         temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
-def write_json(
-    path: str | os.PathLike,
-    value: Any,
-    what: str,
-    *,
-    indent: int | None = 1,
-    allow_nan: bool = True,
-    parents: bool = True,
-) -> None:
-    """Write ``value`` as a JSON file in UTF-8, as ``whole_file`` does.
-
-    Args:
-        path: where the file will be.
-        value: any value that ``json.dumps`` accepts.
-        what: what the file is, for the message.
-        indent: spaces per level; None for one line.
-        allow_nan: write NaN and infinity, which strict JSON parsers reject; else ``ValueError``.
-        parents: create its folder if it does not exist.
-    """
-    text = json.dumps(value, indent=indent, allow_nan=allow_nan, ensure_ascii=False) + "\n"
-    write_text(path, text, what, parents)
+def write_json(path: str | os.PathLike, value: Any, what: str, **options: Any) -> None:
+    """Write ``value`` as a JSON file as ``whole_file`` does; ``options`` are json.dumps's."""
+    text = json.dumps(value, **{"indent": 1, "ensure_ascii": False, **options})
+    write_text(path, text + "\n", what)
 
 
 def remove_unfinished(folder: str | os.PathLike) -> None:
@@ -88,16 +73,6 @@ def remove_unfinished(folder: str | os.PathLike) -> None:
             shutil.rmtree(unfinished)
         else:
             unfinished.unlink(missing_ok=True)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Flush the names in ``folder`` to disk: until then, a power cut loses a rename."""
-    with contextlib.suppress(OSError):  # not every file system supports it
-        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
 
 @contextmanager

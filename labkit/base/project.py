@@ -15,10 +15,7 @@ def own_checkout() -> Path | None:
 
 
 def version() -> str:
-    """Return labkit's version: its checkout's, installed or not, else the installed one.
-
-    "unknown" for a mere copy of the package, without pyproject.toml and never installed.
-    """
+    """Return labkit's version: its checkout's, else the installed one, else "unknown"."""
     root = own_checkout()
     if root is not None:
         return tomllib.loads((root / "pyproject.toml").read_text("utf-8"))["project"]["version"]
@@ -36,21 +33,16 @@ def project_root(start: Path | None = None) -> Path | None:
     return next((root for root in (here, *here.parents) if _is_project(root)), None)
 
 
-def find_project(start: Path | None = None) -> Path:
-    """Return the checkout with the labs: around ``start`` (default: here), else labkit's own.
+def find_project() -> Path:
+    """Return the checkout with the labs: around the working folder, else labkit's own.
 
     Raises:
         InputError: outside a checkout.
     """
-    for place in (start or Path.cwd(), Path(__file__).parent):
-        root = project_root(place)
-        if root is not None and (root / "notebooks").is_dir():
-            return root
-    raise InputError(
-        f"no labs here: neither {Path(start or Path.cwd()).resolve()} nor the installed labkit is "
-        "inside a checkout (a folder with notebooks/ and labkit's pyproject.toml). Change into the "
-        "cloned project first"
-    )
+    root = project_root() or own_checkout()
+    if root is None:
+        raise InputError(f"no labs here: {Path.cwd()} is in no checkout. Change into the clone")
+    return root
 
 
 def _is_project(folder: Path) -> bool:

@@ -112,7 +112,7 @@ class Run:
         headless = os.environ.get("LABKIT_HEADLESS") and os.environ.get("LABKIT_RUN")
         record["status"] = "running" if headless else "passed"
         place = self.folder / RESULTS
-        write_json(place, record, RESULTS, indent=2, allow_nan=False, parents=False)
+        write_json(place, record, RESULTS, indent=2, allow_nan=False)
         return place
 
 

@@ -91,7 +91,7 @@ def read(path: str | os.PathLike) -> dict[str, Any]:
 
 def write(table: dict[str, Any], path: str | os.PathLike) -> Path:
     """Check a table and write it to a file, completely or not at all; return the path."""
-    write_json(path, check(table), "the rank table", indent=4, parents=False)
+    write_json(path, check(table), "the rank table", indent=4)
     return Path(path)
 
 

@@ -26,7 +26,7 @@ from labkit.tools import report as reports
 from labkit.tools import run as runner
 from labkit.tools import sweep as sweeps
 from labkit.tools.convert import convert
-from labkit.tools.doctor import command as doctor
+from labkit.tools.doctor import doctor
 from labkit.tools.labs import find_labs
 from labkit.tools.work import lab
 
@@ -37,7 +37,7 @@ class _Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except (InputError, PermissionError) as error:  # a path without read permission
+        except InputError as error:
             print(f"labkit: {error}", file=sys.stderr)
             raise typer.Exit(2) from None
         except KeyboardInterrupt:
@@ -52,8 +52,8 @@ class _Run(TyperCommand):
         words, joined = list(args), [""]
         while words:
             word = words.pop(0)
-            if joined[-1] in ("-p", "--parameter") and word.isidentifier():
-                word += f"={words.pop(0)}" if words and not words[0].startswith("--") else ""
+            if joined[-1] in ("-p", "--parameter") and word.isidentifier() and words:
+                word += f"={words.pop(0)}"
             joined.append(word)
         return super().parse_args(ctx, joined[1:])
 
@@ -66,36 +66,32 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-_LABS = typer.Argument(
-    metavar="[LAB]...", help="Number or name, as in `labkit list`, or a notebook's path; none: all."
-)
-_PRESET = typer.Option(help="smoke, lab or paper; $LABKIT_PRESET, or else lab, if not given.")
-_DEVICE = typer.Option(help="auto, Ascend, GPU or CPU.")
-_PARAMETERS = typer.Option(
-    "-p", "--parameter", metavar="NAME=VALUE", help="Set one; may be repeated; also NAME VALUE."
-)
-_FILE = typer.Option("-f", "--parameters", metavar="FILE.yaml", help="Parameters from a file.")
-_JOBS = typer.Option(min=1, help="At once, each on cores of its own; as many as fit if not given.")
-_TIMEOUT = typer.Option(
-    min=1, help="Seconds a lab may take; 900 at smoke, 3600 at lab if not given; inf: no limit."
-)
-_MEMORY = typer.Option(min=0.1, metavar="GB", help="Memory that one lab may hold.")
-_JSON = typer.Option("--json", help="One JSON object at the end, and nothing else on stdout.")
+_Text = str | None
+_Preset = Annotated[_Text, typer.Option(help="smoke, lab or paper; $LABKIT_PRESET, else lab.")]
+_Device = Annotated[_Text, typer.Option(help="auto (if not given), Ascend, GPU or CPU.")]
+_Out = Annotated[
+    _Text, typer.Option(metavar="FOLDER", help="If not given, in the project's runs/.")
+]
+_Jobs = Annotated[int | None, typer.Option(min=1, help="At once; as many as fit if not given.")]
+_Seconds = Annotated[float | None, typer.Option(min=1, help="Seconds of one lab; or inf.")]
+_Memory = Annotated[float | None, typer.Option(min=0.1, help="GB that one lab may hold.")]
+_Json = Annotated[bool, typer.Option("--json", help="Print one JSON object at the end alone.")]
+_PARAMETER = typer.Option("-p", "--parameter", metavar="NAME=VALUE", help="May be repeated.")
+_Parameters = Annotated[list[str] | None, _PARAMETER]
+_Labs = Annotated[list[str] | None, typer.Argument(help="Number, name or notebook; none: all.")]
 
 
 def _show_version(asked: bool) -> None:
     if asked:
-        typer.echo(f"labkit {labkit_version()}")
+        print(f"labkit {labkit_version()}")
         raise typer.Exit()
 
 
+_VERSION = typer.Option("--version", callback=_show_version, is_eager=True)
+
+
 @app.callback()
-def _main(
-    version: Annotated[
-        bool,
-        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
-    ] = False,
-) -> None:
+def _main(version: Annotated[bool, _VERSION] = False) -> None:
     # As Ctrl-C: what a command has started ends with it.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
@@ -106,7 +102,6 @@ def list_labs() -> None:
 
     Example: labkit list
     """
-
     labs = find_labs(find_project())
     rows = [(lab.number, lab.name, lab.title, " ".join(lab.presets), lab.minutes) for lab in labs]
     _table(("number", "lab", "title", "presets", "minutes"), rows)
@@ -114,32 +109,25 @@ def list_labs() -> None:
 
 @app.command(cls=_Run)
 def run(
-    labs: Annotated[list[str] | None, _LABS] = None,
-    preset: Annotated[str | None, _PRESET] = None,
-    device: Annotated[str | None, _DEVICE] = None,
-    parameter: Annotated[list[str] | None, _PARAMETERS] = None,
-    parameters: Annotated[Path | None, _FILE] = None,
-    out: Annotated[
-        str | None, typer.Option(metavar="FOLDER", help="runs/<time> of the project if not given.")
-    ] = None,
+    labs: _Labs = None,
+    preset: _Preset = None,
+    device: _Device = None,
+    parameter: _Parameters = None,
+    parameters: Annotated[Path | None, typer.Option("-f", help="Parameters, in YAML.")] = None,
+    out: _Out = None,
     resume: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="RUN",
-            help="Go on in the folder of an earlier run: labs that passed with the same parameters "
-            "are not executed again.",
-        ),
+        Path | None, typer.Option(metavar="RUN", help="Go on in the folder of an earlier run.")
     ] = None,
-    jobs: Annotated[int | None, _JOBS] = None,
-    timeout: Annotated[float | None, _TIMEOUT] = None,
-    memory: Annotated[float | None, _MEMORY] = None,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Only the closing table.")] = False,
-    as_json: Annotated[bool, _JSON] = False,
+    jobs: _Jobs = None,
+    timeout: _Seconds = None,
+    memory: _Memory = None,
+    as_json: _Json = False,
 ) -> None:
     """Execute labs headlessly, each by papermill in a process of its own, and print a table.
 
     A lab that fails, hangs or takes too much memory is reported with its cell and the last lines of
-    its log; the others go on.
+    its log; the others go on. With --resume, labs that passed with the same parameters are not
+    executed again.
 
     Example: labkit run 01 --preset smoke -p micro_steps=8
     """
@@ -147,45 +135,40 @@ def run(
     named = read_yaml(parameters) if parameters else {}
     if not isinstance(named, dict):
         raise wrong("-f", str(parameters), "a file of NAME: VALUE lines")
-    names = labs or before.get("labs", ())
-    options = {
-        "preset": _first(preset, named.pop("preset", None), before.get("preset"), _preset()),
-        "device": _first(device, named.pop("device", None), before.get("device"), "auto"),
-        "parameters": before.get("parameters", {}) | named | runner.values(parameter or ()),
-    }
-    chosen = runner.tasks(names, **options)
+    own = {name: named.pop(name, before.get(name)) for name in ("preset", "device")}
+    chosen = runner.tasks(
+        labs or before.get("labs", ()),
+        preset=preset or own["preset"] or _preset(),
+        device=device or own["device"] or "auto",
+        parameters=before.get("parameters", {}) | named | runner.values(parameter or ()),
+    )
     if resume and out is not None:
         raise wrong("--out", out, "none beside --resume, which goes on in its folder")
     folder = resume.resolve() if resume else runner.output_folder(out)
-    results = runner.run(chosen, folder, jobs, timeout, memory, quiet=quiet or as_json)
-    if not as_json:
-        rows = [
-            (*runner.row(each), _near(folder / each["lab"] / each["notebook"])) for each in results
-        ]
-        _table(("lab", "status", "device", "seconds", "headline", "notebook"), rows)
-    code = runner.exit_code(results)
-    if code in (1, 130):
-        print(f"go on with: labkit run --resume {_near(folder)}", file=sys.stderr)
-    _finish(results, folder, as_json)
+    results = runner.run(chosen, folder, jobs, timeout, memory, quiet=as_json)
+    rows = [
+        (
+            *_row(each),
+            os.path.relpath(folder / each["lab"] / each["notebook"]),
+            each["device"] or "-",
+        )
+        for each in results
+    ]
+    head = ("lab", "status", "seconds", "headline", "notebook", "device")
+    _finish(results, folder, as_json, head, rows)
 
 
 @app.command()
 def sweep(
-    lab: Annotated[str, typer.Argument(metavar="LAB", help="Number, name or path.")],
-    parameter: Annotated[
-        list[str] | None,
-        typer.Option("-p", "--parameter", metavar="NAME=VALUE,VALUE", help="May be repeated."),
-    ] = None,
-    preset: Annotated[str | None, _PRESET] = None,
-    device: Annotated[str, _DEVICE] = "auto",
-    out: Annotated[
-        str | None,
-        typer.Option(metavar="FOLDER", help="runs/sweeps/<lab>-<preset> if not given."),
-    ] = None,
-    jobs: Annotated[int | None, _JOBS] = None,
-    timeout: Annotated[float | None, _TIMEOUT] = None,
-    memory: Annotated[float | None, _MEMORY] = None,
-    as_json: Annotated[bool, _JSON] = False,
+    lab: str,
+    parameter: _Parameters = None,
+    preset: _Preset = None,
+    device: _Device = None,
+    out: _Out = None,
+    jobs: _Jobs = None,
+    timeout: _Seconds = None,
+    memory: _Memory = None,
+    as_json: _Json = False,
 ) -> None:
     """Run a lab with every combination of values; write sweep.csv and a figure.
 
@@ -193,89 +176,68 @@ def sweep(
 
     Example: labkit sweep 01 --preset smoke -p micro_steps=1,2,4 -p seed=1,2
     """
-
-    preset = preset or _preset()
-    grid = sweeps.grid_of(parameter or ())
-    chosen = sweeps.tasks(lab, grid, preset=preset, device=device)
+    preset, grid = preset or _preset(), sweeps.grid_of(parameter or ())
+    chosen = sweeps.tasks(lab, grid, preset=preset, device=device or "auto")
     default = find_project() / "runs" / "sweeps" / f"{chosen[0].lab.name}-{preset}"
-    folder = runner.output_folder(str(default) if out is None else out, again=True)
+    folder = runner.output_folder(str(default) if out is None else out)
     results = runner.run(chosen, folder, jobs, timeout, memory, quiet=as_json)
     written = sweeps.write(results, grid, folder)
+    rows = [(*runner.parameters_of(each["requested"]).values(), *_row(each)) for each in results]
     if not as_json:
-        _table((*grid, "status", "seconds", "headline"), map(sweeps.row, results))
-        print("written:", *map(_near, written))
-    _finish(results, folder, as_json)
+        print("written:", *map(os.path.relpath, written))
+    _finish(results, folder, as_json, (*grid, "lab", "status", "seconds", "headline"), rows)
 
 
 @app.command()
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs.")],
-    out: Annotated[
-        Path | None,
-        typer.Option(help="RUN/report.html for one RUN, ./report.html for several."),
-    ] = None,
-    notebooks: Annotated[
-        bool, typer.Option(help="Convert the executed notebooks too, two to four seconds each.")
-    ] = True,
-    check: Annotated[
-        bool,
-        typer.Option("--check", help="Write nothing; list what differs, exit 1 if anything does."),
-    ] = False,
+    runs: list[Path],
+    out: Annotated[Path | None, typer.Option(help="RUN/report.html, of several here.")] = None,
+    notebooks: Annotated[bool, typer.Option(help="Also as pages, 2 to 4 seconds each.")] = True,
+    check: Annotated[bool, typer.Option("--check", help="Only list what differs.")] = False,
 ) -> None:
     """Write one HTML page about runs that needs no network, and print its path.
 
     Differences between the runs come first, times apart; then what ran, headline numbers beside the
-    stored run's, figures and the executed notebooks.
+    stored run's, figures and the executed notebooks. --check exits with 1 if anything differs.
 
     Example: labkit report runs/latest
     """
-
     if not check:
         print(reports.write(runs, out, notebooks))
         return
     found = reports.check(runs)
-    for line in found:
-        print(line)
+    print("".join(f"{line}\n" for line in found), end="")
     raise typer.Exit(1 if found else 0)
 
 
 app.command()(lab)
 app.command()(convert)
-app.command("doctor")(doctor)
-
-# All words after the recipe, --help included, go to the recipe's own parser.
-_PASSED_ON: dict[str, Any] = {
-    "allow_extra_args": True,
-    "ignore_unknown_options": True,
-    "help_option_names": [],
-}
-_PROGRAMS = {
-    "train": ("Train a technique as a whole program", "accumulation --data_path MNIST_Data"),
-    "eval": ("Evaluate a checkpoint of one", "thor --data_path CIFAR10 --checkpoint_path FILE"),
-}
+app.command()(doctor)
 
 
-def _program(name: str, words: str, example: str) -> None:
-    def call(context: typer.Context) -> None:
-        if context.args and context.args[0] in ("-h", "--help"):
-            typer.echo(context.get_help())
-            raise typer.Exit()
-        from labkit.recipes.__main__ import main
+def _recipe(context: typer.Context) -> None:
+    from labkit.recipes.__main__ import main
 
-        raise typer.Exit(main([name, *context.args], "labkit"))
-
-    call.__doc__ = f"""{words}: one process, ranks or machines.
-
-    RECIPE is one of {", ".join(RECIPES)}; `labkit {name} RECIPE --help` has its options.
-
-    Example: labkit {name} {example}
-    """
-    panel = "Whole training programs"
-    app.command(name, rich_help_panel=panel, context_settings=_PASSED_ON)(call)
+    raise typer.Exit(main([context.info_name or "", *context.args], "labkit"))
 
 
-for _name, _texts in _PROGRAMS.items():
-    _program(_name, *_texts)
+for _name, _example in (
+    ("train", "accumulation --data_path MNIST_Data"),
+    ("eval", "thor --data_path CIFAR10 --checkpoint_path FILE"),
+):
+    app.command(
+        _name,
+        help=f"{_name.capitalize()} a whole program: one process, ranks or machines. RECIPE is one "
+        f"of {', '.join(RECIPES)}; `labkit {_name} RECIPE --help` has its options.\n\n"
+        f"Example: labkit {_name} {_example}",
+        rich_help_panel="Whole training programs",
+        # All words, --help included, go to the recipe's own parser.
+        context_settings={
+            "allow_extra_args": True,
+            "ignore_unknown_options": True,
+            "help_option_names": [],
+        },
+    )(_recipe)
 
 
 def _preset() -> str:
@@ -283,28 +245,33 @@ def _preset() -> str:
     return os.environ.get("LABKIT_PRESET") or "lab"
 
 
-def _first(*values: str | None) -> str:
-    """Return the first value that is given."""
-    return next(value for value in values if value is not None)
+def _row(results: dict[str, Any]) -> tuple[str, ...]:
+    """Return lab, status, seconds and headline of a lab for the closing table."""
+    seconds = f"{results['total_seconds']:.1f}"
+    return results["lab"], results["status"], seconds, runner.headline(results) or "-"
 
 
-def _finish(results: list[dict[str, Any]], folder: Path, as_json: bool) -> None:
-    """Say why labs failed, and exit with the code that says how they ended."""
+def _finish(
+    results: list[dict[str, Any]],
+    folder: Path,
+    as_json: bool,
+    head: Sequence[str],
+    rows: Iterable[Sequence[Any]],
+) -> None:
+    """Print how labs ended and why some failed, and exit with the code that says so."""
     code = runner.exit_code(results)
     if as_json:
         print(json.dumps({"folder": str(folder), "exit": code, "labs": results}))
+    else:
+        _table(head, rows)
     for text in runner.complaints(results):
         print(text, file=sys.stderr)
+    if code in (1, 130):
+        print(f"the same command with --resume {os.path.relpath(folder)} goes on", file=sys.stderr)
     raise typer.Exit(code)
 
 
-def _near(path: Path) -> str:
-    """Return a path as seen from the working folder, if it is inside, else in full."""
-    here = Path.cwd().resolve()
-    return str(path.relative_to(here) if path.is_relative_to(here) else path)
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """Print aligned columns, a line per row, nothing cut off."""
     rows = [tuple(map(str, row)) for row in rows]
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]

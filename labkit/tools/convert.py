@@ -4,17 +4,12 @@ import importlib
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
 from labkit.base.arguments import wrong
 from labkit.errors import InputError
-
-if TYPE_CHECKING:
-    from mindspore import nn
-
-CHECKPOINT = ".ckpt"
 
 
 def convert(
@@ -41,30 +36,22 @@ def convert(
 
     Example: labkit convert resnet50.pth resnet50.ckpt --network resnet50
     """
-    if (source.suffix == CHECKPOINT) == (target.suffix == CHECKPOINT):
-        raise InputError(
-            f"{source.name} to {target.name}: expected one {CHECKPOINT} (MindSpore) and one .pth "
-            "or .safetensors (PyTorch)"
-        )
-    if source.suffix == CHECKPOINT and (entry or prefix):
+    back = source.suffix == ".ckpt"
+    if back == (target.suffix == ".ckpt"):
+        expected = "one .ckpt (MindSpore) and one .pth or .safetensors (PyTorch)"
+        raise wrong("convert", f"{source.name} to {target.name}", expected)
+    if back and (entry or prefix):
         raise InputError("entry and prefix: expected none with a checkpoint, which has neither")
-    if not target.parent.is_dir():
-        raise InputError(
-            f"{target.parent} is not a folder; expected one to write {target.name} into"
-        )
-    renames: dict[str, str] = {}
-    for text in rename or ():
-        ours, _, theirs = text.partition("=")
-        if not (ours and theirs) or ours in renames:
-            raise wrong("rename", text, "MINDSPORE=PYTORCH, each name once")
-        renames[ours] = theirs
+    renames = dict(text.partition("=")[::2] for text in rename or ())
+    if not all(renames.values()):
+        raise wrong("rename", " ".join(renames), "MINDSPORE=PYTORCH")
     from labkit import runtime
 
     runtime.start("CPU")
     from labkit.migration import weights
 
     cell = _build(network, classes)
-    if source.suffix == CHECKPOINT:
+    if back:
         weights.convert_back(source, target, cell, renames)
         print(f"{target}: written")
     else:
@@ -72,24 +59,22 @@ def convert(
         print(f"{target}: written; {match}")
 
 
-def _build(network: str, classes: int) -> "nn.Cell":
+def _build(network: str, classes: int) -> Any:
     """Return the Cell that ``network`` names."""
     if match := re.fullmatch(r"resnet(\d+)", network):
         from labkit.nets.resnet import resnet
 
         return resnet(int(match[1]), classes)
-    module, colon, function = network.partition(":")
-    if not colon or not all(map(str.isidentifier, module.split("."))):
-        raise wrong("network", network, "resnet18, 34, 50, 101, 152, or module:function")
     from mindspore import nn
 
+    module, _, function = network.partition(":")
     # Last in the search path: in a downloaded folder, a file torch.py would else be PyTorch.
     sys.path.append(str(Path.cwd()))
     try:
-        make = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError) as error:
-        raise InputError(f"network {network}: {error}") from error
-    cell = make() if callable(make) else None
+        cell = getattr(importlib.import_module(module), function)()
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        expected = "resnet18, 34, 50, 101, 152, or module:function"
+        raise wrong("network", network, expected, f" {error}") from None
     if not isinstance(cell, nn.Cell):
         raise wrong("network", network, "a function that returns an nn.Cell")
     return cell

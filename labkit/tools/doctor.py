@@ -1,5 +1,6 @@
 """`labkit doctor`: common problems of a new machine, each with its cause and its remedy."""
 
+import functools
 import gzip
 import hashlib
 import json
@@ -10,19 +11,19 @@ import subprocess
 import sys
 import timeit
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 import labkit
 from labkit.base import memory
 from labkit.base.project import project_root
-from labkit.errors import refuse_unknown
+from labkit.ranks.launch import child_environment
 
 INSTALL = (
     f"install the pinned versions: {sys.executable} -m pip install -c constraints.txt -e '.[labs]'"
@@ -53,53 +54,32 @@ class Check:
     remedy: str
 
 
-def run(root: Path | None = None) -> list[Check]:
-    """Run all checks of the project ``root`` (default: the one around here); takes under 10 s."""
-    return list(_finished(CHECKS, root))
+def run() -> list[Check]:
+    """Run all checks, for the project around the working folder; takes under 10 s."""
+    root, checks = project_root() or Path.cwd(), []
+    for name, look in CHECKS.items():
+        try:
+            checks.append(Check(name, *look(root)))
+        except Exception as error:  # whatever a broken installation raises: a package is missing
+            checks.append(Check(name, False, f"cannot be checked: {error!r}", INSTALL))
+    return checks
 
 
-def command(
-    names: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[CHECK]...", help="Only these, such as kernel; none: all."),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a check.")] = False,
-) -> None:
+def doctor() -> None:
     """Check this machine for known problems, and suggest remedies. Takes under 10 seconds.
 
-    Exit code 0: all checks passed; 1: one or more failed; 2: an unknown check.
+    Exit code 0: all checks passed; 1: one or more failed.
 
     Example: labkit doctor
     """
-    known = {name.lower(): name for name in CHECKS}
-    for name in names or ():
-        refuse_unknown("check", name, list(known))
-    chosen = [known[name] for name in dict.fromkeys(names or known)]
-    passed = []
-    for check in _finished(chosen):
-        passed.append(check.ok)
-        if as_json:
-            typer.echo(json.dumps(asdict(check), ensure_ascii=False))
-            continue
+    checks = run()
+    for check in checks:
         typer.echo(f"{'pass' if check.ok else 'FAIL'}  {check.name:12}  {check.found}")
         if not check.ok:
             typer.echo(f"{'':20}remedy: {check.remedy}")
-    if not as_json:
-        typer.echo(f"{sum(passed)} of {len(passed)} checks passed")
-    raise typer.Exit(0 if all(passed) else 1)
-
-
-def _finished(names: Any, root: Path | None = None) -> Iterator[Check]:
-    """Yield the checks called ``names``; one that raises (a package is missing) has failed."""
-    root = root or project_root() or Path.cwd()
-    answers = _measure() if any(CHECKS[name] in _MEASURED for name in names) else {}
-    for name in names:
-        look = CHECKS[name]
-        try:
-            ok, found, remedy = look(answers if look in _MEASURED else root)
-        except Exception as error:  # whatever a broken installation raises
-            ok, found, remedy = False, f"cannot be checked: {error!r}", INSTALL
-        yield Check(name, ok, found, remedy)
+    passed = sum(check.ok for check in checks)
+    typer.echo(f"{passed} of {len(checks)} checks passed")
+    raise typer.Exit(0 if passed == len(checks) else 1)
 
 
 Finding = tuple[bool, str, str]  # whether it is right, what was found, the remedy
@@ -129,32 +109,29 @@ def _packages(root: Path) -> Finding:
     from packaging.utils import canonicalize_name
 
     project = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))["project"]
+    needed = {
+        canonicalize_name(Requirement(text).name)
+        for text in (*project["dependencies"], *project["optional-dependencies"]["labs"])
+    }
     lines = (root / "constraints.txt").read_text("utf-8").splitlines()
-    pins = [line.split("#")[0].strip() for line in lines]
-    needed = [*project["dependencies"], *project["optional-dependencies"]["labs"]]
-    wrong, pinned = [], 0
-    names = {canonicalize_name(Requirement(text).name) for text in needed}
-    for requirement in map(Requirement, filter(None, pins)):
-        if requirement.marker and not requirement.marker.evaluate():
+    wrong = []
+    for pin in (Requirement(line) for line in lines if line and not line.startswith("#")):
+        if pin.marker and not pin.marker.evaluate():
             continue
-        version = _version(requirement.name)
-        if version is None and canonicalize_name(requirement.name) not in names:
-            continue  # a package of the tests, or one that only another platform needs
-        pinned += 1
-        if version is None or not requirement.specifier.contains(version, prereleases=True):
-            wrong.append(f"{requirement.name} {version or 'is missing'}, expected {requirement}")
-    return not wrong, "; ".join(wrong[:5]) or f"{pinned} as in constraints.txt", INSTALL
-
-
-def _version(package: str) -> str | None:
-    with suppress(metadata.PackageNotFoundError):
-        return metadata.version(package).split("+")[0]  # PyTorch's "+cpu"
-    return None
+        try:
+            version = metadata.version(pin.name)
+        except metadata.PackageNotFoundError:
+            if pin.name in needed:  # others are of the tests, or another platform needs them
+                wrong.append(f"{pin.name} is missing, expected {pin}")
+            continue
+        if not pin.specifier.contains(version.split("+")[0], prereleases=True):
+            wrong.append(f"{pin.name} {version}, expected {pin}")
+    return not wrong, "; ".join(wrong[:5]) or "as in constraints.txt", INSTALL
 
 
 def _msrun(root: Path) -> Finding:
-    beside = Path(sys.executable).with_name("msrun")
-    place = str(beside) if beside.is_file() else shutil.which("msrun")
+    here = Path(sys.executable).parent
+    place = shutil.which("msrun", path=f"{here}:{os.environ['PATH']}")
     return place is not None, place or "not found", f"it comes with MindSpore: {INSTALL}"
 
 
@@ -163,10 +140,9 @@ def _kernel(root: Path) -> Finding:
     from jupyter_client.kernelspec import KernelSpecManager
 
     spec = KernelSpecManager().get_kernel_spec("python3")
-    program = spec.argv[0]
-    here = Path(program).parent.resolve() == Path(sys.executable).parent.resolve()
-    # jupyter_client replaces these two by its own Python.
-    ok = here or program in ("python", "python3")
+    program = spec.argv[0]  # jupyter_client replaces "python" and "python3" by its own Python
+    here = Path(sys.executable).parent.resolve()
+    ok = program in ("python", "python3") or Path(program).parent.resolve() == here
     return ok, f"python3 starts {program}", f"remove the other kernel: rm -r '{spec.resource_dir}'"
 
 
@@ -177,24 +153,23 @@ def _variables(root: Path) -> Finding:
 
 
 def _wrong_variables() -> list[str]:
-    given = {name: os.environ.get(name) for name in _VARIABLES}
-    return [
-        name
-        for name, value in given.items()
-        if value and not value.startswith("module://") and value not in _VARIABLES[name][0]
-    ]
+    def is_right(name: str, value: str) -> bool:
+        return not value or value in _VARIABLES[name][0] or value.startswith("module://")
+
+    return [name for name in _VARIABLES if not is_right(name, os.environ.get(name, ""))]
 
 
 def _disk(root: Path) -> Finding:
     free = shutil.disk_usage(root).free / _GIB
-    ok = free >= _FREE_DISK and os.access(root, os.W_OK)
-    found = f"{free:.1f} GiB free at {root}" + ("" if os.access(root, os.W_OK) else ", read-only")
-    return ok, found, f"make clean removes runs and caches; {_FREE_DISK:g} GiB are needed"
+    writable = os.access(root, os.W_OK)
+    found = f"{free:.1f} GiB free at {root}" + ("" if writable else ", read-only")
+    remedy = f"make clean removes runs and caches; {_FREE_DISK:g} GiB are needed"
+    return free >= _FREE_DISK and writable, found, remedy
 
 
 def _memory(root: Path) -> Finding:
     free, left = memory.free_memory(), memory.left_in_container()
-    where = "free" if left is None or free < left else "left of what this container may have"
+    where = "free" if free < left else "left of what this container may have"
     remedy = f"close other programs, or give the container more; {_FREE_MEMORY:g} GiB are needed"
     return free >= _FREE_MEMORY * _GIB, f"{free / _GIB:.1f} GiB {where}", remedy
 
@@ -225,80 +200,71 @@ def _data(root: Path) -> Finding:
     return len(files) in (0, 4), found, f"git checkout -- {bundled}"
 
 
-def _numpy(answers: dict) -> Finding:
+def _numpy(root: Path) -> Finding:
     """MindSpore computes with NumPy 1 only: with 2 even 1 + 1 fails."""
-    answer = answers["arithmetic"]
+    answer = _measured("arithmetic")
     found = f"numpy {answer['numpy']}, MindSpore {answer['mindspore']}: 1 + 1 = {answer['sum']:g}"
     return answer["numpy"].startswith("1.") and answer["sum"] == 2.0, found, INSTALL
 
 
-def _device(answers: dict) -> Finding:
-    usable = answers["devices"]
+def _device(root: Path) -> Finding:
+    usable = _measured("devices")
     return "CPU" in usable, f"can be used: {', '.join(usable) or 'none'}", INSTALL
 
 
-def _convolution(answers: dict) -> Finding:
+def _convolution(root: Path) -> Finding:
     """MindSpore's AVX-512 convolution is slow on many machines; ``labkit.start`` asks for AVX2."""
-    answer = answers["convolution"]
-    ratio = answer["convolution"] / answer["product"]
+    answer = _measured("convolution")
     found = (
-        f"{ratio:.1f} times an equal matrix product (at most {_SLOWEST_CONVOLUTION:g}), "
+        f"{answer['ratio']:.1f} times an equal matrix product (at most {_SLOWEST_CONVOLUTION:g}), "
         f"ONEDNN_MAX_CPU_ISA={answer['instructions'] or 'not set'}"
     )
     remedy = "unset ONEDNN_MAX_CPU_ISA (labkit.start then sets AVX2), or set it to AVX2"
-    return ratio <= _SLOWEST_CONVOLUTION, found, remedy
+    return answer["ratio"] <= _SLOWEST_CONVOLUTION, found, remedy
 
 
-CHECKS: dict[str, Callable[[Any], Finding]] = {
-    "Python": _python,
+CHECKS: dict[str, Callable[[Path], Finding]] = {
+    "python": _python,
     "labkit": _checkout,
-    "Packages": _packages,
+    "packages": _packages,
     "msrun": _msrun,
-    "Kernel": _kernel,
-    "Environment": _variables,
-    "Disk": _disk,
-    "Memory": _memory,
-    "Cores": _cores,
-    "Data": _data,
-    "NumPy": _numpy,
-    "Device": _device,
-    "Convolution": _convolution,
+    "kernel": _kernel,
+    "environment": _variables,
+    "disk": _disk,
+    "memory": _memory,
+    "cores": _cores,
+    "data": _data,
+    "numpy": _numpy,
+    "device": _device,
+    "convolution": _convolution,
 }
-_MEASURED = (_numpy, _device, _convolution)
 
 
-class _Answers(dict):
-    """The answers of the measuring process; where one is missing, why the process ended."""
-
-    end = ""
-
-    def __missing__(self, name: str) -> Any:
-        raise RuntimeError(self.end)
+def _measured(name: str) -> Any:
+    answers = _measure()
+    if name not in answers:
+        raise RuntimeError(answers["end"])
+    return answers[name]
 
 
-def _measure() -> _Answers:
+@functools.cache
+def _measure() -> dict[str, Any]:
     """Compute with MindSpore in a process of its own, which may crash or hang."""
     program = "from labkit.tools.doctor import probe; probe()"
     gone = _wrong_variables()  # they have a check of their own
-    environment = {name: text for name, text in os.environ.items() if name not in gone}
-    environment["PYTHONPATH"] = os.pathsep.join(
-        [str(Path(labkit.__file__).resolve().parents[1]), *filter(None, [os.getenv("PYTHONPATH")])]
-    )
-    answers = _Answers()
     try:
         done = subprocess.run(
             [sys.executable, "-P", "-c", program],
-            env=environment,
+            env={name: text for name, text in child_environment().items() if name not in gone},
             capture_output=True,
             text=True,
             timeout=_SECONDS,
-            check=False,
         )
-        printed, errors = done.stdout, done.stderr.strip().splitlines() or [""]
-        answers.end = f"the process ended with exit code {done.returncode}: {errors[-1]}"
-    except subprocess.TimeoutExpired as error:
-        printed, answers.end = (error.stdout or b"").decode(), f"no answer within {_SECONDS:g} s"
-    for line in printed.splitlines():
+    except subprocess.TimeoutExpired:
+        return {"end": f"no answer within {_SECONDS:g} s"}
+    last = done.stderr.strip().rpartition("\n")[2]
+    answers = {"end": f"the process ended with exit code {done.returncode}: {last}"}
+    for line in done.stdout.splitlines():
         if line.startswith("answer "):
             answers |= json.loads(line.removeprefix("answer "))
     return answers
@@ -317,6 +283,10 @@ def probe() -> None:
     def say(**answer: Any) -> None:
         print(f"\nanswer {json.dumps(answer)}", flush=True)
 
+    def fastest(layer: Any, inputs: Any) -> float:
+        layer(inputs).asnumpy()
+        return min(timeit.repeat(lambda: layer(inputs).asnumpy(), number=1, repeat=5))
+
     versions = {"numpy": np.__version__, "mindspore": mindspore.__version__}
     say(arithmetic={"sum": float((Tensor(1.0) + 1).asnumpy()), **versions})
     say(devices=list(runtime.available_devices()))
@@ -324,17 +294,7 @@ def probe() -> None:
     random = np.random.default_rng(1)
     images = Tensor(random.standard_normal((8, 64, 32, 32), dtype=np.float32))
     rows = Tensor(random.standard_normal((8 * 32 * 32, 64 * 9), dtype=np.float32))
-    layer, product = nn.Conv2d(64, 64, 3, pad_mode="same"), nn.Dense(64 * 9, 64, has_bias=False)
-    say(
-        convolution={
-            "convolution": _fastest(lambda: layer(images)),
-            "product": _fastest(lambda: product(rows)),
-            "instructions": os.environ.get("ONEDNN_MAX_CPU_ISA"),
-        }
-    )
-
-
-def _fastest(compute: Callable[[], Any]) -> float:
-    """Return the seconds of the fastest of 5 calls after a warm-up."""
-    compute().asnumpy()
-    return min(timeit.repeat(lambda: compute().asnumpy(), number=1, repeat=5))
+    convolution = fastest(nn.Conv2d(64, 64, 3, pad_mode="same"), images)
+    product = fastest(nn.Dense(64 * 9, 64, has_bias=False), rows)
+    instructions = os.environ.get("ONEDNN_MAX_CPU_ISA")
+    say(convolution={"ratio": convolution / product, "instructions": instructions})

@@ -12,7 +12,6 @@ from labkit.base.arguments import wrong
 from labkit.errors import InputError, nearest
 from labkit.labs.presets import LABS, PRESETS
 
-_NOTEBOOK = re.compile(r"(\d\d)_(\w+)\.ipynb")
 _TITLE = re.compile(r"^#\s+(?:\d+\s*·\s*)?(.+?)\s*$", re.MULTILINE)
 _MINUTES = re.compile(r"(\d+(?:\.\d+)?(?:\s*[-–]\s*\d+)?)\s*min", re.IGNORECASE)
 
@@ -34,8 +33,7 @@ class Lab:
 
 def find_labs(project: Path) -> tuple[Lab, ...]:
     """Return the labs of ``project`` in reading order: every ``notebooks/NN_name.ipynb``."""
-    paths = sorted((project / "notebooks").glob("*.ipynb"))
-    return tuple(read_lab(path) for path in paths if _NOTEBOOK.fullmatch(path.name))
+    return tuple(map(read_lab, sorted((project / "notebooks").glob("[0-9][0-9]_*.ipynb"))))
 
 
 def pick(labs: Sequence[Lab], names: Iterable[str]) -> tuple[Lab, ...]:
@@ -47,18 +45,13 @@ def pick(labs: Sequence[Lab], names: Iterable[str]) -> tuple[Lab, ...]:
     Raises:
         InputError: for an unknown name or a path where there is no notebook.
     """
-    names = [name for text in names for name in text.split(",") if name.strip()]
-    if not labs and not names:
-        raise InputError("no lab found; expected notebooks named like notebooks/01_name.ipynb")
-    chosen = [_called(labs, name.strip()) for name in names] if names else labs
-    return tuple(dict.fromkeys(chosen))
+    names = [name.strip() for text in names for name in text.split(",") if name.strip()]
+    return tuple(dict.fromkeys(_called(labs, name) for name in names)) or tuple(labs)
 
 
 def _called(labs: Sequence[Lab], name: str) -> Lab:
     if name.endswith(".ipynb"):
         path = Path(name).expanduser().resolve()
-        if not path.is_file():
-            raise wrong("LAB", name, "the path of a notebook that is there")
         return next((lab for lab in labs if lab.path == path), None) or read_lab(path)
     named: dict[str, Lab] = {}
     for lab in reversed(labs):  # of two notebooks with a number, it means the one not in depth
@@ -86,28 +79,20 @@ def read_lab(path: Path) -> Lab:
     )
 
 
-def parameter_names(lab: Lab) -> tuple[str, ...]:
+def parameter_names(lab: Lab) -> list[str]:
     """Return the names assigned in the lab's one cell tagged ``parameters``, in order.
 
     Raises:
-        InputError: if papermill could not set parameters of the notebook: it has no such cell,
-            several, or one that does not set ``preset`` and ``device``
+        InputError: if papermill could not set preset and device there.
     """
     cells = [cell for cell in read_notebook(lab.path)["cells"] if "parameters" in tags(cell)]
-    if len(cells) != 1:
-        raise InputError(
-            f"{lab.path} has {len(cells)} cells tagged 'parameters'; expected exactly one"
-        )
-    try:
-        nodes = list(ast.walk(ast.parse(cells[0]["source"])))
-    except SyntaxError as error:
-        raise InputError(f"the parameters cell of {lab.path} is not Python: {error}") from error
-    stored = [node for node in nodes if isinstance(node, ast.Name)]
+    nodes = ast.walk(ast.parse("\n".join(cell["source"] for cell in cells)))
+    stored = (node for node in nodes if isinstance(node, ast.Name))
     names = [name.id for name in stored if isinstance(name.ctx, ast.Store)]
-    missing = [name for name in ("preset", "device") if name not in names]
-    if missing:
-        raise InputError(f"the parameters cell of {lab.path} does not set {' and '.join(missing)}")
-    return tuple(names)
+    if len(cells) != 1 or not {"preset", "device"} <= set(names):
+        expected = "one cell tagged 'parameters' that sets preset and device"
+        raise wrong(str(lab.path), f"{len(cells)} cells that set {names}", expected)
+    return names
 
 
 def read_notebook(path: Path) -> dict[str, Any]:
@@ -122,12 +107,8 @@ def read_notebook(path: Path) -> dict[str, Any]:
         notebook = json.loads(path.read_text("utf-8"))
         for cell in notebook["cells"]:
             cell["source"] = "".join(cell["source"])
-            cell["cell_type"], cell.setdefault("metadata", {})
-        notebook.setdefault("metadata", {})
-    except (OSError, ValueError) as error:
-        raise InputError(f"cannot read the notebook {path}: {error}") from error
-    except (AttributeError, KeyError, TypeError) as error:
-        raise InputError(f"{path} is not a notebook of format 4") from error
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"cannot read the notebook {path}: {error!r}") from error
     return notebook
 
 

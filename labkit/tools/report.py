@@ -5,12 +5,12 @@ stored run's, figures, and each executed notebook as a page of its own (nbconver
 """
 
 import base64
+import itertools
 import json
 import os
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from labkit.base.arguments import is_number
 from labkit.base.files import write_text
 from labkit.errors import InputError
 from labkit.labs.run import FIGURES, RESULTS
-from labkit.tools.run import headline, read_results
+from labkit.tools.run import headline
 
 _HERE = Path(__file__).parent
 # Stored runs: preset -> lab -> parameters and metrics: name -> value, kind and amount of the
@@ -27,23 +27,9 @@ _HERE = Path(__file__).parent
 # seeds differ too much for any meaningful amount).
 HEADLINES = _HERE / "headlines.json"
 _TIMES = re.compile(r"\b(ms|seconds|minutes|total_seconds)\b")
-_COMPARED = ("status", "preset", "device", "git", "parameters", "versions", "metrics")
+_COMPARED = "status preset device git parameters versions metrics total_seconds".split()
 _NO_SOURCE = re.compile(r"<script\b[^>]*\bsrc=\"\"[^>]*>\s*</script>")
 _FORMULA = re.compile(r"`[^`]*`|\$\$(.+?)\$\$|\$([^$\n]+?)\$", re.DOTALL)
-
-
-@dataclass(frozen=True)
-class Difference:
-    """A value of a lab that is not the same in all runs; times are listed and do not count."""
-
-    lab: str
-    name: str
-    values: tuple[Any, ...]
-
-    @property
-    def is_time(self) -> bool:
-        """Whether it is a time, which always differs."""
-        return bool(_TIMES.search(self.name))
 
 
 def read(folder: Path) -> dict[str, dict[str, Any]]:
@@ -52,35 +38,36 @@ def read(folder: Path) -> dict[str, dict[str, Any]]:
     Raises:
         InputError: if there is no results.json in it.
     """
-    folder = folder.resolve()
-    paths = sorted(folder.glob(f"**/{RESULTS}"))
-    if not paths:
-        raise InputError(f"{folder} holds no run: expected a folder with {RESULTS} in it")
     labs = {}
-    for path in paths:
-        name = path.parent.relative_to(folder).as_posix()
-        results = read_results(path.parent)
-        if not results:
-            raise InputError(f"{path} is damaged: expected what `labkit run` has written")
-        labs[results["lab"] if name == "." else name] = results | {"folder": path.parent}
+    for path in sorted(folder.resolve().glob(f"**/{RESULTS}")):
+        name = path.parent.relative_to(folder.resolve()).as_posix()
+        results = json.loads(path.read_text("utf-8")) | {"folder": path.parent}
+        labs[results["lab"] if name == "." else name] = results
+    if not labs:
+        raise InputError(f"{folder} holds no run: expected a folder with {RESULTS} in it")
     return labs
 
 
-def differences(runs: Sequence[Mapping[str, dict[str, Any]]]) -> list[Difference]:
-    """Return every value that is not the same in all runs, lab by lab."""
+def differences(runs: Sequence[Mapping[str, dict[str, Any]]]) -> list[tuple[Any, ...]]:
+    """Return (lab, name, a value for each run) of what is not the same in all runs."""
     listed = []
     for lab in dict.fromkeys(name for run in runs for name in run):
         sides = [_flat(run[lab]) if lab in run else {"status": "(none)"} for run in runs]
         for name in dict.fromkeys(name for side in sides for name in side):
-            values = tuple(side.get(name, "(none)") for side in sides)
+            values = [side.get(name, "(none)") for side in sides]
             if any(value != values[0] for value in values):
-                listed.append(Difference(lab, name, values))
+                listed.append((lab, name, *values))
     return listed
+
+
+def is_time(difference: Sequence[Any]) -> bool:
+    """Return whether a difference is that of a time: it is listed and does not count."""
+    return bool(_TIMES.search(difference[1]))
 
 
 def _flat(results: Mapping[str, Any]) -> dict[str, Any]:
     flat: dict[str, Any] = {}
-    for name in (*_COMPARED, "total_seconds"):
+    for name in _COMPARED:
         value = results.get(name, "(none)")
         nested = isinstance(value, Mapping)
         flat |= {f"{name}: {key}": each for key, each in value.items()} if nested else {name: value}
@@ -90,8 +77,10 @@ def _flat(results: Mapping[str, Any]) -> dict[str, Any]:
 def check(folders: Sequence[Path]) -> list[str]:
     """Return a line for each difference of runs and each headline number outside its tolerance."""
     runs = [read(folder) for folder in folders]
-    differ = [each for each in differences(runs) if not each.is_time]
-    lines = [f"{each.lab}: {each.name}: {' | '.join(map(str, each.values))}" for each in differ]
+    lines = [
+        f"{lab}: {name}: {' | '.join(map(str, values))}"
+        for lab, name, *values in itertools.filterfalse(is_time, differences(runs))
+    ]
     for run in runs:
         for lab, results in run.items():
             for name, value, stored, tolerance, verdict in judged(results):
@@ -133,67 +122,45 @@ def is_within(value: Any, reference: Any, kind: str, amount: float | None) -> bo
         return kind == "none" or value == reference
     if amount is None or not is_number(value):
         return False
-    if kind == "at most":
-        return value <= amount
     # A little slack for rounding, or 0.9825 would be more than 0.0020 away from 0.9805.
-    return is_number(reference) and abs(value - reference) <= amount * (1 + 1e-9)
+    distance = value if kind == "at most" else abs(value - reference) / (1 + 1e-9)
+    return distance <= amount
 
 
 def write(folders: Sequence[Path], out: Path | None = None, notebooks: bool = True) -> Path:
-    """Write the page and return its path.
+    """Write the page about runs (to report.html in a run's folder, here for several).
 
-    Args:
-        folders: folders of runs.
-        out: path of the page; None: report.html in the run's folder, or here for several runs.
-        notebooks: whether each executed notebook becomes a page, two to four seconds each.
-
-    Raises:
-        InputError: if a folder holds no run, or the page cannot be written.
+    Each executed notebook becomes a page too, if wanted. Return the page's path.
     """
     from jinja2 import Environment, FileSystemLoader
 
-    runs = dict(zip(_names(folders), map(read, folders), strict=True))
+    runs = {os.path.relpath(folder.resolve()): read(folder) for folder in folders}
     place = out or (folders[0] if len(folders) == 1 else Path()) / "report.html"
     differ = differences(list(runs.values()))
     labs = [(run, lab, each) for run, known in runs.items() for lab, each in known.items()]
-    pages = {}
-    if notebooks:
-        for run, lab, results in labs:
-            source = results["folder"] / results.get("notebook", "")
-            if source.is_file():
-                name = f"{place.stem}_notebooks/{f'{run}-{lab}'.replace('/', '-')}.html"
-                write_text(place.parent / name, page_of(source), "the notebook's page")
-                pages[run, lab] = name
+    pages, figures = {}, []
+    for number, (run, lab, results) in enumerate(labs):
+        source = results["folder"] / results.get("notebook", "")
+        if notebooks and source.is_file():
+            pages[run, lab] = f"{place.stem}_notebooks/{number}-{source.stem}.html"
+            write_text(place.parent / pages[run, lab], page_of(source), "the notebook's page")
+        for path in sorted((results["folder"] / FIGURES).glob("*.png")):
+            figures.append((run, lab, path.stem, base64.b64encode(path.read_bytes()).decode()))
     environment = Environment(loader=FileSystemLoader(_HERE), autoescape=True)
     text = environment.get_template("report.html.j2").render(
         runs=list(runs),
-        differ=[each for each in differ if not each.is_time],
-        times=[each for each in differ if each.is_time],
+        differ=list(itertools.filterfalse(is_time, differ)),
+        times=list(filter(is_time, differ)),
         labs=labs,
         headline=headline,
-        judged=[(run, lab, row) for run, lab, each in labs for row in judged(each)],
-        figures=[(run, lab, *figure) for run, lab, each in labs for figure in _figures(each)],
+        judged=[(run, lab, *row) for run, lab, each in labs for row in judged(each)],
+        figures=figures,
         pages=pages,
         shown=lambda value: f"{value:.6g}" if isinstance(value, float) else value,
         made=time.strftime("%Y-%m-%d %H:%M"),
     )
     write_text(place, text, "the report")
     return place
-
-
-def _names(folders: Sequence[Path]) -> list[str]:
-    """Return a name for each run: its folder's, or where two are equal, what their paths add."""
-    paths = [folder.resolve() for folder in folders]
-    if len(set(paths)) < len(paths):
-        raise InputError("expected different runs, got one twice")
-    if len({path.name for path in paths}) == len(paths):
-        return [path.name for path in paths]
-    return [os.path.relpath(path, os.path.commonpath(paths)) for path in paths]
-
-
-def _figures(results: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
-    for path in sorted((results["folder"] / FIGURES).glob("*.png")):
-        yield path.stem, base64.b64encode(path.read_bytes()).decode()
 
 
 def page_of(notebook: Path) -> str:
@@ -205,8 +172,7 @@ def page_of(notebook: Path) -> str:
     for cell in content.cells:
         if cell.cell_type == "markdown":
             cell.source = _FORMULA.sub(_mathml, cell.source)
-    exporter = HTMLExporter(embed_images=True, mathjax_url="", require_js_url="")
-    exporter.jquery_url = ""
+    exporter = HTMLExporter(embed_images=True, mathjax_url="", require_js_url="", jquery_url="")
     resources = {"metadata": {"path": str(notebook.parent)}}
     return _NO_SOURCE.sub("", exporter.from_notebook_node(content, resources)[0])
 

@@ -6,7 +6,6 @@ folder are also the executed notebook, log.txt, records.csv and figures.
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -14,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,117 +23,86 @@ from labkit.base import files
 from labkit.base.arguments import parse, wrong
 from labkit.base.memory import free_memory
 from labkit.base.project import find_project, own_checkout
+from labkit.data.prepare import prepare
 from labkit.errors import InputError, refuse_unknown
 from labkit.labs.presets import LABS, PRESETS, choose
 from labkit.labs.run import LOG, RESULTS, describe, last_lines, new_folder, now, plain
 from labkit.ranks import cluster
 from labkit.ranks.launch import child_environment
 from labkit.runtime import DEVICES
-from labkit.tools.labs import Lab, find_labs, parameter_names, pick
+from labkit.tools.labs import Lab, find_labs, parameter_names, pick, read_notebook
 
 GB = 10**9
 MEMORY = 3 * GB  # of one lab, where several run at once: lab 02's header states 3 GB
 # Seconds that a lab may take: a lab that hangs must end at some point.
 SECONDS = {"smoke": 900.0, "lab": 3600.0, "paper": float("inf")}
-_POLL = 0.2  # seconds
-_LINES = 10  # of a failed lab's log that are kept
 RUN = "run.json"
-# papermill itself exits with 1 for every failure; results.json is to say which cell raised what.
 _PROGRAM = """
 import json, sys
 import papermill
 
-source, output, parameters, folder, failure = sys.argv[1:]
+source, output, parameters, folder = sys.argv[1:]
 try:
     papermill.execute_notebook(
         source, output, json.loads(parameters), kernel_name="python3", language="python",
-        cwd=folder,
-        progress_bar=False, log_output=True, stdout_file=sys.stdout, stderr_file=sys.stdout,
-        start_timeout=180,
+        cwd=folder, progress_bar=False, log_output=True, stdout_file=sys.stdout,
+        stderr_file=sys.stdout, start_timeout=180,
     )
-except Exception as error:
-    cell = getattr(error, "exec_count", None)  # none: the kernel died, or never started
-    name, message = getattr(error, "ename", type(error).__name__), getattr(error, "evalue", error)
-    cause = {"name": name, "message": str(message), "cell": cell}
-    cause["cause"] = "died" if cell is None else "exception"
-    open(failure, "w").write(json.dumps(cause))
-    sys.exit(1)
+except papermill.PapermillExecutionError:
+    sys.exit(1)  # the notebook holds the error, and the log its lines
 """
+# Settings of the user's own notebooks do not leak in: with their MPLBACKEND, matplotlibrc or
+# IPython profile, an executed notebook may have no figures, or others.
+_SETTINGS = {
+    "MPLBACKEND": "module://matplotlib_inline.backend_inline",
+    "MATPLOTLIBRC": "/dev/null",
+    "JUPYTER_PATH": "",
+    "JUPYTER_PREFER_ENV_PATH": "1",
+}
 
 
 @dataclass(frozen=True)
 class Task:
-    """One lab to execute, checked: nothing in it can be refused later.
-
-    ``folder`` is relative to that of the run until the lab is executed.
-    """
+    """One lab to execute with everything that papermill sets; its folder within the run's."""
 
     lab: Lab
-    preset: str
-    device: str
-    parameters: Mapping[str, Any]
-    folder: Path
-
-    @property
-    def asked(self) -> dict[str, Any]:
-        """Everything that papermill sets in the notebook."""
-        return {"preset": self.preset, "device": self.device, **self.parameters}
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Limits of one lab: seconds, and bytes of memory that its processes hold together."""
-
-    seconds: float = float("inf")
-    memory: float = float("inf")
+    asked: dict[str, Any]
+    folder: str
 
 
 def tasks(
-    names: Sequence[str],
-    *,
-    preset: str = "lab",
-    device: str = "auto",
-    parameters: Mapping[str, Any] | None = None,
+    names: Sequence[str], *, preset: str, device: str, parameters: Mapping[str, Any]
 ) -> list[Task]:
-    """Check a request and return a task for each lab, whose folder has the lab's name.
-
-    Args:
-        names: numbers, names or paths of labs; all labs if empty.
-        preset: smoke, lab or paper.
-        device: auto, Ascend, GPU or CPU.
-        parameters: values by name, for all these labs.
+    """Return a task for each of the labs ``names`` (all if empty), which can run with the values.
 
     Raises:
-        InputError: if a lab, preset, device or parameter is unknown, or a lab cannot run with a
-            value.
+        InputError: if one cannot, or a lab, preset, device or parameter is unknown.
     """
     refuse_unknown("preset", preset, PRESETS)
     refuse_unknown("device", device, DEVICES)
-    parameters = parameters or {}
-    made: list[Task] = []
+    asked = {"preset": preset, "device": device, **parameters}
+    made: dict[str, Task] = {}
     for lab in pick(find_labs(find_project()), names):
-        known = [name for name in parameter_names(lab) if name not in ("preset", "device")]
+        known = parameter_names(lab)
         for name in parameters:
             refuse_unknown(f"parameter of lab {lab.name}", name, known)
         if lab.name in LABS:
             choose(lab.name, preset, **parameters)
-        if any(task.lab.name == lab.name for task in made):
+        if lab.name in made:
             raise InputError(f"LAB: expected one notebook called {lab.name}, got two")
-        made.append(Task(lab, preset, device, dict(parameters), Path(lab.name)))
-    return made
+        made[lab.name] = Task(lab, asked, lab.name)
+    return list(made.values())
 
 
 def values(texts: Iterable[str], read: Callable[[str], Any] = parse) -> dict[str, Any]:
     """Return ``{"epochs": 3}`` for ``["epochs=3"]``; ``read`` makes a value of a text.
 
     Raises:
-        InputError: if a text has no ``=`` or no value, or a name is given twice or has an option of
-            its own.
+        InputError: for another form, or a name given twice or with an option of its own.
     """
     named: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")
-        name = name.strip()
         if not equals or not name.isidentifier():
             raise wrong("-p", text, "NAME=VALUE, as in -p epochs=2")
         if name in ("preset", "device"):
@@ -148,27 +116,20 @@ def values(texts: Iterable[str], read: Callable[[str], Any] = parse) -> dict[str
     return named
 
 
-def output_folder(out: str | None, again: bool = False) -> Path:
+def output_folder(out: str | None) -> Path:
     """Return the run folder: ``out``, which may begin with ~, or a new ``runs/<time>``.
 
-    ``runs/latest`` then points to the new one. With ``again`` it may hold the run that is repeated.
-
-    Raises:
-        InputError: for an empty text or an address, or a folder that already holds a run.
+    ``runs/latest`` then points to the new one. An address or an empty text is refused.
     """
     if out is None:
         folder = new_folder(find_project() / "runs")
         latest = folder.with_name("latest")
-        if latest.is_symlink() or not latest.exists():
-            latest.unlink(missing_ok=True)
-            latest.symlink_to(folder.name)
+        latest.unlink(missing_ok=True)
+        latest.symlink_to(folder.name)
         return folder
     if not out.strip() or "://" in out:
         raise wrong("--out", out, "a folder of this machine")
-    folder = Path(out).expanduser().resolve()
-    if (folder / RUN).exists() and not again:
-        raise InputError(f"{folder} holds a run; expected a new folder, or --resume {folder}")
-    return folder
+    return Path(out).expanduser().resolve()
 
 
 def jobs_of(asked: int | None, preset: str, device: str, count: int) -> int:
@@ -186,22 +147,15 @@ def run(
     memory: float | None = None,
     quiet: bool = False,
 ) -> list[dict[str, Any]]:
-    """Execute the tasks, each on cores of its own; return their results.
+    """Execute the tasks, ``jobs`` at once (as many as fit), each on cores of its own.
 
-    Tasks that have passed in their folder with the same parameters are not executed again. The
-    folder is locked. Ctrl-C interrupts the labs that run, and those not yet begun have no results.
-
-    Args:
-        chosen: the tasks.
-        folder: folder of the run.
-        jobs: how many at once; None: as many as fit.
-        seconds: limit of one lab; None: ``SECONDS`` of the preset.
-        memory: limit of one lab in GB; None: no limit.
-        quiet: whether to print nothing.
+    Those that have passed in their folder with the same parameters are not executed again. A lab
+    may take ``seconds`` (``SECONDS`` of its preset) and ``memory`` in GB (all). The folder is
+    locked. Ctrl-C interrupts the labs that run, and those not yet begun have no results.
     """
-    jobs = jobs_of(jobs, chosen[0].preset, chosen[0].device, len(chosen))
-    seconds = SECONDS[chosen[0].preset] if seconds is None else seconds
-    limits = Limits(seconds, float("inf") if memory is None else memory * GB)
+    asked = dict(chosen[0].asked)
+    preset, device = asked.pop("preset"), asked.pop("device")
+    jobs = jobs_of(jobs, preset, device, len(chosen))
     cores = sorted(os.sched_getaffinity(0))
     free = [set(cores[number % len(cores) :: jobs]) for number in range(jobs)]
     stop = threading.Event()
@@ -211,26 +165,30 @@ def run(
             print(f"{text}\n", end="", flush=True)
 
     def execute(task: Task) -> dict[str, Any]:
-        task = replace(task, folder=folder / task.folder)
-        if before := passed_before(task):
-            say(f"{task.lab.name}: passed before with the same parameters, not executed again")
+        place, name = folder / task.folder, task.lab.name
+        before, now_asked = read_results(place), plain(task.asked, "parameters")
+        if before.get("status") == "passed" and before.get("requested") == now_asked:
+            say(f"{name}: passed before with the same parameters, not executed again")
             return before
-        say(f"{task.lab.name}: preset {task.preset}, device {task.device}")
+        say(f"{name}: preset {preset}, device {device}")
         share = free.pop()
-        try:
-            results = _run_lab(task, limits, share, stop)
-        finally:
-            free.append(share)
-        say(f"{task.lab.name}: {results['status']} after {results['total_seconds']:.1f} s")
+        limit = seconds or SECONDS[preset]
+        results = _run_lab(task, place, share, limit, memory, stop)
+        free.append(share)
+        say(f"{name}: {results['status']} after {results['total_seconds']:.1f} s")
         return results
 
     with files.locked(folder, "a run"):
-        prepare_data(say)
-        first, own = chosen[0].asked, find_project() / "notebooks"
-        places = [(task.lab, task.lab.path) for task in chosen]
-        labs = [lab.name if path.parent == own else str(path) for lab, path in places]
-        request = {name: first.pop(name) for name in ("preset", "device")}
-        request |= {"labs": labs, "parameters": first, "started": now()}
+        project = own_checkout()
+        if project is not None and not (project / "datasets" / "MNIST_Data").is_dir():
+            prepare("mnist")  # once, for all labs
+        request = {
+            "preset": preset,
+            "device": device,
+            "labs": [str(task.lab.path) for task in chosen],
+            "parameters": asked,
+            "started": now(),
+        }
         files.write_json(folder / RUN, request, "the run")
         pool = ThreadPoolExecutor(jobs)
         futures = [pool.submit(execute, task) for task in chosen]
@@ -241,7 +199,6 @@ def run(
         finally:
             stop.set()
             pool.shutdown(cancel_futures=True)
-    say("")
     return [future.result() for future in futures if not future.cancelled()]
 
 
@@ -253,83 +210,40 @@ def read_request(folder: Path) -> dict[str, Any]:
         raise InputError(f"--resume: {folder} holds no run ({error})") from error
 
 
-def prepare_data(say: Any) -> None:
-    """Unpack the bundled MNIST, which needs no network; does nothing where that is done."""
-    project = own_checkout()
-    if project is None or (project / "datasets" / "MNIST_Data").is_dir():
-        return
-    say("data: preparing mnist with data_scripts/mnist.py")
-    command = [sys.executable, str(project / "data_scripts" / "mnist.py")]
-    done = subprocess.run(command, cwd=project, capture_output=True, text=True)
-    if done.returncode:
-        raise InputError(done.stderr.strip() or "mnist cannot be prepared")
-
-
-def passed_before(task: Task) -> dict[str, Any] | None:
-    """Return the results of a task that has passed in its folder with the same parameters."""
-    before = read_results(task.folder)
-    same = before.get("requested") == plain(task.asked, "parameters")
-    return before if same and before.get("status") == "passed" else None
-
-
 def read_results(folder: Path) -> dict[str, Any]:
     """Return what results.json in ``folder`` holds; {} if there is none or it is damaged."""
     with suppress(OSError, ValueError):
-        content = json.loads((folder / RESULTS).read_text("utf-8"))
-        return content if isinstance(content, dict) else {}
+        return json.loads((folder / RESULTS).read_text("utf-8"))
     return {}
 
 
-def _run_lab(task: Task, limits: Limits, cores: set[int], stop: threading.Event) -> dict[str, Any]:
-    """Execute one lab in its folder and return what results.json then holds.
-
-    When a limit is exceeded or ``stop`` is set, the lab's processes are killed.
-    """
-    folder, began = task.folder, time.monotonic()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        before = describe(task.lab.name, task.preset, task.parameters, None)
-        begun = before | {"status": "running", "started": now()}
-        files.write_json(folder / RESULTS, begun, "results.json")
-        cause, peak = _execute(task, limits, cores, stop)
-    except (OSError, InputError) as error:
-        # A full disk or a folder that vanishes is this lab's failure alone.
-        begun, cause, peak = {}, _cause("OSError", str(error), "exception"), 0.0
-    results = begun | read_results(folder)
-    results |= {
-        "lab": task.lab.name,
-        "status": "passed",
-        "requested": plain(task.asked, "parameters"),
-        "notebook": task.lab.path.name,
-        "total_seconds": round(time.monotonic() - began, 3),
-        "peak_memory_mb": round(peak / 1e6, 1),
-    }
-    if cause is not None:
-        results["status"] = "interrupted" if cause["cause"] == "interrupted" else "failed"
-        results["error"] = cause | {"log": last_lines(folder / LOG, _LINES)}
-    with suppress(OSError, InputError):
-        files.write_json(folder / RESULTS, results, "results.json", parents=False)
-    return results
-
-
-def _execute(
-    task: Task, limits: Limits, cores: set[int], stop: threading.Event
-) -> tuple[dict[str, Any] | None, float]:
-    """Return why the lab failed, or None, and the most bytes that its processes held."""
-    failure = task.folder / "failure.json"
-    failure.unlink(missing_ok=True)
-    source, output = task.lab.path, task.folder / task.lab.path.name
-    command = [sys.executable, "-c", _PROGRAM, str(source), str(output)]
-    command += [json.dumps(plain(task.asked, "parameters")), str(source.parent), str(failure)]
+def _run_lab(
+    task: Task,
+    folder: Path,
+    cores: set[int],
+    seconds: float,
+    memory: float | None,
+    stop: threading.Event,
+) -> dict[str, Any]:
+    """Execute one lab in its folder within its limits; return what results.json then holds."""
+    began, asked = time.monotonic(), plain(task.asked, "parameters")
+    source, notebook = task.lab.path, folder / task.lab.path.name
+    folder.mkdir(parents=True, exist_ok=True)
+    results = describe(task.lab.name, asked["preset"], parameters_of(asked), None)
+    results |= {"status": "running", "started": now()}
+    files.write_json(folder / RESULTS, results, "results.json")
 
     def begin() -> None:
         cluster.die_with_parent()
         os.sched_setaffinity(0, cores)
 
-    with (task.folder / LOG).open("wb") as log:
+    words = [str(source), str(notebook), json.dumps(asked), str(source.parent)]
+    own = {"LABKIT_PRESET": asked["preset"], "LABKIT_RUN": str(folder), "LABKIT_HEADLESS": "1"}
+    own["IPYTHONDIR"] = str(folder / ".ipython")
+    with (folder / LOG).open("wb") as log:
         child = subprocess.Popen(
-            command,
-            env=_environment(task),
+            [sys.executable, "-c", _PROGRAM, *words],
+            env=child_environment() | _SETTINGS | own,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -337,64 +251,63 @@ def _execute(
             preexec_fn=begin,
         )
         try:
-            cause, peak = _watch(child, limits, stop)
+            error, peak = _watch(child, seconds, memory, stop)
         finally:
-            end_family(child.pid)
+            for process in _family(child.pid):  # a kernel leads a session of its own
+                with suppress(psutil.Error):
+                    process.kill()
             child.wait()
-    if cause is None and child.returncode:
-        ended = _cause("DeadKernelError", "papermill itself ended: see the log", "died")
-        cause = json.loads(failure.read_text()) if failure.exists() else ended
-    failure.unlink(missing_ok=True)
-    return cause, peak
+    if error is None and child.returncode:
+        error = _failure(notebook)
+    results |= read_results(folder)
+    results |= {
+        "lab": task.lab.name,
+        "status": "passed",
+        "requested": asked,
+        "notebook": notebook.name,
+        "total_seconds": round(time.monotonic() - began, 3),
+        "peak_memory_mb": round(peak / 1e6, 1),
+    }
+    if error is not None:
+        results["status"] = "interrupted" if error["cause"] == "interrupted" else "failed"
+        results["error"] = error | {"log": last_lines(folder / LOG, 10)}
+    files.write_json(folder / RESULTS, results, "results.json")
+    return results
 
 
 def _watch(
-    child: subprocess.Popen, limits: Limits, stop: threading.Event
+    child: subprocess.Popen, seconds: float, memory: float | None, stop: threading.Event
 ) -> tuple[dict[str, Any] | None, float]:
     """Wait for a process; return why it is to be killed, or None, and the most bytes it held."""
-    peak, until = 0.0, time.monotonic() + limits.seconds
+    peak, until = 0.0, time.monotonic() + seconds
     while child.poll() is None:
-        held = _memory(child.pid)
+        held = sum(map(_own_memory, _family(child.pid)))
         peak = max(peak, held)
         if stop.is_set():
-            return _cause("KeyboardInterrupt", "stopped from outside", "interrupted"), peak
+            return _error("KeyboardInterrupt", "stopped from outside", "interrupted"), peak
         if time.monotonic() > until:
-            words = f"the lab took more than {limits.seconds:g} s"
-            return _cause("TimeoutError", words, "timeout"), peak
-        if held > limits.memory:
-            words = f"the lab held more than {limits.memory / GB:g} GB of memory"
-            return _cause("MemoryError", words, "memory"), peak
-        time.sleep(_POLL)
+            words = f"the lab took more than {seconds:g} s"
+            return _error("TimeoutError", words, "timeout"), peak
+        if memory is not None and held > memory * GB:
+            words = f"the lab held more than {memory:g} GB of memory"
+            return _error("MemoryError", words, "memory"), peak
+        time.sleep(0.2)
     return None, peak
 
 
-def _cause(name: str, message: str, cause: str) -> dict[str, Any]:
+def _failure(notebook: Path) -> dict[str, Any]:
+    """Return the error in an executed notebook, or that papermill itself has ended."""
+    with suppress(InputError):
+        for cell in read_notebook(notebook)["cells"]:
+            for each in cell.get("outputs", ()):
+                if each["output_type"] == "error":
+                    error = _error(each["ename"], each["evalue"], "exception")
+                    return error | {"cell": cell["execution_count"]}
+    return _error("DeadKernelError", "papermill itself ended: see the log", "died")
+
+
+def _error(name: str, message: str, cause: str) -> dict[str, Any]:
     return {"name": name, "message": message, "cell": None, "cause": cause}
-
-
-def _environment(task: Task) -> dict[str, str]:
-    """Return the variables of the kernel: settings of the user's own notebooks do not leak in."""
-    return child_environment() | {
-        "LABKIT_PRESET": task.preset,
-        "LABKIT_RUN": str(task.folder),
-        "LABKIT_HEADLESS": "1",  # plain lines of progress instead of a bar
-        # With a user's MPLBACKEND=Agg, matplotlibrc or IPython profile, an executed notebook may
-        # have no figures, or others.
-        "MPLBACKEND": "module://matplotlib_inline.backend_inline",
-        "MATPLOTLIBRC": "/dev/null",
-        "IPYTHONDIR": str(task.folder / ".ipython"),
-        "JUPYTER_PATH": "",
-        "JUPYTER_PREFER_ENV_PATH": "1",
-    }
-
-
-def _memory(pid: int) -> float:
-    """Return the bytes that a process and all below it hold, shared pages excluded."""
-    held = 0.0
-    for process in _family(pid):
-        with suppress(psutil.Error):
-            held += process.memory_info().rss - process.memory_info().shared
-    return held
 
 
 def _family(pid: int) -> list[psutil.Process]:
@@ -404,42 +317,32 @@ def _family(pid: int) -> list[psutil.Process]:
     return []
 
 
-def end_family(pid: int) -> None:
-    """Kill a process and all below it; a kernel leads a session of its own."""
-    for process in _family(pid):
-        with suppress(psutil.Error):
-            process.kill()
-    with suppress(OSError):
-        os.killpg(pid, signal.SIGKILL)
+def _own_memory(process: psutil.Process) -> int:
+    """Return the bytes that a process holds, shared pages excluded."""
+    with suppress(psutil.Error):
+        held = process.memory_info()
+        return held.rss - held.shared
+    return 0
 
 
 def exit_code(results: Iterable[Mapping[str, Any]]) -> int:
     """Return 0 if all labs passed, 130 after Ctrl-C, 2 if only bad input stopped some, else 1."""
     errors = [each["error"] for each in results if each["status"] != "passed"]
-    if not errors:
-        return 0
     if any(error["cause"] == "interrupted" for error in errors):
         return 130
-    return 2 if all(error.get("name") == "InputError" for error in errors) else 1
-
-
-def row(results: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return lab, status, device, seconds and headline of a lab for the closing table."""
-    device, seconds = results.get("device") or "-", f"{results['total_seconds']:.1f}"
-    return results["lab"], results["status"], device, seconds, headline(results) or "-"
+    bad_input = all(error["name"] == "InputError" for error in errors)
+    return (2 if bad_input else 1) if errors else 0
 
 
 def headline(results: Mapping[str, Any]) -> str:
     """Return the headline metrics of a lab in one line."""
     metrics = results.get("metrics", {})
-    names = [name for name in results.get("headline", ()) if name in metrics]
-    shown = (f"{metrics[n]:.4g}" if isinstance(metrics[n], float) else metrics[n] for n in names)
-    return ", ".join(f"{name} {value}" for name, value in zip(names, shown, strict=True))
+    shown = ((name, metrics[name]) for name in results.get("headline", ()))
+    return ", ".join(f"{n} {v:.4g}" if isinstance(v, float) else f"{n} {v}" for n, v in shown)
 
 
-def parameters_of(results: Mapping[str, Any]) -> dict[str, Any]:
+def parameters_of(asked: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parameters that were set, without preset and device."""
-    asked = results["requested"]
     return {name: asked[name] for name in asked if name not in ("preset", "device")}
 
 
@@ -451,7 +354,7 @@ def complaints(results: Iterable[Mapping[str, Any]]) -> list[str]:
         if error and error["cause"] != "interrupted":
             where = f"in cell {error['cell']}" if error["cell"] else "outside its cells"
             first = f"{error['name']}: {error['message']}".splitlines()[0]
-            asked = "".join(f" {n}={v}" for n, v in parameters_of(each).items())
+            asked = "".join(f" {n}={v}" for n, v in parameters_of(each["requested"]).items())
             lines += [f"{each['lab']}{asked} {each['status']} {where}: {first}"]
             lines += [f"    {line}" for line in error["log"]]
     return lines

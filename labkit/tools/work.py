@@ -13,14 +13,13 @@ from urllib.parse import quote
 import typer
 
 from labkit.base.arguments import wrong
-from labkit.base.files import make_folder, write_json
+from labkit.base.files import write_json
 from labkit.base.project import find_project
-from labkit.errors import InputError
+from labkit.tools.labs import find_labs, pick, read_notebook
 
-FOLDER = "work"
-# Name of a copy -> digests of the notebook that was copied and of the last that was offered for it.
-_RECORD = ".copied.json"
+_RECORD = ".copied.json"  # name of a copy -> digests of the notebooks that were put there
 _EXERCISE = re.compile(r'^passed = check\("(\w+)",', re.M)
+_PASSED = re.compile(r"^(\w+): passed \(", re.M)
 # A relative link of markdown; not a URL, an anchor on the same page or an absolute path.
 _LINK = re.compile(r"(\]\()(?![a-z]+:|#|/)([^)\s#]+)")
 # The first two belong to `labkit run`. With a user's backend a notebook may show no figures, and a
@@ -30,18 +29,13 @@ _NOT_FOR_KERNELS = ("LABKIT_RUN", "LABKIT_HEADLESS", "MPLBACKEND", "JUPYTER_PATH
 
 def lab(
     notebook: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[LAB|NOTEBOOK] [-- OPTION...]",
-            help="Number or name of a lab, or a notebook's path; options for JupyterLab itself.",
-        ),
-    ] = None,
+        str,
+        typer.Argument(metavar="[LAB]", help="Number or name of a lab, or a notebook's path."),
+    ] = "0",
     folder: Annotated[
         Path | None, typer.Option(help="Folder of your copies; work/ in the project if not given.")
     ] = None,
-    port: Annotated[
-        int | None, typer.Option(min=1, max=65535, help="First port to try; 8888 if not given.")
-    ] = None,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="First port to try.")] = 8888,
     browser: Annotated[bool, typer.Option(help="Open a browser, where there is one.")] = True,
     server: Annotated[
         bool, typer.Option(help="Start JupyterLab; --no-server only copies and lists.")
@@ -55,46 +49,28 @@ def lab(
 
     Example: labkit lab 01
     """
-    words = list(notebook or ())
-    named = [] if not words or words[0].startswith("-") else [words.pop(0)]
-    if words and not words[0].startswith("-"):
-        raise wrong("LAB", f"{named[0]} {words[0]}", "one lab or notebook")
-    project = find_project()
-    if named and named[0].endswith(".ipynb"):
-        place = Path(named[0]).expanduser().resolve()
-        if not place.is_file():
-            raise InputError(f"no notebook {place}")
-    else:
-        place = _own_copy(project, folder, named[0] if named else "0")
-    if not server:
-        return
-    root = project if project in place.parents else place.parent
-    line = _command(root, place, port, browser) + words
-    sys.stdout.flush()
-    os.execve(line[0], line, _environment())
-
-
-def _own_copy(project: Path, folder: Path | None, name: str) -> Path:
-    """Make or renew the copies, say what is solved in them, and return that of the lab ``name``."""
-    from labkit.tools.labs import find_labs, pick
-
+    project = root = find_project()
     labs = find_labs(project)
-    (lab,) = pick(labs, [name])[:1]
-    folder = project / FOLDER if folder is None else folder.expanduser().resolve()
-    if folder == project / "notebooks":
-        raise wrong("--folder", str(folder), "a folder of your own")
-    for message in copy([each.path for each in labs], folder):
-        print(message)
-    for each in labs:
-        try:
+    (chosen,) = pick(labs, [notebook])
+    if notebook.endswith(".ipynb"):
+        place = chosen.path
+        root = project if project in place.parents else place.parent
+    else:
+        folder = (folder or project / "work").expanduser().resolve()
+        if folder == project / "notebooks":
+            raise wrong("--folder", str(folder), "a folder of your own")
+        place = folder / chosen.path.name
+        for message in copy([each.path for each in labs], folder):
+            print(message)
+        for each in labs:
             asked, solved = exercises(each.path, folder / each.path.name)
-        except InputError as error:
-            print(error)
-            continue
-        if asked:
-            names = f": {', '.join(solved)}" if solved else ""
-            print(f"{each.name}: {len(solved)} of {len(asked)} exercises solved{names}")
-    return folder / lab.path.name
+            if asked:
+                names = f": {', '.join(solved)}" if solved else ""
+                print(f"{each.name}: {len(solved)} of {len(asked)} exercises solved{names}")
+    if server:
+        line = _command(root, place, port, browser)
+        sys.stdout.flush()
+        os.execve(line[0], line, _environment())
 
 
 def copy(notebooks: Sequence[Path], folder: Path) -> list[str]:
@@ -103,36 +79,25 @@ def copy(notebooks: Sequence[Path], folder: Path) -> list[str]:
     An edited copy is never written to: it is one whose sources differ from those copied, whatever
     its outputs. Outputs are left out: a copy shows only what its owner's code printed.
     """
-    make_folder(folder)
-    record = json.loads(_text(folder / _RECORD)) if (folder / _RECORD).exists() else {}
+    path = folder / _RECORD
+    record: dict[str, list[str]] = json.loads(path.read_text("utf-8")) if path.exists() else {}
     messages = []
     for source in notebooks:
-        path = folder / source.name
-        notebook = _for_learners(source, folder)
-        known, now = record.get(path.name, []), _digest(notebook)
-        if path.exists() and now in known:
+        notebook, copied = _for_learners(source, folder), folder / source.name
+        known, now = record.setdefault(source.name, []), _digest(notebook)
+        if copied.exists() and (known[-1:] == [now] or _digest(read_notebook(copied)) == now):
             continue
-        new = path.with_name(f"{path.stem}.new.ipynb")
-        if not path.exists():
-            messages.append(f"{path}: copied")
-            record[path.name] = [now]
-        elif _digest_of(path) in known:
-            messages.append(f"{path}: replaced, for the notebook has changed and this copy has not")
-            record[path.name] = [now]
-        elif _digest_of(path) == now:
-            record[path.name] = [now]
-            continue
-        elif new.exists() and _digest_of(new) not in known:
-            messages.append(
-                f"{path}: the notebook has changed; {new.name} is edited too, and stays"
-            )
-            continue
+        for place in (copied, copied.with_name(f"{copied.stem}.new.ipynb")):
+            there = place.exists()
+            if not there or _digest(read_notebook(place)) in known:
+                why = "" if place == copied else " beside yours, which is edited"
+                messages.append(f"{place}: {'replaced' if there else 'copied'}{why}")
+                write_json(place, notebook, "the notebook")
+                known.append(now)
+                break
         else:
-            messages.append(f"{path}: the notebook has changed; yours stays, see {new.name}")
-            record[path.name] = [*known[:1], now]
-            path = new
-        write_json(path, notebook, "the notebook")
-    write_json(folder / _RECORD, record, "the record of copies")
+            messages.append(f"{copied}: the notebook has changed; {place.name} is edited and stays")
+    write_json(path, record, "the record of copies")
     return messages
 
 
@@ -141,29 +106,15 @@ def exercises(source: Path, copied: Path) -> tuple[list[str], list[str]]:
 
     Nothing is executed: what counts is the check's line in the saved output of its cell.
     """
-    asked = [
-        name
-        for cell in _code(json.loads(_text(source)))
-        if "raise NotImplementedError" in "".join(cell["source"])
-        for name in _EXERCISE.findall("".join(cell["source"]))
+    unsolved = [
+        cell["source"]
+        for cell in read_notebook(source)["cells"]
+        if "raise NotImplementedError" in cell["source"]
     ]
-    try:
-        cells = _code(json.loads(_text(copied)))
-    except (ValueError, KeyError) as error:
-        raise InputError(f"{copied} is not a notebook: move it away for a new copy") from error
-    printed = [
-        "".join(output.get("text", "")) for cell in cells for output in cell.get("outputs", ())
-    ]
-    lines = "".join(printed)
-    return asked, [name for name in asked if re.search(rf"^{name}: passed \(", lines, re.M)]
-
-
-def _code(notebook: dict[str, Any]) -> list[dict[str, Any]]:
-    return [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
-
-
-def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8")
+    asked = _EXERCISE.findall("\n".join(unsolved))
+    outputs = [o for cell in read_notebook(copied)["cells"] for o in cell.get("outputs", ())]
+    passed = _PASSED.findall("".join("".join(output.get("text", "")) for output in outputs))
+    return asked, [name for name in asked if name in passed]
 
 
 def _for_learners(source: Path, folder: Path) -> dict[str, Any]:
@@ -175,50 +126,39 @@ def _for_learners(source: Path, folder: Path) -> dict[str, Any]:
             return link[0]  # copied as well
         return link[1] + Path(os.path.relpath(target, folder)).as_posix()
 
-    notebook = json.loads(_text(source))
+    notebook = read_notebook(source)
     for cell in notebook["cells"]:
         if cell["cell_type"] == "code":
             cell |= {"outputs": [], "execution_count": None}
-        elif cell["cell_type"] == "markdown":
-            moved_text = _LINK.sub(moved, "".join(cell["source"]))
-            cell["source"] = moved_text.splitlines(keepends=True)
+        else:
+            cell["source"] = _LINK.sub(moved, cell["source"])
     notebook["metadata"].pop("labkit", None)  # the stamp describes the outputs
     return notebook
 
 
-def _digest_of(path: Path) -> str:
-    """Return the digest of the sources at ``path``, or "" if it is damaged."""
-    try:
-        return _digest(json.loads(_text(path)))
-    except (ValueError, KeyError):
-        return ""
-
-
 def _digest(notebook: dict[str, Any]) -> str:
-    cells = [(cell["cell_type"], "".join(cell["source"])) for cell in notebook["cells"]]
+    cells = [(cell["cell_type"], cell["source"]) for cell in notebook["cells"]]
     return hashlib.sha256(json.dumps(cells).encode()).hexdigest()
 
 
-def _command(root: Path, notebook: Path, port: int | None, browser: bool) -> list[str]:
+def _command(root: Path, notebook: Path, port: int, browser: bool) -> list[str]:
     import zmq
 
     options = {
         "ServerApp.ip": "127.0.0.1",
-        "ServerApp.root_dir": str(root),
+        "ServerApp.port": port,
+        "ServerApp.root_dir": root,
+        "ServerApp.open_browser": browser,
+        "ServerApp.allow_root": os.geteuid() == 0,  # in a container
         "LabApp.default_url": f"/lab/tree/{quote(notebook.relative_to(root).as_posix())}",
         # No network access; labconfig/ beside this file suppresses the dialog that asks about it.
         "LabApp.news_url": "None",
         "LabApp.check_for_updates_class": "jupyterlab.NeverCheckForUpdate",
+        # Else each kernel warns that others on this machine could listen.
+        "MappingKernelManager.transport_encryption": "auto" if zmq.has("curve") else "disabled",
     }
-    if zmq.has("curve"):  # else each kernel warns that others on this machine could listen
-        options["MappingKernelManager.transport_encryption"] = "auto"
-    if port is not None:
-        options["ServerApp.port"] = str(port)
-    if os.geteuid() == 0:  # in a container, where `labkit run` runs the same code as root
-        options["ServerApp.allow_root"] = "True"
     line = [sys.executable, "-P", "-m", "jupyterlab"]
-    line += [f"--{name}={value}" for name, value in options.items()]
-    return line if browser else [*line, "--no-browser"]
+    return line + [f"--{name}={value}" for name, value in options.items()]
 
 
 def _environment() -> dict[str, str]:

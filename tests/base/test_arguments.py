@@ -26,11 +26,10 @@ NAN, INFINITY = float("nan"), float("inf")
 def test_numbers_are_python_s_and_numpy_s(value):
     result = number("rate", value)
     assert result == 2.0 and type(result) is float
-    if value in range(3) and isinstance(value, (int, np.integer)):
+    if isinstance(value, (int, np.integer)):
         assert integer("epochs", value) == 2 and type(integer("epochs", value)) is int
 
 
-WORDS = "tail: expected one of 'flush', 'drop', 'carry', got "
 TAILS = ("flush", "drop", "carry")
 
 
@@ -47,7 +46,7 @@ TAILS = ("flush", "drop", "carry")
         (
             number,
             {},
-            [True, "2", None, [2.0], 2j, NAN, -INFINITY, np.float32("inf"), 10**400],
+            [True, "2", None, [2.0], 2j, NAN, -INFINITY, np.float32("inf")],
             "a finite number",
         ),
         (number, {"at_least": 0}, [-1e-300], "a finite number >= 0"),
@@ -69,7 +68,7 @@ def test_bounds_belong_to_the_range_and_a_choice_names_the_nearest_word():
     assert [integer("n", value, 2, 4) for value in (2, 3, 4)] == [2, 3, 4]
     assert [number("n", value, at_least=0, below=1) for value in (0, 0.9999999)] == [0, 0.9999999]
     assert [choice("tail", word, iter(TAILS)) for word in TAILS] == list(TAILS)
-    with pytest.raises(InputError, match=f"{WORDS}'Flush'. Did you mean 'flush'"):
+    with pytest.raises(InputError, match="'Flush'. Did you mean 'flush'"):
         choice("tail", "Flush", TAILS)
     assert (seed(0), seed(np.int64(7)), seed(2**32 - 1)) == (0, 7, 2**32 - 1)
     with pytest.raises(InputError, match="order: expected an integer >= 0 and <= 4294967295"):
@@ -111,7 +110,7 @@ def test_a_value_is_the_same_on_the_command_line_and_in_a_file(tmp_path):
         assert list(map(type, values)) == list(map(type, VALUES.values()))
     for text in ("#a", "&a", "*a", "a # b", "a: b"):  # texts on the command line alone
         assert parse(text) == text
-    for text in ("[1", "{a", "'a", "[.nan, &a"):
+    for text in ("[1", "{a", "'a", "[1, &a"):
         with pytest.raises(InputError, match="not YAML"):
             parse(text)
     with pytest.raises(InputError, match=r"none.yaml cannot be read"):
@@ -119,10 +118,6 @@ def test_a_value_is_the_same_on_the_command_line_and_in_a_file(tmp_path):
 
 
 def test_several_values():
-    for text, values in {
-        "1": [1],
-        "1,010,None": [1, 10, None],
-        "[1, [2, 3]],{a: 1, b: 2}": [[1, [2, 3]], {"a": 1, "b": 2}],
-        "'a,b',don't,c": ["a,b", "don't", "c"],
-    }.items():
-        assert parse_several(text) == values
+    assert parse_several("1,010,None,1:30,#a,*b") == [1, 10, None, "1:30", "#a", "*b"]
+    assert parse_several("[1, [2, 3]],{a: 1, b: 2}") == [[1, [2, 3]], {"a": 1, "b": 2}]
+    assert parse_several("'a,b',don't,c") == ["a,b", "don't", "c"]

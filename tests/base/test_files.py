@@ -24,30 +24,14 @@ def test_the_file_appears_when_it_is_whole_and_its_bytes_are_on_the_disk(tmp_pat
     replace = os.replace
     monkeypatch.setattr(os, "replace", lambda *two: (done.append("renamed"), replace(*two)))
     with whole_file(path, "the file") as temporary:
-        temporary.write_text("half")
+        temporary.write_text("old")
         assert not path.exists() and temporary.stat().st_dev == tmp_path.stat().st_dev
-    assert path.read_text() == "half"
-    assert list(path.parent.iterdir()) == [path]
     # The second sync is of the folder with the new name.
     assert done == ["synced", "renamed", "synced"]
-
-
-@pytest.mark.parametrize("moment", ["writing", "renaming"])
-def test_an_interrupted_write_leaves_the_old_one(tmp_path, monkeypatch, moment):
-    path = tmp_path / "a.txt"
-    path.write_text("old")
-
-    def interrupted(*_):
-        raise KeyboardInterrupt
-
-    if moment == "renaming":
-        monkeypatch.setattr(os, "replace", interrupted)
     with pytest.raises(KeyboardInterrupt), whole_file(path, "the file") as temporary:
         temporary.write_text("new")
-        if moment == "writing":
-            interrupted()
-    assert path.read_text() == "old"
-    assert list(tmp_path.iterdir()) == [path]
+        raise KeyboardInterrupt
+    assert path.read_text() == "old" and list(path.parent.iterdir()) == [path]
 
 
 def test_what_a_killed_process_left_is_removed(tmp_path):
@@ -67,25 +51,19 @@ def test_json(tmp_path):
     value = {"b": [1, 0.1], "a": "Größe \udcff"}
     write_json(path, value, "the file")
     assert path.read_text("utf-8").startswith('{\n "b": [\n  1,\n') and "Größe" in path.read_text()
-    assert json.loads(path.read_text()) == value
-    write_json(path, float("inf"), "the file", indent=None)
-    assert path.read_text() == "Infinity\n"
     with pytest.raises(ValueError):
         write_json(path, float("nan"), "the file", allow_nan=False)
-    assert path.read_text() == "Infinity\n" and list(tmp_path.iterdir()) == [path]
+    assert json.loads(path.read_text()) == value and list(tmp_path.iterdir()) == [path]
 
 
 def test_a_place_that_cannot_be_written_is_refused(tmp_path):
     (tmp_path / "file").write_text("mine")
-    for folder in (tmp_path / "file", "/proc/self"):
-        with pytest.raises(InputError, match="cannot write the file .*x.npy"):
-            with whole_file(f"{folder}/x.npy", "the file") as temporary:
-                temporary.write_text("new")
-    for folder in (tmp_path / "file", tmp_path / "file" / "run"):
-        with pytest.raises(InputError, match="cannot write to .*file"):
-            make_folder(folder)
-    make_folder(tmp_path / "a" / "b")
-    assert list((tmp_path / "a" / "b").iterdir()) == []
+    with pytest.raises(InputError, match="cannot write the file .*x.npy"):
+        with whole_file(tmp_path / "file" / "x.npy", "the file") as temporary:
+            temporary.write_text("new")
+    for folder in (tmp_path / "file" / "run", "/proc/self"):
+        with pytest.raises(InputError, match=f"cannot write to {folder}"):
+            make_folder(type(tmp_path)(folder))
 
 
 def test_a_folder_is_locked_until_its_writer_ends(tmp_path):

@@ -85,24 +85,17 @@ def test_outputs_come_back_with_a_stamp_and_nothing_is_executed_twice(project, c
     assert first.cells[1].outputs[0].text.startswith("preset lab\n")
     stamp = first.metadata["labkit"]
     assert (stamp["device"], stamp["preset"], stamp["versions"]) == ("CPU", "lab", {"labkit": "1"})
-    assert set(stamp["inputs"]) == {"notebook", "labkit", "data", "versions"}
     assert call(project) == 0 and "up to date" in capsys.readouterr().out
     assert read(project) == first
-
-
-CHANGES = {
-    "labkit/step.py": "changed: labkit",
-    "data_scripts/digits.gz": "changed: data",
-    "constraints.txt": "changed: versions",
-    "labkit/tools/report.py": "",
-}
-
-
-@pytest.mark.parametrize(("file", "why"), CHANGES.items())
-def test_a_changed_input_is_named(project, file, why):
-    (project / file).parent.mkdir(exist_ok=True)
-    (project / file).write_text("changed")
-    assert notebooks.why_stale(project, read(project)) == why
+    for file, why in {
+        "labkit/tools/report.py": "",
+        "labkit/step.py": "changed: labkit",
+        "data_scripts/digits.gz": "changed: labkit, data",
+        "constraints.txt": "changed: labkit, data, versions",
+    }.items():
+        (project / file).parent.mkdir(exist_ok=True)
+        (project / file).write_text("changed")
+        assert notebooks.why_stale(project, first) == why
 
 
 def test_a_changed_cell_is_executed_and_a_failing_one_leaves_the_file(project, capsys):

@@ -10,8 +10,7 @@ from posixpath import normpath
 
 import pytest
 
-from labkit.tools.labs import read_notebook
-from tests.support.texts import committed_files, markdown, without_code, without_fences
+from tests.support.texts import committed_files, text_of, without_code
 
 ROOT = Path(__file__).parents[2]
 PATTERNS = ("*.md", "docs/*.md", "labkit/**/*.md", "notebooks/*.ipynb")
@@ -30,16 +29,9 @@ def committed():
     return {path.relative_to(ROOT).as_posix() for path in committed_files(ROOT)}
 
 
-def texts_of(path):
-    """Return the markdown of a notebook's cells ("" for code), or a page as one text."""
-    if path.suffix == ".ipynb":
-        return markdown(read_notebook(path)["cells"])
-    return [path.read_text(encoding="utf-8")]
-
-
 def anchors(path):
     """Return the anchors of a page or notebook; a heading's as GitHub spells it."""
-    text = without_fences("\n\n".join(texts_of(path)))
+    text = text_of(path)
     found = set(ANCHOR.findall(text))
     if path.suffix == ".md":
         headings = HEADING.findall(text)
@@ -61,6 +53,5 @@ def leads_somewhere(link, place, committed):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_link_leads_somewhere(page, committed):
     place = PurePosixPath(page.relative_to(ROOT).as_posix())
-    sources = [without_code(text) for text in texts_of(page)]
-    links = [next(filter(None, groups)) for text in sources for groups in LINK.findall(text)]
+    links = [next(filter(None, groups)) for groups in LINK.findall(without_code(text_of(page)))]
     assert [link for link in links if not leads_somewhere(link, place, committed)] == []

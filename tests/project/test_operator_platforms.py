@@ -60,26 +60,15 @@ def loss_net_of(network):
 
 def small():
     """A network with LeNet's operators; a convolution and its dense layer have split factors."""
-    return nn.SequentialCell(
-        nn.Conv2d(1, 6, 5, pad_mode="valid"),
-        nn.ReLU(),
-        nn.MaxPool2d(2, 2),
-        nn.Conv2d(6, 6, 5, stride=2, pad_mode="valid"),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.Dense(6 * 5 * 5, 10),
-    )
+    first, second = nn.Conv2d(1, 6, 5, 1, "valid"), nn.Conv2d(6, 6, 5, 2, "valid")
+    middle = (nn.ReLU(), nn.MaxPool2d(2, 2), second, nn.ReLU(), nn.Flatten())
+    return nn.SequentialCell(first, *middle, nn.Dense(6 * 5 * 5, 10))
 
 
 def smallest():
     """``small`` without its second convolution, and so without a convolution's input gradient."""
-    return nn.SequentialCell(
-        nn.Conv2d(1, 4, 5, pad_mode="valid"),
-        nn.ReLU(),
-        nn.MaxPool2d(4, 4),
-        nn.Flatten(),
-        nn.Dense(4 * 7 * 7, 10),
-    )
+    middle = (nn.ReLU(), nn.MaxPool2d(4, 4), nn.Flatten())
+    return nn.SequentialCell(nn.Conv2d(1, 4, 5, 1, "valid"), *middle, nn.Dense(4 * 7 * 7, 10))
 
 
 def small_resnet():
@@ -104,12 +93,9 @@ def by_epoch(loss_net, optimizer):
 def batch_of(network):
     """Return three token sequences, two colour images or four grey ones, with their labels."""
     if isinstance(network, NextToken):
-        sequences = np.arange(15, dtype=np.int32).reshape(3, 5) % 12
-        return tensors(sequences, sequences)
-    if isinstance(network, ResNet):
-        images, labels = digits(2)
-        return tensors(np.repeat(images, 3, axis=1), labels)
-    return tensors(*digits(4))
+        return tensors(*[np.arange(15, dtype=np.int32).reshape(3, 5) % 12] * 2)
+    images, labels = digits(2 if isinstance(network, ResNet) else 4)
+    return tensors(np.repeat(images, 3, axis=1) if isinstance(network, ResNet) else images, labels)
 
 
 thor = partial(ThorStep, damping=0.3)
@@ -166,27 +152,21 @@ def test_every_operator_of_a_step_is_documented_for_all_platforms(make, build, o
     assert missing(names) == {}
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("MatMul", PLATFORMS),  # in its own docstring
-        ("Sqrt", PLATFORMS),  # in that of ops.sqrt, to which it refers
-        ("ReluGrad", PLATFORMS),  # in that of ReLU, whose gradient it is
-        ("Muls", PLATFORMS),  # in that of ops.mul
-        ("Depend", PLATFORMS),  # launches no kernel
-        ("Cholesky", {"CPU", "GPU"}),
-        ("Broadcast", {"Ascend", "GPU"}),
-        ("UniformReal", set()),  # deprecated
-    ],
-)
-def test_known_primitives(name, expected):
-    assert platforms(name) == expected
-
-
-@pytest.mark.parametrize("name", ["NoSuchOperator", "AssignGrad", "InplaceZero", "FlattenExt"])
-def test_an_unknown_operator_is_an_error(name):
-    with pytest.raises(Undocumented, match=name):
-        platforms(name)
+def test_known_primitives():
+    expected = {
+        "MatMul": PLATFORMS,  # in its own docstring
+        "Sqrt": PLATFORMS,  # in that of ops.sqrt, to which it refers
+        "ReluGrad": PLATFORMS,  # in that of ReLU, whose gradient it is
+        "Muls": PLATFORMS,  # in that of ops.mul
+        "Depend": PLATFORMS,  # launches no kernel
+        "Cholesky": {"CPU", "GPU"},
+        "Broadcast": {"Ascend", "GPU"},
+        "UniformReal": set(),  # deprecated
+    }
+    assert {name: platforms(name) for name in expected} == expected
+    for name in ("NoSuchOperator", "AssignGrad", "InplaceZero", "FlattenExt"):
+        with pytest.raises(Undocumented, match=name):
+            platforms(name)
 
 
 def test_the_branch_for_ascend_is_in_the_ascend_plugin():

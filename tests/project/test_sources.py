@@ -4,7 +4,6 @@ import ast
 import re
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
@@ -22,18 +21,7 @@ ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "sources.md").read_text(encoding="utf-8")
 
 
-class Row(NamedTuple):
-    id: str
-    says: str
-    state: str
-    shown_by: str
-
-    @property
-    def items(self) -> list[str]:
-        return re.findall("`([^`]+)`", self.shown_by)
-
-
-ROWS = [Row(*row.groups()) for row in map(ROW.fullmatch, TEXT.splitlines()) if row]
+ROWS = [row.groups() for row in map(ROW.fullmatch, TEXT.splitlines()) if row]
 
 
 @cache
@@ -41,21 +29,11 @@ def names_in(path: Path) -> frozenset[str]:
     """Return functions, classes, methods as ``Class.method``, and names assigned at the top."""
     names = set()
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            names.add(node.name)
+        for each in getattr(node, "targets", [getattr(node, "target", node)]):
+            names.add(getattr(each, "name", getattr(each, "id", None)))
         if isinstance(node, ast.ClassDef):
-            functions = (each for each in node.body if isinstance(each, ast.FunctionDef))
-            names |= {f"{node.name}.{each.name}" for each in functions}
-        if isinstance(node, ast.Assign | ast.AnnAssign):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            names |= {each.id for each in targets if isinstance(each, ast.Name)}
+            names |= {f"{node.name}.{getattr(each, 'name', '')}" for each in node.body}
     return frozenset(names)
-
-
-@cache
-def cells_of(path: Path) -> list[str]:
-    """Return the cells without the generated contents, which repeat the headings."""
-    return [cell["source"] for cell in own_cells(path)]
 
 
 def fault(item: str) -> str:
@@ -69,7 +47,7 @@ def fault(item: str) -> str:
     if not path.is_file():
         return f"{match[1]} is not there"
     if form is CELL:
-        count = sum(name in cell for cell in cells_of(path))
+        count = sum(name in cell["source"] for cell in own_cells(path))
         return "" if count == 1 else f"{count} cells of {match[1]} hold {name!r}"
     name = name.removeprefix("::").replace("::", ".")
     if name not in names_in(path):
@@ -82,18 +60,18 @@ def fault(item: str) -> str:
 def test_every_document_has_its_rows_in_order():
     written = [line for line in TEXT.splitlines() if re.match(r"\| *\d{3} *-", line)]
     assert len(written) == len(ROWS) == 90
-    expected = [
-        f"{name}-{n:02}" for name, count in ROWS_OF_DOCUMENT.items() for n in range(1, count + 1)
-    ]
-    assert [row.id for row in ROWS] == expected
-    for name, count in ROWS_OF_DOCUMENT.items():
+    counts = ROWS_OF_DOCUMENT.items()
+    expected = [f"{name}-{number:02}" for name, last in counts for number in range(1, last + 1)]
+    assert [row[0] for row in ROWS] == expected
+    for name, count in counts:
         assert re.search(rf"^\| {name}, .* \| {count} \| ", TEXT, re.M), name
 
 
-@pytest.mark.parametrize("row", ROWS, ids=[row.id for row in ROWS])
-def test_a_row_has_a_state_and_what_it_names_exists(row):
-    assert STATE.fullmatch(row.state), row.state
-    assert SHOWN_BY.fullmatch(row.shown_by), row.shown_by
-    assert list(filter(None, map(fault, row.items))) == []
+@pytest.mark.parametrize(("name", "says", "state", "shown_by"), ROWS, ids=[row[0] for row in ROWS])
+def test_a_row_has_a_state_and_what_it_names_exists(name, says, state, shown_by):
+    assert STATE.fullmatch(state), state
+    assert SHOWN_BY.fullmatch(shown_by), shown_by
+    items = re.findall("`([^`]+)`", shown_by)
+    assert list(filter(None, map(fault, items))) == []
     # The name of a module or function alone is not evidence.
-    assert any(TEST.fullmatch(item) or CELL.fullmatch(item) for item in row.items)
+    assert any(TEST.fullmatch(item) or CELL.fullmatch(item) for item in items)

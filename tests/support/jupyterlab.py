@@ -8,13 +8,14 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
 from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 import pytest
+
+from tests.support.living import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 _CHROMIUM = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
@@ -26,6 +27,8 @@ _FOLDERS = {
     "JUPYTERLAB_SETTINGS_DIR": "settings",
     "JUPYTERLAB_WORKSPACES_DIR": "workspaces",
     "IPYTHONDIR": "ipython",
+    # In the user's folders alone, the kernel would lose to that of the Python environment.
+    "JUPYTER_PATH": "data",
 }
 _STATE = """() => {
   const prompts = [...document.querySelectorAll('.jp-CodeCell .jp-InputPrompt')];
@@ -42,11 +45,6 @@ _STATE = """() => {
 _OUTPUTS = """() => [...document.querySelectorAll('.jp-OutputArea-output')]
     .filter(box => /(error|stderr)$/.test(box.getAttribute('data-mime-type')))
     .map(box => box.textContent)"""
-_PICTURES = """() => [...document.querySelectorAll('.jp-OutputArea-output img')].map(box => ({
-    alt: box.alt, width: box.naturalWidth,
-    right: box.getBoundingClientRect().right,
-    edge: box.closest('.jp-OutputArea-output').getBoundingClientRect().right,
-  }))"""
 
 
 @contextmanager
@@ -76,22 +74,33 @@ class Server:
 
     def __enter__(self) -> "Server":
         _spoil(self.user)
+        own = {name: str(self.user / folder) for name, folder in _FOLDERS.items()}
+        # Variables that a shell may hold after `labkit run`, and a user's own matplotlib setting.
+        own |= {"LABKIT_RUN": "/nowhere", "LABKIT_HEADLESS": "1", "MPLBACKEND": "Agg"}
+        own |= {"PYTHONPATH": str(ROOT), "LABKIT_PRESET": "smoke"}
+        command = [sys.executable, "-m", "labkit.tools.cli", "lab", "--folder", str(self.folder)]
         with socket.socket() as taken, self.log.open("wb") as log:
             taken.bind(("127.0.0.1", 0))
             taken.listen()
             self.taken = taken.getsockname()[1]
-            command = self._command("--no-browser", "--port", str(self.taken))
             self.process = subprocess.Popen(
-                command, env=self._environment(), cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log,
-                stderr=subprocess.STDOUT,
+                [*command, "--no-browser", "--port", str(self.taken)], env=os.environ | own,
+                cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
             )  # fmt: skip
             try:
-                self.address, port, self.token = self._wait_for_address()
+                wait_until(self._listens, 120)
             except BaseException:
                 self.process.kill()
                 raise
-        self.port = int(port)
         return self
+
+    def _listens(self) -> bool:
+        match = _ADDRESS.search(self.log.read_text(encoding="utf-8", errors="replace"))
+        if match is None:
+            return False
+        self.address, self.port, self.token = match[1], int(match[2]), match[3]
+        with socket.socket() as asking:  # the address is printed up to 0.3 s before
+            return asking.connect_ex(("127.0.0.1", self.port)) == 0
 
     def __exit__(self, *exception: object) -> None:
         kernels = psutil.Process(self.process.pid).children(recursive=True)
@@ -112,47 +121,6 @@ class Server:
         with urllib.request.urlopen(request, timeout=30) as answer:
             text = answer.read()
         return json.loads(text) if text else None
-
-    def copies_only(self) -> str:
-        """Return what `labkit lab --no-server` prints about the same copies."""
-        command, environment = self._command("--no-server"), self._environment()
-        return subprocess.run(
-            command, env=environment, cwd=ROOT, capture_output=True, text=True, check=True
-        ).stdout
-
-    def kernel_process(self) -> psutil.Process:
-        """Return the process of the only running kernel."""
-        (kernel,) = self.ask("kernels")
-        children = psutil.Process(self.process.pid).children(recursive=True)
-        return next(child for child in children if kernel["id"] in " ".join(child.cmdline()))
-
-    def shut_kernels_down(self) -> None:
-        """End all kernels: six notebooks at once would take 6 GB."""
-        for session in self.ask("sessions"):
-            self.ask(f"sessions/{session['id']}", "DELETE")
-
-    def _command(self, *options: str) -> list[str]:
-        line = [sys.executable, "-m", "labkit.tools.cli", "lab", "--folder", str(self.folder)]
-        return [*line, *options]
-
-    def _environment(self) -> dict[str, str]:
-        own = {name: str(self.user / folder) for name, folder in _FOLDERS.items()}
-        # Variables that a shell may hold after `labkit run`, and a user's own matplotlib setting.
-        own |= {"LABKIT_RUN": "/nowhere", "LABKIT_HEADLESS": "1", "MPLBACKEND": "Agg"}
-        # In the user's folders alone, the kernel would lose to that of the Python environment.
-        own |= {"JUPYTER_PATH": own["JUPYTER_DATA_DIR"]}
-        return {**os.environ, **own, "PYTHONPATH": str(ROOT), "LABKIT_PRESET": "smoke"}
-
-    def _wait_for_address(self) -> tuple[str, ...]:
-        until = time.monotonic() + 120
-        while time.monotonic() < until and self.process.poll() is None:
-            match = _ADDRESS.search(self.log.read_text(encoding="utf-8", errors="replace"))
-            with socket.socket() as asking:
-                # The address is printed up to 0.3 s before the server listens.
-                if match and asking.connect_ex(("127.0.0.1", int(match[2]))) == 0:
-                    return match.groups()
-            time.sleep(0.2)
-        raise AssertionError(f"JupyterLab did not start:\n{self.log.read_text()[-3000:]}")
 
 
 def _spoil(user: Path) -> None:
@@ -182,49 +150,25 @@ class LabPage:
         address = f"{self.server.address}/lab/tree/{path}?reset&token={self.server.token}"
         self.page.goto(address)
         self.page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=90_000)
-        self.wait_until_idle(90)
+        wait_until(self._is_idle, 90)
 
     def run_all(self, seconds: float) -> None:
         """Choose Run All Cells in the menu, and wait until every code cell has a number."""
         self.page.locator(".lm-MenuBar-item", has_text="Run").first.click()
         self.page.locator(".lm-Menu-itemLabel").get_by_text("Run All Cells", exact=True).click()
         self.page.wait_for_timeout(500)  # until the prompts have turned to stars
-        state = self.wait_until_idle(seconds)
+        wait_until(self._is_idle, seconds)
         cells = self.page.locator(".jp-CodeCell").count()
-        assert state["run"] == cells, f"{state['run']} of {cells} cells ran: {self.noise()}"
+        assert self.page.evaluate(_STATE)["run"] == cells, self.noise()
 
-    def wait_until_idle(self, seconds: float) -> dict:
-        """Return the page's state once its kernel is idle; fail if a dialog comes up."""
-        until = time.monotonic() + seconds
-        while True:
-            state = self.page.evaluate(_STATE)
-            assert not state["dialog"], state["dialog"]
-            connected = state["kernel"] != "No Kernel"
-            if connected and state["running"] == 0 and state["status"] == "idle":
-                return state
-            assert time.monotonic() < until, f"waited {seconds} s: {state}"
-            self.page.wait_for_timeout(500)
+    def _is_idle(self) -> bool:
+        """Return whether the page's kernel is idle; fail if a dialog comes up."""
+        self.page.wait_for_timeout(500)
+        state = self.page.evaluate(_STATE)
+        assert not state["dialog"], state["dialog"]
+        connected = state["kernel"] != "No Kernel"
+        return connected and state["running"] == 0 and state["status"] == "idle"
 
     def noise(self) -> list[str]:
         """Return the text of every error and of every output on stderr."""
         return self.page.evaluate(_OUTPUTS)
-
-    def images(self) -> list[dict]:
-        """Return each picture's alternative text, width in pixels, right edge and its limit."""
-        return self.page.evaluate(_PICTURES)
-
-    def cell(self, text: str):
-        """Return the code cell that holds ``text``."""
-        inside = self.page.locator(".jp-InputArea", has_text=text)
-        return self.page.locator(".jp-CodeCell", has=inside)
-
-    def type_into(self, cell, source: str) -> str:
-        """Replace the source of ``cell`` and run it, as a person does; return what it prints."""
-        cell.scroll_into_view_if_needed()
-        cell.locator(".cm-content").click()
-        self.page.keyboard.press("Control+a")
-        self.page.keyboard.insert_text(source)
-        self.page.keyboard.press("Control+Enter")
-        self.page.wait_for_timeout(300)
-        self.wait_until_idle(60)
-        return cell.locator(".jp-OutputArea-output").inner_text()

@@ -5,8 +5,7 @@ of the function it refers to. A primitive without a docstring of its own is in o
 one that is neither in a table nor documented is an error.
 
 The docstrings describe an operator, not every type it takes. And a graph compiled on CPU shows only
-the CPU's version of what MindSpore itself writes differently for another device
-(``amp.all_finite``, which is documented for all three).
+the CPU's version of what MindSpore writes differently for another device.
 """
 
 import re
@@ -26,27 +25,17 @@ NO_KERNEL = frozenset(
     | {"UpdateState", "make_list"}
 )
 
-# Undocumented operators of the backward pass, and the forward operator whose gradient they are.
-GRADIENT_OF = {
-    "AdaptiveMaxPool2DGrad": "AdaptiveMaxPool2D",
-    "AvgPoolGrad": "AvgPool",
-    "BatchNormGrad": "BatchNorm",
-    "BiasAddGrad": "BiasAdd",
+# Undocumented operators of the backward pass: XGrad for each X here, and others by name.
+HAVE_GRAD = (
+    "AdaptiveMaxPool2D AvgPool BatchNorm BiasAdd GeLU GroupNorm LayerNorm LogSoftmax MaxPool Rsqrt "
+    "Sigmoid Sqrt StridedSlice Tanh"
+)
+GRADIENT_OF = {f"{name}Grad": name for name in HAVE_GRAD.split()} | {
     "Conv2DBackpropFilter": "Conv2D",
     "Conv2DBackpropInput": "Conv2D",
     "GatherDGradV2": "GatherD",
-    "GeLUGrad": "GeLU",
-    "GroupNormGrad": "GroupNorm",
-    "LayerNormGrad": "LayerNorm",
-    "LogSoftmaxGrad": "LogSoftmax",
     "MaxPool3DGradWithArgmax": "MaxPool3DWithArgmax",
-    "MaxPoolGrad": "MaxPool",
     "ReluGrad": "ReLU",
-    "RsqrtGrad": "Rsqrt",
-    "SigmoidGrad": "Sigmoid",
-    "SqrtGrad": "Sqrt",
-    "StridedSliceGrad": "StridedSlice",
-    "TanhGrad": "Tanh",
 }
 
 # What the compiler writes for a documented function: with a number in place of a tensor (Muls), or

@@ -18,7 +18,7 @@ LABS = {
 @pytest.fixture
 def project(tmp_path, monkeypatch):
     """The folder of a project with three labs, which is the working folder."""
-    monkeypatch.setattr(runner, "prepare_data", lambda say: None)
+    monkeypatch.setattr(runner, "prepare", lambda name: None)
     monkeypatch.delenv("LABKIT_PRESET", raising=False)  # `make test` sets it
     monkeypatch.chdir(write_labs(tmp_path / "project", LABS))
     return tmp_path / "project"
