@@ -12,11 +12,11 @@ which is ``augment=False``) and `create_dataset2` of the ResNet-50 and THOR tuto
 at most as many workers as cores (the sources ask for 8), evaluation keeps its incomplete last
 batch, and shards are exact.
 
-Files are converted to three channels as follows: grayscale is repeated, a palette looked up, alpha
-dropped, CMYK with Adobe's marker converted, the upper 8 of 16 bits taken, EXIF orientation ignored.
-The result is bit for bit that of Pillow's convert("RGB"), except for 16-bit grayscale and for CMYK,
-which is within 1 grey level. Files that `labkit.data.imagefiles` cannot use are refused by name
-when the dataset is created.
+Files become three channels: grayscale is repeated, a palette looked up, alpha dropped, CMYK with
+Adobe's marker converted, the upper 8 of 16 bits taken, EXIF orientation ignored. The result is bit
+for bit that of Pillow's convert("RGB"), except for 16-bit grayscale, which Pillow turns white, and
+for CMYK, which is within 1 grey level. Files that `labkit.data.imagefiles` cannot use are refused
+by name when the dataset is created.
 
 The order depends on the seed (`labkit.runtime.start`) alone, random crops and flips on the seed and
 num_parallel_workers. `dataset.set_init_step` resumes both exactly.
@@ -59,7 +59,6 @@ def create_dataset(
     repeat_size: int = 1,
     num_parallel_workers: int = 1,
     cache_session_id: int | None = None,
-    check: bool = True,
 ) -> ds.Dataset:
     """Return the pipeline over one folder: (B, 3, S, S) float32, (B,) int32, S = image_size.
 
@@ -85,8 +84,8 @@ def create_dataset(
         repeat_size: passes over the data in one epoch of the dataset.
         num_parallel_workers: workers of each operation; limited to the number of cores.
         cache_session_id: evaluation only: keep the preprocessed images in MindSpore's dataset
-            cache, under the number that `dataset-cache --generate_session` prints.
-        check: False: do not open the files beforehand (0.6 s for 12 000 small ones).
+            cache, under the number that `dataset-cache --generate_session` prints. Files that
+            change after they were cached are returned in their old state.
 
     Raises:
         InputError: if arguments do not fit, or a folder or file cannot be used.
@@ -98,11 +97,11 @@ def create_dataset(
     if random and choice("backend", backend, BACKENDS) == "pillow":
         expected = "'mindspore' or augment=False: no seed makes Pillow's augmentation repeatable"
         raise wrong("backend", backend, expected)
-    names, count, side = read_folder(dataset_path, check=check, deep=backend == "mindspore")
+    names, count, side = read_folder(dataset_path)
     if random:
         crop = vision.RandomCropDecodeResize(image_size, scale=SCALE, ratio=RATIO)
         operations = [crop, vision.RandomHorizontalFlip(0.5), _normalise(), vision.HWC2CHW()]
-    elif length is None and side is not None and side < image_size:
+    elif length is None and side < image_size:
         # CenterCrop would frame them in black.
         raise InputError(
             f"image folder {dataset_path} holds an image of {side} rows or columns; without "
@@ -112,7 +111,7 @@ def create_dataset(
         operations = plain_operations(image_size, length, backend)
     folder = Path(dataset_path)
     sampler = choose_images(count, folder, batch_size, rank_size, rank_id, do_train)
-    cache = None if cache_session_id is None else _open_cache(cache_session_id, folder)
+    cache = None if cache_session_id is None else ds.DatasetCache(cache_session_id, size=0)
     workers = fit_workers(num_parallel_workers)
 
     dataset = ds.ImageFolderDataset(
@@ -138,43 +137,37 @@ def create_datasets(
     augment: bool = True,
     backend: str = "mindspore",
     cache_session_id: int | None = None,
-    repeat_size: int = 1,
     **options: Any,
 ) -> tuple[ds.Dataset, ds.Dataset, tuple[str, ...]]:
     """Return the training set, the validation set and the class names of a folder with both.
 
-    ``augment`` and ``repeat_size`` apply to training, ``cache_session_id`` to validation;
-    ``backend`` applies to validation only if training is augmented. All other arguments apply to
-    both, as in ``create_dataset``.
-
     Args:
-        folder: folder that holds the two folders of images.
-        batch_size: as in ``create_dataset``, as are all other arguments except:
-        train: name of the folder of training images.
-        val: name of the folder of validation images.
-        **options: further arguments of ``create_dataset``.
+        folder: folder that holds the two folders of images, named ``train`` and ``val``.
+        batch_size: as in ``create_dataset``, as are all other arguments.
+        augment: of training alone.
+        backend: of validation alone where training is augmented.
+        cache_session_id: of validation alone.
+        **options: of both.
 
     Raises:
         InputError: if their classes are not the same, and as in ``create_dataset``.
     """
-    train_folder, val_folder = Path(folder, train), Path(folder, val)
-    names, others = class_names(train_folder), class_names(val_folder)
+    folders = Path(folder, train), Path(folder, val)
+    names, others = map(class_names, folders)
     if names != others:  # the labels of all classes after an additional one would be shifted
-        odd = (sorted({*names} - {*others}), sorted({*others} - {*names}))
+        odd = [
+            ", ".join(sorted({*these} - {*those})) or "none"
+            for these, those in ((names, others), (others, names))
+        ]
         raise InputError(
-            f"{folder}: expected the same classes in both, got {', '.join(odd[0]) or 'none'} in "
-            f"{train} alone, {', '.join(odd[1]) or 'none'} in {val} alone"
+            f"{folder}: expected the same classes in both, got {odd[0]} in {train} alone, "
+            f"{odd[1]} in {val} alone"
         )
-    options |= {"batch_size": batch_size, "rank_size": rank_size, "rank_id": rank_id}
-    train_set = create_dataset(
-        train_folder,
-        augment=augment,
-        backend="mindspore" if augment else backend,
-        repeat_size=repeat_size,
-        **options,
-    )
+    share = (batch_size, rank_size, rank_id)
+    of_training = "mindspore" if augment else backend
+    train_set = create_dataset(folders[0], *share, augment=augment, backend=of_training, **options)
     options |= {"backend": backend, "cache_session_id": cache_session_id}
-    return train_set, create_dataset(val_folder, do_train=False, **options), names
+    return train_set, create_dataset(folders[1], *share, do_train=False, **options), names
 
 
 def create_dataset2(
@@ -297,29 +290,3 @@ def choose_images(
         return ds.DistributedSampler(rank_size, rank_id, shuffle=True, num_samples=share)
     first, last = (count * rank // rank_size for rank in (rank_id, rank_id + 1))
     return ds.SequentialSampler(first, last - first)
-
-
-def _open_cache(session_id: int, folder: Path) -> ds.DatasetCache:
-    """Return the cache of a session, after checking that the server has the session.
-
-    The server is given by MS_CACHE_HOST and MS_CACHE_PORT as they were when MindSpore was imported.
-    Files that change after they were cached are returned in their old state; changed files need a
-    new session.
-    """
-    session_id = integer("cache_session_id", session_id, at_least=0)
-    try:
-        # MindSpore looks for the session only when rows are read: reading one file takes 40 ms,
-        # and a missing session fails here.
-        cache = ds.DatasetCache(session_id=session_id, size=0)
-        first = ds.SequentialSampler(0, 1)
-        probe = ds.ImageFolderDataset(str(folder), sampler=first, cache=cache)
-        next(probe.create_tuple_iterator(num_epochs=1, output_numpy=True))
-        return ds.DatasetCache(session_id=session_id, size=0)
-    except (ValueError, RuntimeError) as error:
-        # MindSpore's reason is one line among headings and source locations.
-        reason = str(error).rpartition("Error Message'.")[2].rpartition("[ERROR] ")[2]
-        line = reason.strip().partition("\n")[0]
-        raise InputError(
-            "cache_session_id: expected the number that `dataset-cache --generate_session` prints, "
-            f"after `dataset-cache --start`, got {session_id} ({line})"
-        ) from error

@@ -143,24 +143,9 @@ def test_an_interrupted_conversion_is_continued_and_other_numbers_are_refused(sm
     assert (out / "val/cat/mine.png").read_bytes() == b"mine"
 
 
-def test_another_archive_than_the_official_one_is_refused(small, tmp_path):
-    content = bytearray(small.source.read_bytes())
-    content[4] ^= 1  # the time in the gzip header: the content stays intact
-    small.source.write_bytes(content)
-    refused(small, None, tmp_path / "out", "SHA256 .*; expected")
-    small.source.write_bytes(content[:-512])
-    refused(small, None, tmp_path / "out", "bytes; expected")
-
-
-@pytest.mark.parametrize("kind", ["tar.gz", "folder"])
-def test_own_images_are_taken_as_they_are_and_said(small, tmp_path, kind):
-    members, lines, source = small.own(), [], tmp_path / f"mine.{kind}"
-    if kind == "folder":
-        for name, content in members:
-            (source / "my" / name).parent.mkdir(parents=True, exist_ok=True)
-            (source / "my" / name).write_bytes(content)
-    else:
-        source.write_bytes(tar(members, "w:gz"))
+def test_own_images_are_taken_as_they_are_and_said(small, tmp_path):
+    members, lines, source = small.own(), [], tmp_path / "mine.tar.gz"
+    source.write_bytes(tar(members, "w:gz"))
     out = small.prepare(tmp_path / "out", source, lines.append)
     assert tree(out) == dict(members)
     assert f"warning: {source} is not the official CIFAR-10 (cifar-10-binary" in lines[0]
@@ -170,25 +155,16 @@ def test_own_images_are_taken_as_they_are_and_said(small, tmp_path, kind):
         small.prepare(out)
 
 
-def test_a_folder_of_unpacked_records_is_taken_and_checked(small, tmp_path):
+def test_a_folder_of_unpacked_records_is_taken(small, tmp_path):
     folder, lines = tmp_path / "batches", []
     folder.mkdir()
     for name, content in small.files.items():
         (folder / name).write_bytes(content)
     assert_same_images(small.prepare(tmp_path / "out", folder, lines.append), small.pixels)
     assert "is not the official CIFAR-10" in lines[0]
-    whole = small.files["test_batch.bin"]
-    for content, message in (
-        (whole[:-1], r"test_batch.bin: 36875 bytes; expected n x 3073"),
-        (whole[3073:], r"3 images of \w+ in val; expected 4"),
-    ):
-        (folder / "test_batch.bin").write_bytes(content)
-        with pytest.raises(InputError, match=message):
-            small.prepare(tmp_path / "new" / message[:4], folder)
 
 
 BAD_IMAGES = {
-    "no image": (("train/cat/readme.txt", b"hello"), "readme.txt is not a whole JPEG"),
     "cut": (("train/cat/9.jpg", image(1)[:-40]), "9.jpg is not a whole JPEG or PNG"),
     "other size": (("train/cat/9.jpg", image(1, (32, 31))), r"9.jpg is \(32, 31\) RGB; expected"),
     "unknown class": (("train/cats/9.jpg", image(1)), "differ in classes: cats"),
@@ -205,9 +181,20 @@ def test_an_archive_of_bad_images_is_refused(small, tmp_path, fault):
 
 
 def test_what_is_no_cifar_is_refused(small, tmp_path):
-    (tmp_path / "empty").mkdir()
-    refused(small, tmp_path / "empty", tmp_path / "out", "holds no CIFAR-10: expected train/CLASS")
-    refused(small, tmp_path / "absent", tmp_path / "out", "absent is not there; expected download")
+    content = bytearray(small.source.read_bytes())
+    content[4] ^= 1  # the time in the gzip header: the content stays intact
+    small.source.write_bytes(content)
+    refused(small, None, tmp_path / "out", "SHA256 .*; expected")
+    small.source.write_bytes(content[:-512])
+    refused(small, None, tmp_path / "out", "bytes; expected")
+    (tmp_path / "records").mkdir()
+    refused(small, tmp_path / "records", tmp_path / "out", "holds no CIFAR-10: expected train/CL")
+    for name, whole in small.files.items():
+        (tmp_path / "records" / name).write_bytes(whole)
+    for spoiled, message in ((whole[:-1], "36875 bytes; exp"), (whole[3073:], "3 images of .*4")):
+        (tmp_path / "records" / name).write_bytes(spoiled)
+        with pytest.raises(InputError, match=message):
+            small.prepare(tmp_path / message[:2], tmp_path / "records")
 
 
 def test_the_official_archive_is_downloaded(small, tmp_path, monkeypatch):

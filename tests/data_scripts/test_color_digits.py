@@ -108,16 +108,6 @@ def moment(image, axis):
     return np.sqrt(weights @ (places - weights @ places) ** 2)
 
 
-def test_places_and_scales_vary_and_the_box_stays_inside(script):
-    full = np.full((28, 28), 255, np.uint8)
-    masks = [script.place(full, 64, np.random.default_rng(seed)) > 0.5 for seed in range(200)]
-    tops = {int(np.flatnonzero(mask.any(axis=1))[0]) for mask in masks}
-    lefts = {int(np.flatnonzero(mask.any(axis=0))[0]) for mask in masks}
-    heights = [mask.any(axis=1).sum() for mask in masks]
-    assert min(heights) in (51, 52) and max(heights) in (63, 64)
-    assert tops >= set(range(9)) and lefts >= set(range(9)) and max(tops | lefts) <= 13
-
-
 def test_ink_and_ground_are_apart_in_every_pixel(script, mnist_pair):
     """The least contrast is 48 grey levels of luminance, in either direction.
 
@@ -147,33 +137,6 @@ def test_ink_and_ground_are_apart_in_every_pixel(script, mnist_pair):
     assert len(brighter) > 250 and 0.35 < np.mean(brighter) < 0.65
 
 
-def test_colours_are_88_grey_levels_of_luminance_apart(script):
-    random = np.random.default_rng(0)
-    pairs = np.array([script.colours(random) for _ in range(2000)])
-    apart = np.abs((pairs[:, 0] - pairs[:, 1]) @ [0.299, 0.587, 0.114])
-    assert 88 <= apart.min() < 88.5
-    # Both colours use all of the range that the texture leaves, and every hue.
-    for colours in (pairs[:, 0], pairs[:, 1]):
-        assert (colours.min(axis=0) < 35).all() and (colours.max(axis=0) > 220).all()
-        assert np.bincount(colours.argmax(axis=1)).min() > 400
-
-
-def test_the_ground_is_textured_and_nothing_is_clipped(script):
-    blank = np.zeros((28, 28), np.uint8)
-    for seed in range(50):
-        image = script.draw(blank, 32, np.random.default_rng(seed)).astype(int)
-        assert image.min() >= 0 and image.max() <= 255
-        ground, ink = script.colours(np.random.default_rng(seed))
-        assert np.abs(image - ground).max() <= script.COARSE + script.FINE + 0.5
-        assert image.std(axis=(0, 1)).min() > 4
-        # The texture is smooth and coarse besides the noise: quarters of the image differ.
-        quarters = image.reshape(2, 16, 2, 16, 3).mean(axis=(1, 3))
-        assert np.ptp(quarters, axis=(0, 1)).max() > 2
-        margin = script.COARSE + script.FINE
-        for colour in (ground, ink):
-            assert colour.min() >= margin and colour.max() <= 255 - margin
-
-
 # ---- reproducibility
 
 
@@ -192,44 +155,24 @@ def test_pixels_are_a_function_of_seed_set_row_and_size(script, mnist_pair):
     assert (other[::31, ::31] == digit[::31, ::31]).all() and (other != digit).any()
 
 
-def test_the_same_parameters_give_the_same_bytes_and_others_others(script, few, tmp_path):
-    again = tree(make(script, tmp_path / "again"))
-    assert again == tree(few) and len(again) == 31
-    assert not tree(make(script, tmp_path / "a", seed=2)).items() & again.items()
-    larger = make(script, tmp_path / "b", size=48)
-    assert pixels(next((larger / "val").rglob("*.jpg"))).shape == (48, 48, 3)
-
-
-# ---- the folder
-
-
-def test_the_manifest_says_what_the_folder_holds(folder):
-    manifest = json.loads((folder / "manifest.json").read_text())
-    files = tree(folder)
+def test_the_manifest_says_what_the_folder_holds(script, few, tmp_path):
+    """The same parameters give the same bytes, another seed others."""
+    files = tree(few)
+    assert tree(make(script, tmp_path / "again")) == files and len(files) == 31
+    assert not tree(make(script, tmp_path / "other", seed=2)).items() & files.items()
+    manifest = json.loads((few / "manifest.json").read_text())
     del files["manifest.json"]
     lines = "".join(f"{name}\0{files[name]}\n" for name in sorted(files))
-    assert manifest.pop("encoder").startswith("Pillow ")
-    assert manifest == {
-        "data": "color-digits",
-        "version": 1,
-        "size": 32,
-        "train": TRAIN,
-        "val": VAL,
-        "seed": 1,
-        "quality": 90,
-        "files": TRAIN + VAL,
-        "sha256": hashlib.sha256(lines.encode()).hexdigest(),
-    }
+    assert manifest["sha256"] == hashlib.sha256(lines.encode()).hexdigest()
+    numbers = {name: manifest[name] for name in ("size", "train", "val", "seed", "files")}
+    assert numbers == {"size": 32, "train": 20, "val": 10, "seed": 1, "files": 30}
 
 
 def test_damaged_and_other_folders_are_left_alone(script, few, tmp_path):
-    item, known = "train/3/00007.jpg", "manifest.json"
     spoiled = (
-        (lambda out: (out / item).unlink(), "is damaged"),
-        (lambda out: (out / item).write_bytes(b"x"), "is damaged"),
+        (lambda out: (out / "train/3/00007.jpg").write_bytes(b"x"), "is damaged"),
         (lambda out: (out / "val" / "mine.txt").write_text("x"), "is damaged"),
-        (lambda out: (out / known).unlink(), "holds other data than colour digits"),
-        (lambda out: (out / known).write_text("[]"), "holds other data than colour digits"),
+        (lambda out: (out / "manifest.json").unlink(), "holds other data than colour digits"),
     )
     for number, (spoil, message) in enumerate(spoiled):
         out = shutil.copytree(few, tmp_path / str(number))
@@ -258,21 +201,6 @@ def test_it_runs_as_a_program_and_killed_it_leaves_nothing(script, few, tmp_path
     assert tree(out) == tree(few) and [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"size": 15}, "size: expected an integer >= 16 and <= 512, got 15"),
-        ({"train": 25}, "train: expected a multiple of 10"),
-        ({"val": 8930}, "val: expected an integer >= 10 and <= 8920, got 8930"),
-        ({"seed": -1}, "seed: expected an integer >= 0"),
-    ],
-)
-def test_values_out_of_range_are_refused(script, tmp_path, options, message):
-    with pytest.raises(InputError, match=message):
-        make(script, tmp_path / "new" / "out", **options)
-    assert not (tmp_path / "new").exists()
-
-
 # ---- the command, and prepare
 
 
@@ -288,8 +216,8 @@ def project(tmp_path, monkeypatch):
 
 
 def test_prepare_makes_each_choice_once_side_by_side(project):
-    first = prepare_module.prepare("color-digits", train=20, val=10)
     assert color_digits_folder() == "color_digits_32px_6000_1000"
+    first = prepare_module.prepare("color-digits", train=20, val=10)
     second = prepare_module.prepare("color-digits", train=20, val=10, seed=2, size=20)
     assert first == project / "datasets" / "color_digits_32px_20_10"
     assert second == project / "datasets" / "color_digits_20px_20_10_seed2"
@@ -299,13 +227,10 @@ def test_prepare_makes_each_choice_once_side_by_side(project):
     train, val, names = create_datasets(first, 5, image_size=32)
     assert names == tuple("0123456789")
     assert (train.get_dataset_size(), val.get_dataset_size()) == (4, 2)
-
-
-def test_prepare_refuses_with_the_nearest_name_or_the_scripts_words(project):
-    with pytest.raises(InputError, match="unknown data set 'colour-digits'.*'color-digits'"):
-        prepare_module.prepare("colour-digits")
-    with pytest.raises(InputError, match="unknown option of mnist 'size'; expected one of: none"):
-        prepare_module.prepare("mnist", size=32)
-    with pytest.raises(InputError, match="color_digits.py: train: expected an integer >= 10"):
-        prepare_module.prepare("color-digits", train=7)
-    assert not (project / "datasets").exists()
+    for name, options, message in (
+        ("colour-digits", {}, "unknown data set 'colour-digits'.*'color-digits'"),
+        ("mnist", {"size": 32}, "unknown option of mnist 'size'; expected one of: none"),
+        ("color-digits", {"train": 7}, "color_digits.py: train: expected an integer >= 10"),
+    ):
+        with pytest.raises(InputError, match=message):
+            prepare_module.prepare(name, **options)
