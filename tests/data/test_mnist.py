@@ -91,12 +91,9 @@ def test_black_and_white_by_the_order_of_the_rescales(tmp_path, rescale, black, 
 # ---- which images; their order is in test_order.py
 
 
-@pytest.mark.parametrize("usage", ["train", "test"])
-def test_images_takes_the_first_in_every_epoch(numbered, usage):
-    dataset = pipeline.create_dataset(numbered, 10, usage=usage, images=50)
-    batches = numbers(dataset, epochs=3)
-    assert dataset.get_dataset_size() == 5 and len(batches) == 15
-    for epoch in (batches[:5], batches[5:10], batches[10:]):
+def test_images_takes_the_first_in_every_epoch(numbered):
+    batches = numbers(pipeline.create_dataset(numbered, 10, usage="test", images=50), epochs=2)
+    for epoch in (batches[:5], batches[5:]):
         assert sorted(sum(epoch, [])) == list(range(50))
 
 
@@ -107,7 +104,7 @@ def test_without_shuffle_the_file_order_and_the_remainder_are_kept(numbered):
 
 @pytest.mark.parametrize(
     ("buffer", "step", "fast"),
-    [(10_000, 7, False), (10_000, 10, True), (32, 9, True), (32, 11, False), (32, 19, False)],
+    [(10_000, 10, True), (32, 9, True), (32, 11, False)],
 )
 def test_resume_at_any_step_is_the_tail_of_the_whole(numbered, monkeypatch, buffer, step, fast):
     monkeypatch.setattr(pipeline, "SHUFFLE_BUFFER", buffer)
@@ -133,15 +130,11 @@ def call(folder, **arguments):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"batch_size": 0}, "batch_size: expected an integer >= 1, got 0"),
-        ({"batch_size": 201}, "batch_size: expected at most 200, the number of images .* got 201"),
         ({"batch_size": 60, "images": 50}, "batch_size: expected at most 50, .* got 60"),
         ({"batch_size": 60, "rank_size": 4}, "batch_size: expected at most 50, the number of im"),
         ({"images": 50, "rank_size": 2}, "images: expected None with 2 ranks, got 50"),
-        ({"rank_id": 7}, "rank_id: expected an integer >= 0 and <= 0, got 7"),
         ({"images": 201}, "images: expected an integer >= 1 and <= 200, got 201"),
         ({"rescale": "corect"}, "rescale: expected .*Did you mean 'correct'?"),
-        ({"usage": "trian"}, "usage: expected .*Did you mean 'train'?"),
         ({"usage": "test"}, "does not hold t10k-images-idx3-ubyte and its labels, unpacked"),
     ],
 )

@@ -12,9 +12,7 @@ from labkit.data.parity import (
     centre_crop,
     exact_bilinear,
     pillow_preprocess,
-    pillow_resize,
     preprocessing_differences,
-    resized_shape,
 )
 from labkit.errors import InputError
 from tests.support.image_files import encode, picture, store
@@ -100,29 +98,12 @@ def test_normalise_is_pytorchs_to_the_bit():
 
 
 @pytest.mark.parametrize(
-    ("shape", "length", "expected"),
-    [
-        ((375, 500), 256, (256, 341)),
-        ((500, 375), 256, (341, 256)),
-        ((256, 339), 256, (256, 339)),
-        ((333, 500), 256, (256, 384)),
-        ((100, 100), 256, (256, 256)),
-        ((7, 9), None, (7, 9)),
-    ],
-)
-def test_the_longer_side_is_rounded_down(shape, length, expected):
-    assert resized_shape(*shape, length) == expected
-    assert pillow_resize(np.zeros((*shape, 3), np.uint8), length).shape == (*expected, 3)
-
-
-@pytest.mark.parametrize(
     ("side", "top"), [(224, 0), (225, 0), (226, 1), (227, 2), (228, 2), (339, 58), (341, 58)]
 )
 def test_the_crop_begins_where_torchvisions_does(side, top):
     """round(rest / 2) rounds to even: 1.5 becomes 2 and 0.5 becomes 0."""
     pixels = np.arange(side)[:, None, None] * np.ones((1, 224, 3), int)
-    cropped = centre_crop(pixels, 224)
-    assert cropped.shape == (224, 224, 3) and cropped[0, 0, 0] == top
+    assert centre_crop(pixels, 224)[0, 0, 0] == top
     assert centre_crop(pixels.transpose(1, 0, 2), 224)[0, 0, 0] == top
     # A smaller image is framed in black.
     framed = centre_crop(np.ones((3, 6, 3), np.uint8), 6)[..., 0]
