@@ -30,7 +30,7 @@ import mindspore as ms
 import mindspore.dataset as ds
 from mindspore.dataset import transforms, vision
 
-from labkit.base.arguments import choice, fit_workers, flag, integer, wrong
+from labkit.base.arguments import choice, fit_workers, integer, wrong
 from labkit.data.imagefiles import class_names, read_folder
 from labkit.errors import InputError
 from labkit.ranks import cluster
@@ -42,7 +42,6 @@ RATIO = (0.75, 1.333)
 # "mindspore": the C++ operations, whose bilinear resize has no antialiasing. "pillow": the same
 # operations on PIL images, equal to Pillow's and thus to torchvision's on PIL images.
 BACKENDS = ("mindspore", "pillow")
-TARGETS = ("Ascend", "GPU", "CPU")  # of create_dataset2
 
 
 def create_dataset(
@@ -62,8 +61,6 @@ def create_dataset(
 ) -> ds.Dataset:
     """Return the pipeline over one folder: (B, 3, S, S) float32, (B,) int32, S = image_size.
 
-    An incomplete last batch has another shape, for which a network compiles again.
-
     Args:
         dataset_path: folder with one folder per class.
         batch_size: B.
@@ -76,11 +73,10 @@ def create_dataset(
         do_train: True: training; False: evaluation.
         image_size: S.
         resize: length of the shorter side before the centre crop; "auto": image_size * 256 / 224,
-            rounded; None: no resize, for images of the right size.
+            rounded; None: no resize.
         augment: False: training images are preprocessed as in evaluation.
         backend: "mindspore", or "pillow": the antialiased resize of a PyTorch pipeline, 2 to 5
-            times slower (`labkit.data.parity` measures the difference); not with augmentation,
-            because no seed sets Pillow's random numbers.
+            times slower (`labkit.data.parity`); not with augmentation.
         repeat_size: passes over the data in one epoch of the dataset.
         num_parallel_workers: workers of each operation; limited to the number of cores.
         cache_session_id: evaluation only: keep the preprocessed images in MindSpore's dataset
@@ -90,7 +86,6 @@ def create_dataset(
     Raises:
         InputError: if arguments do not fit, or a folder or file cannot be used.
     """
-    do_train, augment = flag("do_train", do_train), flag("augment", augment)
     batch_size = integer("batch_size", batch_size)
     image_size, length = integer("image_size", image_size), resize_length(image_size, resize)
     random = do_train and augment
@@ -186,10 +181,8 @@ def create_dataset2(
     """Return ``create_dataset`` with the arguments of the tutorials' ImageNet pipeline.
 
     Source: src/dataset.py of the tutorials on THOR, Adasum and dimension reduction (official/cv/
-    resnet of MindSpore's models repository). Ranks are joined by
-    ``labkit.start(distribute=True)``, not by this function. In evaluation the source leaves out up
-    to batch_size - 1 images, different ones each time: 16 of ImageNet's 50 000 with 32 on one
-    device; here every image counts.
+    resnet of MindSpore's models repository). Ranks are joined by ``labkit.start`` before. In
+    evaluation the source leaves out up to batch_size - 1 images; here every image counts.
 
     Args:
         dataset_path: folder with one folder per class.
@@ -208,14 +201,12 @@ def create_dataset2(
         InputError: if the cache has no session, if the ranks that share the images have not been
             joined, and as in ``create_dataset``.
     """
-    choice("target", target, TARGETS)
-    do_train, distribute = flag("do_train", do_train), flag("distribute", distribute)
+    choice("target", target, ("Ascend", "GPU", "CPU"))
     session = None
-    if flag("enable_cache", enable_cache) and not do_train:
+    if enable_cache and not do_train:
         if not cache_session_id:
             raise InputError("A cache session_id must be provided to use cache.")
-        text = isinstance(cache_session_id, str) and cache_session_id.isdecimal()
-        session = int(cache_session_id) if text else cache_session_id
+        session = int(cache_session_id)
     shared = distribute or target == "Ascend"
     if shared and not cluster.joined() and (distribute or cluster.ranks_started() > 1):
         raise InputError(
@@ -266,13 +257,10 @@ def resize_length(image_size: int, resize: int | str | None) -> int | None:
 def choose_images(
     count: int, path: Path, batch_size: int, rank_size: int, rank_id: int, do_train: bool
 ) -> ds.Sampler:
-    """Return the sampler of rank ``rank_id`` of ``rank_size`` over N = ``count`` images.
+    """Return the sampler of one rank, of the shards that ``create_dataset`` describes.
 
-    The shards are those that ``create_dataset`` describes. MindSpore's num_shards pads shards with
-    images of other shards, in evaluation too: of 23 images on 4 ranks it shows one twice.
-
-    Raises:
-        InputError: if ``rank_id`` is not a rank, or a rank would have no batch.
+    MindSpore's num_shards pads shards with images of other shards, in evaluation too: of 23 images
+    on 4 ranks it shows one twice.
     """
     rank_size = integer("rank_size", rank_size)
     rank_id = integer("rank_id", rank_id, 0, rank_size - 1)

@@ -19,7 +19,7 @@ import mindspore.dataset as ds
 import numpy as np
 from mindspore.dataset import transforms, vision
 
-from labkit.base.arguments import choice, fit_workers, flag, integer
+from labkit.base.arguments import choice, fit_workers, integer
 from labkit.data import RESCALES, idx
 from labkit.data.imagefiles import existing_folder
 from labkit.data.imagefolder import choose_images
@@ -71,7 +71,6 @@ def create_dataset(
         InputError: if files are missing or broken, or an argument does not fit them.
     """
     choice("rescale", rescale, RESCALES)
-    shuffle = flag("shuffle", shuffle)
     batch_size = integer("batch_size", batch_size)
     folder, usage, held = _find_set(data_path, usage)
     count = held if images is None else integer("images", images, 1, held)
@@ -109,11 +108,10 @@ def create_eval_dataset(
     images: int | None = None,
     **options: Any,
 ) -> ds.Dataset:
-    """Return the pipeline for evaluation: in file order, every image once, none dropped.
+    """Return the pipeline of ``create_dataset`` in file order, every image once, none dropped.
 
-    All arguments and errors are those of ``create_dataset``. The default batch holds 1000 images,
-    or all if there are fewer: an incomplete last batch has another shape, for which a compiled
-    network compiles again (0.2 to 0.45 s), and 1000 divides MNIST's 10 000 test images.
+    The default batch holds 1000 images, or all if there are fewer: an incomplete last batch has
+    another shape, for which a network compiles again, and 1000 divides MNIST's 10 000 test images.
     """
     if batch_size is None:
         batch_size = min(_EVALUATION_BATCH, images or _find_set(data_path, usage)[2])
@@ -128,10 +126,9 @@ def load_arrays(
     *,
     rescale: str = "correct",
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return images, float32 (count, 1, 32, 32), and labels, int32 (count,), in file order.
+    """Return what ``create_eval_dataset`` yields, in file order, as arrays.
 
-    The pipeline itself produces them; the 60 000 training images take 246 MB and 2 s. The
-    arguments and errors are those of ``create_dataset``.
+    Images are float32 (count, 1, 32, 32), labels int32 (count,); 60 000 take 246 MB and 2 s.
     """
     dataset = create_eval_dataset(data_path, usage=usage, images=images, rescale=rescale)
     batches = list(dataset.create_tuple_iterator(num_epochs=1, output_numpy=True, do_copy=True))

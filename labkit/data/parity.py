@@ -38,28 +38,16 @@ def pillow_decode(path: str | os.PathLike) -> np.ndarray:
 
 
 def pillow_resize(pixels: np.ndarray, length: int | None) -> np.ndarray:
-    """Resize (H, W, 3) uint8 so that the shorter side is ``length``; None: no resize."""
-    rows, columns = resized_shape(pixels.shape[0], pixels.shape[1], length)
-    image = Image.fromarray(pixels).resize((columns, rows), Image.Resampling.BILINEAR)
-    return np.asarray(image)
-
-
-def resized_shape(rows: int, columns: int, length: int | None) -> tuple[int, int]:
-    """Return (rows, columns) with the shorter side ``length`` and the longer side rounded down."""
+    """Resize (H, W, 3) uint8: the shorter side to ``length``, the longer one rounded down."""
     if length is None:
-        return rows, columns
-    if rows <= columns:
-        return length, int(length * columns / rows)
-    return int(length * rows / columns), length
+        return pixels
+    rows, columns = (int(length * side / min(pixels.shape[:2])) for side in pixels.shape[:2])
+    return np.asarray(Image.fromarray(pixels).resize((columns, rows), Image.Resampling.BILINEAR))
 
 
 def centre_crop(pixels: np.ndarray, size: int) -> np.ndarray:
-    """Return the (size, size) centre of (H, W, 3); a smaller image is framed in black."""
-    missing = [max(size - side, 0) for side in pixels.shape[:2]]
-    if any(missing):
-        frame = [(rest // 2, (rest + 1) // 2) for rest in missing]
-        pixels = np.pad(pixels, [*frame, (0, 0)])
-    top, left = (int(round((side - size) / 2.0)) for side in pixels.shape[:2])
+    """Return the (size, size) centre of (H, W, 3), neither side of which is smaller."""
+    top, left = (round((side - size) / 2) for side in pixels.shape[:2])
     return pixels[top : top + size, left : left + size]
 
 
