@@ -65,8 +65,6 @@ def launch(
 ) -> dict[int, str]:
     """Run a program on ``workers`` ranks of this machine; return rank -> all that it wrote.
 
-        launch("train.py", "--epochs", 3, workers=2, timeout=600)
-
     However the call ends, even by Ctrl-C, it leaves no process running; if this process is killed,
     so are msrun and, where ``labkit.start`` has joined them, the ranks.
 
@@ -131,12 +129,11 @@ def plan(
             from ``labkit.start`` on, if they can be divided equally; with ``LOCAL_WORLD_SIZE`` set
             to "1" in ``env``, every rank uses all cores.
         cluster_timeout: seconds for the ranks to find each other.
-        nodes: number of machines. Call ``launch`` on each, with the same number of workers; the
-            numbering of ranks continues from node to node.
-        node_rank: number of this machine.
-        master: ``HOST:PORT`` of node 0, the same on all nodes. One node does not need it: a free
-            port of the loopback address is used. Hazard: MindSpore asks processes that join for no
-            password, and encrypts nothing: HOST must be an address in a network that you trust.
+        nodes: number of machines, on each of which ``launch`` is called.
+        node_rank: number of this machine; the numbering of ranks continues from node to node.
+        master: ``HOST:PORT`` of node 0, the same on all nodes; one alone takes a free port of the
+            loopback address. Hazard: MindSpore asks processes that join for no password, and
+            encrypts nothing: HOST must be an address in a network that you trust.
         env: variables for the ranks, in addition to this process's.
 
     Raises:
@@ -269,9 +266,9 @@ class _Ranks:
         for rank in sorted(ended, key=lambda rank: self.pids[rank] not in logged):
             self.codes[rank] = codes[rank] or logged.get(self.pids[rank], 0)
 
-    def _children(self, recursive: bool = False) -> list[psutil.Process]:
+    def _children(self) -> list[psutil.Process]:
         with contextlib.suppress(psutil.Error):
-            return psutil.Process(self.msrun.pid).children(recursive)
+            return psutil.Process(self.msrun.pid).children()
         return []
 
     def _running(self) -> list[int]:
@@ -316,12 +313,11 @@ class _Ranks:
         return WorkersTimedOut(f"not ended after {timeout:g} s: rank {ranks}\n{tail}", tail=tail)
 
     def end(self) -> None:
-        """Kill msrun and everything below it; each rank leads a session of its own."""
-        below = self._children(recursive=True)
-        for pid in (self.msrun.pid, *self.pids.values(), *(child.pid for child in below)):
-            for kill in (os.killpg, os.kill):
-                with contextlib.suppress(OSError):
-                    kill(pid, signal.SIGKILL)
+        """Kill msrun with its scheduler, and the ranks, each of which leads a session."""
+        below = [child.pid for child in self._children()]
+        for pid in (self.msrun.pid, *self.pids.values(), *below):
+            with contextlib.suppress(OSError):
+                os.killpg(pid, signal.SIGKILL)
         self.msrun.wait()
 
 

@@ -3,7 +3,7 @@
 A training's own checkpoint holds every Parameter of its step and, as metadata, where it stood and
 its settings. It is written to a temporary name, synced, and renamed; MindSpore's
 ``save_checkpoint`` deletes the old file before it writes the new one (killed while overwriting
-160 MB, it left nothing in 10 of 10 tries).
+160 MB, it left nothing in 10 of 10 tries). A file that is missing or damaged is ``InputError``.
 """
 
 import json
@@ -60,7 +60,7 @@ def save(cell: nn.Cell, position: Position, folder: str | os.PathLike) -> Path:
 def keep_newest(folder: str | os.PathLike, keep: int, until: Path) -> None:
     """Remove all checkpoints in ``folder`` but the ``keep`` that end with ``until``.
 
-    Later ones are damaged, or not on every rank: otherwise the training would have resumed there.
+    Later ones are damaged, or not on every rank, else the training would have resumed there.
     """
     paths = checkpoints(folder)
     kept = [path for path in paths if path.name <= until.name][-keep:]
@@ -88,11 +88,7 @@ def readable(folder: str | os.PathLike) -> dict[int, Path]:
 
 
 def load(path: str | os.PathLike) -> tuple[Position, dict[str, np.ndarray]]:
-    """Return the position and the values by name of a checkpoint that ``save`` wrote.
-
-    Raises:
-        InputError: For a file that is missing, damaged or not written by ``save``.
-    """
+    """Return the position and the values by name of a checkpoint that ``save`` wrote."""
     return _position(path), load_file(path)
 
 
@@ -117,11 +113,7 @@ def write(cell: nn.Cell | list[dict], path: str | os.PathLike, extra: dict | Non
 
 
 def read(path: str | os.PathLike) -> dict[str, Any]:
-    """Return the values by name of a ``.ckpt`` file or of a training's own checkpoint.
-
-    Raises:
-        InputError: For a file that is missing or damaged.
-    """
+    """Return the values by name of a ``.ckpt`` file or of a training's own checkpoint."""
     if Path(path).suffix == ".safetensors":
         return {name: ms.Parameter(Tensor(value), name) for name, value in load(path)[1].items()}
     if not Path(path).is_file():
@@ -142,9 +134,10 @@ def load_into(cell: nn.Cell, values: Mapping, origin: object = "the checkpoint")
     missing = sorted(parameters.keys() - values.keys())
     unknown = sorted(values.keys() - parameters.keys())
     if missing or unknown:
+        lacks, holds = (", ".join(names[:3]) or "nothing" for names in (missing, unknown))
         raise InputError(
-            f"{origin} is of another network or step: it lacks {_few(missing)} and holds "
-            f"{_few(unknown)} beside what was expected"
+            f"{origin} is of another network or step: it lacks {lacks} ({len(missing)} in all) and "
+            f"holds {holds} ({len(unknown)}) beside what was expected"
         )
     held = {name: values[name] for name in parameters}
     tensors = {n: v if isinstance(v, Tensor) else Tensor(v) for n, v in held.items()}
@@ -157,9 +150,3 @@ def load_into(cell: nn.Cell, values: Mapping, origin: object = "the checkpoint")
             )
     for name, parameter in parameters.items():
         set_state(parameter, tensors[name])
-
-
-def _few(names: list[str]) -> str:
-    if not names:
-        return "nothing"
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -15,7 +15,7 @@ from labkit.base import arguments
 from labkit.base.arguments import integer, wrong
 from labkit.base.files import locked, remove_unfinished
 from labkit.base.progress import Progress
-from labkit.errors import InputError, nearest
+from labkit.errors import InputError
 from labkit.ranks import cluster
 from labkit.steps.step import Step
 from labkit.training import checkpoint
@@ -23,7 +23,6 @@ from labkit.training.checkpoint import CHECKPOINTS, Position
 from labkit.training.records import RECORDS, Records
 from labkit.training.resume import own_rates, refuse_other, settings_of
 
-ANYWAY = "anyway"
 _LOOKED_AT = 16  # newest checkpoints of a rank among which the one that all ranks have is sought
 
 
@@ -46,21 +45,19 @@ def fit(
     A record holds epoch, update, images (of that update), loss, gradient_norm, learning_rate (one
     column per parameter group), seconds (of training so far) and peak_memory_mb (of this process).
 
-    On CPU the parameters of a resumed training are bit-identical to those of an uninterrupted one,
-    unless the network draws random numbers (Dropout): MindSpore's kernels do not expose their
-    state, and draw from the start again. If records.csv lacks rows that the checkpoint had (after a
-    power cut), the training continues without them, and says so.
+    On CPU a resumed training is bit-identical to an uninterrupted one, unless the network draws
+    random numbers (Dropout): MindSpore's kernels do not expose their state, and draw from the start
+    again.
 
     On several ranks, call it on all of them; if one raises, all do. The first writes ``folder``,
-    rank r the folder ``rank_r`` in it: BatchNorm's running statistics, a dynamic loss scale and a
-    partly gathered group are each rank's own.
+    rank r the folder ``rank_r`` in it: some state, as BatchNorm's statistics, is each rank's own.
 
     Args:
         step: A step cell, called with each batch; its ``end_epoch`` is called after each epoch.
         dataset: One epoch is one pass over it.
         epochs: Epochs of the whole training, including those before a resume.
         folder: Where records.csv and checkpoint/ are written; None writes nothing. It is locked
-            during the call: a second training in it is refused.
+            during the call.
         resume: Continue from the newest checkpoint in ``folder``, if there is one. Step, optimizer,
             data, seed and ranks must be those of the checkpoint; a schedule must be the same up to
             its update. "anyway" continues with different ones: the optimizer's rates and momentum
@@ -78,8 +75,7 @@ def fit(
     Raises:
         InputError: For invalid arguments; for an array of learning rates or of damping that is
             shorter than the training; for a folder that another process writes or that holds an
-            earlier training; for a checkpoint with other settings, naming them; and for
-            ``dataset_sink_mode`` with a step that is more than one graph.
+            earlier training; and for a checkpoint with other settings, naming them.
     """
     intervals = {"checkpoint_every": checkpoint_every, "checkpoint_epochs": checkpoint_epochs}
     with ExitStack() as held:
@@ -89,16 +85,12 @@ def fit(
             for name, value in {"epochs": epochs, "keep": keep, **intervals}.items():
                 if value is not None:
                     integer(name, value)
-            if resume not in (True, False, ANYWAY):
-                expected = f"True, False or {ANYWAY!r}"
-                raise wrong("resume", resume, expected, nearest(resume, [ANYWAY]))
+            if resume not in (True, False, "anyway"):
+                raise wrong("resume", resume, "True, False or 'anyway'")
             if folder is None and (resume or checkpoint_every):
                 raise wrong("folder", folder, "a path, for resume and checkpoint_every")
             if dataset_sink_mode and not step.one_graph:
-                name = type(step).__name__
-                raise InputError(
-                    f"dataset_sink_mode: {name} is more than one graph, between which the host acts"
-                )
+                raise InputError(f"dataset_sink_mode: {type(step).__name__} is more than one graph")
             run = _Run(step, dataset, int(epochs), folder, intervals, int(keep), progress)
             if not resume:
                 run.check_schedules()
@@ -109,7 +101,7 @@ def fit(
                 held.enter_context(locked(run.folder, "a training"))
                 remove_unfinished(run.folder)  # left by a process that was killed while it wrote
         if resume:
-            run.resume(anyway=resume == ANYWAY)
+            run.resume(anyway=resume == "anyway")
         with cluster.together():
             run.begin(resuming=bool(resume))
         held.callback(run.records.close)
@@ -158,7 +150,7 @@ class _Run(Callback):
         with cluster.together():
             if ms.dataset.config.get_fast_recovery():
                 raise InputError(
-                    "cannot resume: call labkit.start first, it sets the order of the data"
+                    "cannot resume: call labkit.start first, for the order of the data"
                 )
             paths = checkpoint.readable(self.folder / CHECKPOINTS)
         # A rank may have been killed before it wrote the newest one.
@@ -169,10 +161,7 @@ class _Run(Callback):
             if common:
                 self._take_up(paths[max(common)], anyway)
             elif checkpoint.checkpoints(self.folder / CHECKPOINTS):
-                raise InputError(
-                    f"{self.folder / CHECKPOINTS} has no checkpoint that is whole on every rank; "
-                    "expected one, or an empty folder to start from the beginning"
-                )
+                raise InputError(f"{self.folder} has no checkpoint that is whole on every rank")
             self.check_schedules()
 
     def _take_up(self, path: os.PathLike, anyway: bool) -> None:
@@ -205,8 +194,7 @@ class _Run(Callback):
             path.unlink()
         elif path.exists() or checkpoint.checkpoints(self.folder / CHECKPOINTS):
             raise InputError(
-                f"{self.folder} holds an earlier training; give resume=True to continue it, or "
-                "another folder"
+                f"{self.folder} holds an earlier training; give resume=True, or another folder"
             )
 
     def train(self, callbacks: Sequence[Callback], dataset_sink_mode: bool) -> None:
@@ -291,8 +279,6 @@ class _Run(Callback):
         settings = settings_of(self.step, self.dataset, self._rates, updates)
         done = self.micro_batches, updates, self._seconds(), len(self.records)
         with cluster.together():
-            # The rows first: a checkpoint whose rows are not on the disk yet could lose them.
-            self.records.sync()
             path = checkpoint.save(self.step, Position(*done, settings), self.folder / CHECKPOINTS)
         checkpoint.keep_newest(path.parent, self._keep, path)
 

@@ -44,27 +44,12 @@ class Records:
         return len(self.rows)
 
     def go_on_from(self, count: int) -> None:
-        """Take over the first ``count`` rows of the file, which is cut there.
-
-        After a power cut the end of the file may be missing, or zeros: what is missing is printed.
-        """
+        """Take over the first ``count`` rows of the file, which is cut there."""
         if self.path is None:
             return
         self.rows = read_records(self.path).rows[:count] if self.path.is_file() else []
-        if len(self) < count:
-            print(
-                f"labkit: {self.path} lacks rows {len(self) + 1} to {count} of those written "
-                "before the checkpoint; the training continues without them",
-                flush=True,
-            )
         with whole_file(self.path, "the records") as part, part.open("w", newline="") as file:
             _write(file, self.rows, header=bool(self.rows))
-
-    def sync(self) -> None:
-        """Flush the rows to disk: a power cut loses what the system still holds in memory."""
-        if self._file is not None:
-            self._file.flush()
-            os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Write everything out and close the file; ``add`` opens it again."""

@@ -138,20 +138,3 @@ def test_what_the_first_rank_holds_is_taken_in_its_own_type(monkeypatch, runtime
     for actual, expected in zip(own, theirs, strict=True):
         assert actual.dtype == expected.dtype and actual.shape == expected.shape
         np.testing.assert_array_equal(actual.asnumpy(), expected.asnumpy())
-
-
-@pytest.mark.parametrize(
-    ("error", "expected"),
-    [(OSError(28, "No space left"), InputError), (ZeroDivisionError(), ZeroDivisionError)],
-)
-def test_the_others_hear_of_every_error(environment, error, expected):
-    """A rank that does not gather leaves the others waiting forever."""
-    gathered = []
-    gather = cluster.gather_bytes
-    environment.setattr(
-        cluster, "gather_bytes", lambda data: (gathered.append(data), gather(data))[1]
-    )
-    with pytest.raises(expected) as raised, cluster.together():
-        raise error
-    assert str(error) in str(raised.value)
-    assert len(gathered) == 1 and gathered[0].rstrip(b"\0")
