@@ -2,7 +2,7 @@
 
     python data_scripts/imagenet.py --source /archives                   from the three archives
     python data_scripts/imagenet.py --source /archives --first 10        the first ten classes
-    python data_scripts/imagenet.py --source /archives --classes n01440764,n01443537 --only val
+    python data_scripts/imagenet.py --source /archives --only val
     python data_scripts/imagenet.py --source /archives --folders ilsvrc ilsvrc_eval
 
 ImageNet is available with an account at https://image-net.org, so nothing is downloaded. The folder
@@ -44,7 +44,7 @@ from _common import (
     verify,
 )
 
-from labkit.base.arguments import wrong
+from labkit.base.arguments import integer, wrong
 from labkit.errors import InputError, refuse_unknown
 
 SPLITS = ("train", "val")
@@ -60,7 +60,6 @@ def prepare(
     out: str | os.PathLike | None = None,
     *,
     only: str | None = None,
-    classes: str = "",
     first: int | None = None,
     labels: str | os.PathLike | None = None,
     folders: Sequence[str] = SPLITS,
@@ -73,7 +72,6 @@ def prepare(
         source: folder that holds the archives.
         out: default: `datasets/ImageNet` of the project.
         only: "train" or "val"; None: both.
-        classes: make only these classes, separated by commas; default: all.
         first: make only this many classes, the first in alphabetical order.
         labels: text file with the class of each validation image, instead of the development kit.
         folders: names of the two folders in ``out``.
@@ -86,15 +84,13 @@ def prepare(
     """
     if only is not None:
         refuse_unknown("split", only, SPLITS)
-    if first is not None and (classes or not 1 <= first <= known["classes"]):
-        expected = f"1 to {known['classes']}, the number of classes, and not together with classes"
-        raise wrong("first", first, expected)
+    if first is not None:
+        integer("first", first, 1, known["classes"])
     if any(os.path.basename(name) != name for name in folders) or len(set(folders)) < 2:
         raise wrong("folders", tuple(folders), "two plain names that differ")
     out = PROJECT / "datasets" / known["folder"] if out is None else Path(out)
     splits = {s: out / f for s, f in zip(SPLITS, folders, strict=True) if only in (None, s)}
-    chosen = [wnid for wnid in classes.split(",") if wnid]
-    if first is None and all(_is_there(known, *item, chosen) for item in splits.items()):
+    if first is None and all(_is_there(known, *item) for item in splits.items()):
         say(f"{known['title']} is in {out} already, complete by the number of images:")
     else:
         archives = _archives(known, source, splits, labels)
@@ -106,25 +102,23 @@ def prepare(
             for split, folder in splits.items():
                 with tarfile.open(archives[split]) as archive:
                     by_class = _inner(archive) if split == "train" else _numbered(archive, wnids)
-                    for wnid in chosen:
-                        refuse_unknown("class", wnid, sorted(by_class))
-                    names = [name for name in sorted(by_class) if name in (chosen or by_class)]
-                    for done, wnid in enumerate(names[:first], 1):
+                    names = sorted(by_class)[:first]
+                    for done, wnid in enumerate(names, 1):
                         if not held(folder / wnid, *known["per_class"][split]):
                             count = install_class(folder / wnid, by_class[wnid], work)
-                            of = len(names[:first])
-                            say(f"  {folder.name}/{wnid}  {count} images ({done} of {of})")
+                            of = f"{done} of {len(names)}"
+                            say(f"  {folder.name}/{wnid}  {count} images ({of})")
         say(f"{known['title']} is in {out}, from {source}:")
     report(out, [folder.name for folder in splits.values()], say)
     return out
 
 
-def _is_there(known: dict, split: str, folder: Path, chosen: list[str]) -> bool:
-    """Return whether the chosen classes are there, or all of them with all of their images."""
-    names = chosen or (os.listdir(folder) if folder.is_dir() else [])
+def _is_there(known: dict, split: str, folder: Path) -> bool:
+    """Return whether all classes are there, with all of their images."""
+    names = os.listdir(folder) if folder.is_dir() else []
     whole = all(held(folder / name, *known["per_class"][split]) for name in names)
-    if chosen or len(names) != known["classes"]:
-        return whole and bool(chosen)
+    if len(names) != known["classes"]:
+        return False
     images = sum(len(os.listdir(folder / name)) for name in names)
     expected = known["images"][split]
     if images != expected:
@@ -208,7 +202,6 @@ def main(words: Sequence[str] | None = None) -> int:
     options = parser(__doc__)
     options.add_argument("--source", help="folder that holds the archives")
     options.add_argument("--only", help="train or val")
-    options.add_argument("--classes", default="", help="these classes: n01440764,n01443537")
     options.add_argument("--first", type=int, help="so many classes, in alphabetical order")
     options.add_argument("--labels", help="text file with the class of each validation image")
     options.add_argument("--folders", nargs=2, default=SPLITS, help="instead of train and val")

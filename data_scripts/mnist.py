@@ -133,7 +133,7 @@ def _collect(known: dict, where: str, official: bool, work: Path, say: Say) -> d
         )
     try:
         for images, labels in zip(*[iter(files.values())] * 2, strict=True):
-            idx.read_pair(images, labels, (28, 28))
+            idx.read_pair(images, labels)
     except InputError as error:
         # Name the source: the user does not know the temporary folder.
         raise InputError(str(error).replace(f"{work}{os.sep}", f"{where}: ")) from error

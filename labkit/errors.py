@@ -3,8 +3,7 @@
 import difflib
 import sys
 import warnings
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 
 class InputError(ValueError):
@@ -50,34 +49,16 @@ class WorkerFailed(RuntimeError):
     """A rank that ``labkit.launch`` started failed, or did not end in time; the message says all.
 
     Attributes:
-        rank: Number of the rank; None if it was msrun or its scheduler, or if several hang.
-        ranks: Numbers of all ranks that the message is about: one, or every one that hangs.
-        exit_code: Exit code of its process; None if a signal ended it, or if it hangs.
-        signal: Name of the signal that ended it, such as ``SIGKILL``; else None.
+        rank: Number of the rank; None if msrun failed, or if ranks hang.
+        exit_code: Exit code of its process, -n if signal n ended it; None if it hangs.
         tail: The last lines of its log.
-        logs: Rank -> path of its log, if a folder for logs was given.
-        output: Rank -> everything it has written.
     """
 
     def __init__(
-        self,
-        message: str,
-        *,
-        ranks: Iterable[int] = (),
-        exit_code: int | None = None,
-        signal: str | None = None,
-        tail: str = "",
-        logs: Mapping[int, Any] | None = None,
-        output: Mapping[int, str] | None = None,
+        self, message: str, rank: int | None = None, exit_code: int | None = None, tail: str = ""
     ) -> None:
         super().__init__(message)
-        self.ranks = tuple(ranks)
-        self.rank = self.ranks[0] if len(self.ranks) == 1 else None
-        self.exit_code = exit_code
-        self.signal = signal
-        self.tail = tail
-        self.logs = dict(logs or {})
-        self.output = dict(output or {})
+        self.rank, self.exit_code, self.tail = rank, exit_code, tail
 
 
 class WorkersTimedOut(WorkerFailed, TimeoutError):

@@ -3,7 +3,6 @@
 import gc
 import os
 import signal
-import tarfile
 from collections import Counter
 from pathlib import Path
 
@@ -176,22 +175,3 @@ def digits(tmp_path_factory):
         return script.prepare(32, train, val, out=out, say=lambda line: None)
 
     return make
-
-
-@pytest.fixture(scope="session")
-def cifar10_jpeg(tmp_path_factory) -> Path:
-    """12 000 real CIFAR-10 JPEGs, train/CLASS/FILE and val/CLASS/FILE; skips if there are none.
-
-    LABKIT_CIFAR10_JPEG names the archive or an unpacked folder; the default is an archive beside
-    the project.
-    """
-    beside = ROOT.parent / "shared" / "data" / "cifar10" / "cifar10_jpeg_12k.tar.gz"
-    source = Path(os.environ.get("LABKIT_CIFAR10_JPEG", beside))
-    if not source.exists():
-        pytest.skip("no CIFAR-10 JPEGs here: LABKIT_CIFAR10_JPEG may name the archive or folder")
-    if source.is_dir():
-        return source
-    folder = tmp_path_factory.mktemp("cifar10_jpeg")
-    with tarfile.open(source) as archive:
-        archive.extractall(folder, filter="data")
-    return folder

@@ -18,7 +18,6 @@ from labkit.errors import InputError
 IMAGES_MAGIC = 2051
 LABELS_MAGIC = 2049
 CLASSES = 10
-_CONTENT = {IMAGES_MAGIC: "images", LABELS_MAGIC: "labels"}
 
 
 def read_images(path: str | os.PathLike) -> np.ndarray:
@@ -39,8 +38,7 @@ def read_labels(path: str | os.PathLike) -> np.ndarray:
         InputError: as in ``read_images``, and for a label of no class.
     """
     labels = _read(Path(path), LABELS_MAGIC)
-    wrong = labels >= CLASSES
-    if wrong.any():
+    if (wrong := labels >= CLASSES).any():
         raise InputError(
             f"{path}: label {labels[wrong.argmax()]} at position {wrong.argmax()} "
             f"({wrong.sum()} such labels); expected 0 to {CLASSES - 1}"
@@ -51,15 +49,12 @@ def read_labels(path: str | os.PathLike) -> np.ndarray:
 def read_pair(
     images_path: str | os.PathLike,
     labels_path: str | os.PathLike,
-    size: tuple[int, int] | None = None,
+    size: tuple[int, int] = (28, 28),
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return images and labels of one set, which must have one length, and ``size`` if given."""
+    """Return images of ``size`` = (rows, columns) and labels of one set, of one length."""
     images, labels = read_images(images_path), read_labels(labels_path)
-    if size is not None and images.shape[1:] != size:
-        rows, columns = images.shape[1:]
-        raise InputError(
-            f"{images_path}: images of {rows} x {columns}; expected {size[0]} x {size[1]}"
-        )
+    if images.shape[1:] != size:
+        raise InputError(f"{images_path}: images of {images.shape[1:]} pixels; expected {size}")
     if len(images) != len(labels):
         raise InputError(
             f"{images_path} has {len(images)} images and {labels_path} has {len(labels)} labels; "
@@ -72,27 +67,17 @@ def _read(path: Path, magic: int) -> np.ndarray:
     try:
         if path.suffix == ".gz":
             content = np.frombuffer(gzip.decompress(path.read_bytes()), np.uint8)
-        else:  # an empty file cannot be mapped
-            content = np.memmap(path, np.uint8, "r") if path.stat().st_size else np.array([], "u1")
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise InputError(f"{path}: the gzip file is cut short or damaged ({error})") from error
-    except OSError as error:
+        else:
+            content = np.memmap(path, np.uint8, "r")
+        size = 4 * (1 + (magic & 0xFF))
+        number, *shape = content[:size].view(">u4").tolist()
+    except (EOFError, OSError, ValueError, zlib.error) as error:  # an empty file cannot be mapped
         raise InputError(f"{path}: cannot be read ({error}); expected an IDX file") from error
-    size = 4 * (1 + (magic & 0xFF))
-    if len(content) < size:
-        raise InputError(f"{path}: {len(content)} bytes in all; expected a header of {size} bytes")
-    number, *shape = content[:size].view(">u4").tolist()
     if number != magic:
-        hint = f" (a file of {_CONTENT[number]})" if number in _CONTENT else ""
-        if content[:2].tobytes() == b"\x1f\x8b":
-            hint = " (a gzip file; its name should end in .gz)"
+        raise InputError(f"{path}: magic number {number}; expected {magic} of an IDX file")
+    if len(content) - size != np.prod(shape, dtype=object) or len(content) == size:
         raise InputError(
-            f"{path}: magic number {number}{hint}; expected {magic} for IDX {_CONTENT[magic]}"
-        )
-    expected = int(np.prod(shape, dtype=object))
-    if len(content) - size != expected or not expected:
-        raise InputError(
-            f"{path}: {len(content) - size} bytes follow the header; expected {expected}, at least "
-            f"1, because the header says {' x '.join(map(str, shape))} {_CONTENT[magic]}"
+            f"{path}: {len(content) - size} bytes follow the header; expected "
+            f"{' x '.join(map(str, shape))}, as the header says, and at least 1"
         )
     return content[size:].reshape(shape)

@@ -12,11 +12,11 @@ which is ``augment=False``) and `create_dataset2` of the ResNet-50 and THOR tuto
 at most as many workers as cores (the sources ask for 8), evaluation keeps its incomplete last
 batch, and shards are exact.
 
-Files are converted to three channels as follows: grayscale is repeated, a palette looked up, alpha
-dropped, CMYK with Adobe's marker converted, the upper 8 of 16 bits taken, EXIF orientation ignored.
-The result is bit for bit that of Pillow's convert("RGB"), except for 16-bit grayscale and for CMYK,
-which is within 1 grey level. Files that `labkit.data.imagefiles` cannot use are refused by name
-when the dataset is created.
+Files become three channels: grayscale is repeated, a palette looked up, alpha dropped, CMYK with
+Adobe's marker converted, the upper 8 of 16 bits taken, EXIF orientation ignored. The result is bit
+for bit that of Pillow's convert("RGB"), except for 16-bit grayscale, which Pillow turns white, and
+for CMYK, which is within 1 grey level. Files that `labkit.data.imagefiles` cannot use are refused
+by name when the dataset is created.
 
 The order depends on the seed (`labkit.runtime.start`) alone, random crops and flips on the seed and
 num_parallel_workers. `dataset.set_init_step` resumes both exactly.
@@ -30,7 +30,7 @@ import mindspore as ms
 import mindspore.dataset as ds
 from mindspore.dataset import transforms, vision
 
-from labkit.base.arguments import choice, fit_workers, flag, integer, wrong
+from labkit.base.arguments import choice, fit_workers, integer, wrong
 from labkit.data.imagefiles import class_names, read_folder
 from labkit.errors import InputError
 from labkit.ranks import cluster
@@ -42,7 +42,6 @@ RATIO = (0.75, 1.333)
 # "mindspore": the C++ operations, whose bilinear resize has no antialiasing. "pillow": the same
 # operations on PIL images, equal to Pillow's and thus to torchvision's on PIL images.
 BACKENDS = ("mindspore", "pillow")
-TARGETS = ("Ascend", "GPU", "CPU")  # of create_dataset2
 
 
 def create_dataset(
@@ -59,11 +58,8 @@ def create_dataset(
     repeat_size: int = 1,
     num_parallel_workers: int = 1,
     cache_session_id: int | None = None,
-    check: bool = True,
 ) -> ds.Dataset:
     """Return the pipeline over one folder: (B, 3, S, S) float32, (B,) int32, S = image_size.
-
-    An incomplete last batch has another shape, for which a network compiles again.
 
     Args:
         dataset_path: folder with one folder per class.
@@ -77,32 +73,30 @@ def create_dataset(
         do_train: True: training; False: evaluation.
         image_size: S.
         resize: length of the shorter side before the centre crop; "auto": image_size * 256 / 224,
-            rounded; None: no resize, for images of the right size.
+            rounded; None: no resize.
         augment: False: training images are preprocessed as in evaluation.
         backend: "mindspore", or "pillow": the antialiased resize of a PyTorch pipeline, 2 to 5
-            times slower (`labkit.data.parity` measures the difference); not with augmentation,
-            because no seed sets Pillow's random numbers.
+            times slower (`labkit.data.parity`); not with augmentation.
         repeat_size: passes over the data in one epoch of the dataset.
         num_parallel_workers: workers of each operation; limited to the number of cores.
         cache_session_id: evaluation only: keep the preprocessed images in MindSpore's dataset
-            cache, under the number that `dataset-cache --generate_session` prints.
-        check: False: do not open the files beforehand (0.6 s for 12 000 small ones).
+            cache, under the number that `dataset-cache --generate_session` prints. Files that
+            change after they were cached are returned in their old state.
 
     Raises:
         InputError: if arguments do not fit, or a folder or file cannot be used.
     """
-    do_train, augment = flag("do_train", do_train), flag("augment", augment)
     batch_size = integer("batch_size", batch_size)
     image_size, length = integer("image_size", image_size), resize_length(image_size, resize)
     random = do_train and augment
     if random and choice("backend", backend, BACKENDS) == "pillow":
         expected = "'mindspore' or augment=False: no seed makes Pillow's augmentation repeatable"
         raise wrong("backend", backend, expected)
-    names, count, side = read_folder(dataset_path, check=check, deep=backend == "mindspore")
+    names, count, side = read_folder(dataset_path)
     if random:
         crop = vision.RandomCropDecodeResize(image_size, scale=SCALE, ratio=RATIO)
         operations = [crop, vision.RandomHorizontalFlip(0.5), _normalise(), vision.HWC2CHW()]
-    elif length is None and side is not None and side < image_size:
+    elif length is None and side < image_size:
         # CenterCrop would frame them in black.
         raise InputError(
             f"image folder {dataset_path} holds an image of {side} rows or columns; without "
@@ -112,7 +106,7 @@ def create_dataset(
         operations = plain_operations(image_size, length, backend)
     folder = Path(dataset_path)
     sampler = choose_images(count, folder, batch_size, rank_size, rank_id, do_train)
-    cache = None if cache_session_id is None else _open_cache(cache_session_id, folder)
+    cache = None if cache_session_id is None else ds.DatasetCache(cache_session_id, size=0)
     workers = fit_workers(num_parallel_workers)
 
     dataset = ds.ImageFolderDataset(
@@ -138,43 +132,37 @@ def create_datasets(
     augment: bool = True,
     backend: str = "mindspore",
     cache_session_id: int | None = None,
-    repeat_size: int = 1,
     **options: Any,
 ) -> tuple[ds.Dataset, ds.Dataset, tuple[str, ...]]:
     """Return the training set, the validation set and the class names of a folder with both.
 
-    ``augment`` and ``repeat_size`` apply to training, ``cache_session_id`` to validation;
-    ``backend`` applies to validation only if training is augmented. All other arguments apply to
-    both, as in ``create_dataset``.
-
     Args:
-        folder: folder that holds the two folders of images.
-        batch_size: as in ``create_dataset``, as are all other arguments except:
-        train: name of the folder of training images.
-        val: name of the folder of validation images.
-        **options: further arguments of ``create_dataset``.
+        folder: folder that holds the two folders of images, named ``train`` and ``val``.
+        batch_size: as in ``create_dataset``, as are all other arguments.
+        augment: of training alone.
+        backend: of validation alone where training is augmented.
+        cache_session_id: of validation alone.
+        **options: of both.
 
     Raises:
         InputError: if their classes are not the same, and as in ``create_dataset``.
     """
-    train_folder, val_folder = Path(folder, train), Path(folder, val)
-    names, others = class_names(train_folder), class_names(val_folder)
+    folders = Path(folder, train), Path(folder, val)
+    names, others = map(class_names, folders)
     if names != others:  # the labels of all classes after an additional one would be shifted
-        odd = (sorted({*names} - {*others}), sorted({*others} - {*names}))
+        odd = [
+            ", ".join(sorted({*these} - {*those})) or "none"
+            for these, those in ((names, others), (others, names))
+        ]
         raise InputError(
-            f"{folder}: expected the same classes in both, got {', '.join(odd[0]) or 'none'} in "
-            f"{train} alone, {', '.join(odd[1]) or 'none'} in {val} alone"
+            f"{folder}: expected the same classes in both, got {odd[0]} in {train} alone, "
+            f"{odd[1]} in {val} alone"
         )
-    options |= {"batch_size": batch_size, "rank_size": rank_size, "rank_id": rank_id}
-    train_set = create_dataset(
-        train_folder,
-        augment=augment,
-        backend="mindspore" if augment else backend,
-        repeat_size=repeat_size,
-        **options,
-    )
+    share = (batch_size, rank_size, rank_id)
+    of_training = "mindspore" if augment else backend
+    train_set = create_dataset(folders[0], *share, augment=augment, backend=of_training, **options)
     options |= {"backend": backend, "cache_session_id": cache_session_id}
-    return train_set, create_dataset(val_folder, do_train=False, **options), names
+    return train_set, create_dataset(folders[1], *share, do_train=False, **options), names
 
 
 def create_dataset2(
@@ -193,10 +181,8 @@ def create_dataset2(
     """Return ``create_dataset`` with the arguments of the tutorials' ImageNet pipeline.
 
     Source: src/dataset.py of the tutorials on THOR, Adasum and dimension reduction (official/cv/
-    resnet of MindSpore's models repository). Ranks are joined by
-    ``labkit.start(distribute=True)``, not by this function. In evaluation the source leaves out up
-    to batch_size - 1 images, different ones each time: 16 of ImageNet's 50 000 with 32 on one
-    device; here every image counts.
+    resnet of MindSpore's models repository). Ranks are joined by ``labkit.start`` before. In
+    evaluation the source leaves out up to batch_size - 1 images; here every image counts.
 
     Args:
         dataset_path: folder with one folder per class.
@@ -215,14 +201,12 @@ def create_dataset2(
         InputError: if the cache has no session, if the ranks that share the images have not been
             joined, and as in ``create_dataset``.
     """
-    choice("target", target, TARGETS)
-    do_train, distribute = flag("do_train", do_train), flag("distribute", distribute)
+    choice("target", target, ("Ascend", "GPU", "CPU"))
     session = None
-    if flag("enable_cache", enable_cache) and not do_train:
+    if enable_cache and not do_train:
         if not cache_session_id:
             raise InputError("A cache session_id must be provided to use cache.")
-        text = isinstance(cache_session_id, str) and cache_session_id.isdecimal()
-        session = int(cache_session_id) if text else cache_session_id
+        session = int(cache_session_id)
     shared = distribute or target == "Ascend"
     if shared and not cluster.joined() and (distribute or cluster.ranks_started() > 1):
         raise InputError(
@@ -273,13 +257,10 @@ def resize_length(image_size: int, resize: int | str | None) -> int | None:
 def choose_images(
     count: int, path: Path, batch_size: int, rank_size: int, rank_id: int, do_train: bool
 ) -> ds.Sampler:
-    """Return the sampler of rank ``rank_id`` of ``rank_size`` over N = ``count`` images.
+    """Return the sampler of one rank, of the shards that ``create_dataset`` describes.
 
-    The shards are those that ``create_dataset`` describes. MindSpore's num_shards pads shards with
-    images of other shards, in evaluation too: of 23 images on 4 ranks it shows one twice.
-
-    Raises:
-        InputError: if ``rank_id`` is not a rank, or a rank would have no batch.
+    MindSpore's num_shards pads shards with images of other shards, in evaluation too: of 23 images
+    on 4 ranks it shows one twice.
     """
     rank_size = integer("rank_size", rank_size)
     rank_id = integer("rank_id", rank_id, 0, rank_size - 1)
@@ -297,29 +278,3 @@ def choose_images(
         return ds.DistributedSampler(rank_size, rank_id, shuffle=True, num_samples=share)
     first, last = (count * rank // rank_size for rank in (rank_id, rank_id + 1))
     return ds.SequentialSampler(first, last - first)
-
-
-def _open_cache(session_id: int, folder: Path) -> ds.DatasetCache:
-    """Return the cache of a session, after checking that the server has the session.
-
-    The server is given by MS_CACHE_HOST and MS_CACHE_PORT as they were when MindSpore was imported.
-    Files that change after they were cached are returned in their old state; changed files need a
-    new session.
-    """
-    session_id = integer("cache_session_id", session_id, at_least=0)
-    try:
-        # MindSpore looks for the session only when rows are read: reading one file takes 40 ms,
-        # and a missing session fails here.
-        cache = ds.DatasetCache(session_id=session_id, size=0)
-        first = ds.SequentialSampler(0, 1)
-        probe = ds.ImageFolderDataset(str(folder), sampler=first, cache=cache)
-        next(probe.create_tuple_iterator(num_epochs=1, output_numpy=True))
-        return ds.DatasetCache(session_id=session_id, size=0)
-    except (ValueError, RuntimeError) as error:
-        # MindSpore's reason is one line among headings and source locations.
-        reason = str(error).rpartition("Error Message'.")[2].rpartition("[ERROR] ")[2]
-        line = reason.strip().partition("\n")[0]
-        raise InputError(
-            "cache_session_id: expected the number that `dataset-cache --generate_session` prints, "
-            f"after `dataset-cache --start`, got {session_id} ({line})"
-        ) from error

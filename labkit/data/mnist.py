@@ -19,7 +19,7 @@ import mindspore.dataset as ds
 import numpy as np
 from mindspore.dataset import transforms, vision
 
-from labkit.base.arguments import choice, fit_workers, flag, integer, wrong
+from labkit.base.arguments import choice, fit_workers, integer
 from labkit.data import RESCALES, idx
 from labkit.data.imagefiles import existing_folder
 from labkit.data.imagefolder import choose_images
@@ -31,9 +31,7 @@ SIDE = 32
 SHUFFLE_BUFFER = 10_000
 USAGES = ("train", "test")
 
-_FILE_PREFIX = {"train": "train", "test": "t10k"}
 _EVALUATION_BATCH = 1000
-PIXELS = (28, 28)
 
 
 def create_dataset(
@@ -73,26 +71,17 @@ def create_dataset(
         InputError: if files are missing or broken, or an argument does not fit them.
     """
     choice("rescale", rescale, RESCALES)
-    shuffle = flag("shuffle", shuffle)
     batch_size = integer("batch_size", batch_size)
     folder, usage, held = _find_set(data_path, usage)
     count = held if images is None else integer("images", images, 1, held)
-    rank_size = integer("rank_size", rank_size)
-    rank_id = integer("rank_id", rank_id, 0, rank_size - 1)
-    rows = count // rank_size if shuffle else count
-    if batch_size > rows:
-        raise wrong("batch_size", batch_size, f"at most {rows}, the number of images")
-    if rank_size > 1:
-        if count < held:
-            raise InputError(f"images: expected None with {rank_size} ranks, got {images}")
-        sampler = choose_images(count, folder, batch_size, rank_size, rank_id, shuffle)
-    else:
+    if rank_size != 1 and count < held:
+        raise InputError(f"images: expected None with {rank_size} ranks, got {images}")
+    sampler = choose_images(count, folder, batch_size, rank_size, rank_id, shuffle)
+    if shuffle and rank_size == 1:
         # RandomSampler(num_samples=count) would draw a different subset of the whole file every
         # epoch, so the shuffle is applied on top of a sequential sampler. The tutorial's default
         # sampler shuffles too: for all 60 000 images the order is the same.
-        sampler = ds.RandomSampler() if shuffle else ds.SequentialSampler(0, count)
-        if shuffle:
-            sampler.add_child(ds.SequentialSampler(0, count))
+        sampler.add_child(ds.SequentialSampler(0, count))
     workers = fit_workers(num_parallel_workers)
     to_unit = vision.Rescale(1.0 / 255.0, 0.0)
     normalise = vision.Rescale(1.0 / STD, -MEAN / STD)
@@ -114,29 +103,20 @@ def create_dataset(
 def create_eval_dataset(
     data_path: str | os.PathLike,
     batch_size: int | None = None,
-    num_parallel_workers: int = 1,
     *,
     usage: str | None = "test",
     images: int | None = None,
     **options: Any,
 ) -> ds.Dataset:
-    """Return the pipeline for evaluation: in file order, every image once, none dropped.
+    """Return the pipeline of ``create_dataset`` in file order, every image once, none dropped.
 
-    All arguments and errors are those of ``create_dataset``. The default batch holds 1000 images,
-    or all if there are fewer: an incomplete last batch has another shape, for which a compiled
-    network compiles again (0.2 to 0.45 s), and 1000 divides MNIST's 10 000 test images.
+    The default batch holds 1000 images, or all if there are fewer: an incomplete last batch has
+    another shape, for which a network compiles again, and 1000 divides MNIST's 10 000 test images.
     """
     if batch_size is None:
         batch_size = min(_EVALUATION_BATCH, images or _find_set(data_path, usage)[2])
-    return create_dataset(
-        data_path,
-        batch_size,
-        num_parallel_workers=num_parallel_workers,
-        usage=usage,
-        shuffle=False,
-        images=images,
-        **options,
-    )
+    options |= {"usage": usage, "images": images}
+    return create_dataset(data_path, batch_size, shuffle=False, **options)
 
 
 def load_arrays(
@@ -146,10 +126,9 @@ def load_arrays(
     *,
     rescale: str = "correct",
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return images, float32 (count, 1, 32, 32), and labels, int32 (count,), in file order.
+    """Return what ``create_eval_dataset`` yields, in file order, as arrays.
 
-    The pipeline itself produces them; the 60 000 training images take 246 MB and 2 s. The
-    arguments and errors are those of ``create_dataset``.
+    Images are float32 (count, 1, 32, 32), labels int32 (count,); 60 000 take 246 MB and 2 s.
     """
     dataset = create_eval_dataset(data_path, usage=usage, images=images, rescale=rescale)
     batches = list(dataset.create_tuple_iterator(num_epochs=1, output_numpy=True, do_copy=True))
@@ -159,33 +138,28 @@ def load_arrays(
 
 def _find_set(data_path: str | os.PathLike, usage: str | None) -> tuple[Path, str, int]:
     """Find and check the two files of one set; return their folder, usage and number of images."""
-    folder = existing_folder("data_path", data_path, "MNIST's IDX files")
-    present = [name for name in USAGES if _images_path(folder, name).exists()]
-    below = [name for name in USAGES if _images_path(folder / name, name).exists()]
-    if usage is None:
-        if len(present) > 1 or (below and not present):
-            raise InputError(
-                f'{folder} does not say which set is meant; give usage="train" or usage="test"'
-            )
-        usage = present[0] if present else None
-    elif choice("usage", usage, USAGES) not in present and usage in below:
-        folder, present = folder / usage, [usage]
-    if usage is None or usage not in present:
-        held = ", ".join(sorted(path.name for path in folder.iterdir())[:6])
+    root = existing_folder(data_path, "MNIST's IDX files")
+    usages = USAGES if usage is None else (choice("usage", usage, USAGES),)
+    places = [(folder, name) for name in usages for folder in (root, root / name)]
+    found = [(folder, name) for folder, name in places if _path(folder, name, "images").exists()]
+    if not found:
+        expected = " or ".join(_path(root, name, "images").name for name in usages)
         raise InputError(
-            f"data folder {folder} holds {held or 'nothing'}; expected "
-            f"{_images_path(folder, usage or 'train').name} and its labels, unpacked "
+            f"data folder {root} does not hold {expected} and its labels, unpacked "
             "(data_scripts/mnist.py prepares them)"
         )
-    images = _images_path(folder, usage)
-    labels = folder / f"{_FILE_PREFIX[usage]}-labels-idx1-ubyte"
+    if usage is None and len(found) > 1:
+        raise InputError(f'{root} holds two sets; expected usage="train" or usage="test"')
+    folder, usage = found[0]
+    images, labels = (_path(folder, usage, content) for content in ("images", "labels"))
     # MnistDataset opens every file whose name contains these words, including a .gz or a copy, and
     # fails on it in the middle of a run.
     others = {*folder.glob(f"*{images.name[:-11]}*"), *folder.glob(f"*{labels.name[:-11]}*")}
     for path in others - {images, labels}:
         raise InputError(f"{path} lies beside the unpacked files; MindSpore would read it: move it")
-    return folder, usage, len(idx.read_pair(images, labels, PIXELS)[0])
+    return folder, usage, len(idx.read_pair(images, labels)[0])
 
 
-def _images_path(folder: Path, usage: str) -> Path:
-    return folder / f"{_FILE_PREFIX[usage]}-images-idx3-ubyte"
+def _path(folder: Path, usage: str, content: str) -> Path:
+    prefix, dimensions = {"train": "train", "test": "t10k"}[usage], {"images": 3, "labels": 1}
+    return folder / f"{prefix}-{content}-idx{dimensions[content]}-ubyte"

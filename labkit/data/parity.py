@@ -1,8 +1,7 @@
 """Differences between MindSpore's preprocessing and that of a PyTorch pipeline, stage by stage.
 
 `pillow_preprocess` is torchvision's Resize, CenterCrop, ToTensor, Normalize on a PIL image, written
-with Pillow and NumPy. `preprocessing_differences` compares each stage alone, on the same input, and
-then the whole pipeline. The largest differences of the stages bound that of the whole:
+with Pillow and NumPy. The largest differences of the stages bound that of the whole:
 
     whole <= (decode + resize + crop) / (255 min std) + normalise
 
@@ -16,36 +15,12 @@ Sources: torchvision 0.19 `transforms/functional.py`; Pillow `Resample.c`.
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from PIL import Image
 
 from labkit.data.imagefolder import BACKENDS, MEAN, STD, plain_operations, resize_length
 from labkit.errors import InputError
-
-GREY, NORMALISED, PIXELS = "grey levels", "normalised", "pixels"
-# float32: (x - 255 m) / (255 s) and (x / 255 - m) / s, values up to 2.6, a few roundings each.
-NORMALISE_LIMIT = 2e-6
-
-
-@dataclass(frozen=True)
-class Difference:
-    """One stage's absolute difference over all images.
-
-    Attributes:
-        stage: name of the row.
-        largest: the largest difference.
-        mean: the mean difference.
-        unit: unit of ``largest`` and ``mean``.
-        limit: an upper bound of ``largest`` for any image; None if it depends on the image.
-    """
-
-    stage: str
-    largest: float
-    mean: float
-    unit: str
-    limit: float | None
 
 
 def pillow_preprocess(
@@ -63,28 +38,16 @@ def pillow_decode(path: str | os.PathLike) -> np.ndarray:
 
 
 def pillow_resize(pixels: np.ndarray, length: int | None) -> np.ndarray:
-    """Resize (H, W, 3) uint8 so that the shorter side is ``length``; None: no resize."""
-    rows, columns = resized_shape(pixels.shape[0], pixels.shape[1], length)
-    image = Image.fromarray(pixels).resize((columns, rows), Image.Resampling.BILINEAR)
-    return np.asarray(image)
-
-
-def resized_shape(rows: int, columns: int, length: int | None) -> tuple[int, int]:
-    """Return (rows, columns) with the shorter side ``length`` and the longer side rounded down."""
+    """Resize (H, W, 3) uint8: the shorter side to ``length``, the longer one rounded down."""
     if length is None:
-        return rows, columns
-    if rows <= columns:
-        return length, int(length * columns / rows)
-    return int(length * rows / columns), length
+        return pixels
+    rows, columns = (int(length * side / min(pixels.shape[:2])) for side in pixels.shape[:2])
+    return np.asarray(Image.fromarray(pixels).resize((columns, rows), Image.Resampling.BILINEAR))
 
 
 def centre_crop(pixels: np.ndarray, size: int) -> np.ndarray:
-    """Return the (size, size) centre of (H, W, 3); a smaller image is framed in black."""
-    missing = [max(size - side, 0) for side in pixels.shape[:2]]
-    if any(missing):
-        frame = [(rest // 2, (rest + 1) // 2) for rest in missing]
-        pixels = np.pad(pixels, [*frame, (0, 0)])
-    top, left = (int(round((side - size) / 2.0)) for side in pixels.shape[:2])
+    """Return the (size, size) centre of (H, W, 3), neither side of which is smaller."""
+    top, left = (round((side - size) / 2) for side in pixels.shape[:2])
     return pixels[top : top + size, left : left + size]
 
 
@@ -116,12 +79,13 @@ def preprocessing_differences(
     paths: Sequence[str | os.PathLike],
     image_size: int = 224,
     resize: int | str | None = "auto",
-) -> list[Difference]:
+) -> dict[str, float]:
     """Compare MindSpore's evaluation preprocessing with Pillow's on the files at ``paths``.
 
     Returns:
-        The rows decode, resize and its three parts, crop and its offset, normalise, whole, and
-        whole with backend "pillow".
+        The largest difference of each stage alone, on the same input, by its name: of decode,
+        resize and its three parts, and crop, in grey levels; of the crop's offset, in pixels; of
+        normalise, whole, and whole with backend "pillow", in units of a normalised pixel.
 
     Raises:
         InputError: if there are no paths, a file is not an image, or an argument does not fit.
@@ -130,30 +94,7 @@ def preprocessing_differences(
     images = [_one_image(path, image_size, length) for path in paths]
     if not images:
         raise InputError("paths: expected the paths of image files, got none")
-    differences = {
-        stage: np.concatenate([np.abs(image[stage]).ravel() for image in images])
-        for stage in images[0]
-    }
-    largest = {stage: float(values.max()) for stage, values in differences.items()}
-    grey = sum(largest[stage] for stage in ("decode", "resize", "crop")) + (largest["decode"] > 0)
-    stages: dict[str, tuple[str, float | None]] = {
-        "decode": (GREY, None),
-        "resize": (GREY, None),
-        # Fixed point of 11 bits per axis, truncated to quarters, then rounded: 0.78 measured.
-        "resize: MindSpore's rounding": (GREY, 1.0),
-        "resize: antialiasing alone": (GREY, None),
-        # Half a grey level per axis, and weights of 22 bits: 0.99 measured.
-        "resize: Pillow's rounding": (GREY, 1.01),
-        "crop": (GREY, None),
-        "crop: offset": (PIXELS, 1.0),
-        "normalise": (NORMALISED, NORMALISE_LIMIT),
-        "whole": (NORMALISED, grey / 255 / min(STD) + NORMALISE_LIMIT),
-        'whole, backend="pillow"': (NORMALISED, NORMALISE_LIMIT),
-    }
-    return [
-        Difference(stage, largest[stage], float(differences[stage].mean()), unit, limit)
-        for stage, (unit, limit) in stages.items()
-    ]
+    return {stage: float(max(np.abs(i[stage]).max() for i in images)) for stage in images[0]}
 
 
 def _one_image(path: str | os.PathLike, image_size: int, length: int | None) -> dict:

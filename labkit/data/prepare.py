@@ -25,8 +25,8 @@ def prepare(name: str, **options: int) -> Path:
             ``train`` and ``val``, the numbers of images (6000, 1000), and their ``seed`` (1).
 
     Raises:
-        InputError: if the name is unknown, the data set does not have an option, there is no such
-            checkout, or the script fails; the message is then the script's.
+        InputError: if the name or an option is unknown, there is no such checkout, or the script
+            fails; the message is then the script's.
     """
     refuse_unknown("data set", name, (*_MNIST, "color-digits"))
     known = _COLOR_DIGITS if name == "color-digits" else {}

@@ -1,7 +1,7 @@
 """Ranks: how many were started, what each of them holds, and whether they hold the same.
 
 A rank is one process of a distributed training (one device each). ``labkit.start`` with
-``distribute=True`` joins them; after that, the functions below can be called on every rank.
+``distribute=True`` joins them; from then on, what gathers or agrees must be called on every rank.
 """
 
 from __future__ import annotations
@@ -29,11 +29,7 @@ _TEXT = 1000  # bytes of an error message that the other ranks receive
 
 
 def ranks_started() -> int:
-    """Return the number of ranks in this process's environment; 1 if there is none.
-
-    Raises:
-        InputError: if a variable is not a positive integer.
-    """
+    """Return the number of ranks in this process's environment; 1 if there is none."""
     for name in SIZES:
         if os.environ.get(name):
             return environment_number(name, low=1)
@@ -71,10 +67,7 @@ def rank_and_size() -> tuple[int, int]:
 
 
 def gather(values: Iterable[float]) -> np.ndarray:
-    """Return the ``values`` of all ranks, (ranks, n) float64, bit-exact; (n,) on each rank.
-
-    Call it on every rank: each waits for all others.
-    """
+    """Return the ``values`` of all ranks, (ranks, n) float64, bit-exact; (n,) on each rank."""
     import numpy as np
 
     own = np.ascontiguousarray(values, np.float64)
@@ -82,10 +75,7 @@ def gather(values: Iterable[float]) -> np.ndarray:
 
 
 def agree(**values: object) -> None:
-    """Raise ``InputError`` on every rank unless each of ``values``, as text, is the same on all.
-
-    Call it on every rank with the same names, before anything that would make them diverge.
-    """
+    """Raise ``InputError`` on every rank unless each of ``values``, as text, is the same on all."""
     rank, ranks = rank_and_size()
     if ranks == 1:
         return
@@ -103,8 +93,7 @@ def agree(**values: object) -> None:
 def together() -> Iterator[None]:
     """Make ranks fail together: if one raises in the block, all others raise ``InputError``.
 
-    Use it on every rank; each waits at the end of the block for all others, so nothing in it may
-    wait for another rank. Without it the others would wait forever for the rank that has raised.
+    Each waits at the end of the block for all others, so nothing in it may wait for another rank.
     An error of the system (a full disk) is an ``InputError`` on its own rank too.
     """
     refusal: Exception | None = None
@@ -161,8 +150,7 @@ def take_from_first(parameters: Iterable[Parameter]) -> None:
     """Set Parameters, with the same names and shapes on every rank, to the first rank's values.
 
     They are float32, or counts up to 2**53. BatchNorm's running statistics come from each rank's
-    own images; the network of a checkpoint has the first rank's, and evaluation over ranks must use
-    the same ones everywhere.
+    own images, and evaluation over ranks must use the same ones everywhere.
     """
     parameters = list(parameters)
     rank, ranks = rank_and_size()

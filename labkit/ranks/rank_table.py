@@ -9,20 +9,14 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from labkit.base.arguments import wrong
 from labkit.base.files import write_json
-from labkit.errors import InputError, refuse_unknown
+from labkit.errors import InputError
 
-_RESERVE = "reserve"
-# Required and optional keys of the table, of a server and of a device.
-_TABLE = (("version", "server_count", "server_list", "status"), ())
-_SERVER = (("server_id", "device"), ("host_nic_ip",))
-_DEVICE = (("device_id", "device_ip", "rank_id"), ())
-_NUMBER = re.compile(r"0|[1-9][0-9]{0,8}")
+_DEVICE = ("device_id", "device_ip", "rank_id")
 _CONF = re.compile(r"address_(\d+)\s*=\s*(\S+)", re.ASCII)
 
 
@@ -37,20 +31,15 @@ def make(
         device_ids: number of each device on the server; 0, 1, ... if None.
 
     Raises:
-        InputError: as for ``check``, or if the lengths differ.
+        InputError: as for ``check``.
     """
-    device_ids = range(len(device_ips)) if device_ids is None else device_ids
-    if len(device_ips) != len(device_ids):
-        raise InputError(
-            f"{len(device_ips)} device addresses for {len(device_ids)} device numbers; expected "
-            "one for each"
-        )
+    ids = range(len(device_ips)) if device_ids is None else device_ids
     device = [
-        {"device_id": str(number), "device_ip": address, "rank_id": str(rank)}
-        for rank, (number, address) in enumerate(zip(device_ids, device_ips, strict=True))
+        dict(zip(_DEVICE, (str(number), address, str(rank)), strict=True))
+        for rank, (number, address) in enumerate(zip(ids, device_ips, strict=True))
     ]
-    table = _table([{"server_id": server, "device": device, "host_nic_ip": _RESERVE}])
-    return check(table, source=f"the table of {server}")
+    table = _table([{"server_id": server, "device": device, "host_nic_ip": "reserve"}])
+    return check(table, f"the table of {server}")
 
 
 def merge(*tables: Mapping[str, Any]) -> dict[str, Any]:
@@ -59,18 +48,19 @@ def merge(*tables: Mapping[str, Any]) -> dict[str, Any]:
     Servers and devices keep their order; a single table keeps its ranks.
 
     Raises:
-        InputError: if one of the tables is invalid, or two have the same server or device address.
+        InputError: as for ``check``, for one of the tables or for all together.
     """
-    servers, ranks = [], 0
+    servers: list[dict[str, Any]] = []
+    ranks = 0
     for number, table in enumerate(tables, start=1):
-        check(table, source=f"table {number} of {len(tables)}")
+        check(table, f"table {number} of {len(tables)}")
         for server in table["server_list"]:
             device = [
                 {**each, "rank_id": str(ranks + int(each["rank_id"]))} for each in server["device"]
             ]
             servers.append({**server, "device": device})
-        ranks += size(table)[1]
-    return check(_table(servers), source="what the tables make together")
+        ranks += len(devices(table))
+    return check(_table(servers), "what the tables make together")
 
 
 def _table(servers: list[dict[str, Any]]) -> dict[str, Any]:
@@ -78,15 +68,17 @@ def _table(servers: list[dict[str, Any]]) -> dict[str, Any]:
     return count | {"server_list": servers, "status": "completed"}
 
 
+def devices(table: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Return the devices of all servers, in order."""
+    return [device for server in table["server_list"] for device in server["device"]]
+
+
 def read(path: str | os.PathLike) -> dict[str, Any]:
     """Return the table in a file; raise ``InputError`` if it is missing or invalid."""
     try:
-        table = json.loads(Path(path).read_text("utf-8"))
-    except OSError as error:
-        raise InputError(f"cannot read {path} ({error.strerror}); expected a rank table") from error
-    except ValueError as error:
-        raise InputError(f"{path} is not a JSON file ({error}); expected a rank table") from error
-    return check(table, source=str(path))
+        return check(json.loads(Path(path).read_text("utf-8")), path)
+    except (OSError, json.JSONDecodeError) as error:
+        raise InputError(f"cannot read {path}: {error}; expected a rank table") from error
 
 
 def write(table: dict[str, Any], path: str | os.PathLike) -> Path:
@@ -95,104 +87,56 @@ def write(table: dict[str, Any], path: str | os.PathLike) -> Path:
     return Path(path)
 
 
-def size(table: Mapping[str, Any]) -> tuple[int, int]:
-    """Return (number of servers, number of devices) of a table that was checked."""
-    servers = table["server_list"]
-    return len(servers), sum(len(server["device"]) for server in servers)
-
-
 def read_addresses(path: str | os.PathLike) -> dict[int, str]:
     """Return device number -> address of a server's hccn.conf (``address_0=192.1.27.6``)."""
     try:
         lines = Path(path).read_text("utf-8").splitlines()
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"cannot read {path} ({error}); expected a file as /etc/hccn.conf"
-        ) from error
-    pairs = [match.groups() for line in lines if (match := _CONF.fullmatch(line.strip()))]
-    addresses = {int(number): address for number, address in pairs}
-    if not pairs or len(addresses) < len(pairs):
-        numbers = [int(number) for number, _ in pairs]
-        raise InputError(f"{path} has addresses for devices {numbers}; expected one for each")
-    return dict(sorted(addresses.items()))
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error}") from error
+    found = [match.groups() for line in lines if (match := _CONF.fullmatch(line.strip()))]
+    if not found:
+        raise InputError(f"{path} has no line such as address_0=192.1.27.6")
+    return dict(sorted((int(number), address) for number, address in found))
 
 
-def check(table: Any, source: str = "this") -> dict[str, Any]:
+def check(table: Any, source: object = "this") -> Any:
     """Return ``table`` if a cluster can be started with it.
 
-    It must have HCCL's keys and no others, correct counts, valid addresses, no server, device or
-    rank twice, ranks 0 to n - 1 without a gap, and status "completed".
-
-    Args:
-        table: the value read from JSON.
-        source: name of the table in error messages.
-
-    Raises:
-        InputError: naming the first thing that is wrong.
+    Every value must be a text, every address an IP address, the counts those of the lists, no
+    server, device or rank there twice, the ranks 0 to n - 1, and the status "completed"; else
+    ``InputError`` names ``source`` and what is wrong.
     """
     try:
-        _check(table)
-    except InputError as error:
-        raise InputError(f"{source} is not a usable rank table: {error}") from error
+        fault = _fault(table)
+    except KeyError as error:
+        fault = f"expected the key {error}"
+    except (TypeError, ValueError, IndexError) as error:
+        fault = str(error)
+    if fault:
+        raise InputError(f"{source} is not a usable rank table: {fault}")
     return table
 
 
-def _check(table: Any) -> None:
-    servers = _parts("the table", table, _TABLE, "server_list")
-    addresses, devices = [], []
-    for at, server in enumerate(servers):
-        place = f"server_list[{at}]"
-        own = _parts(place, server, _SERVER, "device")
-        addresses.append(_address(f"{place}: server_id", server["server_id"]))
-        if server.get("host_nic_ip", _RESERVE) != _RESERVE:
-            _address(f"{place}: host_nic_ip", server["host_nic_ip"])
-        for number, device in enumerate(own):
-            name = f"{place}.device[{number}]"
-            _parts(name, device, _DEVICE)
-            devices.append(_address(f"{name}: device_ip", device["device_ip"]))
-            for key in ("device_id", "rank_id"):
-                if not _NUMBER.fullmatch(device[key]):
-                    raise wrong(f"{name}: {key}", device[key], "a number")
-        _once(f"{place}: device_id", [int(device["device_id"]) for device in own])
+def _fault(table: Any) -> str:
+    """Return what is wrong with a table of the right form, or ""; raise for another form."""
+    servers, every = table["server_list"], devices(table)
     for key, expected in _table(servers).items():
         if table[key] != expected:
-            raise wrong(key, table[key], repr(expected))
-    _once("server_id", addresses)
-    _once("device_ip", devices)
-    ranks = sorted(int(each["rank_id"]) for server in servers for each in server["device"])
+            return f"{key}: expected {expected!r}, got {table[key]!r}"
+    for device in every:
+        for key in _DEVICE:
+            if not isinstance(device[key], str):
+                return f"{key}: expected a text, in quotation marks, got {device[key]!r}"
+    values: dict[str, list] = {
+        "server_id": [ipaddress.ip_address(server["server_id"]) for server in servers],
+        "device_ip": [ipaddress.ip_address(device["device_ip"]) for device in every],
+        "device_id": [(n, int(d["device_id"])) for n, s in enumerate(servers) for d in s["device"]],
+    }
+    for name, held in values.items():
+        value, count = Counter(map(str, held)).most_common(1)[0]
+        if count > 1:
+            return f"{name}: {value} is there {count} times; expected once"
+    ranks = sorted(int(device["rank_id"]) for device in every)
     if ranks != list(range(len(ranks))):
-        raise wrong("rank_id", ranks, f"0 to {len(ranks) - 1}, one for each of the devices")
-
-
-def _parts(name: str, value: Any, keys: tuple, inner: str | None = None) -> list[Any]:
-    """Check the keys of an object, and that all but its list ``inner`` are texts; return that."""
-    required, optional = keys
-    if not isinstance(value, Mapping):
-        raise wrong(name, value, f"an object with {', '.join(required)}")
-    for key in required:
-        if key not in value:
-            raise InputError(f"{name} has no {key}")
-    for key, held in value.items():
-        refuse_unknown(f"key of {name}", key, (*required, *optional))
-        if key != inner and not isinstance(held, str):
-            raise wrong(f"{name}: {key}", held, "a text, in quotation marks")
-    parts = value[inner] if inner else []
-    if not isinstance(parts, list) or (inner and not parts):
-        raise wrong(f"{name}: {inner}", parts, "a list with at least one object")
-    return parts
-
-
-def _address(name: str, text: str) -> Any:
-    try:
-        address = ipaddress.ip_address(text)
-    except ValueError as error:
-        raise wrong(name, text, "an IP address") from error
-    if address.is_unspecified or address.is_multicast:
-        raise wrong(name, text, "the address of one machine")
-    return address
-
-
-def _once(name: str, values: Iterable[Any]) -> None:
-    value, count = Counter(values).most_common(1)[0]
-    if count > 1:
-        raise InputError(f"{name} {value} is there {count} times; expected once")
+        return f"rank_id: expected 0, 1, ... one for each of the devices, got {ranks}"
+    return ""

@@ -3,14 +3,14 @@
 A training's own checkpoint holds every Parameter of its step and, as metadata, where it stood and
 its settings. It is written to a temporary name, synced, and renamed; MindSpore's
 ``save_checkpoint`` deletes the old file before it writes the new one (killed while overwriting
-160 MB, it left nothing in 10 of 10 tries).
+160 MB, it left nothing in 10 of 10 tries). A file that is missing or damaged is ``InputError``.
 """
 
 import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ from mindspore import Tensor, nn
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save_file
 
-from labkit.base import arguments
 from labkit.base.files import remove_unfinished, whole_file
 from labkit.errors import InputError
 from labkit.steps.gradients import set_state
@@ -46,13 +45,12 @@ class Position:
     updates: int
     seconds: float
     records: int
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any]
 
 
 def save(cell: nn.Cell, position: Position, folder: str | os.PathLike) -> Path:
     """Write all Parameters of ``cell`` into a checkpoint in ``folder``; return its path."""
-    folder = arguments.path("folder", folder)
-    path = folder / f"step-{position.micro_batches:09d}.safetensors"
+    path = Path(folder) / f"step-{position.micro_batches:09d}.safetensors"
     values = {p.name: np.asarray(p.asnumpy()) for p in cell.get_parameters()}
     with whole_file(path, "the checkpoint") as temporary:
         save_file(values, temporary, {_POSITION: json.dumps(asdict(position))})
@@ -62,7 +60,7 @@ def save(cell: nn.Cell, position: Position, folder: str | os.PathLike) -> Path:
 def keep_newest(folder: str | os.PathLike, keep: int, until: Path) -> None:
     """Remove all checkpoints in ``folder`` but the ``keep`` that end with ``until``.
 
-    Later ones are damaged, or not on every rank: otherwise the training would have resumed there.
+    Later ones are damaged, or not on every rank, else the training would have resumed there.
     """
     paths = checkpoints(folder)
     kept = [path for path in paths if path.name <= until.name][-keep:]
@@ -74,10 +72,7 @@ def keep_newest(folder: str | os.PathLike, keep: int, until: Path) -> None:
 
 def checkpoints(folder: str | os.PathLike) -> list[Path]:
     """Return the checkpoints in ``folder``, oldest first."""
-    folder = arguments.path("folder", folder)
-    if not folder.is_dir():
-        return []
-    return sorted(path for path in folder.iterdir() if _NAME.fullmatch(path.name))
+    return sorted(path for path in Path(folder).glob("step-*") if _NAME.fullmatch(path.name))
 
 
 def readable(folder: str | os.PathLike) -> dict[int, Path]:
@@ -85,30 +80,26 @@ def readable(folder: str | os.PathLike) -> dict[int, Path]:
     found = {}
     for path in checkpoints(folder):
         try:
-            with safe_open(path, "numpy") as file:
-                whole = _POSITION in (file.metadata() or {})
-        except (SafetensorError, OSError):
-            whole = False
-        if whole:
+            _position(path)
             found[int(path.stem[-9:])] = path
-        else:
-            print(f"labkit: the checkpoint {path} is damaged; it is passed over", flush=True)
+        except InputError as error:
+            print(f"labkit: {error}; it is passed over", flush=True)
     return found
 
 
 def load(path: str | os.PathLike) -> tuple[Position, dict[str, np.ndarray]]:
-    """Return the position and the values by name of a checkpoint that ``save`` wrote.
+    """Return the position and the values by name of a checkpoint that ``save`` wrote."""
+    return _position(path), load_file(path)
 
-    Raises:
-        InputError: For a file that is missing, damaged or not written by ``save``.
-    """
-    path = _existing(path)
+
+def _position(path: str | os.PathLike) -> Position:
     try:
-        with safe_open(path, "numpy") as file:
-            text = (file.metadata() or {})[_POSITION]
-        return Position(**json.loads(text)), load_file(path)
+        with safe_open(path, "numpy") as file:  # checks the length of the file
+            return Position(**json.loads(file.metadata()[_POSITION]))
+    except FileNotFoundError as error:
+        raise InputError(f"no checkpoint at {path}") from error
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{path} is damaged or no checkpoint of labkit's fit: {error}") from error
+        raise InputError(f"{path} is damaged or no checkpoint of labkit's fit") from error
 
 
 def write(cell: nn.Cell | list[dict], path: str | os.PathLike, extra: dict | None = None) -> None:
@@ -122,14 +113,11 @@ def write(cell: nn.Cell | list[dict], path: str | os.PathLike, extra: dict | Non
 
 
 def read(path: str | os.PathLike) -> dict[str, Any]:
-    """Return the values by name of a ``.ckpt`` file or of a training's own checkpoint.
-
-    Raises:
-        InputError: For a file that is missing or damaged.
-    """
-    path = _existing(path)
-    if path.suffix == ".safetensors":
+    """Return the values by name of a ``.ckpt`` file or of a training's own checkpoint."""
+    if Path(path).suffix == ".safetensors":
         return {name: ms.Parameter(Tensor(value), name) for name, value in load(path)[1].items()}
+    if not Path(path).is_file():
+        raise InputError(f"no checkpoint at {path}")
     try:
         return ms.load_checkpoint(str(path), crc_check=True)
     except Exception as error:  # MindSpore raises a different one for each kind of damage
@@ -146,11 +134,13 @@ def load_into(cell: nn.Cell, values: Mapping, origin: object = "the checkpoint")
     missing = sorted(parameters.keys() - values.keys())
     unknown = sorted(values.keys() - parameters.keys())
     if missing or unknown:
+        lacks, holds = (", ".join(names[:3]) or "nothing" for names in (missing, unknown))
         raise InputError(
-            f"{origin} is of another network or step: it lacks {_few(missing)} and holds "
-            f"{_few(unknown)} beside what was expected"
+            f"{origin} is of another network or step: it lacks {lacks} ({len(missing)} in all) and "
+            f"holds {holds} ({len(unknown)}) beside what was expected"
         )
-    tensors = {name: _tensor(values[name]) for name in parameters}
+    held = {name: values[name] for name in parameters}
+    tensors = {n: v if isinstance(v, Tensor) else Tensor(v) for n, v in held.items()}
     for name, parameter in parameters.items():
         value = tensors[name]
         if (value.shape, value.dtype) != (parameter.shape, parameter.dtype):
@@ -160,20 +150,3 @@ def load_into(cell: nn.Cell, values: Mapping, origin: object = "the checkpoint")
             )
     for name, parameter in parameters.items():
         set_state(parameter, tensors[name])
-
-
-def _tensor(value: object) -> Tensor:
-    return value if isinstance(value, Tensor) else Tensor(value)
-
-
-def _existing(path: str | os.PathLike) -> Path:
-    path = arguments.path("path", path)
-    if not path.is_file():
-        raise InputError(f"no checkpoint at {path}")
-    return path
-
-
-def _few(names: list[str]) -> str:
-    if not names:
-        return "nothing"
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

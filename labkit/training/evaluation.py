@@ -8,11 +8,11 @@ import numpy as np
 from mindspore import Tensor, nn
 from mindspore.dataset import Dataset
 
-from labkit.base.arguments import integer, wrong
+from labkit.base.arguments import integer
 from labkit.errors import InputError
 from labkit.ranks import cluster
 from labkit.runtime import pynative
-from labkit.steps.labels import IGNORE_INDEX, as_int32, check_ignore_index, check_labels
+from labkit.steps.labels import IGNORE_INDEX, as_int32, check_labels
 from labkit.steps.losses import LossNet
 
 
@@ -23,7 +23,6 @@ def evaluate(
     *,
     top: Iterable[int] = (),
     over_ranks: bool = False,
-    ignore_index: int | None = None,
 ) -> dict[str, float]:
     """Return ``accuracy`` and mean ``loss`` of ``network`` over every label of ``dataset``.
 
@@ -35,39 +34,31 @@ def evaluate(
         network: Inputs -> logits (B, classes), or (B, T, classes). The layout (B, classes, T) of
             nn.CrossEntropyLoss is refused, unless T is the number of classes and the two layouts
             cannot be distinguished: transpose it first.
-        loss_fn: (logits, labels) -> mean loss over the labels that count. The losses that
-            ``LossNet`` knows get all axes of the labels as one: (B T, classes), (B T,).
+        loss_fn: (logits, labels) -> mean loss over the labels that count: all but the known loss's
+            ignore_index, or -100. The losses that ``LossNet`` knows get all axes of the labels as
+            one: (B T, classes), (B T,).
         dataset: Batches of inputs and, last, labels (B,) or (B, T), integers.
         top: Further values of k: ``top_<k>_accuracy`` is the share of labels that are among the k
             largest logits.
         over_ranks: Whether the ranks hold different rows: their counts are then summed, so that
             every row counts equally whatever the sizes of the parts. Call it on every rank.
-        ignore_index: Label that does not count. None: that of the loss if it is a known one
-            (nn.SoftmaxCrossEntropyWithLogits has none), else -100.
 
     Raises:
-        InputError: If ``network`` is not a Cell or ``dataset`` not a dataset, no label counts, a k
-            is not an integer >= 1, the loss is a sum, the shape of the labels does not fit the
-            logits, or a label is neither a class nor ignored.
+        InputError: If no label counts, a k is not an integer >= 1, the loss is a sum, the shape of
+            the labels does not fit the logits, or a label is neither a class nor ignored.
     """
-    if not isinstance(network, nn.Cell):
-        raise wrong("network", network, "an nn.Cell")
-    if not isinstance(dataset, Dataset):
-        raise wrong("dataset", dataset, "a MindSpore dataset")
-    if not isinstance(top, Iterable):
-        raise InputError(f"top: expected integers >= 1 in a list, got {top!r}")
     ks = {"accuracy": 1} | {f"top_{k}_accuracy": integer("k", k) for k in top}
     loss_net = LossNet(network, loss_fn)
-    ignored = _ignored(loss_net, ignore_index)
+    if loss_net.is_sum:
+        raise InputError(f"the {loss_net.loss_name} is a sum: expected a mean over labels")
+    ignored = IGNORE_INDEX if loss_net.over is None else loss_net.ignore_index
     sums = np.zeros((len(ks) + 1, 2))  # (sum, weight) of each accuracy and of the loss
     # If one rank refused a label, the others would wait for its counts.
     with _in_evaluation(network), cluster.together() if over_ranks else contextlib.nullcontext():
         for batch in dataset.create_tuple_iterator(num_epochs=1):
-            logits, labels = network(*batch[:-1]), batch[-1]
-            _check(logits, labels, ignored)
-            loss, weight, logits, wanted = _measured(loss_net, logits, labels, ignored)
-            right = [_right(logits, wanted, k) for k in ks.values()]
-            sums[:-1] += [(hits, len(wanted)) for hits in right]
+            outputs = network(*batch[:-1])
+            loss, weight, logits, wanted = _measured(loss_net, outputs, batch[-1], ignored)
+            sums[:-1] += [(_right(logits, wanted, k), len(wanted)) for k in ks.values()]
             sums[-1] += (loss * weight, weight) if weight else (0, 0)
     if over_ranks:
         sums = cluster.gather(sums.ravel().tolist()).sum(axis=0).reshape(-1, 2)
@@ -75,18 +66,6 @@ def evaluate(
         raise InputError("there was nothing to evaluate: the dataset holds no label to count")
     means = (sums[:, 0] / sums[:, 1]).tolist()
     return dict(zip([*ks, "loss"], means, strict=True))
-
-
-def _ignored(loss_net: LossNet, ignore_index: int | None) -> int | None:
-    """Return the label that does not count: that of a known loss, else ``ignore_index``."""
-    if loss_net.is_sum:
-        raise InputError(f"the {loss_net.loss_name} is a sum: expected a mean over labels")
-    own = loss_net.ignore_index
-    if loss_net.over is None:
-        return IGNORE_INDEX if ignore_index is None else check_ignore_index(ignore_index)
-    if ignore_index not in (None, own):
-        raise InputError(f"ignore_index: expected {own}, that of the loss, got {ignore_index}")
-    return own
 
 
 @contextlib.contextmanager
@@ -105,23 +84,20 @@ def _in_evaluation(network: nn.Cell) -> Iterator[None]:
         network.phase = phase
 
 
-def _check(logits: Tensor, labels: Tensor, ignored: int | None) -> None:
+def _measured(
+    loss_net: LossNet, logits: Tensor, labels: Tensor, ignored: int | None
+) -> tuple[float, float, np.ndarray, np.ndarray]:
+    """Return a batch's (loss, weight) and the logits (N, V) and labels (N,) that count."""
     if logits.ndim < 2 or logits.shape[:-1] != labels.shape:
         raise InputError(
             f"the labels have shape {labels.shape}, the logits {logits.shape}; expected logits "
             "(B, classes) and labels (B,), or (B, T, classes) and (B, T)"
         )
     check_labels(labels.asnumpy(), logits.shape[-1], ignored)
-
-
-def _measured(
-    loss_net: LossNet, logits: Tensor, labels: Tensor, ignored: int | None
-) -> tuple[float, float, np.ndarray, np.ndarray]:
-    """Return a batch's (loss, weight) and the logits (N, V) and labels (N,) that count."""
     labels = as_int32(labels)
     rows = logits.reshape(-1, logits.shape[-1]), labels.reshape(-1)
     wanted = rows[1].asnumpy()
-    counts = wanted != ignored if ignored is not None else np.ones(wanted.shape, bool)
+    counts = np.ones(wanted.shape, bool) if ignored is None else wanted != ignored
     # Operator by operator: a graph took 0.4 s to compile in every evaluation.
     loss: Any
     weight: Any

@@ -2,11 +2,9 @@
 
 import csv
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
-from labkit.base import arguments
 from labkit.base.arguments import wrong
 from labkit.base.files import whole_file
 from labkit.errors import InputError
@@ -35,10 +33,7 @@ class Records:
         if self.path is None:
             return
         if self._file is None:
-            try:
-                self._file = self.path.open("a", newline="", buffering=1)
-            except OSError as error:
-                raise InputError(f"cannot write the records {self.path}: {error}") from error
+            self._file = self.path.open("a", newline="", buffering=1)
         _write(self._file, [row], header=len(self.rows) == 1)
 
     def column(self, name: str) -> list:
@@ -49,32 +44,12 @@ class Records:
         return len(self.rows)
 
     def go_on_from(self, count: int) -> None:
-        """Take over the first ``count`` rows of the file, which is cut there.
-
-        After a power cut the end of the file may be missing, or zeros: what is missing is printed.
-        """
+        """Take over the first ``count`` rows of the file, which is cut there."""
         if self.path is None:
             return
-        rows = _rows(self.path) if self.path.is_file() else iter(())
-        self.rows = []
-        for _, row in rows:
-            if row is None or len(self) == count:
-                break
-            self.rows.append(row)
-        if len(self) < count:
-            print(
-                f"labkit: {self.path} lacks rows {len(self) + 1} to {count} of those written "
-                "before the checkpoint; the training continues without them",
-                flush=True,
-            )
+        self.rows = read_records(self.path).rows[:count] if self.path.is_file() else []
         with whole_file(self.path, "the records") as part, part.open("w", newline="") as file:
             _write(file, self.rows, header=bool(self.rows))
-
-    def sync(self) -> None:
-        """Flush the rows to disk: a power cut loses what the system still holds in memory."""
-        if self._file is not None:
-            self._file.flush()
-            os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Write everything out and close the file; ``add`` opens it again."""
@@ -84,19 +59,16 @@ class Records:
 
 
 def read_records(path: str | os.PathLike) -> Records:
-    """Read a CSV file of records; a last line cut short by a kill is left out.
-
-    Raises:
-        InputError: For a file that is missing, and for a row with values that are not numbers.
-    """
-    path = arguments.path("path", path)
+    """Read a CSV file of records, up to the first line that a kill or a power cut has spoiled."""
+    records, path = Records(), Path(path)
     if not path.is_file():
         raise InputError(f"no records at {path}")
-    records = Records()
-    for line, row in _rows(path):
-        if row is None:
-            raise InputError(f"{path}, line {line}: expected a number in each column")
-        records.rows.append(row)
+    text = path.read_text(encoding="utf-8", errors="replace")
+    for cells in csv.DictReader(text[: text.rfind("\n") + 1].splitlines()):
+        try:
+            records.rows.append({name: _number(cell) for name, cell in cells.items()})
+        except (TypeError, ValueError):  # too few cells, too many, or text
+            break
     return records
 
 
@@ -106,18 +78,6 @@ def _write(file: TextIO, rows: list[dict], header: bool) -> None:
     if header:
         writer.writeheader()
     writer.writerows(rows)
-
-
-def _rows(path: Path) -> Iterator[tuple[int, dict | None]]:
-    """Yield (line number, row) of the whole lines of a file; for a bad line, None as the row."""
-    text = path.read_text(encoding="utf-8", errors="replace")
-    reader = csv.DictReader(text[: text.rfind("\n") + 1].splitlines())
-    for cells in reader:
-        try:
-            row = {name: _number(cell) for name, cell in cells.items()}
-        except (TypeError, ValueError):  # too few cells, too many, or text
-            row = None
-        yield reader.line_num, row
 
 
 def _number(text: str) -> float:

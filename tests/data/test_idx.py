@@ -28,20 +28,19 @@ def test_what_is_written_is_read_back(pair):
     np.testing.assert_array_equal(images, IMAGES)
     np.testing.assert_array_equal(labels, LABELS)
     assert images.dtype == labels.dtype == np.uint8
-    with pytest.raises(InputError, match="images of 4 x 3; expected 28 x 28"):
-        idx.read_pair(*pair, (28, 28))
+    with pytest.raises(InputError, match=r"images of \(4, 3\) pixels; expected \(28, 28\)"):
+        idx.read_pair(*pair)
 
 
 BROKEN = [
     (0, header(2052, 5, 4, 3) + bytes(60), "magic number 2052; expected 2051"),
-    (0, header(2049, 5) + bytes(60), "2049 .a file of labels.; expected 2051"),
-    (0, header(2051, 6, 4, 3) + bytes(60), "60 bytes follow the header; expected 72"),
-    (0, header(2051, 5, 4, 3) + bytes(59), "59 bytes follow the header; expected 60"),
-    (0, header(2051, 5, 4, 3) + bytes(61), "61 bytes follow the header; expected 60"),
-    (0, header(2051, 0, 4, 3), "expected 0, at least 1"),
+    (0, header(2049, 5) + bytes(60), "magic number 2049; expected 2051"),
+    (0, header(2051, 5, 4, 3) + bytes(59), "59 bytes follow the header; expected 5 x 4 x 3"),
+    (0, header(2051, 5, 4, 3) + bytes(61), "61 bytes follow the header; expected 5 x 4 x 3"),
+    (0, header(2051, 0, 4, 3), "0 bytes follow .* and at least 1"),
     (0, header(2051, 2**32 - 1, 4, 3) + bytes(60), "4294967295 x 4 x 3"),
-    (0, header(2051, 5), "8 bytes in all; expected a header of 16"),
-    (0, b"", "0 bytes in all"),
+    (0, header(2051, 5), "bytes follow the header"),
+    (0, b"", "cannot be read"),
     (1, header(2051, 5, 4, 3), "magic number 2051.*expected 2049"),
     (1, header(2049, 5) + bytes([0, 1, 10, 11, 2]), "label 10 at position 2 .2 such"),
     (1, header(2049, 4) + bytes(4), "5 images and .* has 4 labels"),
@@ -53,19 +52,13 @@ def test_a_broken_file_is_refused(pair, place, content, message):
     path = pair[place]
     path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
     with pytest.raises(InputError, match=message) as caught:
-        idx.read_pair(*pair)
+        idx.read_pair(*pair, (4, 3))
     assert str(path) in str(caught.value)
 
 
-def test_gzip_cut_short_or_without_its_suffix_and_missing_files_are_named(tmp_path):
+def test_gzip_cut_short_and_missing_files_are_named(tmp_path):
     whole = write_idx(tmp_path / "whole.gz", IMAGES).read_bytes()
     (tmp_path / "cut.gz").write_bytes(whole[:30])
-    (tmp_path / "plain").write_bytes(whole)
-    for name, message in (
-        ("cut.gz", "cut.gz: the gzip file is cut short or damaged"),
-        ("plain", "a gzip file; its name should end in .gz"),
-        ("absent", "absent: cannot be read .*No such file"),
-        (".", "directory"),
-    ):
-        with pytest.raises(InputError, match=message):
+    for name in ("cut.gz", "absent"):
+        with pytest.raises(InputError, match=f"{name}: cannot be read"):
             idx.read_images(tmp_path / name)

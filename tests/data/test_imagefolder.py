@@ -12,16 +12,7 @@ from PIL import Image
 from labkit.data.imagefiles import class_names
 from labkit.data.imagefolder import MEAN, STD, create_dataset, create_datasets
 from labkit.errors import InputError
-from tests.support.image_files import (
-    COLUMNS,
-    ROWS,
-    encode,
-    numbered,
-    picture,
-    store,
-    usable,
-    write_pictures,
-)
+from tests.support.image_files import encode, numbered, picture, store, usable, write_pictures
 
 COUNTS = {"ant": 7, "bee": 7, "cow": 9}
 COUNT = sum(COUNTS.values())
@@ -57,10 +48,6 @@ def numbers(dataset, epochs=1):
         np.testing.assert_array_equal(labels, LABELS[number])
         collected.append(number.tolist())
     return collected
-
-
-def encoded(rows, columns):
-    return encode(Image.fromarray(picture(rows, columns)), "PNG")
 
 
 def flat(lists):
@@ -136,13 +123,9 @@ def test_every_usable_kind_becomes_three_channels(tmp_path, name, backend):
     content = usable()[name]
     store(tmp_path / "a", {name: content})
     options = dict(do_train=False, image_size=40, resize=None, backend=backend)
-    if name == "16 bits gray.png" and backend == "pillow":
-        with pytest.raises(InputError, match="a/16 bits gray.png is a 16-bit gray.*white"):
-            create_dataset(tmp_path, 1, **options)
-        return
     images = batches(create_dataset(tmp_path, 1, **options))[0][0]
     image = Image.open(tmp_path / "a" / name)
-    if name == "16 bits gray.png":
+    if name == "16 bits gray.png" and backend == "mindspore":
         expected = np.repeat(np.asarray(image)[..., None] >> 8, 3, axis=2)
     else:
         expected = np.asarray(image.convert("RGB"))
@@ -151,19 +134,6 @@ def test_every_usable_kind_becomes_three_channels(tmp_path, name, backend):
     # Pillow converts CMYK in integers, MindSpore differently: 1 grey level measured.
     limit = 1.0 if name in ("cmyk.jpg", "ycck.jpg") and backend == "mindspore" else 0.0
     assert np.abs(actual - expected).max() <= limit + 255 * FLOAT32
-    if "gray" in name:
-        assert np.ptp(actual, axis=2).max() < 1e-3
-
-
-def test_a_file_that_cannot_be_decoded_is_named_then(tmp_path, monkeypatch):
-    """The file is intact at its head and end and broken in between."""
-    monkeypatch.chdir(tmp_path)  # MindSpore leaves abnormal_image.jpg where it runs
-    png = bytearray(encoded(ROWS, COLUMNS))
-    png[60:-40] = bytes(len(png) - 100)
-    store(tmp_path / "root" / "cat", {"broken.png": bytes(png)})
-    dataset = create_dataset(tmp_path / "root", 1, do_train=False, image_size=32)
-    with pytest.raises(RuntimeError, match="cat/broken.png"):
-        batches(dataset)
 
 
 # ---- shards, and resuming; the order is in test_order.py
@@ -177,15 +147,6 @@ def test_evaluation_over_ranks_shows_every_image_once(folder, ranks):
     ]
     assert flat(parts) == list(range(COUNT))
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
-
-
-def test_mindspores_own_shards_would_show_one_image_twice(folder):
-    """This is why labkit makes its own shards."""
-    shown = []
-    for rank in range(4):
-        dataset = ds.ImageFolderDataset(str(folder), shuffle=False, num_shards=4, shard_id=rank)
-        shown += [int(np.ravel(vision.Decode()(item[0]))[0]) for item in batches(dataset)]
-    assert len(shown) == 24 and sorted(set(shown)) == list(range(COUNT)) and shown.count(0) == 2
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -203,7 +164,7 @@ def test_training_shards_are_disjoint_of_one_size_and_change(folder, ranks):
     assert len({tuple(epoch[:share]) for epoch in epochs}) == 4
 
 
-@pytest.mark.parametrize(("ranks", "step"), [(1, 5), (1, 6), (2, 1), (2, 9)])
+@pytest.mark.parametrize(("ranks", "step"), [(1, 5), (1, 6), (2, 9)])
 def test_resume_at_any_step_is_the_tail_of_the_whole(pictures, ranks, step):
     def epochs_of_batches(start):
         dataset = create_dataset(pictures, 4 // ranks, ranks, ranks - 1, image_size=24)
@@ -219,49 +180,24 @@ def test_resume_at_any_step_is_the_tail_of_the_whole(pictures, ranks, step):
     assert epochs_of_batches(step) == whole[step:]
 
 
-# ---- classes, and both sets together
+# ---- both sets together
 
 
-@pytest.fixture
-def both(tmp_path):
-    numbered(tmp_path / "both" / "train", COUNTS)
-    numbered(tmp_path / "both" / "val", COUNTS)
-    return tmp_path / "both"
-
-
-def test_both_sets_and_their_classes(both):
-    train, val, names = create_datasets(both, 10, augment=False, repeat_size=3, **SMALL)
-    assert names == class_names(both / "train") == ("ant", "bee", "cow")
-    assert (train.get_dataset_size(), val.get_dataset_size()) == (6, 3)
-    assert numbers(val) == [[*range(10)], [*range(10, 20)], [20, 21, 22]]
-    assert flat(numbers(train)) != flat(numbers(val))
-    # With ranks, and with another name of the folder.
-    (both / "val").rename(both / "holdout")
-    _, val, _ = create_datasets(both, 11, 2, 1, val="holdout", **SMALL)
-    assert numbers(val) == [[*range(11, 22)], [22]]
-
-
-def test_a_backend_is_for_validation_where_training_is_augmented(tmp_path):
+def test_both_sets_and_their_classes(tmp_path):
     for name in ("train", "val"):
-        store(tmp_path / name / "ant", {"a.png": encoded(300, 400)})
-    images = {}
-    for backend in ("mindspore", "pillow"):
-        train, val, _ = create_datasets(tmp_path, 1, backend=backend, image_size=32)
-        images[backend] = batches(train)[0][0], batches(val)[0][0]
-    np.testing.assert_array_equal(images["mindspore"][0], images["pillow"][0])
-    assert not np.array_equal(images["mindspore"][1], images["pillow"][1])
-    train, val, _ = create_datasets(tmp_path, 1, backend="pillow", image_size=32, augment=False)
-    np.testing.assert_array_equal(batches(train)[0][0], batches(val)[0][0])
-
-
-def test_different_classes_are_refused_with_their_names(both):
+        numbered(tmp_path / name, COUNTS)
+    train, val, names = create_datasets(tmp_path, 10, augment=False, **SMALL)
+    assert names == class_names(tmp_path / "train") == ("ant", "bee", "cow")
+    assert (train.get_dataset_size(), val.get_dataset_size()) == (2, 3)
+    assert numbers(val) == [[*range(10)], [*range(10, 20)], [20, 21, 22]]
+    # With ranks, and with a backend that training with augmentation does not have.
+    _, val, _ = create_datasets(tmp_path, 11, 2, 1, backend="pillow", **SMALL)
+    assert numbers(val) == [[*range(11, 22)], [22]]
     for place in ("train/bat", "val/dog", "val/elk"):
-        store(both / place, {"a.png": encoded(20, 20)})
+        store(tmp_path / place, {"a.png": encode(Image.fromarray(picture()), "PNG")})
     message = "expected the same classes in both, got bat in train alone, dog, elk in val alone"
     with pytest.raises(InputError, match=message):
-        create_datasets(both, 4, **SMALL)
-    with pytest.raises(InputError, match="val2, which is not there"):
-        create_datasets(both, val="val2")
+        create_datasets(tmp_path, 4, **SMALL)
 
 
 # ---- what is refused
@@ -270,44 +206,15 @@ def test_different_classes_are_refused_with_their_names(both):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"batch_size": 0}, "batch_size: expected an integer >= 1, got 0"),
         ({"batch_size": 24}, "batch_size: expected at most 23, the number of images in .*, got 24"),
         ({"batch_size": 12, "rank_size": 2}, "at most 11, .* of each of 2 ranks in"),
         ({"rank_size": 2, "rank_id": 2}, "rank_id: expected an integer >= 0 and <= 1, got 2"),
         ({"rank_size": 24, "do_train": False}, "rank_size: expected at most 23, .* got 24"),
-        ({"do_train": 1}, "do_train: expected True or False"),
-        ({"augment": None}, "augment: expected True or False"),
         ({"resize": "atuo", "do_train": False}, "resize: expected .*Did you mean 'auto'"),
-        ({"resize": 15, "do_train": False}, "resize: expected an integer >= 16, got 15"),
         ({"image_size": 17, "do_train": False}, "an image of 16 rows or columns.*at least 17"),
-        ({"backend": "pilow"}, "backend: expected .*Did you mean 'pillow'?"),
         ({"backend": "pillow"}, "backend: expected 'mindspore' or augment=False.*got 'pillow'"),
-        ({"cache_session_id": 0, "do_train": False}, "cache_session_id: expected .*generate_sess"),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused(folder, arguments, message):
     with pytest.raises(InputError, match=message):
         create_dataset(folder, **({"batch_size": 4} | SMALL | arguments))
-
-
-def test_the_smallest_image_decides_whether_a_resize_is_needed(tmp_path):
-    store(tmp_path / "a", {"wide.png": encoded(20, 90), "large.png": encoded(90, 90)})
-    create_dataset(tmp_path, 1, do_train=False, image_size=20, resize=None)
-    create_dataset(tmp_path, 1, do_train=False, image_size=21, resize=24)
-    create_dataset(tmp_path, 1, image_size=21, resize=None)  # a random crop is enlarged
-
-
-# ---- real photographs
-
-
-@pytest.mark.slow  # 12 000 files are unpacked
-def test_real_photographs_through_training_and_evaluation(cifar10_jpeg):
-    train, val, names = create_datasets(cifar10_jpeg, 64, image_size=32)
-    assert (train.get_dataset_size(), val.get_dataset_size()) == (156, 32)
-    counts = np.zeros(10, int)
-    for images, labels in batches(val):
-        counts += np.bincount(labels, minlength=10)
-        assert images.shape[1:] == (3, 32, 32)
-    assert counts.tolist() == [200] * 10 and names[3] == "cat"
-    images, labels = next(train.create_tuple_iterator(num_epochs=1, output_numpy=True))
-    assert images.shape == (64, 3, 32, 32) and len(set(labels.tolist())) > 5

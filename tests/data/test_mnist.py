@@ -91,12 +91,9 @@ def test_black_and_white_by_the_order_of_the_rescales(tmp_path, rescale, black, 
 # ---- which images; their order is in test_order.py
 
 
-@pytest.mark.parametrize("usage", ["train", "test"])
-def test_images_takes_the_first_in_every_epoch(numbered, usage):
-    dataset = pipeline.create_dataset(numbered, 10, usage=usage, images=50)
-    batches = numbers(dataset, epochs=3)
-    assert dataset.get_dataset_size() == 5 and len(batches) == 15
-    for epoch in (batches[:5], batches[5:10], batches[10:]):
+def test_images_takes_the_first_in_every_epoch(numbered):
+    batches = numbers(pipeline.create_dataset(numbered, 10, usage="test", images=50), epochs=2)
+    for epoch in (batches[:5], batches[5:]):
         assert sorted(sum(epoch, [])) == list(range(50))
 
 
@@ -107,7 +104,7 @@ def test_without_shuffle_the_file_order_and_the_remainder_are_kept(numbered):
 
 @pytest.mark.parametrize(
     ("buffer", "step", "fast"),
-    [(10_000, 7, False), (10_000, 10, True), (32, 9, True), (32, 11, False), (32, 19, False)],
+    [(10_000, 10, True), (32, 9, True), (32, 11, False)],
 )
 def test_resume_at_any_step_is_the_tail_of_the_whole(numbered, monkeypatch, buffer, step, fast):
     monkeypatch.setattr(pipeline, "SHUFFLE_BUFFER", buffer)
@@ -133,16 +130,12 @@ def call(folder, **arguments):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"batch_size": 0}, "batch_size: expected an integer >= 1, got 0"),
-        ({"batch_size": 201}, "batch_size: expected at most 200, the number of images, got 201"),
         ({"batch_size": 60, "images": 50}, "batch_size: expected at most 50, .* got 60"),
         ({"batch_size": 60, "rank_size": 4}, "batch_size: expected at most 50, the number of im"),
-        ({"rank_id": 7}, "rank_id: expected an integer >= 0 and <= 0, got 7"),
+        ({"images": 50, "rank_size": 2}, "images: expected None with 2 ranks, got 50"),
         ({"images": 201}, "images: expected an integer >= 1 and <= 200, got 201"),
-        ({"shuffle": 1}, "shuffle: expected True or False"),
         ({"rescale": "corect"}, "rescale: expected .*Did you mean 'correct'?"),
-        ({"usage": "trian"}, "usage: expected .*Did you mean 'train'?"),
-        ({"usage": "test"}, "expected t10k-images-idx3-ubyte"),
+        ({"usage": "test"}, "does not hold t10k-images-idx3-ubyte and its labels, unpacked"),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused(numbered, arguments, message):
@@ -150,30 +143,17 @@ def test_arguments_that_do_not_fit_are_refused(numbered, arguments, message):
         call(numbered / "train", **arguments)
 
 
-def test_folders_that_hold_no_set_are_refused(tmp_path, numbered):
-    """test_imagefiles.py tests other paths that are not folders."""
-    with pytest.raises(InputError, match="holds nothing; expected train-images-idx3-ubyte and"):
+def test_folders_that_hold_no_set_two_or_too_much_are_refused(tmp_path, numbered):
+    """test_idx.py tests broken files, test_imagefiles.py paths that are not folders."""
+    with pytest.raises(InputError, match="not hold train-images-idx3-ubyte or t10k-images"):
         call(tmp_path)
-    (tmp_path / "file").write_text("x")
-    with pytest.raises(InputError, match="a folder with MNIST.s IDX files, got .*, which is a fi"):
-        call(tmp_path / "file")
-    with pytest.raises(InputError, match="holds file; expected"):
-        call(tmp_path)
-    with pytest.raises(InputError, match='give usage="train" or usage="test"'):
+    with pytest.raises(InputError, match='two sets; expected usage="train" or usage="test"'):
         call(numbered)
     assert call(numbered, usage="train").get_dataset_size() == 20
-
-
-def test_files_that_are_broken_or_too_many_are_refused_at_the_door(tmp_path):
-    """One fault of each file; test_idx.py tests the others."""
     images, labels = np.zeros((20, 28, 28), np.uint8), np.zeros(20, np.uint8)
     write_set(tmp_path, "train", images.reshape(20, 14, 56), labels)
-    with pytest.raises(InputError, match="images of 14 x 56; expected 28"):
+    with pytest.raises(InputError, match=r"images of \(14, 56\) pixels; expected"):
         call(tmp_path)
-    write_set(tmp_path, "train", images, labels + 10)
-    with pytest.raises(InputError, match="label 10 at position 0"):
-        call(tmp_path)
-    write_set(tmp_path, "train", images, labels)
     (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(b"x")  # MindSpore would read it as well
     with pytest.raises(InputError, match="train-images-idx3-ubyte.gz lies beside"):
         call(tmp_path)

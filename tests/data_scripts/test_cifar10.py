@@ -1,7 +1,6 @@
 """The CIFAR script: the official set or own images, class by class."""
 
 import io
-import os
 from pathlib import Path
 
 import numpy as np
@@ -119,100 +118,46 @@ def test_every_pixel_lands_in_its_class(tmp_path, dataset):
     small.source.unlink()
     small.prepare(out, "download", lines.append)  # nothing is downloaded
     assert any("already" in line for line in lines)
+    name = f"val/{small.classes[0]}"
+    (out / name / "mine.png").write_bytes(b"mine")
+    with pytest.raises(InputError, match=f"{name} holds .*; expected .*. Remove it, or choose"):
+        small.prepare(out, "download")
 
 
-def test_an_interrupted_conversion_is_continued_and_other_numbers_are_refused(small, tmp_path):
-    calls, real = [], os.rename
-
-    def stop(*paths):
-        calls.append(paths)
-        if len(calls) == 4:
-            raise KeyboardInterrupt
-        real(*paths)
-
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(os, "rename", stop)
-        small.prepare(tmp_path / "out")
-    whole = {name.rpartition("/")[0] for name in tree(tmp_path / "out")}
-    assert whole == {"train/cat", "train/dog", "train/ship"}
-    out = small.prepare(tmp_path / "out")
-    assert_same_images(out, small.pixels)
-    (out / "val/cat/mine.png").write_bytes(b"mine")
-    with pytest.raises(InputError, match="val/cat holds 5 files; expected 4. Remove it, or choose"):
-        small.prepare(out)
-    assert (out / "val/cat/mine.png").read_bytes() == b"mine"
-
-
-def test_another_archive_than_the_official_one_is_refused(small, tmp_path):
-    content = bytearray(small.source.read_bytes())
-    content[4] ^= 1  # the time in the gzip header: the content stays intact
-    small.source.write_bytes(content)
-    refused(small, None, tmp_path / "out", "SHA256 .*; expected")
-    small.source.write_bytes(content[:-512])
-    refused(small, None, tmp_path / "out", "bytes; expected")
-
-
-@pytest.mark.parametrize("kind", ["tar.gz", "folder"])
-def test_own_images_are_taken_as_they_are_and_said(small, tmp_path, kind):
-    members, lines, source = small.own(), [], tmp_path / f"mine.{kind}"
-    if kind == "folder":
-        for name, content in members:
-            (source / "my" / name).parent.mkdir(parents=True, exist_ok=True)
-            (source / "my" / name).write_bytes(content)
-    else:
-        source.write_bytes(tar(members, "w:gz"))
+def test_own_images_and_records_are_taken_as_they_are_and_said(small, tmp_path):
+    members, lines, source = small.own(), [], tmp_path / "mine.tar.gz"
+    source.write_bytes(tar(members, "w:gz"))
     out = small.prepare(tmp_path / "out", source, lines.append)
     assert tree(out) == dict(members)
     assert f"warning: {source} is not the official CIFAR-10 (cifar-10-binary" in lines[0]
-    with pytest.raises(InputError, match="out holds images already"):
-        small.prepare(out, source)
-    with pytest.raises(InputError, match="cat holds 2 files; expected"):
-        small.prepare(out)
-
-
-def test_a_folder_of_unpacked_records_is_taken_and_checked(small, tmp_path):
-    folder, lines = tmp_path / "batches", []
-    folder.mkdir()
-    for name, content in small.files.items():
-        (folder / name).write_bytes(content)
-    assert_same_images(small.prepare(tmp_path / "out", folder, lines.append), small.pixels)
-    assert "is not the official CIFAR-10" in lines[0]
-    whole = small.files["test_batch.bin"]
-    for content, message in (
-        (whole[:-1], r"test_batch.bin: 36875 bytes; expected n x 3073"),
-        (whole[3073:], r"3 images of \w+ in val; expected 4"),
-    ):
-        (folder / "test_batch.bin").write_bytes(content)
+    for again, message in ((source, "out holds images already"), (None, "cat holds 2 files; exp")):
         with pytest.raises(InputError, match=message):
-            small.prepare(tmp_path / "new" / message[:4], folder)
+            small.prepare(out, again)
+    records = tmp_path / "records"
+    records.mkdir()
+    for name, whole in small.files.items():
+        (records / name).write_bytes(whole)
+    assert_same_images(small.prepare(tmp_path / "of records", records), small.pixels)
+    for spoiled, message in ((whole[:-1], "36875 bytes; exp"), (whole[3073:], "3 images of .*4")):
+        (records / name).write_bytes(spoiled)
+        with pytest.raises(InputError, match=message):
+            small.prepare(tmp_path / message[:2], records)
 
 
-BAD_IMAGES = {
-    "no image": (("train/cat/readme.txt", b"hello"), "readme.txt is not a whole JPEG"),
-    "cut": (("train/cat/9.jpg", image(1)[:-40]), "9.jpg is not a whole JPEG or PNG"),
-    "other size": (("train/cat/9.jpg", image(1, (32, 31))), r"9.jpg is \(32, 31\) RGB; expected"),
-    "unknown class": (("train/cats/9.jpg", image(1)), "differ in classes: cats"),
-    "beside": (("../9.jpg", image(1)), "9.jpg"),
-}
-
-
-@pytest.mark.parametrize("fault", BAD_IMAGES)
-def test_an_archive_of_bad_images_is_refused(small, tmp_path, fault):
-    member, message = BAD_IMAGES[fault]
-    (tmp_path / "mine.tar").write_bytes(tar(small.own(member)))
-    refused(small, tmp_path / "mine.tar", tmp_path / "deep" / "out", message)
-    assert not (tmp_path / "deep").exists()
-
-
-def test_what_is_no_cifar_is_refused(small, tmp_path):
-    (tmp_path / "empty").mkdir()
-    refused(small, tmp_path / "empty", tmp_path / "out", "holds no CIFAR-10: expected train/CLASS")
-    refused(small, tmp_path / "absent", tmp_path / "out", "absent is not there; expected download")
-
-
-def test_the_official_archive_is_downloaded(small, tmp_path, monkeypatch):
-    monkeypatch.setattr(small.script, "ADDRESS", f"{small.source.parent.as_uri()}/")
-    monkeypatch.setattr(small.script, "is_address", lambda text: str(text).startswith("file:"))
-    assert_same_images(small.prepare(tmp_path / "out", "download"), small.pixels)
-    small.source.unlink()
-    refused(small, "download", tmp_path / "new", "cannot be downloaded")
+def test_what_is_no_cifar_is_refused_and_nothing_is_written(small, tmp_path):
+    content = bytearray(small.source.read_bytes())
+    content[4] ^= 1  # the time in the gzip header: the content stays intact
+    sources = {
+        "SHA256 .*; expected": bytes(content),
+        "bytes; expected": content[:-512],
+        "9.jpg is not a whole JPEG or PNG": tar(small.own(("train/cat/9.jpg", image(1)[:-40]))),
+        r"\(32, 31\) RGB; expected": tar(small.own(("train/cat/9.jpg", image(1, (32, 31))))),
+        "differ in classes: cats": tar(small.own(("train/cats/9.jpg", image(1)))),
+        "9.jpg": tar(small.own(("../9.jpg", image(1)))),
+        "holds no CIFAR-10: expected train/CLASS": tar([]),
+    }
+    for number, (message, content) in enumerate(sources.items()):
+        path = small.source if number < 2 else tmp_path / "mine.tar"
+        path.write_bytes(content)
+        refused(small, path, tmp_path / "deep" / "out", message)
+        assert not (tmp_path / "deep").exists()

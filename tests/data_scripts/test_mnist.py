@@ -12,7 +12,6 @@ from labkit.errors import InputError
 from tests.support.data_archives import SCRIPTS, load, quiet, tar, tree, tree_sums
 from tests.support.idx_files import write_set
 
-DEBIAN = Path("/usr/share/datasets/fashion-mnist")
 PUBLISHED_MD5 = {
     "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
     "train-labels-idx1-ubyte": "a25bea736e30d166cdddb491f175f624",
@@ -72,9 +71,6 @@ def test_bundled_data_is_prepared_in_the_tutorials_layout(script, mnist):
     script.prepare(out=mnist, say=lines.append)
     assert "already, verified" in lines[0]
     assert [path.stat().st_mtime_ns for path in mnist.rglob("*")] == before
-    for name, folder in script.FILES.items():
-        path = mnist / folder / name
-        assert f"  {path}  {path.stat().st_size} bytes  SHA-256 {known[name]}" in lines
 
 
 def test_other_data_is_never_overwritten_and_missing_files_are_made_again(script, small, tmp_path):
@@ -88,45 +84,29 @@ def test_other_data_is_never_overwritten_and_missing_files_are_made_again(script
     assert tree(out) == whole
 
 
-@pytest.mark.parametrize(
-    ("kind", "suffix"), [("folder", ".gz"), ("zip", ""), ("gztar", ""), ("tar", ".gz")]
-)
+@pytest.mark.parametrize(("kind", "suffix"), [("folder", ".gz"), ("zip", ""), ("gztar", "")])
 def test_own_folders_and_archives_are_taken(script, small, tmp_path, kind, suffix):
     source, lines = write_small(tmp_path / "data" / "deep", suffix=suffix).parent, []
     if kind != "folder":
         source = Path(shutil.make_archive(str(tmp_path / "mine"), kind, source))
     out = prepare(script, source, tmp_path / "x" / "out", lines.append)
     assert tree(out) == installed(script, small)
-    warnings = [line for line in lines if line.startswith("warning: ")]
-    assert len(warnings) == 4
-    assert all("is not that of the official MNIST" in line for line in warnings)
+    assert sum("is not that of the official MNIST" in line for line in lines) == 4
 
 
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda own: (own / TEST_LABELS).unlink(), f"own holds no {TEST_LABELS}"),
-        (
-            lambda own: (own / TEST_LABELS).write_bytes(b"\0\0\x08\x01\0\0\0\x13" + bytes(19)),
-            "own: t10k-images.* has 20 images.*19 labels",
-        ),
-    ],
-)
-def test_a_bad_source_is_refused_and_nothing_is_written(script, small, tmp_path, damage, message):
-    damage(small)
-    with pytest.raises(InputError, match=message):
-        prepare(script, small, tmp_path / "new" / "out")
-    assert not (tmp_path / "new").exists()
-
-
-def test_a_member_cannot_leave_the_folder(script, tmp_path):
+def test_a_bad_source_is_refused_and_nothing_is_written(script, small, tmp_path):
+    (small / TEST_LABELS).write_bytes(b"\0\0\x08\x01\0\0\0\x13" + bytes(19))
     (tmp_path / "mine.tar").write_bytes(tar([("../outside", b"x")]))
-    with pytest.raises(InputError, match="mine.tar"):
-        prepare(script, tmp_path / "mine.tar", tmp_path / "out")
     (tmp_path / "text").write_text("x")
-    with pytest.raises(InputError, match="text is not a whole archive"):
-        prepare(script, tmp_path / "text", tmp_path / "out")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.tar", "text"]
+    before = sorted(tmp_path.iterdir())
+    for name, message in (
+        ("own", "own: t10k-images.* has 20 images.*19 labels"),
+        ("mine.tar", "mine.tar"),  # a member cannot leave the folder
+        ("text", "text is not a whole archive"),
+    ):
+        with pytest.raises(InputError, match=message):
+            prepare(script, tmp_path / name, tmp_path / "new" / "out")
+    assert sorted(tmp_path.iterdir()) == before
 
 
 def test_mirrors_and_archives_are_taken_by_their_address(script, small, tmp_path, monkeypatch):
@@ -148,31 +128,23 @@ def test_mirrors_and_archives_are_taken_by_their_address(script, small, tmp_path
         prepare(script, "download", tmp_path / "out")
 
 
-@pytest.mark.skipif(not DEBIAN.is_dir(), reason="package dataset-fashion-mnist is not installed")
-def test_the_packaged_fashion_mnist_is_the_official_one(script, tmp_path):
-    out = script.prepare("fashion-mnist", "debian", tmp_path / "out")
-    known = script.DATASETS["fashion-mnist"]["sha256"]
-    assert tree_sums(out) == {f"{folder}/{n}": known[n] for n, folder in script.FILES.items()}
-    with pytest.raises(InputError, match="this is Fashion-MNIST, --dataset fashion-mnist"):
-        prepare(script, DEBIAN, tmp_path / "other")
-
-
 COMMANDS = {
-    ("mnist", "--dataset", "fashon-mnist"): "Did you mean 'fashion-mnist'?",
-    ("mnist", "--source", "bundeld"): "Did you mean 'bundled'?",
-    ("mnist", "--source", "/absent"): "absent is not there",
-    ("cifar10", "--dataset", "cifar-10"): "unknown dataset 'cifar-10'; expected one of",
-    ("cifar10", "--source", "downlod"): "Did you mean 'download'?",
-    ("imagenet",): "needs an account",
-    ("imagenet", "--source", "x"): "x holds no ILSVRC2012_img_train.tar",
-    ("imagenet", "--source", "x", "--only", "trian"): "Did you mean 'train'?",
-    ("color_digits", "--train", "15"): "train: expected a multiple of 10",
+    "mnist --dataset fashon-mnist": "Did you mean 'fashion-mnist'?",
+    "mnist --source bundeld": "Did you mean 'bundled'?",
+    "cifar10 --dataset cifar-10": "unknown dataset 'cifar-10'; expected one of",
+    "cifar10 --source downlod": "Did you mean 'download'?",
+    "imagenet": "needs an account",
+    "imagenet --source x": "x holds no ILSVRC2012_img_train.tar",
+    "imagenet --source x --only trian": "Did you mean 'train'?",
+    "color_digits --train 15": "train: expected a multiple of 10",
+    "color_digits --size 15": "size: expected an integer >= 16 and <= 512, got 15",
+    "color_digits --val 8930": "val: expected an integer >= 10 and <= 8920, got 8930",
 }
 
 
-@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+@pytest.mark.parametrize("words", COMMANDS)
 def test_every_command_ends_with_2_and_a_message(words, tmp_path, capsys):
-    name, *arguments = words
+    name, *arguments = words.split()
     assert load(name).main([*arguments, "--out", str(tmp_path / "new")]) == 2
     said = capsys.readouterr().err
     assert said.startswith(f"{name}.py: ") and COMMANDS[words] in said

@@ -38,14 +38,10 @@ def test_the_environment_says_how_many(environment, variables, expected):
             cluster.ranks_started()
 
 
-def test_one_rank_agrees_and_holds_its_own():
+def test_one_rank_holds_its_own():
     assert cluster.rank_and_size() == (0, 1) and not cluster.joined()
     cluster.agree(anything=1)
     np.testing.assert_array_equal(cluster.gather([1.5, -0.0]), [[1.5, -0.0]])
-    cell = network(norm=True)
-    before = cluster.digest(cell)
-    cluster.take_from_first(cell.get_parameters())
-    assert cluster.digest(cell) == before
 
 
 def test_a_digest_tells_one_bit_and_one_name():
@@ -142,20 +138,3 @@ def test_what_the_first_rank_holds_is_taken_in_its_own_type(monkeypatch, runtime
     for actual, expected in zip(own, theirs, strict=True):
         assert actual.dtype == expected.dtype and actual.shape == expected.shape
         np.testing.assert_array_equal(actual.asnumpy(), expected.asnumpy())
-
-
-@pytest.mark.parametrize(
-    ("error", "expected"),
-    [(OSError(28, "No space left"), InputError), (ZeroDivisionError(), ZeroDivisionError)],
-)
-def test_the_others_hear_of_every_error(environment, error, expected):
-    """A rank that does not gather leaves the others waiting forever."""
-    gathered = []
-    gather = cluster.gather_bytes
-    environment.setattr(
-        cluster, "gather_bytes", lambda data: (gathered.append(data), gather(data))[1]
-    )
-    with pytest.raises(expected) as raised, cluster.together():
-        raise error
-    assert str(error) in str(raised.value)
-    assert len(gathered) == 1 and gathered[0].rstrip(b"\0")

@@ -4,6 +4,7 @@ Most programs in these tests do not join (msrun alone numbers them), so that a l
 instead of 12 s.
 """
 
+import concurrent.futures
 import os
 import signal
 import subprocess
@@ -14,7 +15,7 @@ import psutil
 import pytest
 
 from labkit.errors import InputError, WorkerFailed, WorkersTimedOut
-from labkit.ranks.launch import launch, plan
+from labkit.ranks.launch import free_port, launch
 from tests.support.living import wait_until
 from tests.support.trainings import ROOT
 
@@ -70,17 +71,12 @@ def failure(script, *args, kind=WorkerFailed, **options):
 
 def test_output_arguments_folder_and_variables_of_ranks_that_end_well(program, tmp_path):
     code = "print(sys.argv[1:], os.getcwd(), os.environ['MINE'], file=sys.stderr)"
-    log = tmp_path / "log"
-    path = program(code)
-    done = launch(
-        path, "--of", "two words", 3, workers=2, timeout=TIMEOUT, cwd=tmp_path, log_dir=log,
-        env={"MINE": "given"},
-    )  # fmt: skip
+    options = {"cwd": tmp_path, "log_dir": tmp_path / "log", "env": {"MINE": "given"}}
+    said = launch(program(code), "--of", "two words", 3, workers=2, timeout=TIMEOUT, **options)
     for rank in (0, 1):
-        assert done.output[rank] == done.logs[rank].read_text()
-        said = [f"begins as {rank}", f"['--of', 'two words', '3'] {tmp_path} given"]
-        assert done.output[rank].splitlines() == said
-    assert (log / "msrun.log").exists()
+        assert said[rank] == (tmp_path / "log" / f"worker_{rank}.log").read_text()
+        words = [f"begins as {rank}", f"['--of', 'two words', '3'] {tmp_path} given"]
+        assert said[rank].splitlines() == words
 
 
 def test_an_error_names_the_rank_and_shows_its_lines(program, capsys):
@@ -88,25 +84,23 @@ def test_an_error_names_the_rank_and_shows_its_lines(program, capsys):
     code += "if rank == 1: raise ValueError('of this rank')\ntime.sleep(60)"
     error = failure(program(code), show=True)
     assert capsys.readouterr().out == "begins as 0\nhalf"  # of the first rank, but for the log
-    assert (error.rank, error.exit_code, error.signal) == (1, 1, None)
-    assert str(error).startswith("rank 1 of 2 ended with exit code 1; log: ")
-    assert "ValueError: of this rank" in error.tail and "begins as 0" in error.output[0]
+    assert (error.rank, error.exit_code) == (1, 1)
+    assert str(error).startswith("rank 1 ended with exit code 1; log: ")
+    assert "ValueError: of this rank" in error.tail
 
 
 def test_a_killed_rank_and_its_children_end(program):
     code = "subprocess.Popen(['sleep', '300'], cwd=os.path.dirname(__file__))\n"
     code += "if rank == 0: os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(60)"
     error = failure(program(code))
-    assert (error.rank, error.exit_code, error.signal) == (0, None, "SIGKILL")
-    assert "rank 0 of 2 was ended by SIGKILL" in str(error)
+    assert (error.rank, error.exit_code) == (0, -9) and "rank 0 was ended by SIGKILL" in str(error)
 
 
 def test_a_rank_that_hangs_shows_where(program):
     code = "def waits_here():\n    time.sleep(300)\nif rank == 1:\n    waits_here()"
     began = time.monotonic()
     error = failure(program(code), kind=WorkersTimedOut, timeout=6)
-    assert error.ranks == (1,) and "waits_here" in error.tail
-    assert "not ended after 6 s: rank 1 of 2 still ran" in str(error)
+    assert "not ended after 6 s: rank 1\n" in str(error) and "waits_here" in error.tail
     assert time.monotonic() - began < 30
 
 
@@ -114,7 +108,7 @@ def test_a_rank_that_hangs_shows_where(program):
 def test_a_rank_killed_while_the_other_waits_in_a_collective(program):
     code = "    if call == 3 and started.rank == 1:\n        import os; os.kill(os.getpid(), 9)\n"
     error = failure(program(code, head=JOINED), 500)
-    assert error.rank == 1 and error.signal == "SIGKILL"
+    assert (error.rank, error.exit_code) == (1, -9)
 
 
 @pytest.mark.slow
@@ -133,15 +127,11 @@ def test_the_calling_process_is_killed(program, tmp_path):
 
 @pytest.mark.slow
 def test_two_nodes_by_address(program):
-    import concurrent.futures
-
-    from labkit.ranks.launch import free_port
-
     path, master = program("", head=JOINED), f"127.0.0.1:{free_port()}"
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         options = {"workers": 1, "timeout": TIMEOUT, "nodes": 2, "master": master}
         calls = [pool.submit(launch, path, 2, node_rank=node, **options) for node in (0, 1)]
-        outputs = [call.result().output for call in calls]
+        outputs = [call.result() for call in calls]
     assert [list(output) for output in outputs] == [[0], [1]]
     assert all("sum 3.0 of rank" in text for output in outputs for text in output.values())
 
@@ -150,23 +140,12 @@ def test_two_nodes_by_address(program):
     ("changed", "message"),
     [
         ({"workers": 0}, "workers: expected an integer >= 1, got 0"),
-        ({"nodes": 2}, "master: expected HOST:PORT of node 0"),
-        ({"master": "here"}, "master: expected HOST:PORT, got 'here'"),
+        ({"nodes": 2}, "master: expected HOST:PORT of node 0 for 2 nodes, got None"),
+        ({"master": "here"}, "master: expected HOST:PORT .* got 'here'"),
         ({"nodes": 2, "node_rank": 2}, "node_rank: expected an integer >= 0 and <= 1, got 2"),
-        ({"timeout": 0}, "timeout: expected a finite number > 0, got 0"),
-        ({"cwd": "/nowhere"}, "cwd: expected a folder, got '/nowhere'"),
-        ({"script": "none.py"}, "expected a Python file or -m, got none.py"),
     ],
 )
 def test_what_cannot_be_started(tmp_path, changed, message):
     (tmp_path / "a.py").touch()
     with pytest.raises(InputError, match=message):
         launch(**({"script": tmp_path / "a.py", "workers": 1, "timeout": 60} | changed))
-
-
-def test_the_ranks_of_a_node_go_on_from_the_one_before(tmp_path):
-    made = plan(("-m", "x"), tmp_path, workers=8, nodes=2, node_rank=1, master="10.0.0.1:8118")
-    assert made.ranks == range(8, 16)
-    given = " ".join(made.command)
-    assert "--worker_num 16 --local_worker_num 8" in given and "--node_rank 1" in given
-    assert "--master_addr 10.0.0.1 --master_port 8118" in given and given.endswith("python -m x")

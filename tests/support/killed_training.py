@@ -15,65 +15,34 @@ from mindspore import nn
 from mindspore.train import Callback
 
 import labkit
-from labkit.algorithms.adasum import AdasumStep
-from labkit.algorithms.subspace import SubspaceStep
-from labkit.algorithms.thor import ThorUpdate
 from labkit.ranks import cluster
 from labkit.steps.accumulation import AccumulatedStep
 from labkit.steps.gradients import DynamicLossScale
 from labkit.steps.losses import LossNet
-from labkit.steps.plain import PlainStep
 from labkit.training import checkpoint, records
 from labkit.training.fit import fit
 from labkit.training.records import read_records
-from tests.support.subspace_cells import basis_of
+from tests.support.resuming import accumulated_thor, adasum, plain, subspace
 from tests.support.trainings import ROOT, comparable, dataset, loss_fn, make_step, network
 
 EPOCHS, EVERY = 4, 3
 SECONDS = 300  # for a process to end
 
 
-def loss_net(**options):
-    return LossNet(network(**options), loss_fn())
-
-
-def plain():
-    net = loss_net()
-    return PlainStep(net, nn.Momentum(net.trainable_params(), 0.02, 0.9))
-
-
 def accumulation(**options):
     """A step whose BatchNorm statistics, loss scale and partial sums are each rank's own."""
-    net = loss_net(**options)
+    net = network(**options)
     scale = DynamicLossScale(2.0**10, 2.0, 5)
-    return AccumulatedStep(net, nn.Adam(net.trainable_params(), 0.02), 4, loss_scale=scale)
-
-
-def thor():
-    net = loss_net()
-    optimizer = nn.Momentum(net.trainable_params(), 0.02, 0.9)
-    update = ThorUpdate(net, optimizer, 0.3, frequency=2)
-    return AccumulatedStep(net, optimizer, 2, update=update)
-
-
-def adasum():
-    net = loss_net()
-    return AdasumStep(net, nn.Adam(net.trainable_params(), 0.02), workers=2, micro_steps=2)
-
-
-def subspace():
-    net = loss_net()
-    optimizer = nn.SGD(net.trainable_params(), 0.1)
-    basis = basis_of(optimizer.parameters, 3)
-    return SubspaceStep(net, optimizer, basis, micro_steps=2, alpha=1.0, gamma=0.0)
+    adam = nn.Adam(net.trainable_params(), 0.02)
+    return AccumulatedStep(LossNet(net, loss_fn()), adam, 4, loss_scale=scale)
 
 
 STEPS = {
     "plain": plain,
     "accumulation": accumulation,
-    "THOR": thor,
-    "Adasum": adasum,
-    "subspace": subspace,
+    "THOR": accumulated_thor,
+    "Adasum": lambda: adasum(workers=2, micro_steps=2),
+    "subspace": lambda: subspace(micro_steps=2),
     # Large enough that a write takes a while.
     "wide": lambda: make_step(width=8000),
 }

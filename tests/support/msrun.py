@@ -10,16 +10,13 @@ from labkit import launch
 SECONDS = 600
 
 
-def msrun(out, *program, root, ranks=2):
-    """Run a program on two or more ranks, in folder ``out``; fail if a rank fails or hangs."""
-    env = {"PYTHONPATH": str(root)}
-    options = {"cwd": out, "log_dir": out / "log", "cluster_timeout": 120, "env": env}
-    launch(*program, workers=ranks, timeout=SECONDS, **options)
-
-
 def rank_results(out, *program, root, ranks=2):
-    """Run a program that writes rank<n>.npz into ``out``; return the arrays of each rank."""
-    msrun(out, *program, root=root, ranks=ranks)
+    """Run a program on ranks, in folder ``out``, where it writes rank<n>.npz; return each's arrays.
+
+    It fails if a rank fails or hangs.
+    """
+    options = {"cwd": out, "log_dir": out / "log", "env": {"PYTHONPATH": str(root)}}
+    launch(*program, workers=ranks, timeout=SECONDS, cluster_timeout=120, **options)
     return [dict(np.load(out / f"rank{rank}.npz")) for rank in range(ranks)]
 
 

@@ -4,9 +4,12 @@ import shutil
 
 from mindspore import nn
 
+from labkit.algorithms.adasum import AdasumStep
 from labkit.algorithms.subspace import SubspaceStep
-from labkit.algorithms.thor import ThorStep, TraceRule
+from labkit.algorithms.thor import ThorStep, ThorUpdate, TraceRule
+from labkit.steps.accumulation import AccumulatedStep
 from labkit.steps.losses import LossNet
+from labkit.steps.plain import PlainStep
 from labkit.training import checkpoint
 from labkit.training.fit import fit
 from tests.support.step_cells import snapshot
@@ -14,6 +17,27 @@ from tests.support.subspace_cells import basis_of
 from tests.support.trainings import comparable, dataset, loss_fn, make_step, network
 
 EPOCHS = 3
+
+
+def plain():
+    net = network()
+    rates = nn.ExponentialDecayLR(0.05, 0.9, 1)
+    optimizer = nn.Momentum(net.trainable_params(), rates, 0.9, 1e-3)
+    return PlainStep(LossNet(net, loss_fn()), optimizer)
+
+
+def accumulated_thor():
+    net = network()
+    loss_net = LossNet(net, loss_fn())
+    adam = nn.Adam(net.trainable_params(), 0.02)
+    options = {"frequency": 2, "factor_decay": 0.5, "trace_rule": TraceRule(0.2, 0.02)}
+    update = ThorUpdate(loss_net, adam, lambda number: 0.3 * 0.9**number, **options)
+    return AccumulatedStep(loss_net, adam, 4, update=update)
+
+
+def adasum(**options):
+    net = network()
+    return AdasumStep(LossNet(net, loss_fn()), nn.Adam(net.trainable_params(), 0.02), **options)
 
 
 def thor(**options):

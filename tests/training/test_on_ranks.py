@@ -21,9 +21,9 @@ def trained(out, killed=-1, refused=0):
     out.mkdir(exist_ok=True)
     program = ROOT / "tests" / "support" / "training_on_ranks.py"
     options = {"timeout": 500, "cluster_timeout": 200, "env": {"PYTHONPATH": str(ROOT)}}
-    done = launch(program, out, killed, refused, workers=RANKS, **options)
+    said = launch(program, out, killed, refused, workers=RANKS, **options)
     reports = [json.loads((out / f"rank{rank}.json").read_text()) for rank in range(RANKS)]
-    return reports, done.output
+    return reports, said
 
 
 @pytest.fixture(scope="module")

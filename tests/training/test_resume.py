@@ -8,15 +8,21 @@ import numpy as np
 import pytest
 from mindspore import nn
 
-from labkit.algorithms.adasum import AdasumStep
-from labkit.algorithms.thor import ThorUpdate, TraceRule
 from labkit.steps.accumulation import AccumulatedStep
 from labkit.steps.gradients import DynamicLossScale
 from labkit.steps.losses import LossNet
-from labkit.steps.plain import PlainStep
 from labkit.training import checkpoint
 from labkit.training.records import read_records
-from tests.support.resuming import EPOCHS, Training, position_of, subspace, thor
+from tests.support.resuming import (
+    EPOCHS,
+    Training,
+    accumulated_thor,
+    adasum,
+    plain,
+    position_of,
+    subspace,
+    thor,
+)
 from tests.support.step_cells import assert_bit_equal, restore, snapshot
 from tests.support.trainings import comparable, dataset, loss_fn, make_step, network
 
@@ -24,29 +30,6 @@ pytestmark = [
     pytest.mark.usefixtures("runtime"),
     pytest.mark.filterwarnings("ignore:the network holds a trainable BatchNorm"),
 ]
-
-DECAYING = nn.ExponentialDecayLR
-
-
-def plain():
-    net = network()
-    optimizer = nn.Momentum(net.trainable_params(), DECAYING(0.05, 0.9, 1), 0.9, 1e-3)
-    return PlainStep(LossNet(net, loss_fn()), optimizer)
-
-
-def accumulated_thor():
-    net = network()
-    loss_net = LossNet(net, loss_fn())
-    adam = nn.Adam(net.trainable_params(), 0.02)
-    options = {"frequency": 2, "factor_decay": 0.5, "trace_rule": TraceRule(0.2, 0.02)}
-    update = ThorUpdate(loss_net, adam, lambda number: 0.3 * 0.9**number, **options)
-    return AccumulatedStep(loss_net, adam, 4, update=update)
-
-
-def adasum(**options):
-    net = network()
-    return AdasumStep(LossNet(net, loss_fn()), nn.Adam(net.trainable_params(), 0.02), **options)
-
 
 SCALE = DynamicLossScale(2.0**10, 2.0, 3)
 # name -> (function that makes the step, its options, options of the data). In an epoch of 11
@@ -128,7 +111,7 @@ def whole(runtime, tmp_path_factory):
         net = network()
         return AccumulatedStep(
             LossNet(net, loss_fn()),
-            nn.Adam(net.trainable_params(), DECAYING(0.02, 0.5, 2)),
+            nn.Adam(net.trainable_params(), nn.ExponentialDecayLR(0.02, 0.5, 2)),
             lambda updates: 4 + updates % 3,
             loss_scale=DynamicLossScale(2.0**10, 2.0, 4),
             nonfinite="drop_group",

@@ -66,86 +66,42 @@ def settings(step, updates=4):
     return settings_of(step, dataset(), own_rates(step), updates)
 
 
-DECAYING = nn.ExponentialDecayLR
-# name -> (functions that make the step that resumes and the checkpoint's, words of the message)
+def decaying(rate=nn.ExponentialDecayLR, steps=2):
+    return adam(rate(0.1, 0.5, steps))
+
+
+def lars(rate):
+    return stepping(lambda parameters: nn.LARS(nn.Momentum(parameters, rate, 0.9)))
+
+
+# What is said of them -> (functions that make the step that resumes and the checkpoint's).
 DIFFERENT = {
-    "class": (momentum, adam, "optimizer.class: expected Adam, .* got Momentum"),
-    "rate": (partial(momentum, 0.5), momentum, "learning_rate: expected 0.1, .* got 0.5"),
-    "rates": (
-        partial(momentum, [0.1] * 6),
-        partial(momentum, [0.2] * 6),
-        "learning_rate.* SHA-256",
+    "optimizer.class: expected Adam, .* got Momentum": (momentum, adam),
+    "learning_rate: expected 0.1, .* got 0.5": (partial(momentum, 0.5), momentum),
+    "learning_rate.* SHA-256": (partial(momentum, [0.1] * 6), partial(momentum, [0.2] * 6)),
+    "4 values.* got 3 values": (partial(momentum, [0.1] * 3), partial(momentum, [0.1] * 6)),
+    "momentum: expected 0.9, .* got 0.8": (partial(momentum, value=0.8), momentum),
+    "weight_decay: expected 0.0, as .*, got 0.1": (partial(momentum, weight_decay=0.1), momentum),
+    "use_nesterov: expected False, .* True": (partial(momentum, use_nesterov=True), momentum),
+    "beta2: expected 0.999, .* got 0.99": (partial(adam, beta2=0.99), adam),
+    "learning_rate.decay_steps: expected 3, .* 2": (decaying, partial(decaying, steps=3)),
+    "learning_rate.class: expected NaturalExpDecayLR, .* got ExponentialDecayLR": (
+        decaying,
+        partial(decaying, nn.NaturalExpDecayLR),
     ),
-    "too few rates": (
-        partial(momentum, [0.1] * 3),
-        partial(momentum, [0.1] * 6),
-        "expected 4 values.* got 3 values",
-    ),
-    "momentum": (
-        partial(momentum, value=0.8),
-        momentum,
-        "momentum: expected 0.9, .* got 0.8",
-    ),
-    "decay": (
-        partial(momentum, weight_decay=0.01),
-        momentum,
-        "weight_decay: expected 0.0, as in the checkpoint, got 0.01",
-    ),
-    "nesterov": (
-        partial(momentum, use_nesterov=True),
-        momentum,
-        "use_nesterov: expected False, .* True",
-    ),
-    "beta": (partial(adam, beta2=0.99), adam, "beta2: expected 0.999, .* got 0.99"),
-    "schedule": (
-        partial(adam, DECAYING(0.1, 0.5, 2)),
-        partial(adam, DECAYING(0.1, 0.5, 3)),
-        "learning_rate.decay_steps: expected 3, .* got 2",
-    ),
-    "schedule's class": (
-        partial(adam, DECAYING(0.1, 0.5, 2)),
-        partial(adam, nn.NaturalExpDecayLR(0.1, 0.5, 2)),
-        "learning_rate.class: expected NaturalExpDecayLR, .* got ExponentialDecayLR",
-    ),
-    "rate of a group": (
-        partial(grouped, rate=0.3),
-        grouped,
-        r"learning_rate.0: expected 0.2, .* got 0.3",
-    ),
-    "decay of a group": (
-        partial(grouped, decay=0.5),
-        grouped,
-        "weight_decay.0.*: expected 0.01, .* 0.5",
-    ),
-    "groups": (
-        partial(grouped, swapped=True),
-        grouped,
-        "optimizer.weights.0: expected 1.weight, .* got 1",
-    ),
-    "within LARS": (
-        partial(stepping, lambda p: nn.LARS(nn.Momentum(p, 0.1, 0.9))),
-        partial(stepping, lambda p: nn.LARS(nn.Momentum(p, 0.3, 0.9))),
-        "opt.learning_rate.*: expected 0.3, .* got 0.1",
-    ),
-    "a number of one's own": (
+    "learning_rate.0: expected 0.2, .* got 0.3": (partial(grouped, rate=0.3), grouped),
+    "weight_decay.0.*: expected 0.01, .* 0.5": (partial(grouped, decay=0.5), grouped),
+    "optimizer.weights.0: expected 1.weight": (partial(grouped, swapped=True), grouped),
+    "opt.learning_rate.*: expected 0.3, .* got 0.1": (partial(lars, 0.1), partial(lars, 0.3)),
+    "optimizer.factor: expected 2.0, .* got 3.0": (
         partial(stepping, lambda p: Own(p, factor=3.0)),
         partial(stepping, Own),
-        "optimizer.factor: expected 2.0, .* got 3.0",
     ),
-    "group sizes": (
-        partial(grouping, lambda update: 2 + update),
-        partial(grouping, lambda update: 3),
-        "micro_steps",
-    ),
-    "a size and a function": (
-        partial(grouping, lambda update: 3),
-        partial(grouping, 3),
-        "micro_steps: expected 3",
-    ),
-    "damping": (
+    "micro_steps": (partial(grouping, lambda n: 2 + n), partial(grouping, lambda n: 3)),
+    "micro_steps: expected 3": (partial(grouping, lambda n: 3), partial(grouping, 3)),
+    "damping: expected 4 values": (
         partial(thor, np.full(6, 0.1)),
         partial(thor, np.full(6, 0.2)),
-        "damping: expected 4 values",
     ),
 }
 # name -> two steps that may resume from one another after four updates
@@ -162,9 +118,9 @@ SAME = {
 }
 
 
-@pytest.mark.parametrize("case", DIFFERENT)
-def test_what_differs_is_named_with_both_values(case):
-    own, saved, words = DIFFERENT[case]
+@pytest.mark.parametrize("words", DIFFERENT)
+def test_what_differs_is_named_with_both_values(words):
+    own, saved = DIFFERENT[words]
     with pytest.raises(InputError, match=f"cannot resume: .*{words}.*resume='anyway' goes on"):
         refuse_other(settings(own()), settings(saved()))
 
