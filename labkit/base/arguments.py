@@ -155,18 +155,14 @@ _Loader.add_constructor(_TAG + "int", lambda loader, node: int(loader.construct_
 _Loader.add_constructor(_TAG + "float", lambda loader, node: float(loader.construct_scalar(node)))
 
 
-def read_yaml(path: str | os.PathLike, first: bool = False) -> Any:
+def read_yaml(path: str | os.PathLike) -> Any:
     """Return the value in a YAML file (JSON is YAML too).
-
-    Args:
-        path: path of the file.
-        first: take the first of several documents instead of refusing them.
 
     Raises:
         InputError: if it cannot be read, or holds what JSON cannot.
     """
     try:
-        return _plain(Path(path).read_text("utf-8"), first)
+        return _plain(Path(path).read_text("utf-8"))
     except (OSError, UnicodeDecodeError, InputError) as error:
         raise InputError(f"{path} cannot be read: {error}") from error
 
@@ -208,10 +204,9 @@ def parse_several(text: str) -> list[Any]:
     return [parse(part) for part in parts]
 
 
-def _plain(text: str, first: bool = False) -> Any:
+def _plain(text: str) -> Any:
     try:
-        loader = _Loader(text)
-        value = loader.get_data() if first else loader.get_single_data()
+        value = _Loader(text).get_single_data()
         json.dumps(value, allow_nan=False)  # run.json and results.json record the values
     except (yaml.YAMLError, RecursionError, TypeError, ValueError) as error:
         words = " ".join(str(error).split())
