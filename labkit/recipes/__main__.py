@@ -24,9 +24,6 @@ from labkit.ranks import rank_table
 from labkit.ranks.launch import launch
 from labkit.recipes import RECIPES, recipe, settings
 
-_PORT = "8118"  # on a rank table's first server: msrun's default
-_TOGETHER = 600  # seconds for ranks of several servers, started by hand, to find each other
-
 
 def main(arguments: Sequence[str], program: str) -> int:
     """Run ``COMMAND RECIPE [OPTION ...]``; return 0, 1 if a rank failed, or 2 for bad input.
@@ -51,7 +48,7 @@ def main(arguments: Sequence[str], program: str) -> int:
             own = settings.beside(options.checkpoint_path, settings.CONFIG)
             config = settings.read(config, own)
         changes = {name: value for name, value in vars(options).items() if name in asdict(config)}
-        config = settings.read(config, options.config, changes)
+        config = settings.read(config, options.config, **changes)
         if options.ranks is not None or options.rank_table is not None or options.dry_run:
             return _start(config, options, given)
         machine = {"distribute": options.run_distribute, "device_num": options.device_num}
@@ -76,10 +73,7 @@ def _parser(chosen: Any, command: str, program: str) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    words = (
-        "train/ and val/ (or ilsvrc/ and ilsvrc_eval/, or validation_preprocess/) with a folder a "
-    )
-    words += "class each, or such folders alone; for LeNet-5 MNIST's train/ and test/"
+    words = "train/ and val/ (also named as in the tutorials), or one folder a class; or MNIST's"
     names = ("--data_path", "--dataset_path")
     add(*names, dest="dataset_path", required=True, metavar="FOLDER", help=words)
     add("--run_distribute", type=parse, default=False, metavar="BOOL", help="a rank of several")
@@ -91,9 +85,8 @@ def _parser(chosen: Any, command: str, program: str) -> argparse.ArgumentParser:
         add("--checkpoint_path", required=True, metavar="FILE", help="of a training")
     add("--device_target", default="auto", choices=runtime.DEVICES, help="(%(default)s)")
     add("--config", metavar="FILE", help="YAML file of settings")
-    parser.set_defaults(settings=next(iter(chosen.named)))
-    if len(chosen.named) > 1:
-        add("--settings", choices=list(chosen.named), help="named settings to start from")
+    named = list(chosen.named)
+    add("--settings", choices=named, default=named[0], help="to start from (%(default)s)")
     settings.add_options(parser, chosen.named)
     return parser
 
@@ -163,8 +156,8 @@ def ranks_of(options: argparse.Namespace) -> dict[str, Any]:
     ranks["env"] = {"RANK_TABLE_FILE": str(Path(options.rank_table).absolute())}
     if len(servers) > 1:
         ranks["node_rank"] = int(os.environ.get("SERVER_ID", 0))
-        ranks["master"] = f"{servers[0]['server_id']}:{os.environ.get('MASTER_PORT', _PORT)}"
-        ranks["cluster_timeout"] = _TOGETHER
+        ranks["master"] = f"{servers[0]['server_id']}:{os.environ.get('MASTER_PORT', 8118)}"
+        ranks["cluster_timeout"] = 600  # seconds: the servers are started by hand
     return ranks
 
 

@@ -7,8 +7,7 @@
 Source: "Gradient Accumulation Algorithm" (MindSpore tutorial r1.0): LeNet-5 on MNIST, 4
 micro-batches of 32 in an update, Momentum(0.01, 0.9), 3 epochs. Departures: the gradients are
 averaged (source: --reduction sum), the last micro-batches of an epoch make an update of their own
-(source: --tail carry), the two Rescales are in the right order, and every image counts in the
-evaluation.
+(source: --tail carry), and the two Rescales are in the right order.
 """
 
 from dataclasses import dataclass

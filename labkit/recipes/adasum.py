@@ -10,11 +10,9 @@ training on one device).
 Source: "Adaptive Gradient Summation Algorithm" (MindSpore tutorial r1.7), training.py (ResNet-50,
 ImageNet, 2 servers of 8 devices, 256 images on each device: with 1 281 167 images an epoch has 312
 steps), and the lr_generator and resnet samples of r1.6, from which it takes the learning rate and
-the loss. Departures: labkit's Adasum, on any device and with two or more workers; every image
-counts in the evaluation; every rank keeps its own checkpoints, since each worker's optimizer has
-its own moments; a training can resume; weight decay exempts normalisation layers and biases by what
-they are, not by their names; BatchNorm is in float32 (source: --precision O3), and a micro-batch
-with an image that is not finite is dropped (source: --nonfinite propagate).
+the loss. Departures: labkit's Adasum, on any device and with two or more workers; every rank keeps
+its own checkpoints, since each worker's optimizer has its own moments; BatchNorm is in float32
+(source: --precision O3), and what is not finite is dropped (source: --nonfinite propagate).
 """
 
 from dataclasses import dataclass

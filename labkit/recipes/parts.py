@@ -24,30 +24,23 @@ from labkit.steps.plain import PlainStep
 from labkit.steps.step import Step
 from labkit.training import checkpoint
 
-# (training, evaluation) folders: in the tutorials' code, in the text of the dimension reduction
-# tutorial, and in THOR's tutorial.
+# (training, evaluation): of the tutorials' code, of dimension reduction's text, of THOR's tutorial.
 _FOLDERS = (("train", "val"), ("train", "validation_preprocess"), ("ilsvrc", "ilsvrc_eval"))
 
 
 def datasets(
-    config: TrainingConfig,
-    dataset_path: str | Path,
-    rank: int,
-    ranks: int,
-    *,
-    only_evaluate: bool = False,
+    config: TrainingConfig, path: str | Path, rank: int, ranks: int, only_evaluate: bool = False
 ) -> tuple[Any, Any, tuple[str, ...]]:
     """Return (training set or None, evaluation set or None, class names)."""
     workers: dict[str, Any] = {"num_parallel_workers": config.num_parallel_workers}
     train_set = None
     if config.depth is None:
         workers |= {"rank_size": ranks, "rank_id": rank}
-        val_set = mnist.create_eval_dataset(dataset_path, **workers)
+        val_set = mnist.create_eval_dataset(path, **workers)
         if not only_evaluate:
-            size = config.batch_size
-            train_set = mnist.create_dataset(dataset_path, size, usage="train", **workers)
+            train_set = mnist.create_dataset(path, config.batch_size, usage="train", **workers)
         return train_set, val_set, tuple("0123456789")
-    root, names = Path(dataset_path), _folders(Path(dataset_path))
+    root, names = Path(path), _folders(Path(path))
     share = (config.batch_size, ranks, rank)
     options = workers | {"image_size": config.image_size}
     if only_evaluate:
@@ -82,12 +75,11 @@ def with_classes(config: TrainingConfig, classes: Sequence[object]) -> TrainingC
     return replace(config, class_num=wanted)
 
 
-def build_network(config: TrainingConfig) -> nn.Cell:
+def build_network(config: Any) -> nn.Cell:
     """Return the network with its initial weights, the same on every rank right after ``start``.
 
     The scheme ``seed`` leaves the dense bias as MindSpore makes it, from the global random state.
     """
-    assert config.class_num is not None  # see with_classes
     if config.depth is None:
         return lenet.LeNet5(config.class_num)
     network = resnet.resnet(config.depth, config.class_num)
@@ -95,9 +87,8 @@ def build_network(config: TrainingConfig) -> nn.Cell:
     return network
 
 
-def build_loss(config: TrainingConfig) -> CrossEntropySmooth:
+def build_loss(config: Any) -> CrossEntropySmooth:
     """Return the loss, cross entropy against smoothed labels."""
-    assert config.class_num is not None  # see with_classes
     factor = config.label_smooth_factor
     return CrossEntropySmooth(smooth_factor=factor, num_classes=config.class_num)
 
@@ -125,9 +116,7 @@ def momentum(config: Any, network: nn.Cell, rates: np.ndarray | float) -> nn.Opt
     return nn.Momentum(groups, rates, config.momentum)
 
 
-def make_step(
-    config: TrainingConfig, net: LossNet, optimizer: nn.Optimizer, **options: Any
-) -> Step:
+def make_step(config: Any, net: LossNet, optimizer: nn.Optimizer, **options: Any) -> Step:
     """Return the step cell for the settings; it accumulates if micro_steps is more than 1."""
     options |= config.step_options()
     if config.micro_steps > 1:

@@ -4,8 +4,7 @@
     labkit eval resnet50 --data_path FOLDER --checkpoint_path FILE
 
 Source: "ResNet-50 migration", train.py and eval.py. Departures: a real warm-up, augmentation
-(--augment False turns it off), exact shards, no weight decay for biases whatever their names, and
-torchvision's network.
+(--augment False turns it off), exact shards, and torchvision's network.
 
 The document does not print its config. The defaults are those of its sample code
 (docs/sample_code/migration_sample/src/config.py of MindSpore's docs, r1.6), with 256 images in an

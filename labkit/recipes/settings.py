@@ -114,21 +114,18 @@ def declared(settings: type) -> dict[str, tuple[Any, bool, Mapping[str, Any]]]:
     return found
 
 
-def read(
-    base: Settings, path: str | os.PathLike | None = None, changes: Mapping[str, Any] | None = None
-) -> Settings:
+def read(base: Settings, path: str | os.PathLike | None = None, **changes: Any) -> Settings:
     """Return ``base``, changed by a YAML file (JSON is YAML too) and then by ``changes``.
 
     Raises:
-        InputError: if the file cannot be read, a name in it is unknown (the message has the nearest
-            one), or a value is invalid.
+        InputError: if the file cannot be read, or a name in it is unknown or a value invalid.
     """
     content = {} if path is None else read_yaml(path) or {}
     if not isinstance(content, dict):
         raise InputError(f"{path}: expected name: value lines, got a {type(content).__name__}")
     for name in content:
         refuse_unknown(f"setting in {path}:", name, asdict(base))
-    return replace(base, **content | dict(changes or {}))
+    return replace(base, **content | changes)
 
 
 def beside(checkpoint_path: str | Path, name: str) -> Path | None:

@@ -1,25 +1,19 @@
 """Two-stage training by dimension reduction: the tutorial's ResNet-50 on ImageNet, 8 devices.
 
     labkit train subspace-1 --data_path FOLDER
-    labkit train subspace-2 --data_path FOLDER
-    labkit train subspace-2 --data_path FOLDER \\
-        --pretrained_weight_path FILE --pca_mat_path pca_mat.npy
+    labkit train subspace-2 --data_path FOLDER [--pretrained_weight_path FILE] [--pca_mat_path FILE]
     labkit eval subspace-2 --data_path FOLDER --checkpoint_path FILE
 
-The first stage is an ordinary training that keeps snapshots of its weights. The
-second starts from the run folder of the first: from its newest checkpoint, and from its snapshots,
-of which the basis is made and saved; if the file pca_mat_path exists, nothing is computed.
+The first stage is an ordinary training that keeps snapshots of its weights. The second starts from
+the run folder of the first: from its newest checkpoint, and from its snapshots, of which the basis
+is made and saved; if the file pca_mat_path exists, nothing is computed.
 
 Source: "Dimension Reduction Training" (MindSpore tutorial r1.6), train_stage_1.py and
 train_boost_stage_2.py (256 images on each device: with 1 281 167 images an epoch has 625 steps),
 and the lr_generator and resnet samples of r1.6, from which it takes the learning rate and the loss.
 Departures:
-- a training resumes, from RUN/checkpoint; the tutorial's own files are written beside it;
-- all ranks evaluate, each its part, so that every image counts, in float32 (in the tutorial only
-  the first rank evaluates);
-- weight decay exempts normalisation layers and biases by what they are, not by their names;
-  BatchNorm is in float32 (source: --precision O3), and a micro-batch that is not finite is dropped
-  (source: --nonfinite propagate); the loss scale is divided out once;
+- BatchNorm is in float32 (source: --precision O3), and what is not finite is dropped (source:
+  --nonfinite propagate); the loss scale is divided out once;
 - the second stage is labkit's ``SubspaceStep`` with the optimizer that the script names, which
   MindSpore replaces, and without weight decay: the tutorial writes 1e-4 at rate 1, which would
   remove an eighth of every weight in its 1250 steps (1 - (1 - 1e-4)^1250 = 0.118), but the
@@ -43,6 +37,9 @@ from labkit.training.checkpoint import CHECKPOINTS, checkpoints
 from labkit.upstream.boost import basis_from
 
 _LOSSES = (TITLE.format("Training"), " loss is  ")
+_JUDGED = (
+    TITLE.format("Testing") + "\n============== {{'Accuracy': {top_1_accuracy}}} =============="
+)
 
 
 @dataclass(frozen=True)
@@ -145,16 +142,6 @@ def snapshot_folder(config: StageTwoConfig) -> Path | None:
     return next(filter(Path.is_dir, places), None)
 
 
-def say(evaluation: dict[str, float], checkpoint_path: str | Path | None) -> str:
-    """Return the tutorial's two lines.
-
-    ============== Starting Testing ==============
-    ============== {'Accuracy': 0.6604992988782051} ==============
-    """
-    accuracy = {"Accuracy": evaluation["top_1_accuracy"]}
-    return f"{TITLE.format('Testing')}\n============== {accuracy} ==============\n"
-
-
 STAGE_1 = Recipe(
     __doc__,
     {"tutorial": StageOneConfig()},
@@ -162,7 +149,7 @@ STAGE_1 = Recipe(
     tree=Tree("device{}_stage_1", "checkpoint_stage_1"),
     losses=_LOSSES,
     snapshots=True,
-    say=say,
+    judged=_JUDGED,
 )
 STAGE_2 = Recipe(
     __doc__,
@@ -171,5 +158,5 @@ STAGE_2 = Recipe(
     tree=Tree("device{}_stage_2", "checkpoint_stage_2"),
     losses=_LOSSES,
     starts_from=pretrained,
-    say=say,
+    judged=_JUDGED,
 )

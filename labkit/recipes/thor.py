@@ -7,14 +7,12 @@ Source: "Applying second-order optimization on the ResNet-50 network" (MindSpore
 train.py and eval.py; its values are those of official/cv/resnet in MindSpore's models repository,
 whose latest file for Ascend has lr_decay 4.04839 and damping_init 0.02714 instead. With 1 281 167
 images an epoch has 5004 updates, and 834 are a sixth of them. Departures: labkit's THOR, on any
-device; every image counts in the evaluation; a training can resume, from RUN/checkpoint. The
-repository's files also have all_reduce_fusion_config, [80, 160] for Ascend and [75, 155] for GPU;
-in labkit it is None by default: on two ranks it does not change any number. The damping's 70 epochs
-are only the length of its array, which in labkit is that of the training.
+device; all_reduce_fusion_config, there [80, 160] for Ascend and [75, 155] for GPU, is None: on two
+ranks it does not change any number. The damping's 70 epochs are only the length of its array, which
+here is that of the training.
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import mindspore as ms
 from mindspore import nn
@@ -77,14 +75,6 @@ def build_step(config: ThorConfig, network: nn.Cell, micro_batches: int) -> Step
     return parts.make_step(config, net, optimizer, update=update)
 
 
-def say(evaluation: dict[str, float], checkpoint_path: str | Path | None) -> str:
-    """Return the line of the tutorial's eval.py."""
-    if checkpoint_path is None:
-        return ""
-    result = {name: evaluation[name] for name in ("top_5_accuracy", "top_1_accuracy")}
-    return f"result: {result} ckpt={checkpoint_path}\n"
-
-
 RECIPE = Recipe(
     __doc__,
     NAMED,
@@ -92,5 +82,6 @@ RECIPE = Recipe(
     tree=Tree("train_parallel{}", "ckpt_0", every_device=True),
     tree_on_gpu=Tree("train_parallel", "ckpt_{}", every_device=True),
     losses=("", ", loss is "),
-    say=say,
+    judged="result: {{'top_5_accuracy': {top_5_accuracy}, 'top_1_accuracy': {top_1_accuracy}}} "
+    "ckpt={path}",
 )

@@ -1,6 +1,9 @@
 """A full training program: what all recipes share, around a step of their own.
 
-The module of a recipe defines what differs: its settings, its step, and what it prints.
+The module of a recipe defines what differs: its settings, its step, and what it prints. Departures
+of all from their sources: a training resumes, from RUN/checkpoint; all ranks evaluate, each its
+part, so that every image counts, in float32; weight decay exempts normalisation layers and biases
+by what they are, not by their names.
 """
 
 import contextlib
@@ -46,10 +49,8 @@ class Tree(NamedTuple):
     would share device{i}: give each machine its own.
 
     Attributes:
-        device: folder of a device, "{}" for its number on its machine; "": the run folder, without
-            logs.
-        checkpoints: folder for checkpoints below ``device``, resnet-EPOCH_STEP.ckpt, or None; "{}"
-            for the rank.
+        device: folder of a device, "{}" for its number; "": the run folder, without logs.
+        checkpoints: folder of resnet-EPOCH_STEP.ckpt below ``device``, "{}" for the rank, or None.
         every_device: whether every device writes checkpoints, or only the first one.
     """
 
@@ -78,7 +79,7 @@ class Recipe:
         losses: title and words of the tutorial's printed losses; None: a progress display.
         snapshots: whether the settings ask for snapshots of the trainable weights.
         starts_from: settings -> checkpoint that a training starts from.
-        say: (evaluation, its checkpoint or None after a training) -> what the tutorial prints.
+        judged: lines that the tutorial prints about an evaluation of ``path``, as a format.
     """
 
     description: str | None
@@ -89,7 +90,7 @@ class Recipe:
     losses: tuple[str, str] | None = None
     snapshots: bool = False
     starts_from: Callable[[Any], Path] | None = None
-    say: Callable[[dict[str, float], str | Path | None], str] | None = None
+    judged: str = ""
 
     def train(
         self, config: Any, dataset_path: str | Path, *, resume: bool = False, **machine: Any
@@ -116,8 +117,7 @@ class Recipe:
         network = parts.build_network(config)
         if self.starts_from is not None:
             path = self.starts_from(config)
-            check_classes(classes, beside(path, CLASSES))
-            parts.load_network(network, path)
+            load(network, path, classes)
             if rank == 0:
                 print(f"labkit: starts from {path}", flush=True)
         step = self.build_step(config, network, batches)
@@ -165,8 +165,7 @@ class Recipe:
                 if "alloc" in str(error).lower():
                     error.add_note(
                         f"labkit: memory was not enough for micro-batches of {config.batch_size} "
-                        "images; a smaller batch_size with as many more micro_steps makes the same "
-                        "update, but for BatchNorm"
+                        "images; half, with twice the micro_steps, is the same but for BatchNorm"
                     )
                 raise
             if val_set is None:
@@ -176,7 +175,7 @@ class Recipe:
             fresh = parts.build_network(config)
             values = {parameter.name: parameter for parameter in network.get_parameters()}
             checkpoint.load_into(fresh, values, "the training")
-            return Trained(records, self._evaluated(config, fresh, val_set, started))
+            return Trained(records, self._evaluated(config, fresh, val_set, started, folder))
 
     def evaluate_checkpoint(
         self, config: Any, dataset_path: str | Path, checkpoint_path: str | Path, **machine: Any
@@ -192,32 +191,25 @@ class Recipe:
         started = start(config.seed, **machine)
         data = parts.datasets(config, dataset_path, started.rank, started.ranks, only_evaluate=True)
         _, val_set, classes = data
-        check_classes(classes, beside(checkpoint_path, CLASSES))
         config = parts.with_classes(config, classes)
         network = parts.build_network(config)
-        parts.load_network(network, checkpoint_path)
+        load(network, checkpoint_path, classes)
         cluster.agree(config=config, classes=classes, weights=cluster.digest(network))
         return self._evaluated(config, network, val_set, started, checkpoint_path)
 
     def _evaluated(
-        self,
-        config: TrainingConfig,
-        network: nn.Cell,
-        val_set: Dataset,
-        started: runtime.Runtime,
-        checkpoint_path: str | Path | None = None,
+        self, config: Any, network: nn.Cell, val_set: Dataset, started: runtime.Runtime, path: Any
     ) -> dict[str, float]:
-        """Return accuracies and loss over every image; the first rank prints them."""
+        """Return accuracies and loss over every image; the first rank prints them, and ``path``."""
         cluster.take_from_first(running_statistics(network))
         loss, several = parts.build_loss(config), started.ranks > 1
         found = evaluate(network, loss, val_set, top=(1, 5), over_ranks=several)
         result = {name: found[name] for name in ("top_1_accuracy", "top_5_accuracy", "loss")}
         if started.rank == 0:
-            if self.say is not None:
-                print(self.say(result, checkpoint_path), end="")
-            of = "" if checkpoint_path is None else f", checkpoint {checkpoint_path}"
+            if self.judged:
+                print(self.judged.format(path=path, **result))
             values = ", ".join(f"{name} {value:.4f}" for name, value in result.items())
-            print(f"labkit: {values}{of}", flush=True)
+            print(f"labkit: {values}, {path}", flush=True)
         return result
 
 
@@ -233,19 +225,19 @@ def start(
     return runtime.start(device, seed, distribute=distribute)
 
 
-def check_classes(classes: Sequence[str], path: Path | None) -> None:
-    """Raise ``InputError`` if ``classes`` are not those in ``path``; without a file, accept any.
+def load(network: nn.Cell, path: str | Path, classes: Sequence[str]) -> None:
+    """Set a network's Parameters from a checkpoint, if its training had the same ``classes``.
 
     One class more or fewer would shift the labels of all that follow.
     """
-    if path is None or not path.is_file():
-        return
-    known = json.loads(path.read_text("utf-8"))
-    if odd := sorted(set(classes) ^ set(known)):
+    known = beside(path, CLASSES)
+    before = classes if known is None else json.loads(known.read_text("utf-8"))
+    if odd := sorted(set(classes) ^ set(before)):
         raise InputError(
-            f"the data has {len(classes)} classes and the training had {len(known)} ({path}); "
+            f"the data has {len(classes)} classes and the training had {len(before)} ({known}); "
             f"expected the same, got {', '.join(odd[:3])} on one side only"
         )
+    parts.load_network(network, path)
 
 
 @dataclass(eq=False)

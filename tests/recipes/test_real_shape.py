@@ -133,7 +133,7 @@ def initial(name):
 def figures(said):
     """Return (top-1, top-5, loss) of the one evaluation in what a command printed."""
     number = r"(\d+\.\d{4})"
-    form = rf"^labkit: top_1_accuracy {number}, top_5_accuracy {number}, loss {number}(?:,|$)"
+    form = rf"^labkit: top_1_accuracy {number}, top_5_accuracy {number}, loss {number}, "
     (numbers,) = re.findall(form, said, re.M)
     return tuple(map(float, numbers))
 

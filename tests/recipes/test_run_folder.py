@@ -8,7 +8,6 @@ from mindspore.train import RunContext
 from mindspore.train.callback import _InternalCallbackParam
 
 from labkit.recipes import recipe, training
-from labkit.recipes.settings import beside
 from tests.support.recipes import settings
 
 pytestmark = pytest.mark.usefixtures("runtime", "small")
@@ -53,12 +52,3 @@ def test_on_gpu_ranks_share_a_folder(tmp_path, monkeypatch):
     config = settings("thor", tmp_path)
     callback = training.Documents(recipe("thor"), config, [], 5, 4, ExitStack())
     assert callback.checkpoints == tmp_path / "thor/train_parallel/ckpt_5" and callback.writes
-
-
-@pytest.mark.parametrize(
-    "place", ["resnet-2_4.ckpt", "checkpoint/F", "train_parallel0/ckpt_0/resnet-2_4.ckpt"]
-)
-def test_the_run_folder_of_a_checkpoint(tmp_path, place):
-    assert beside(tmp_path / place, "config.json") is None
-    (tmp_path / "config.json").write_text("{}")
-    assert beside(tmp_path / place, "config.json") == tmp_path / "config.json"

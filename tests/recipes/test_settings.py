@@ -53,7 +53,7 @@ def test_texts_become_the_type_of_their_setting():
         "seed": 0,
     }
     assert options(*given) == changed
-    assert read(Small(), None, changed) == Small(**changed)
+    assert read(Small(), None, **changed) == Small(**changed)
     assert options("--most", "5", "--most", "None") == {"most": None}
 
 
@@ -62,7 +62,7 @@ def test_an_option_beats_the_file_beats_the_base(tmp_path):
     path.write_text("batch_size: 4\nweight_decay: 1e-2\non: false\n")
     base = Small(batch_size=9, word="base")
     expected = Small(batch_size=5, weight_decay=1e-2, word="base", on=False)
-    assert read(base, path, {"batch_size": 5}) == expected
+    assert read(base, path, batch_size=5) == expected
     path.write_text(json.dumps(asdict(Small(most=2))))  # as a run folder keeps them
     assert read(base, path) == Small(most=2)
     path.write_text("# nothing\n")

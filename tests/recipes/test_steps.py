@@ -10,7 +10,6 @@ from labkit.errors import InputError
 from labkit.recipes import parts, recipe
 from labkit.recipes.accumulation import AccumulationConfig
 from labkit.recipes.adasum import AdasumConfig
-from labkit.recipes.resnet50 import Config
 from labkit.recipes.thor import ThorConfig
 from labkit.steps import schedules
 from labkit.steps.plain import PlainStep
@@ -35,21 +34,6 @@ def test_thors_rates_and_dampings_are_the_schedules():
     dampings = step.update.options.damping[:6]
     expected = schedules.get_thor_damping(0, 0.03, 0.50036, 70, 3)[:6]
     np.testing.assert_allclose(dampings, expected, rtol=1e-6)
-
-
-@pytest.mark.long
-def test_accumulated_gradients_train_thor(data, tmp_path):
-    config = settings("thor", tmp_path, batch_size=10, micro_steps=2, epoch_size=1)
-    with pytest.warns(UserWarning, match="BatchNorm"):
-        result = recipe("thor").train(config, data, device="CPU")
-    assert result.records.column("images") == [20, 20]
-
-
-def test_resnet50s_rates_are_the_schedule():
-    config = Config(depth=18, class_num=10, epoch_size=4, warmup=2)
-    np.testing.assert_array_equal(
-        rates_of(step_of("resnet50", config, 3)), schedules.cosine(0.256, 0.0, 4, 3, 2)
-    )
 
 
 @pytest.mark.parametrize(
@@ -95,7 +79,7 @@ def test_accumulation_trains_lenet_and_is_evaluated(mnist, tmp_path, capsys):
     capsys.readouterr()
     path = str(newest(tmp_path / "run"))
     assert main("accumulation", ["eval", *given, "--checkpoint_path", path]) == 0
-    shown = re.search(r"top_1_accuracy ([\d.]+), .* loss ([\d.]+), ch", capsys.readouterr().out)
+    shown = re.search(r"top_1_accuracy ([\d.]+), .* loss ([\d.]+), ", capsys.readouterr().out)
     # The most frequent digit is 0.126 of the images; the loss of an untrained network is 2.3026.
     assert float(shown[1]) >= 0.126 and float(shown[2]) < 2.3026
 
