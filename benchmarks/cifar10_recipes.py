@@ -26,8 +26,8 @@ from labkit.base.arguments import Parser
 from labkit.base.files import write_json
 
 # Five passes. Random crops down to a twelfth of an image (augment) would need more.
-COMMON = """--depth=18 --image_size=32 --class_num=None --dataset=cifar10 --augment=False
-    --label_smooth_factor=0 --num_parallel_workers=1 --save_checkpoint_epochs=5
+COMMON = """--depth=18 --image_size=32 --class_num=None --augment=False --label_smooth_factor=0
+    --num_parallel_workers=1 --save_checkpoint_epochs=5
     --device_target=CPU"""
 WARM_UP = "--precision=O0 --loss_scale=1 --warmup_epochs=1 --weight_decay=5e-4"
 # name -> its commands, in order: the recipe and its settings in addition to ``COMMON``.
@@ -36,8 +36,8 @@ PLAN = {
         "resnet50 --batch_size=128 --epoch_size=5 --lr=0.1 --momentum=0.9 --weight_decay=5e-4"
     ],
     "accumulation": [
-        """accumulation --network=resnet --batch_size=32 --micro_steps=4 --epoch_size=5
-        --learning_rate=0.05 --weight_decay=5e-4"""
+        """accumulation --batch_size=32 --micro_steps=4 --epoch_size=5 --learning_rate=0.05
+        --weight_decay=5e-4"""
     ],
     "thor": [
         """thor --batch_size=128 --epoch_size=5 --lr_init=0.05 --lr_decay=2 --frequency=20

@@ -18,9 +18,8 @@ def texts() -> dict[str, str]:
     """Return the text of each file by its name."""
     made = {}
     for line in RECIPES:
-        of = recipe(line)
-        for name, values in of.named.items():
-            file = f"{of.name}_{name}.yaml"
+        for name, values in recipe(line).named.items():
+            file = f"{line}_{name}.yaml"
             head = f"# labkit train {line} --data_path FOLDER --config scripts/configs/{file}\n"
             head += f"# labkit train {line} --help says what each setting means.\n\n"
             lines = [f"{key}: {json.dumps(value)}\n" for key, value in asdict(values).items()]

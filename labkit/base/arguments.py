@@ -146,14 +146,14 @@ for _kind, _type in (("int", int), ("float", float)):
     )
 
 
-def read_yaml(path: str | os.PathLike, first: bool = False) -> Any:
-    """Return the value in a YAML file (JSON is YAML too), or the ``first`` of several documents.
+def read_yaml(path: str | os.PathLike) -> Any:
+    """Return the value in a YAML file (JSON is YAML too).
 
     Raises:
         InputError: if it cannot be read.
     """
     try:
-        return _plain(Path(path).read_text("utf-8"), first)
+        return _plain(Path(path).read_text("utf-8"))
     except (OSError, UnicodeDecodeError, InputError) as error:
         raise InputError(f"{path} cannot be read: {error}") from error
 
@@ -184,9 +184,8 @@ def parse_several(text: str) -> list[Any]:
     return list(map(parse, text.split(",")))
 
 
-def _plain(text: str, first: bool = False) -> Any:
-    loader = _Loader(text)
+def _plain(text: str) -> Any:
     try:
-        return loader.get_data() if first else loader.get_single_data()
+        return _Loader(text).get_single_data()
     except yaml.YAMLError as error:
         raise InputError(f"not YAML: {error}") from error

@@ -1,4 +1,1 @@
-"""Networks, and the choices that recipes read before MindSpore is imported."""
-
-DEPTHS = (18, 34, 50, 101, 152)
-INITIALISERS = ("seed", "seed_table", "torchvision", "pytorch")
+"""Networks, and the initial weights of their Parameters."""

@@ -1,12 +1,10 @@
 """Full training programs, one per technique, for one device or many."""
 
 import importlib
-from typing import TYPE_CHECKING
+import os
+from typing import Any
 
 from labkit.errors import refuse_unknown
-
-if TYPE_CHECKING:
-    from labkit.recipes.training import Recipe
 
 # Name on the command line -> module, name in it.
 RECIPES = {
@@ -19,8 +17,9 @@ RECIPES = {
 }
 
 
-def recipe(name: str) -> "Recipe":
-    """Return the recipe of this name on the command line; ``InputError`` if there is none."""
+def recipe(name: str) -> Any:
+    """Return the ``Recipe`` of this name on the command line; ``InputError`` if there is none."""
     refuse_unknown("recipe", name, RECIPES)
+    os.environ.setdefault("GLOG_v", "3")  # MindSpore reads it when it is imported
     module, attribute = RECIPES[name]
     return getattr(importlib.import_module(f"labkit.recipes.{module}"), attribute)

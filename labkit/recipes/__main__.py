@@ -7,29 +7,22 @@ With ``--ranks N`` or Ascend's ``--rank_table FILE`` it starts itself on so many
 ``labkit.launch``. Ranks that mpirun, msrun or a script has started get ``--run_distribute True``.
 """
 
-from __future__ import annotations
-
 import argparse
+import os
 import shlex
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any
 
 from labkit import runtime
-from labkit.base.arguments import Parser
+from labkit.base.arguments import Parser, parse
 from labkit.errors import InputError, WorkerFailed
 from labkit.ranks import rank_table
-from labkit.ranks.launch import launch, plan
-from labkit.recipes import RECIPES, recipe, settings, training
-
-if TYPE_CHECKING:
-    from labkit.recipes.training import Recipe
-
-_PORT = 8118  # on a rank table's first server: msrun's default
-# Seconds for the ranks of one machine to find each other, and of several, started by hand.
-_TOGETHER, _NODES = 60, 600
+from labkit.ranks.launch import launch
+from labkit.recipes import RECIPES, recipe, settings
 
 
 def main(arguments: Sequence[str], program: str) -> int:
@@ -45,24 +38,21 @@ def main(arguments: Sequence[str], program: str) -> int:
     command, name, *rest = given
     chosen = recipe(name)
     options = _parser(chosen, command, f"{program} {command} {name}").parse_args(rest)
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
-            signal.signal(number, _end)
+    # As Ctrl-C: the training closes its files and its lock.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         if not Path(options.dataset_path).is_dir():
             raise InputError(f"expected a folder of data, got {options.dataset_path}")
-        base = chosen.named[options.settings]
+        config = chosen.named[options.settings]
         if command == "eval":
-            own = training.beside(options.checkpoint_path, training.CONFIG)
-            base = base if own is None else settings.read(type(base), own)
-        config = settings.read(type(base), options.config, options.set, base)
-        if _asked(options) or options.dry_run:
-            return _start(chosen, config, options, given)
-        machine = {
-            "device": options.device_target,
-            "distribute": options.run_distribute,
-            "device_num": options.device_num,
-        }
+            own = settings.beside(options.checkpoint_path, settings.CONFIG)
+            config = settings.read(config, own)
+        changes = {name: value for name, value in vars(options).items() if name in asdict(config)}
+        config = settings.read(config, options.config, **changes)
+        if options.ranks is not None or options.rank_table is not None or options.dry_run:
+            return _start(config, options, given)
+        machine = {"distribute": options.run_distribute, "device_num": options.device_num}
+        machine["device"] = options.device_target
         if command == "train":
             chosen.train(config, options.dataset_path, resume=options.resume, **machine)
         else:
@@ -74,16 +64,7 @@ def main(arguments: Sequence[str], program: str) -> int:
     return 0
 
 
-def _end(number: int, frame: object) -> NoReturn:
-    """End as after Ctrl-C: the training closes its files and its lock.
-
-    Once: a shell that passes the signal on to its group sends a second one during the cleanup.
-    """
-    signal.signal(number, lambda *_: None)
-    sys.exit(128 + number)
-
-
-def _parser(chosen: Recipe, command: str, program: str) -> argparse.ArgumentParser:
+def _parser(chosen: Any, command: str, program: str) -> argparse.ArgumentParser:
     """Return the parser of a command's options."""
     parser = Parser(
         prog=program,
@@ -92,9 +73,10 @@ def _parser(chosen: Recipe, command: str, program: str) -> argparse.ArgumentPars
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
+    words = "train/ and val/ (also named as in the tutorials), or one folder a class; or MNIST's"
     names = ("--data_path", "--dataset_path")
-    add(*names, dest="dataset_path", required=True, metavar="FOLDER", help=chosen.data)
-    add("--run_distribute", type=_flag, default=False, metavar="BOOL", help="a rank of several")
+    add(*names, dest="dataset_path", required=True, metavar="FOLDER", help=words)
+    add("--run_distribute", type=parse, default=False, metavar="BOOL", help="a rank of several")
     add("--device_num", type=int, metavar="N", help="ranks there must be")
     _add_ranks(parser)
     if command == "train":
@@ -102,129 +84,81 @@ def _parser(chosen: Recipe, command: str, program: str) -> argparse.ArgumentPars
     else:
         add("--checkpoint_path", required=True, metavar="FILE", help="of a training")
     add("--device_target", default="auto", choices=runtime.DEVICES, help="(%(default)s)")
-    add("--config", metavar="FILE", help="YAML file of settings, also of the models repository")
-    words = "the same as --NAME VALUE"
-    add("--set", metavar="NAME=VALUE", action="append", default=[], help=words)
-    parser.set_defaults(settings=next(iter(chosen.named)))
-    if len(chosen.named) > 1:
-        add("--settings", choices=list(chosen.named), help="named settings to start from")
+    add("--config", metavar="FILE", help="YAML file of settings")
+    named = list(chosen.named)
+    add("--settings", choices=named, default=named[0], help="to start from (%(default)s)")
     settings.add_options(parser, chosen.named)
     return parser
 
 
-def _flag(text: str) -> bool:
-    if text.lower() not in ("true", "false"):
-        raise argparse.ArgumentTypeError(f"expected True or False, got {text!r}")
-    return text.lower() == "true"
-
-
 def _add_ranks(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say how many ranks are started, and where."""
+    """Add the options that say which ranks are started."""
     add = parser.add_argument_group("several ranks").add_argument
     add("--ranks", type=int, metavar="N", help="start N ranks on this machine, one device each")
-    add("--nodes", type=int, metavar="N", help="machines; call the command on each (1)")
-    add("--node_rank", type=int, metavar="K", help="which of them this is, from 0 on (0)")
-    add("--master", metavar="HOST:PORT", help="of machine 0, the same on all")
-    words = "Ascend's rank table: gives the ranks of machine K, and is handed to them"
+    words = "Ascend's rank table: start the ranks of server $SERVER_ID (0) of it"
     add("--rank_table", metavar="FILE", help=words)
-    add("--log_dir", metavar="FOLDER", help="of the ranks' logs (the run folder's name with -log)")
-    words = "print the commands, their environment and the steps of an epoch; start nothing"
+    words = "print the command and the micro-batches of an epoch; start nothing"
     add("--dry-run", action="store_true", help=words)
 
 
-def _asked(options: argparse.Namespace) -> bool:
-    """Return whether the options ask for ranks to be started."""
-    names = ("ranks", "nodes", "node_rank", "master", "rank_table", "log_dir")
-    return any(getattr(options, name) is not None for name in names)
-
-
-def _start(chosen: Recipe, config: Any, options: argparse.Namespace, given: list[str]) -> int:
+def _start(config: Any, options: argparse.Namespace, given: list[str]) -> int:
     """Start this command on several ranks, or show it; each rank gets the recipe's own options."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser = Parser(add_help=False)
     _add_ranks(parser)
     command = ["-m", "labkit.recipes", *parser.parse_known_args(given)[1]]
-    count, logs, why = 1, Path(), ""
-    ranks: dict[str, Any] = {}
-    if _asked(options):
-        ranks, why = prepare(options)
+    ranks, count, who = {}, 1, "one process"
+    if options.ranks is not None or options.rank_table is not None:
+        ranks = ranks_of(options)
         count = ranks["workers"] * ranks["nodes"]
         command += ["--run_distribute", "True", "--device_num", str(count)]
-        folder = config.save_checkpoint_path.rstrip("/")
-        evaluates = "-eval" if given[0] == "eval" else ""
-        logs = Path(options.log_dir or f"{folder}{evaluates}-log")
+        logs = f"{config.save_checkpoint_path}{'-eval' if given[0] == 'eval' else ''}-log"
+        if ranks["nodes"] > 1:
+            logs = f"{logs}/server{ranks['node_rank']}"
+        who = f"{ranks['workers']} of {count} ranks by msrun, logs in {logs}"
+    print(f"labkit: {who}", flush=True)
     if options.dry_run:
-        who, words = "one process", ["python", *command]
-        if ranks:
-            made = plan(command, logs, **ranks)
-            who = f"msrun starts ranks {made.ranks[0]} to {made.ranks[-1]}"
-            words = [f"{name}={value}" for name, value in made.variables.items()] + made.command
-        print(f"# {who}\n{shlex.join(words)}", flush=True)
+        print(shlex.join(["python", *command]), flush=True)
         if given[0] == "train":
-            print(chosen.steps(config, options.dataset_path, count))
+            from labkit.recipes.parts import datasets
+
+            size = datasets(config, options.dataset_path, 0, count)[0].get_dataset_size()
+            print(f"labkit: {size} micro-batches of {config.batch_size} an epoch on each rank")
         return 0
-    machine, nodes = ranks["workers"], ranks["nodes"]
-    many = f"{machine} rank{'s' if machine > 1 else ''}"
-    many += f" on each of {nodes} machines" if nodes > 1 else ""
-    print(f"labkit: {many} by msrun, logs in {logs}{why}", flush=True)
     try:
         launch(*command, timeout=None, log_dir=logs, show=True, **ranks)
     except WorkerFailed as error:
-        print(f"{chosen.name}: {error}", file=sys.stderr)
+        print(f"{given[1]}: {error}", file=sys.stderr)
         return 2 if error.exit_code == 2 else 1
     return 0
 
 
-def prepare(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
-    """Return the options of ``launch`` that the command's options ask for, and a remark.
+def ranks_of(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the options of ``launch`` for --ranks or --rank_table.
 
     Raises:
-        InputError: if options exclude each other, or the rank table does not fit.
+        InputError: for both, and for a table whose ranks are not numbered as msrun numbers them.
     """
-    if options.run_distribute or options.device_num is not None:
-        raise InputError(
-            "--run_distribute and --device_num are for a command that msrun starts; expected "
-            "neither with --ranks, --nodes or --rank_table, which start the ranks"
-        )
-    nodes, ranks, master = options.nodes or 1, options.ranks, options.master
-    variables, why = {}, ""
-    if options.rank_table is not None:
-        if ranks is not None or options.nodes is not None:
-            raise InputError("--rank_table says how many ranks; expected no --ranks and no --nodes")
-        servers = rank_table.read(options.rank_table)["server_list"]
-        nodes, ranks = len(servers), _ranks_of(servers)
-        if nodes > 1 and master is None:
-            master = f"{servers[0]['server_id']}:{_PORT}"
-        auto = options.device_target == "auto"
-        device = runtime.available_devices()[0] if auto else options.device_target
-        if device == "Ascend":
-            variables["RANK_TABLE_FILE"] = str(Path(options.rank_table).absolute())
-        else:
-            why = f" (a rank table is Ascend's: on {device} it says the number of ranks alone)"
-    if ranks is None:
-        raise InputError("expected --ranks N, the ranks of this machine, or --rank_table FILE")
-    made = {
-        "workers": ranks,
-        "nodes": nodes,
-        "node_rank": options.node_rank or 0,
-        "master": master,
-        "cluster_timeout": _TOGETHER if nodes == 1 else _NODES,
-        "env": variables,
-    }
-    return made, why
-
-
-def _ranks_of(servers: list[dict[str, Any]]) -> int:
-    """Return the number of ranks on each server, which must be numbered as msrun numbers them."""
+    if options.rank_table is None:
+        return {"workers": options.ranks, "nodes": 1}
+    if options.ranks is not None:
+        raise InputError("--rank_table says how many ranks; expected no --ranks")
+    servers = rank_table.read(options.rank_table)["server_list"]
     devices = [device for server in servers for device in server["device"]]
     each = len(devices) // len(servers)
     held = [(int(device["device_id"]), int(device["rank_id"])) for device in devices]
     expected = [(rank % each, rank) for rank in range(len(devices))]
     if held != expected:
         raise InputError(
-            f"the rank table's servers have (device, rank) {held}; expected {expected}: msrun "
-            "numbers both through, with as many on each server"
+            f"the rank table has (device, rank) {held}; expected {expected}: msrun numbers both "
+            "through, with as many on each server"
         )
-    return each
+    ranks: dict[str, Any] = {"workers": each, "nodes": len(servers)}
+    ranks["env"] = {"RANK_TABLE_FILE": str(Path(options.rank_table).absolute())}
+    if len(servers) > 1:
+        ranks["node_rank"] = int(os.environ.get("SERVER_ID", 0))
+        ranks["master"] = f"{servers[0]['server_id']}:{os.environ.get('MASTER_PORT', 8118)}"
+        ranks["cluster_timeout"] = 600  # seconds: the servers are started by hand
+    return ranks
 
 
 if __name__ == "__main__":

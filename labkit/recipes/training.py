@@ -1,39 +1,46 @@
 """A full training program: what all recipes share, around a step of their own.
 
-The module of a recipe defines what differs: its settings, its step, and what it prints.
+The module of a recipe defines what differs: its settings, its step, and what it prints. Departures
+of all from their sources: a training resumes, from RUN/checkpoint; all ranks evaluate, each its
+part, so that every image counts, in float32; weight decay exempts normalisation layers and biases
+by what they are, not by their names.
 """
-
-from __future__ import annotations
 
 import contextlib
 import json
+import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple, TextIO
+
+import mindspore as ms
+from mindspore import nn
+from mindspore.dataset import Dataset
+from mindspore.train import Callback, RunContext, TimeMonitor
 
 from labkit import runtime
+from labkit.algorithms.subspace.snapshots import Snapshots
 from labkit.base.arguments import wrong
+from labkit.base.files import make_folder, natural_order, write_json, write_text
 from labkit.errors import InputError
 from labkit.ranks import cluster
-from labkit.recipes.settings import MAY_CHANGE, TrainingConfig
+from labkit.recipes import parts
+from labkit.recipes.settings import CLASSES, CONFIG, MAY_CHANGE, TrainingConfig, beside
+from labkit.steps.step import Step, running_statistics
+from labkit.training import checkpoint
+from labkit.training.evaluation import evaluate
+from labkit.training.fit import fit
+from labkit.training.records import Records
 
-if TYPE_CHECKING:
-    from mindspore import nn
-    from mindspore.dataset import Dataset
-    from mindspore.train import Callback
-
-    from labkit.steps.step import Step
-    from labkit.training.records import Records
-
-CONFIG, CLASSES = "config.json", "classes.json"  # in the run folder; they describe the training
+SNAPSHOTS = "checkpoint_pca"  # folder of the snapshots, below the checkpoints
 TITLE = "============== Starting {} =============="
-_TOP = (1, 5)
+_ENVIRONMENT = ("MS_", "RANK_", "DEVICE_", "SERVER_", "OMPI_COMM_WORLD_")  # in env.log
 
 
-@dataclass(frozen=True)
-class Tree:
+class Tree(NamedTuple):
     """Where a tutorial writes, inside the run folder, beside what ``fit`` writes there.
 
     The folder of a device also holds train.log, the output of its process, and env.log.
@@ -42,97 +49,51 @@ class Tree:
     would share device{i}: give each machine its own.
 
     Attributes:
-        device: folder of a device, "{}" for its number on its machine; "": the run folder, without
-            logs.
-        checkpoints: folder for checkpoints below ``device``, resnet-EPOCH_STEP.ckpt, or None.
-        snapshots: folder for the trainable weights below ``checkpoints``, or None.
+        device: folder of a device, "{}" for its number; "": the run folder, without logs.
+        checkpoints: folder of resnet-EPOCH_STEP.ckpt below ``device``, "{}" for the rank, or None.
         every_device: whether every device writes checkpoints, or only the first one.
     """
 
-    device: str
+    device: str = ""
     checkpoints: str | None = None
-    snapshots: str | None = None
     every_device: bool = False
 
 
-TREES = {
-    "accumulation": Tree(""),
-    "resnet50": Tree("", ""),
-    "thor": Tree("train_parallel{}", "ckpt_0", every_device=True),
-    "adasum": Tree("device{}"),
-    "subspace_stage_1": Tree("device{}_stage_1", "checkpoint_stage_1", "checkpoint_pca"),
-    "subspace_stage_2": Tree("device{}_stage_2", "checkpoint_stage_2"),
-}
-_ON_GPU = {"thor": Tree("train_parallel", "ckpt_{rank}", every_device=True)}
+class Trained(NamedTuple):
+    """Result of ``train``: one record per update, and the evaluation or None."""
 
-
-def tree(recipe: str, device: str) -> Tree:
-    """Return where the tutorial of a recipe writes on "CPU", "GPU" or "Ascend"."""
-    return (_ON_GPU if device == "GPU" else {}).get(recipe, TREES[recipe])
-
-
-@dataclass(frozen=True)
-class Trained:
-    """Result of ``train``: the run folder, one record per update, and the evaluation or None."""
-
-    folder: Path
     records: Records
     evaluation: dict[str, float] | None
 
 
-def evaluation(
-    config: TrainingConfig, network: nn.Cell, val_set: Dataset, ranks: int
-) -> dict[str, float]:
-    """Return accuracies and mean loss over every image, combined across the ranks."""
-    from labkit.recipes import parts
-    from labkit.steps.step import running_statistics
-    from labkit.training.evaluation import evaluate
-
-    cluster.take_from_first(running_statistics(network))
-    loss = parts.build_loss(config, evaluation=True)
-    result = evaluate(network, loss, val_set, top=_TOP, over_ranks=ranks > 1)
-    return {name: result[name] for name in (*(f"top_{k}_accuracy" for k in _TOP), "loss")}
-
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Recipe:
-    """A training program on an image folder.
+    """A training program.
 
     Attributes:
-        name: name of the recipe in ``TREES``.
         description: text for ``--help``: the module's docstring.
         named: settings by name; without ``--settings`` the first are used.
         build_step: (settings, network, micro-batches in an epoch) -> step cell.
-        data: description of the data folder, for ``--help``.
-        losses: title and words of the tutorial's printed losses, see ``parts.Losses``; None: a
-            progress display.
-        callbacks: (settings, network, whether it resumes) -> further callbacks of the first rank.
-        evaluation: called like the function ``evaluation``, on every rank.
-        check_classes: (settings, class names), called before training; may raise ``InputError``.
-        say: (evaluation, checkpoint): prints more about a checkpoint's evaluation, on the first
-            rank.
+        tree: what the tutorial writes.
+        tree_on_gpu: the same on GPU, if that differs.
+        losses: title and words of the tutorial's printed losses; None: a progress display.
+        snapshots: whether the settings ask for snapshots of the trainable weights.
+        starts_from: settings -> checkpoint that a training starts from.
+        judged: lines that the tutorial prints about an evaluation of ``path``, as a format.
     """
 
-    name: str
     description: str | None
     named: Mapping[str, TrainingConfig]
     build_step: Callable[[Any, nn.Cell, int], Step]
-    data: str = "train/ and val/ (or ilsvrc/ and ilsvrc_eval/), or one folder a class"
+    tree: Tree = Tree()
+    tree_on_gpu: Tree | None = None
     losses: tuple[str, str] | None = None
-    callbacks: Callable[[Any, nn.Cell, bool], list[Callback]] | None = None
-    evaluation: Callable[[Any, nn.Cell, Dataset, int], dict[str, float]] = evaluation
-    check_classes: Callable[[Any, Sequence[str]], None] | None = None
-    say: Callable[[dict[str, float], str | Path], None] | None = None
+    snapshots: bool = False
+    starts_from: Callable[[Any], Path] | None = None
+    judged: str = ""
 
     def train(
-        self,
-        config: TrainingConfig,
-        dataset_path: str | Path,
-        *,
-        device: str = "auto",
-        distribute: bool = False,
-        device_num: int | None = None,
-        resume: bool = False,
+        self, config: Any, dataset_path: str | Path, *, resume: bool = False, **machine: Any
     ) -> Trained:
         """Train on this device or as one rank of several; evaluate any evaluation set in float32.
 
@@ -141,207 +102,223 @@ class Recipe:
         Args:
             config: the recipe's settings.
             dataset_path: folder with train/ and val/, or with one folder per class.
-            device: as for ``labkit.start``.
-            distribute: as for ``labkit.start``.
-            device_num: required number of ranks; None: as many as were started.
             resume: continue from the newest checkpoint in the run folder.
+            **machine: device, distribute and device_num, as for ``start``.
 
         Raises:
             InputError: if the folder, the number of ranks or an earlier training does not fit, or
                 if ranks hold different weights, data or settings.
         """
-        started = start(config, device, distribute, device_num)
-        from labkit.recipes import parts
-        from labkit.training.fit import fit
-
-        data = parts.datasets(config, dataset_path, started.rank, started.ranks)
-        train_set, val_set, classes = data
-        config, first = parts.with_classes(config, classes), started.rank == 0
-        if resume:
-            check_resume(config, classes)
-        if self.check_classes is not None:
-            self.check_classes(config, classes)
-        network, batches = parts.build_network(config), train_set.get_dataset_size()
+        started = start(config.seed, **machine)
+        rank, ranks, folder = started.rank, started.ranks, config.save_checkpoint_path
+        every = config.save_checkpoint_epochs if config.save_checkpoint else None
+        train_set, val_set, classes = parts.datasets(config, dataset_path, rank, ranks)
+        config, batches = parts.with_classes(config, classes), train_set.get_dataset_size()
+        network = parts.build_network(config)
+        if self.starts_from is not None:
+            path = self.starts_from(config)
+            load(network, path, classes)
+            if rank == 0:
+                print(f"labkit: starts from {path}", flush=True)
         step = self.build_step(config, network, batches)
         weights = cluster.digest(network)
         cluster.agree(config=config, classes=classes, steps=batches, weights=weights)
-        folder, name = Path(config.save_checkpoint_path), parts.network_name(config)
-        if first:
-            images = config.batch_size * step.micro_batches * started.ranks
-            print(f"labkit: {name} into {folder}, {images} images in an update")
-            print(lines(config), flush=True)
-        with ExitStack() as held, _advice(config):
-            own = [parts.Documents(config, self.name, classes, started.rank, held)]
-            if first:
-                own += self._shown(config, network, step, batches, resume)
-            records = fit(
-                step,
-                train_set,
-                config.epoch_size,
-                folder=folder,
-                resume=resume,
-                checkpoint_every=config.save_checkpoint_steps,
-                checkpoint_epochs=config.save_checkpoint_epochs if config.save_checkpoint else None,
-                keep=config.keep_checkpoint_max,
-                progress=name if first and self.losses is None else None,
-                callbacks=own,
-                dataset_sink_mode=config.dataset_sink_mode,
-            )
-            result = None
-            if val_set is not None:
-                network = parts.in_float32(config, network)
-                result = self.evaluation(config, network, val_set, started.ranks)
-                if first:
-                    print(f"labkit: {summary(result)}", flush=True)
-        return Trained(folder, records, result)
-
-    def _shown(
-        self, config: TrainingConfig, network: nn.Cell, step: Step, batches: int, resume: bool
-    ) -> list[Callback]:
-        """Return the callbacks of the first rank: the printed losses, and the recipe's own."""
-        from mindspore.train import TimeMonitor
-
-        from labkit.recipes import parts
-
-        shown: list[Callback] = []
-        if self.losses is not None:
+        # A resumed training must share them.
+        own = {name: value for name, value in asdict(config).items() if name not in MAY_CHANGE}
+        step.settings |= {"recipe": own, "classes": list(classes)}
+        name = "LeNet-5" if config.depth is None else f"ResNet-{config.depth}"
+        with ExitStack() as held:
             updates = step.updates_ahead([batches])
-            shown += [parts.Losses(batches, updates, *self.losses), TimeMonitor(data_size=batches)]
-        return shown + ([] if self.callbacks is None else self.callbacks(config, network, resume))
+            documents = Documents(self, config, classes, rank, updates, held)
+            shown: list[Callback] = [documents]
+            if rank == 0:
+                images = config.batch_size * step.micro_batches * ranks
+                print(f"labkit: {name} into {folder}, {images} images in an update")
+                for setting, value in asdict(config).items():
+                    print(f"  {setting:24}  {value}", flush=True)
+                shown += [TimeMonitor(batches)] if self.losses else []
+                if self.snapshots:
+                    kept = Snapshots(
+                        network,
+                        documents.checkpoints / SNAPSHOTS,
+                        start_epoch=config.snapshot_start_epoch,
+                        saves_per_epoch=config.snapshots_per_epoch,
+                        keep=config.snapshot_max,
+                        resume=resume,
+                    )
+                    shown.append(kept)
+            try:
+                records = fit(
+                    step,
+                    train_set,
+                    config.epoch_size,
+                    folder=folder,
+                    resume=resume,
+                    checkpoint_every=config.save_checkpoint_steps,
+                    checkpoint_epochs=every,
+                    keep=config.keep_checkpoint_max,
+                    progress=name if rank == 0 and self.losses is None else None,
+                    callbacks=shown,
+                    dataset_sink_mode=config.dataset_sink_mode,
+                )
+            except RuntimeError as error:
+                if "alloc" in str(error).lower():
+                    error.add_note(
+                        f"labkit: memory was not enough for micro-batches of {config.batch_size} "
+                        "images; half, with twice the micro_steps, is the same but for BatchNorm"
+                    )
+                raise
+            if val_set is None:
+                return Trained(records, None)
+            # A step leaves its network in float16, which overflows while running statistics are
+            # based on few updates: ResNet-50 at 224 pixels has after three a loss of 35486, or NaN.
+            fresh = parts.build_network(config)
+            values = {parameter.name: parameter for parameter in network.get_parameters()}
+            checkpoint.load_into(fresh, values, "the training")
+            return Trained(records, self._evaluated(config, fresh, val_set, started, folder))
 
     def evaluate_checkpoint(
-        self,
-        config: TrainingConfig,
-        dataset_path: str | Path,
-        checkpoint_path: str | Path,
-        *,
-        device: str = "auto",
-        distribute: bool = False,
-        device_num: int | None = None,
+        self, config: Any, dataset_path: str | Path, checkpoint_path: str | Path, **machine: Any
     ) -> dict[str, float]:
         """Return accuracies and loss of a checkpoint over every image of the folder.
 
-        Args:
-            config: the recipe's settings.
-            dataset_path: as for ``train``, as are all others.
-            checkpoint_path: checkpoint of ``train``, or of the network alone, such as one of
-                ``labkit.migration``.
-            device: the device.
-            distribute: whether this is one rank of several.
-            device_num: their number.
+        The checkpoint is one of ``train``, or of the network alone, such as one of
+        ``labkit.migration``; all other arguments are those of ``train``.
 
         Raises:
             InputError: as for ``train``, and for a checkpoint of another network or other classes.
         """
-        started = start(config, device, distribute, device_num)
-        from labkit.recipes import parts
-
-        rank, ranks = started.rank, started.ranks
-        data = parts.datasets(config, dataset_path, rank, ranks, only_evaluate=True)
+        started = start(config.seed, **machine)
+        data = parts.datasets(config, dataset_path, started.rank, started.ranks, only_evaluate=True)
         _, val_set, classes = data
-        check_classes(classes, beside(checkpoint_path, CLASSES))
         config = parts.with_classes(config, classes)
         network = parts.build_network(config)
-        parts.load_network(network, checkpoint_path)
+        load(network, checkpoint_path, classes)
         cluster.agree(config=config, classes=classes, weights=cluster.digest(network))
-        result = self.evaluation(config, network, val_set, ranks)
-        if rank == 0:
-            print(f"labkit: {summary(result)}, checkpoint {checkpoint_path}", flush=True)
-            if self.say is not None:
-                self.say(result, checkpoint_path)
+        return self._evaluated(config, network, val_set, started, checkpoint_path)
+
+    def _evaluated(
+        self, config: Any, network: nn.Cell, val_set: Dataset, started: runtime.Runtime, path: Any
+    ) -> dict[str, float]:
+        """Return accuracies and loss over every image; the first rank prints them, and ``path``."""
+        cluster.take_from_first(running_statistics(network))
+        loss, several = parts.build_loss(config), started.ranks > 1
+        found = evaluate(network, loss, val_set, top=(1, 5), over_ranks=several)
+        result = {name: found[name] for name in ("top_1_accuracy", "top_5_accuracy", "loss")}
+        if started.rank == 0:
+            if self.judged:
+                print(self.judged.format(path=path, **result))
+            values = ", ".join(f"{name} {value:.4f}" for name, value in result.items())
+            print(f"labkit: {values}, {path}", flush=True)
         return result
-
-    def steps(self, config: TrainingConfig, dataset_path: str | Path, ranks: int) -> str:
-        """Return a line that says how many micro-batches each of ``ranks`` has in an epoch."""
-        from labkit.recipes import parts
-
-        count = parts.datasets(config, dataset_path, 0, ranks)[0].get_dataset_size()
-        return f"# {count} micro-batches of {config.batch_size} an epoch on each of {ranks} ranks"
-
-
-@contextlib.contextmanager
-def _advice(config: TrainingConfig) -> Iterator[None]:
-    """Add to MindSpore's error what helps where memory is not enough."""
-    try:
-        yield
-    except RuntimeError as error:
-        if "alloc" in str(error).lower():
-            error.add_note(
-                f"labkit: memory was not enough for micro-batches of {config.batch_size} images; "
-                "a smaller batch_size with as many more micro_steps makes the same update, but for "
-                "BatchNorm"
-            )
-        raise
 
 
 def start(
-    config: TrainingConfig, device: str, distribute: bool, device_num: int | None
+    seed: int, device: str = "auto", distribute: bool = False, device_num: int | None = None
 ) -> runtime.Runtime:
-    """Call ``labkit.start`` and check that the number of ranks is the requested one."""
+    """Call ``labkit.start`` and check that there are ``device_num`` ranks, if it is given."""
     ranks = cluster.ranks_started()
-    most = max(ranks, device_num or 1)
-    if not distribute and most > 1:
-        raise wrong("run_distribute", distribute, f"True with {most} ranks, or one rank")
-    if device_num is not None and device_num != ranks:
+    if device_num not in (None, ranks):
         raise wrong("device_num", device_num, f"{ranks}, the number of ranks started")
-    started = runtime.start(device, config.seed, distribute=distribute)
-    if started.ranks != ranks:
-        raise InputError(f"expected the environment's {ranks} ranks, got {started.ranks}")
-    return started
+    if ranks > 1 and not distribute:
+        raise wrong("run_distribute", distribute, f"True with {ranks} ranks")
+    return runtime.start(device, seed, distribute=distribute)
 
 
-def check_resume(config: TrainingConfig, classes: Sequence[str]) -> None:
-    """Raise ``InputError`` if ``config`` would not continue the training in its run folder."""
-    folder = Path(config.save_checkpoint_path)
-    if not (folder / CONFIG).is_file():
-        return
-    before = _read(folder / CONFIG)
-    check_classes(classes, folder / CLASSES)
-    for name, value in json.loads(json.dumps(asdict(config))).items():
-        if name not in MAY_CHANGE and value != before.get(name):
-            raise InputError(
-                f"cannot resume: {name}: expected {before.get(name)}, as in {folder}, got {value}"
-            )
-
-
-def check_classes(classes: Sequence[str], path: Path | None) -> None:
-    """Raise ``InputError`` if ``classes`` are not those in ``path``; without a file, accept any.
+def load(network: nn.Cell, path: str | Path, classes: Sequence[str]) -> None:
+    """Set a network's Parameters from a checkpoint, if its training had the same ``classes``.
 
     One class more or fewer would shift the labels of all that follow.
     """
-    if path is None or not path.is_file() or (known := _read(path)) == list(classes):
-        return
-    differ = []
-    for where, names in (("here", set(classes) - set(known)), ("there", set(known) - set(classes))):
-        if names:
-            few = ", ".join(sorted(names)[:3]) + (", ..." if len(names) > 3 else "")
-            differ.append(f"only {where}: {few}")
-    raise InputError(
-        f"the data has {len(classes)} classes and the training had {len(known)} ({path}); expected "
-        f"the same. {'; '.join(differ)}"
-    )
+    known = beside(path, CLASSES)
+    before = classes if known is None else json.loads(known.read_text("utf-8"))
+    if odd := sorted(set(classes) ^ set(before)):
+        raise InputError(
+            f"the data has {len(classes)} classes and the training had {len(before)} ({known}); "
+            f"expected the same, got {', '.join(odd[:3])} on one side only"
+        )
+    parts.load_network(network, path)
 
 
-def _read(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} cannot be read: {error}") from error
+@dataclass(eq=False)
+class Documents(Callback):
+    """Print the tutorial's lines, and write its files (see ``Tree``) and what describes a training.
+
+        epoch: 1 step: 625 loss is  5.2484765
+
+    The loss is that of the first rank's last micro-batch, the step the epoch's last update. Nothing
+    is written before the training begins: ``fit`` refuses a folder of another training, whose files
+    must not change. ``held`` closes the log of this rank's device.
+    """
+
+    recipe: Recipe
+    config: Any
+    classes: Sequence[str]
+    rank: int
+    updates: int
+    held: ExitStack
+
+    def __post_init__(self) -> None:
+        super().__init__()
+        on_gpu = ms.get_context("device_target") == "GPU"
+        self.tree = tree = (on_gpu and self.recipe.tree_on_gpu) or self.recipe.tree
+        self.losses = self.recipe.losses if self.rank == 0 else None
+        self.root = Path(self.config.save_checkpoint_path)
+        self.device = self.root / tree.device.format(os.environ.get("DEVICE_ID") or self.rank)
+        self.checkpoints = self.device / (tree.checkpoints or "").format(self.rank)
+        self.writes = tree.checkpoints is not None and (tree.every_device or self.rank == 0)
+
+    def on_train_begin(self, run_context: RunContext) -> None:
+        if self.rank == 0:
+            write_json(self.root / CONFIG, asdict(self.config), "the settings")
+            write_json(self.root / CLASSES, list(self.classes), "the classes")
+        if self.tree.device:
+            self.held.enter_context(_logged(self.device))
+        if self.losses and self.losses[0]:
+            print(self.losses[0], flush=True)
+
+    def on_train_epoch_end(self, run_context: RunContext) -> None:
+        now, config = run_context.original_args(), self.config
+        epoch, last = now.cur_epoch_num, now.cur_epoch_num == now.epoch_num
+        if self.losses:
+            step = f"step: {self.updates}{self.losses[1]}{now.net_outputs}"
+            print(f"epoch: {epoch} {step}", flush=True)
+        name = f"resnet-{epoch}_{now.batch_num}.ckpt"
+        due = config.save_checkpoint and (last or epoch % config.save_checkpoint_epochs == 0)
+        if self.writes and due:
+            # Not train_network, which in dataset sink mode is a Cell around the step.
+            checkpoint.write(now.network, self.checkpoints / name)
+            saved = sorted(self.checkpoints.glob("resnet-*.ckpt"), key=natural_order)
+            for old in saved[: -config.keep_checkpoint_max]:
+                old.unlink()
 
 
-def beside(checkpoint_path: str | Path, name: str) -> Path | None:
-    """Return RUN/name for a checkpoint that a training wrote into its run folder, else None."""
-    path = Path(checkpoint_path).absolute()
-    return next((f / name for f in path.parents[:4] if (f / name).is_file()), None)
+@contextlib.contextmanager
+def _logged(folder: Path) -> Iterator[None]:
+    """Write env.log, and copy what Python prints into train.log; a resumed training appends."""
+    make_folder(folder)
+    known = sorted(name for name in os.environ if name.startswith(_ENVIRONMENT))
+    text = "".join(f"{name}={os.environ[name]}\n" for name in known)
+    write_text(folder / "env.log", text, "env.log")
+    # Not in the locale's encoding, which may lack a character that is printed.
+    utf8: Any = {"encoding": "utf-8", "errors": "backslashreplace"}
+    with (
+        (folder / "train.log").open("a", buffering=1, **utf8) as file,
+        contextlib.redirect_stdout(_Both(sys.stdout, file)),
+        contextlib.redirect_stderr(_Both(sys.stderr, file)),
+    ):
+        yield
 
 
-def lines(config: TrainingConfig) -> str:
-    """Return one line ``  name value`` for each setting, the values aligned."""
-    values = asdict(config)
-    width = max(map(len, values))
-    return "\n".join(f"  {name.ljust(width)}  {value}" for name, value in values.items())
+class _Both:
+    """A stream whose text is also written to a file."""
 
+    def __init__(self, stream: TextIO, file: TextIO) -> None:
+        self._stream, self._copy = stream, file
 
-def summary(result: dict[str, float]) -> str:
-    """Return an evaluation as one line."""
-    return ", ".join(f"{name} {value:.4f}" for name, value in result.items())
+    def write(self, text: str) -> int:
+        self._copy.write(text)
+        return self._stream.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)

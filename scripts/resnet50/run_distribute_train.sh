@@ -4,11 +4,11 @@
 #   DEVICES  number of ranks, one device each
 #   DATA     folder with train/ and val/, or one folder a class
 #   OPTION   of 'labkit train resnet50', such as --batch_size 32
-# From the environment: LOG_DIR (default RUN-log), MASTER_PORT (a free one)
+# The ranks' logs are in runs/resnet50-log.
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/../common.sh"
 [ $# -ge 2 ] || refuse "expected a number of devices and a folder"
 devices=$1
 shift
-on_ranks "$devices" train resnet50 --data_path "$@"
+labkit train resnet50 --ranks "$devices" --data_path "$@"

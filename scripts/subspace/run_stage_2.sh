@@ -6,7 +6,7 @@
 #               snapshots are in checkpoint_pca beside it
 #   PCA_MAT     a basis of an earlier run, .safetensors or .npy: then none is computed
 #   OPTION      of 'labkit train subspace-2', such as --trials 2
-# From the environment: DEVICES (default 8), LOG_DIR (default RUN-log), MASTER_PORT (a free one)
+# From the environment: DEVICES, the number of ranks (default 8)
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/../common.sh"
@@ -19,5 +19,5 @@ case ${1-} in
     set -- --pca_mat_path "$@"
     ;;
 esac
-on_ranks "${DEVICES:-8}" train subspace-2 --data_path "$data" \
+labkit train subspace-2 --ranks "${DEVICES:-8}" --data_path "$data" \
     --pretrained_weight_path "$checkpoint" "$@"

@@ -3,7 +3,7 @@
 # Evaluate a checkpoint of THOR.
 #   DATA        folder with ilsvrc/ and ilsvrc_eval/, or train/ and val/
 #   CHECKPOINT  RUN/ckpt_0/resnet-EPOCH_STEP.ckpt or RUN/checkpoint/step-N.safetensors of a training
-#   CONFIG      YAML file of settings, such as the models repository's
+#   CONFIG      YAML file of settings, such as scripts/configs/thor_gpu.yaml
 #   OPTION      of 'labkit eval thor', such as --batch_size 32
 set -eu
 # shellcheck source=scripts/common.sh

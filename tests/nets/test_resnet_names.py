@@ -100,7 +100,7 @@ class TestCheckpoint:
         blog, plain = resnet.resnet(50, 10, differences=resnet.BLOG), resnet.resnet(50, 10)
         images = ms.Tensor(random.normal(size=(2, 3, 64, 64)), ms.float32)
         expected = network.set_train(False)(images).asnumpy()
-        with pytest.warns(UserWarning, match=r"blocks pool behind a convolution \(layer2.0.e2.0"):
+        with pytest.warns(UserWarning, match=r"blocks pool where this one strides \(layer2.0.e2.0"):
             load_network(blog, path)
         got = blog.set_train(False)(images).asnumpy()
         np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)

@@ -39,12 +39,12 @@ def trained(data, tmp_path_factory):
     out, done, train = tmp_path_factory.mktemp("recipes"), {}, Recipe.train
 
     def get(name):
-        if name == "subspace_stage_2":
-            get("subspace_stage_1")
+        if name == "subspace-2":
+            get("subspace-1")
         if name not in done:
             arguments = ["train", "--dataset_path", str(data), "--device_target", "CPU"]
             for setting, value in values(name, out).items():
-                arguments += ["--set", f"{setting}={value}"]
+                arguments += [f"--{setting}", str(value)]
             shown, results, kept = io.StringIO(), [], Kept()
             with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(shown):
                 patch.setattr(Recipe, "train", lambda *a, **o: results.append(train(*a, **o)))

@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -15,8 +14,8 @@ from labkit.nets import resnet
 from labkit.recipes import parts
 from labkit.recipes.training import Recipe
 from labkit.steps.accumulation import AccumulatedStep
+from labkit.training.evaluation import evaluate
 from labkit.training.records import read_records
-from tests.support.programs import run_code
 from tests.support.recipes import (
     NAMES,
     SETTINGS,
@@ -39,8 +38,8 @@ LONG = [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in NAM
 LOSS = {
     "thor": r"epoch: {} step: 4, loss is \d\.\d+",
     "adasum": r"epoch: {} step: 2 loss is \d\.\d+",
-    "subspace_stage_1": r"epoch: {} step: 4 loss is  \d\.\d+",
-    "subspace_stage_2": r"epoch: {} step: 4 loss is  \d\.\d+",
+    "subspace-1": r"epoch: {} step: 4 loss is  \d\.\d+",
+    "subspace-2": r"epoch: {} step: 4 loss is  \d\.\d+",
 }
 
 
@@ -64,8 +63,8 @@ def test_settings_losses_and_figures_are_printed(trained, name):
     images = 20 if name in ("adasum", "accumulation") else 10
     start = f"labkit: ResNet-18 into {out / name}, {images} images in an update\n  batch_size "
     assert start in printed
-    summary = r"^labkit: top_1_accuracy 0\.\d{4}, top_5_accuracy [01]\.\d{4}, loss \d\.\d{4}$"
-    assert len(re.findall(summary, printed, re.M)) == 1
+    summary = r"^labkit: top_1_accuracy 0\.\d{4}, top_5_accuracy [01]\.\d{4}, loss \d\.\d{4}, "
+    assert len(re.findall(summary + str(out / name), printed, re.M)) == 1
     if name in LOSS:
         lines = [line for line in printed.splitlines() if line.startswith("epoch:")]
         assert len(lines) == SETTINGS[name]["epoch_size"]
@@ -79,12 +78,10 @@ def test_settings_losses_and_figures_are_printed(trained, name):
 def test_a_resumed_training_is_the_uninterrupted_one(trained, data, tmp_path, name):
     """The resumed training may write elsewhere and more or less often."""
     out = trained(name).out
-    for each in ("subspace_stage_1", "subspace_stage_2") if "stage" in name else (name,):
+    for each in ("subspace-1", "subspace-2") if "subspace" in name else (name,):
         if (out / each).exists():
             shutil.copytree(out / each, tmp_path / each)
-    # The run folder records where the first stage was; both have moved.
     path = tmp_path / name / "config.json"
-    path.write_text(path.read_text().replace(str(out), str(tmp_path)))
     whole = arrays(newest(tmp_path / name))
     newest(tmp_path / name).unlink()
     last = 4 * SETTINGS[name]["epoch_size"]
@@ -107,7 +104,8 @@ def test_a_checkpoint_is_evaluated_as_after_its_training(trained, data, capsys, 
         [line for line in text.splitlines() if line.startswith("labkit: top_1_acc")]
         for text in (capsys.readouterr().out, trained(name).printed)
     )
-    assert lines == [f"{printed[0]}, checkpoint {path}"] and len(printed) == 1
+    out = str(trained(name).out / name)
+    assert lines == [printed[0].replace(out, str(path))] and len(printed) == 1
 
 
 @pytest.mark.parametrize("name", ["accumulation", pytest.param("thor", marks=pytest.mark.long)])
@@ -139,14 +137,17 @@ def test_the_tutorials_trees(trained, data, tmp_path, capsys, tree):
 
 
 def test_the_loss_of_other_data_is_plain_cross_entropy(trained, data, capsys):
-    """The label smoothing of the training's settings would give a different loss."""
+    """With label_smooth_factor 0 it is SoftmaxCrossEntropyWithLogits."""
     path = newest(trained("thor").out / "thor")
     given = ["eval", "--data_path", str(data), "--checkpoint_path", str(path)]
-    losses = []
-    for options in ((), ("--dataset", "cifar10"), ("--label_smooth_factor", "0")):
-        assert main("thor", [*given, *options, "--device_target", "CPU"]) == 0
-        losses.append(re.search(r"loss ([\d.]+)", capsys.readouterr().out)[1])
-    assert losses[0] != losses[1] == losses[2]
+    assert main("thor", [*given, "--label_smooth_factor", "0", "--device_target", "CPU"]) == 0
+    loss = float(re.search(r"loss ([\d.]+)", capsys.readouterr().out)[1])
+    config, network = settings("thor", trained("thor").out), resnet.resnet(18, 12)
+    parts.load_network(network, path)
+    _, val_set, _ = parts.datasets(config, data, 0, 1, only_evaluate=True)
+    plain = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
+    assert loss == pytest.approx(evaluate(network, plain, val_set)["loss"], abs=1e-4)
+    assert f"loss {loss:.4f}" not in trained("thor").printed
 
 
 def test_thors_checkpoints_and_evaluation_are_the_tutorials(trained, data, capsys):
@@ -200,12 +201,10 @@ def built(name, micro_batches, **changed):
     return recipe(name).build_step(config, network, micro_batches)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "subspace_stage_2"])
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "subspace-2"])
 def test_optimizer_and_options_are_those_of_the_settings(name):
     """Only weights decay, except in THOR's tutorial, whose filter excludes no parameter."""
-    given = dict(momentum=0.5, weight_decay=0.25)
-    if name != "resnet50":
-        given |= dict(loss_scale=64, precision="O2")
+    given = dict(momentum=0.5, weight_decay=0.25, loss_scale=64, precision="O2")
     step = built(name, 3, micro_steps=1, **given)
     optimizer = step.optimizer
     assert isinstance(optimizer, nn.Momentum) and float(optimizer.momentum.asnumpy()) == 0.5
@@ -214,37 +213,16 @@ def test_optimizer_and_options_are_those_of_the_settings(name):
     for parameter, decay in zip(optimizer.parameters, optimizer.weight_decay, strict=True):
         decays = parameter.ndim > 1 or name == "thor"
         assert float(decay.asnumpy()) == (0.25 if decays else 0.0), parameter.name
-    if name != "resnet50":
-        assert float(step.gradient.loss_scale.asnumpy()) == 64 and step.gradient.checked
-        assert step.settings["precision"] == "O2"
+    assert float(step.gradient.loss_scale.asnumpy()) == 64 and step.gradient.checked
+    assert step.settings["precision"] == "O2"
 
 
-@pytest.mark.parametrize("name", ["resnet50", "thor", "subspace_stage_1"])
+@pytest.mark.parametrize("name", ["resnet50", "thor", "subspace-1"])
 def test_a_schedule_counts_updates(name):
     with pytest.warns(UserWarning, match="BatchNorm"):
         step = built(name, 9, micro_steps=4)
     assert type(step) is AccumulatedStep
-    assert rates_of(step).shape == ((12 if "stage" in name else 9),)
-
-
-def test_mindspore_is_not_there_before_labkit_has_started():
-    """``start`` sets what MindSpore reads when it is imported, such as its log level."""
-    code = """
-import sys
-from labkit.recipes import RECIPES, training
-from labkit.recipes.__main__ import main
-def start(*given):
-    assert "mindspore" not in sys.modules
-    raise KeyboardInterrupt
-training.start = start
-for name in RECIPES:
-    try:
-        main(["train", name, "--dataset_path", "."], "labkit")
-    except KeyboardInterrupt:
-        print("started")
-"""
-    done = run_code(code)
-    assert done.stdout.split() == ["started"] * len(NAMES), done.stderr
+    assert rates_of(step).shape == ((12 if name == "subspace-1" else 9),)
 
 
 @pytest.fixture
@@ -257,27 +235,13 @@ def calls(monkeypatch):
 
 class TestCommand:
     @of_every_recipe
-    def test_help_lists_every_setting_with_type_default_and_meaning(self, name, capsys):
-        with pytest.raises(SystemExit) as ended:
-            main(name, ["eval", "--help"])
-        assert ended.value.code == 0
-        text = " ".join(capsys.readouterr().out.split())
-        listed = text[text.index(" settings: ") :]
-        defaults = next(iter(recipe(name).named.values()))
-        for each in fields(defaults):
-            kind = getattr(each.type, "__name__", str(each.type)).split(" | ")[0].upper()
-            kind = kind.replace("TUPLE[INT, ...]", "INT,INT,...")
-            default = re.escape(str(each.default))
-            assert re.search(rf" --{each.name} {re.escape(kind)} \S.*?\({default};", listed)
-
-    @of_every_recipe
     def test_a_setting_is_an_option_too(self, name, calls):
         """It changes the named settings, of which the first are the default."""
         named = recipe(name).named
         for given in list(named) if len(named) > 1 else [None]:
-            arguments = ["train", "--data_path", ".", "--set", "seed=3", "--seed", "4"]
+            arguments = ["train", "--data_path", ".", "--seed", "3", "--seed", "4"]
             arguments += ["--settings", given] if given else []
-            assert main(name, [*arguments, "--batch_size", "7", "--set", "batch_size=8"]) == 0
+            assert main(name, [*arguments, "--batch_size", "8"]) == 0
             changed = {"seed": 4, "batch_size": 8}
             assert vars(calls[-1][0][0]) == vars(named[given or next(iter(named))]) | changed
         options = {"device": "auto", "distribute": False, "device_num": None, "resume": False}
@@ -289,7 +253,7 @@ class TestCommand:
         (tmp_path / "some.yaml").write_text("lr: 0.5\nbatch_size: 8\n")
         arguments = ["train", "--dataset_path", ".", "--run_distribute", "True"]
         arguments += ["--device_num", "8", "--device_target", "GPU", "--resume"]
-        arguments += ["--config", str(tmp_path / "some.yaml"), "--set", "lr=0.25"]
+        arguments += ["--config", str(tmp_path / "some.yaml"), "--lr", "0.25"]
         assert main("resnet50", arguments) == 0
         (((config, path), options),) = calls
         assert (config.lr, config.batch_size, path) == (0.25, 8, ".")
@@ -300,10 +264,10 @@ class TestCommand:
         ("arguments", "message"),
         [
             ("--batch_size 61 --depth 18", "batch_size: expected at most 40, the number"),
-            ("--class_num 9", "class_num is 9, and the data has 10 classes"),
+            ("--class_num 9", "class_num: expected at least 10, the data's classes, or None"),
             ("--device_target GPU", "device GPU was requested but is not available"),
             ("--config none.yaml", "none.yaml cannot be read"),
-            ("--set epochsize=4", "unknown setting 'epochsize'. Did you mean 'epoch_size'"),
+            ("--warmup 91", "warmup_epochs: expected an integer >= 0 and <= 90, got 91"),
         ],
     )
     def test_bad_input_is_one_line_and_exit_code_2(

@@ -7,14 +7,12 @@ when it is called like this.
 
 import json
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from labkit.labs import presets
-from labkit.recipes import adasum, thor
 from labkit.recipes.adasum import NAMED as ADASUM
 from labkit.recipes.subspace import STAGE_TWO, StageOneConfig
 from labkit.recipes.thor import NAMED as THOR
@@ -52,8 +50,6 @@ def test_every_training_is_the_documents_and_goes_on(name, tmp_path, monkeypatch
     calls, (defined, trainings) = [], LABS[name]
     record = lambda self, *given, **options: calls.append((*given, options))  # noqa: E731
     monkeypatch.setattr(Recipe, "train", record)
-    for module in (thor, adasum):
-        monkeypatch.setattr(module, "train", partial(record, None))
     run = SimpleNamespace(path=lambda folder: tmp_path / folder)
     known = {"preset": "paper", "device": "CPU", "replace": replace} | defined
     known |= {"run": run, "lab": SimpleNamespace(run=run)}

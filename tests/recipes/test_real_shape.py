@@ -35,12 +35,11 @@ ROOT = Path(__file__).resolve().parents[2]
 FREE = 11e9  # bytes of memory that a training needs
 SECONDS = 3600
 CLASSES = 16  # folders with images, of 1001 classes
-NAMED = {"accumulation": "resnet50", "adasum": "one_device"}
+NAMED = {"adasum": "one_device"}
 OTHER = {
     # 256 images per update, as on the document's 8 devices. It has no float16, and counts the
     # classes of ImageNet for class_num.
     "resnet50": {"batch_size": 32, "micro_steps": 8, "class_num": 1001},
-    "accumulation": {"batch_size": 32},
     # One refresh, and one update that uses its inverses.
     "thor": {"batch_size": 12, "frequency": 2},
     # Two updates of 2 x 8 micro-batches would take 15 minutes. Warm-up begins at rate 0.
@@ -134,7 +133,7 @@ def initial(name):
 def figures(said):
     """Return (top-1, top-5, loss) of the one evaluation in what a command printed."""
     number = r"(\d+\.\d{4})"
-    form = rf"^labkit: top_1_accuracy {number}, top_5_accuracy {number}, loss {number}(?:,|$)"
+    form = rf"^labkit: top_1_accuracy {number}, top_5_accuracy {number}, loss {number}, "
     (numbers,) = re.findall(form, said, re.M)
     return tuple(map(float, numbers))
 
@@ -178,7 +177,7 @@ def check(run, images, before, updates=2):
     shown = dict(re.findall(r"^  (\w+) +(\S+)$", run.said, re.M))
     shape = {"depth": "50", "class_num": "1001", "image_size": "224", "augment": "True"}
     assert shown | shape == shown
-    assert shown.get("precision") == (None if run.name == "resnet50" else "O2")
+    assert shown["precision"] == ("O0" if run.name == "resnet50" else "O2")
     assert [row["images"] for row in run.rows] == [images] * updates
     for row in run.rows:
         assert np.isfinite(row["loss"]) and 0 < row["gradient_norm"] < np.inf
@@ -198,7 +197,7 @@ def starts(run):
     return LOWEST < run.rows[0]["loss"] < HIGHEST
 
 
-@pytest.mark.parametrize(("name", "batches"), [("resnet50", 8), ("accumulation", 4), ("adasum", 4)])
+@pytest.mark.parametrize(("name", "batches"), [("resnet50", 8), ("adasum", 4)])
 def test_several_micro_batches_an_update(tmp_path, name, batches):
     """Adasum has two workers, each with its own moments."""
     run = trained(name, tmp_path / name, 2 * batches)
@@ -232,7 +231,7 @@ def stage_1(tmp_path_factory):
 def test_subspace_1(stage_1):
     check(stage_1, 32, initial("subspace-1"), updates=3)
     assert starts(stage_1)
-    names = sorted(path.name for path in (stage_1.folder / "checkpoint_pca").glob("step-*"))
+    names = sorted(path.name for path in stage_1.folder.glob("*/*/checkpoint_pca/step-*"))
     assert names == [f"step-{update:09d}.safetensors" for update in (1, 2, 3)]
 
 
@@ -241,7 +240,8 @@ def test_subspace_2(stage_1, tmp_path):
     assert f"\nlabkit: starts from {stage_1.checkpoint}\n" in run.said
     start = arrays(stage_1.checkpoint)
     check(run, 24, {name: start[name] for name in initial("subspace-2")})
-    matrix = load_file(stage_1.folder / "checkpoint_pca" / "pca_mat.safetensors")["matrix"]
+    (path,) = stage_1.folder.glob("*/*/checkpoint_pca/pca_mat.safetensors")
+    matrix = load_file(path)["matrix"]
     assert matrix.shape == (2, sum(weight.size for weight in initial("subspace-2").values()) + 1001)
     assert all(row["trials"] >= 1 for row in run.rows)
     assert run.rows[-1]["failed_searches"] == 0

@@ -7,14 +7,14 @@ from mindspore import nn
 from mindspore.train import RunContext
 from mindspore.train.callback import _InternalCallbackParam
 
-from labkit.recipes import parts, training
+from labkit.recipes import recipe, training
 from tests.support.recipes import settings
 
 pytestmark = pytest.mark.usefixtures("runtime", "small")
 
 
 @pytest.mark.parametrize(
-    ("name", "writes", "device"), [("subspace_stage_1", False, "3"), ("thor", True, "")]
+    ("name", "writes", "device"), [("subspace-1", False, "3"), ("thor", True, "")]
 )
 def test_another_ranks_device(tmp_path, monkeypatch, name, writes, device):
     """The device's folder has a log; only THOR's tutorial saves a checkpoint on every device.
@@ -30,13 +30,13 @@ def test_another_ranks_device(tmp_path, monkeypatch, name, writes, device):
     now.update(epoch_num=3, batch_num=4, network=network)
     context = RunContext(now)
     with ExitStack() as held:
-        callback = parts.Documents(config, name, ["0", "1"], 1, held)
+        callback = training.Documents(recipe(name), config, ["0", "1"], 1, 4, held)
         callback.on_train_begin(context)
         for epoch in (1, 3):
             now.update(cur_epoch_num=epoch)
             callback.on_train_epoch_end(context)
         print("said by rank 1: Möwe \udcff")
-    folder = tmp_path / name / training.TREES[name].device.format(device or 1)
+    folder = tmp_path / name / recipe(name).tree.device.format(device or 1)
     written = {path.name for path in folder.iterdir()}
     assert written == {"env.log", "train.log"} | ({"ckpt_0"} if writes else set())
     # In UTF-8, and what is not a character does not end the training.
@@ -47,17 +47,8 @@ def test_another_ranks_device(tmp_path, monkeypatch, name, writes, device):
     assert f"DEVICE_ID={device}\n" in said and "TOKEN" not in said
 
 
-def test_on_gpu_ranks_share_a_folder():
-    assert training.tree("thor", "Ascend").device.format(5) == "train_parallel5"
-    shared = training.tree("thor", "GPU")
-    assert shared.device.format(5) == "train_parallel"
-    assert shared.checkpoints.format(rank=5) == "ckpt_5"
-
-
-@pytest.mark.parametrize(
-    "place", ["resnet-2_4.ckpt", "checkpoint/F", "train_parallel0/ckpt_0/resnet-2_4.ckpt"]
-)
-def test_the_run_folder_of_a_checkpoint(tmp_path, place):
-    assert training.beside(tmp_path / place, "config.json") is None
-    (tmp_path / "config.json").write_text("{}")
-    assert training.beside(tmp_path / place, "config.json") == tmp_path / "config.json"
+def test_on_gpu_ranks_share_a_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(training.ms, "get_context", lambda name: "GPU")
+    config = settings("thor", tmp_path)
+    callback = training.Documents(recipe("thor"), config, [], 5, 4, ExitStack())
+    assert callback.checkpoints == tmp_path / "thor/train_parallel/ckpt_5" and callback.writes

@@ -1,6 +1,7 @@
 """Recipes made small: settings that train within seconds, and a ResNet-18 of four convolutions."""
 
-from labkit import recipes
+from labkit.recipes import recipe
+from labkit.recipes.__main__ import main as command
 
 _DATA = dict(image_size=32, batch_size=10, augment=False, num_parallel_workers=1)
 _SHARED = dict(depth=18, class_num=12, initialiser="torchvision", **_DATA)
@@ -8,39 +9,29 @@ _KEPT = dict(save_checkpoint_epochs=1, keep_checkpoint_max=2)
 _FLOAT32 = dict(precision="O0", epoch_size=2)
 SETTINGS = {
     "resnet50": dict(epoch_size=3, warmup=1, lr=0.05, weight_decay=1e-3, class_num=None) | _KEPT,
-    "accumulation": dict(
-        network="resnet", class_num=None, epoch_size=2, micro_steps=2, learning_rate=0.02
-    ),
+    "accumulation": dict(class_num=None, epoch_size=2, micro_steps=2, learning_rate=0.02),
     "thor": dict(lr_init=0.02, lr_end_epoch=3, damping_init=0.3, frequency=2) | _FLOAT32,
     "adasum": dict(lr_max=0.02, warmup_epochs=1, node_size=1, workers=2, loss_scale=1.0) | _FLOAT32,
-    "subspace_stage_1": _FLOAT32
+    "subspace-1": _FLOAT32
     | dict(epoch_size=3, total_epochs=4, warmup_epochs=1, lr_max=0.05)
     | dict(snapshots_per_epoch=2, snapshot_max=5, **_KEPT),
-    "subspace_stage_2": dict(n_components=3, trials=4) | _FLOAT32,
+    "subspace-2": dict(n_components=3, trials=4) | _FLOAT32,
 }
 SETTINGS = {name: _SHARED | own for name, own in SETTINGS.items()}
 NAMES = tuple(SETTINGS)
-ON_LINE = {"subspace_stage_1": "subspace-1", "subspace_stage_2": "subspace-2"}
-
-
-def recipe(name):
-    """Return a ``Recipe`` by its own name."""
-    return recipes.recipe(ON_LINE.get(name, name))
 
 
 def main(name, arguments):
     """Run a recipe's command, as ``labkit`` does, and return its exit code."""
-    from labkit.recipes.__main__ import main
-
     verb, *rest = arguments
-    return main([verb, ON_LINE.get(name, name), *rest], "labkit")
+    return command([verb, name, *rest], "labkit")
 
 
 def values(name, out, **changed):
     """Return the non-default settings of a recipe that writes into ``out/name``."""
     folders = {"save_checkpoint_path": str(out / name)}
-    if name == "subspace_stage_2":
-        folders["stage_1"] = str(out / "subspace_stage_1")
+    if name == "subspace-2":
+        folders["stage_1"] = str(out / "subspace-1")
     return SETTINGS[name] | folders | changed
 
 

@@ -25,11 +25,7 @@ class Trainings:
         )
         self.arrays |= self.kept.parameters(label)
         columns = {n: result.records.column(n) for n in ("loss", "images")}
-        self.said[label] = columns | {
-            "evaluation": result.evaluation,
-            "folder": result.folder.name,
-        }
-        return result
+        self.said[label] = columns | {"evaluation": result.evaluation}
 
     def refused(self, label, call, *arguments, **options):
         """Keep the message of the InputError that a call raises."""
@@ -70,16 +66,16 @@ def with_group_norm(run, out):
     run.train("micro", settings("resnet50", out / "micro", batch_size=5, micro_steps=2))
     run.train("thor", settings("thor", out), "thor")
     adasum = settings("adasum", out, workers=1)
-    result = run.train("adasum", adasum, "adasum")
+    run.train("adasum", adasum, "adasum")
     if cluster.rank_and_size()[0] == 0:
-        newest(result.folder).unlink()
+        newest(out / "adasum").unlink()
     cluster.gather([0.0])
     run.train("adasum resumed", adasum, "adasum", resume=True)
     servers = settings("adasum", out / "none", workers=1, node_size=8)
     run.refused("servers", run.train, "servers", servers, "adasum")
     # One step per epoch: five epochs for five snapshots.
     epochs = {"epoch_size": 5, "total_epochs": 6, "snapshots_per_epoch": 1}
-    for name, changed in (("subspace_stage_1", epochs), ("subspace_stage_2", {})):
+    for name, changed in (("subspace-1", epochs), ("subspace-2", {})):
         run.train(name, settings(name, out, **changed), name)
 
 
