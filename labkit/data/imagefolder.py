@@ -14,9 +14,9 @@ batch, and shards are exact.
 
 Files become three channels: grayscale is repeated, a palette looked up, alpha dropped, CMYK with
 Adobe's marker converted, the upper 8 of 16 bits taken, EXIF orientation ignored. The result is bit
-for bit that of Pillow's convert("RGB"), except for 16-bit grayscale, which Pillow turns white, and
-for CMYK, which is within 1 grey level. Files that `labkit.data.imagefiles` cannot use are refused
-by name when the dataset is created.
+for bit that of Pillow's convert("RGB"), except for 16-bit grayscale, which Pillow turns white (the
+backend "pillow" refuses it), and for CMYK, which is within 1 grey level. Files that
+`labkit.data.imagefiles` cannot use are refused by name when the dataset is created.
 
 The order depends on the seed (`labkit.runtime.start`) alone, random crops and flips on the seed and
 num_parallel_workers. `dataset.set_init_step` resumes both exactly.
@@ -92,7 +92,7 @@ def create_dataset(
     if random and choice("backend", backend, BACKENDS) == "pillow":
         expected = "'mindspore' or augment=False: no seed makes Pillow's augmentation repeatable"
         raise wrong("backend", backend, expected)
-    names, count, side = read_folder(dataset_path)
+    names, count, side = read_folder(dataset_path, deep=random or backend != "pillow")
     if random:
         crop = vision.RandomCropDecodeResize(image_size, scale=SCALE, ratio=RATIO)
         operations = [crop, vision.RandomHorizontalFlip(0.5), _normalise(), vision.HWC2CHW()]

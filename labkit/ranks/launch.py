@@ -95,7 +95,7 @@ def launch(
             for old in logs.glob("worker_*.log"):  # of an earlier call
                 old.unlink()
         made = plan((script, *args), logs, workers=workers, **options)
-        ranks = stack.enter_context(_started(made, logs, cwd))
+        ranks = stack.enter_context(_started(made, logs, cwd, log_dir is not None))
         shown, over = 0, False
         while not over:
             time.sleep(_POLL)
@@ -201,7 +201,7 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def _started(made: Plan, logs: Path, cwd: str | os.PathLike | None) -> Iterator[_Ranks]:
+def _started(made: Plan, logs: Path, cwd: str | os.PathLike | None, kept: bool) -> Iterator[_Ranks]:
     """Start msrun and yield its ranks; on leaving, end whatever is left of them."""
     with (logs / "msrun.log").open("wb") as log:
         msrun = subprocess.Popen(
@@ -214,7 +214,7 @@ def _started(made: Plan, logs: Path, cwd: str | os.PathLike | None) -> Iterator[
             start_new_session=True,
             preexec_fn=_alone,
         )
-    ranks = _Ranks(msrun, logs, made.ranks)
+    ranks = _Ranks(msrun, logs, made.ranks, kept)
     try:
         yield ranks
     finally:
@@ -235,8 +235,8 @@ class _Ranks:
         codes: rank -> exit code, -n for signal n, of those that have ended, in that order.
     """
 
-    def __init__(self, msrun: subprocess.Popen, logs: Path, numbers: range) -> None:
-        self.msrun, self.logs, self.numbers = msrun, logs, numbers
+    def __init__(self, msrun: subprocess.Popen, logs: Path, numbers: range, kept: bool) -> None:
+        self.msrun, self.logs, self.numbers, self.kept = msrun, logs, numbers, kept
         self.pids: dict[int, int] = {}
         self.codes: dict[int, int] = {}
 
@@ -291,8 +291,8 @@ class _Ranks:
         how = f"ended with exit code {code}"
         if code < 0:  # SIGKILL is also how the system takes back memory
             how = f"was ended by {signal.Signals(-code).name}"
-        where = self.logs / f"worker_{rank}.log"
-        return WorkerFailed(f"rank {rank} {how}; log: {where}\n{tail}", rank, code, tail)
+        where = f"; log: {self.logs / f'worker_{rank}.log'}" if self.kept else ""
+        return WorkerFailed(f"rank {rank} {how}{where}\n{tail}", rank, code, tail)
 
     def _is_echo(self, rank: int) -> bool:
         """Return whether a rank failed only because another is gone, or was killed with it."""

@@ -179,7 +179,7 @@ def sweep(
     preset, grid = preset or _preset(), sweeps.grid_of(parameter or ())
     chosen = sweeps.tasks(lab, grid, preset=preset, device=device or "auto")
     default = find_project() / "runs" / "sweeps" / f"{chosen[0].lab.name}-{preset}"
-    folder = runner.output_folder(str(default) if out is None else out)
+    folder = runner.output_folder(str(default) if out is None else out, again=True)
     results = runner.run(chosen, folder, jobs, timeout, memory, quiet=as_json)
     written = sweeps.write(results, grid, folder)
     rows = [(*runner.parameters_of(each["requested"]).values(), *_row(each)) for each in results]

@@ -13,10 +13,10 @@ import timeit
 import tomllib
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -65,7 +65,9 @@ def run() -> list[Check]:
     return checks
 
 
-def doctor() -> None:
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object alone.")] = False,
+) -> None:
     """Check this machine for known problems, and suggest remedies. Takes under 10 seconds.
 
     Exit code 0: all checks passed; 1: one or more failed.
@@ -73,11 +75,14 @@ def doctor() -> None:
     Example: labkit doctor
     """
     checks = run()
+    passed = sum(check.ok for check in checks)
+    if as_json:
+        typer.echo(json.dumps({check.name: asdict(check) for check in checks}))
+        raise typer.Exit(0 if passed == len(checks) else 1)
     for check in checks:
         typer.echo(f"{'pass' if check.ok else 'FAIL'}  {check.name:12}  {check.found}")
         if not check.ok:
             typer.echo(f"{'':20}remedy: {check.remedy}")
-    passed = sum(check.ok for check in checks)
     typer.echo(f"{passed} of {len(checks)} checks passed")
     raise typer.Exit(0 if passed == len(checks) else 1)
 

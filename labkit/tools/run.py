@@ -116,10 +116,13 @@ def values(texts: Iterable[str], read: Callable[[str], Any] = parse) -> dict[str
     return named
 
 
-def output_folder(out: str | None) -> Path:
+def output_folder(out: str | None, again: bool = False) -> Path:
     """Return the run folder: ``out``, which may begin with ~, or a new ``runs/<time>``.
 
-    ``runs/latest`` then points to the new one. An address or an empty text is refused.
+    ``runs/latest`` then points to the new one. With ``again`` it may hold the run that is repeated.
+
+    Raises:
+        InputError: for an empty text or an address, or a folder that holds a run.
     """
     if out is None:
         folder = new_folder(find_project() / "runs")
@@ -129,7 +132,10 @@ def output_folder(out: str | None) -> Path:
         return folder
     if not out.strip() or "://" in out:
         raise wrong("--out", out, "a folder of this machine")
-    return Path(out).expanduser().resolve()
+    folder = Path(out).expanduser().resolve()
+    if (folder / RUN).exists() and not again:
+        raise InputError(f"{folder} holds a run; expected a new folder, or --resume {folder}")
+    return folder
 
 
 def jobs_of(asked: int | None, preset: str, device: str, count: int) -> int:

@@ -123,9 +123,13 @@ def test_every_usable_kind_becomes_three_channels(tmp_path, name, backend):
     content = usable()[name]
     store(tmp_path / "a", {name: content})
     options = dict(do_train=False, image_size=40, resize=None, backend=backend)
+    if name == "16 bits gray.png" and backend == "pillow":
+        with pytest.raises(InputError, match="a/16 bits gray.png is a 16-bit gray.*white"):
+            create_dataset(tmp_path, 1, **options)
+        return
     images = batches(create_dataset(tmp_path, 1, **options))[0][0]
     image = Image.open(tmp_path / "a" / name)
-    if name == "16 bits gray.png" and backend == "mindspore":
+    if name == "16 bits gray.png":
         expected = np.repeat(np.asarray(image)[..., None] >> 8, 3, axis=2)
     else:
         expected = np.asarray(image.convert("RGB"))
