@@ -96,21 +96,3 @@ class TestMake:
         assert "'layer 1' have no inverse in float32" in said
         assert "damping 1e+05, 1e+06 times what was asked for" in said
         np.testing.assert_array_equal(several[1].a_inverse.asnumpy()[0], np.eye(5))
-
-    def test_the_damping_that_the_refusal_names_is_tried(self, monkeypatch):
-        """It is the seventh try: a million times the requested damping."""
-        inverses = Inverses(layers(ONES), "equal")
-        residual = {True: 0.0, False: np.inf}
-        invert = lambda group, damping: [residual[damping > 0.99e5]] * len(group)  # noqa: E731
-        monkeypatch.setattr(inverses, "_invert", invert)
-        assert inverses.make([0], 0.1) == {0: 6}
-
-    def test_a_rank_makes_its_own_only(self):
-        """The other ranks send their inverses, which a test on ranks shows."""
-        several = layers(np.eye(5)[None], np.eye(5)[None])
-        with pynative():
-            inverses = Inverses(several, "equal")
-            inverses.own = [0]
-            inverses.make([0, 1], 0.04)
-        assert made_with(several[0]) == pytest.approx(1.2, rel=1e-6)
-        assert made_with(several[1]) == 1.0
