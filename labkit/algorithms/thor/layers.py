@@ -172,7 +172,8 @@ def find_layers(
             owners.setdefault(number, []).append(name)
     skipped = _matching(list(layers), skip)
     index = {id(parameter): number for number, parameter in enumerate(parameters)}
-    places, problems = [], {}
+    places: list[Place] = []
+    problems: dict[str, str] = {}
     for name, (parent, key, layer) in layers.items():
         if name in skipped or id(layer.weight) not in index:
             continue

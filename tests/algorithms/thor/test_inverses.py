@@ -11,7 +11,6 @@ from labkit.algorithms.thor.inverses import Inverses, share_out
 from labkit.algorithms.thor.layers import geometry_of
 from labkit.runtime import pynative
 from labkit.steps.state import set_state
-from tests.support.thor_layers import off
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -72,21 +71,6 @@ class TestMake:
         assert made_with(several[1]) == pytest.approx(1e-6 * 10 ** (tries[1] / 2), rel=0.02)
         # The others keep the inverses made with the requested damping.
         assert made_with(several[0]) == made_with(several[2]) == pytest.approx(1.0, rel=1e-6)
-
-    def test_alone_or_together_they_are_the_same(self):
-        random = np.random.default_rng(0)
-        columns = random.normal(size=(3, 1, 5, 9))
-        factors = columns @ columns.swapaxes(2, 3)
-        together, alone = layers(*factors), layers(*factors)
-        with pynative():
-            Inverses(together, "pi").make([0, 1, 2], 0.1)
-            inverses = Inverses(alone, "pi")
-            assert inverses.make([1], 0.1) == {1: 0}
-            np.testing.assert_array_equal(alone[0].a_inverse.asnumpy()[0], np.eye(5))
-            inverses.make([0, 2], 0.1)
-        for layer, other in zip(together, alone, strict=True):
-            assert off(layer.a_inverse.asnumpy(), other.a_inverse.asnumpy()) <= 1e-6
-            assert off(layer.g_inverse.asnumpy(), other.g_inverse.asnumpy()) <= 1e-6
 
     def test_what_no_damping_helps_is_named(self):
         several = layers(np.eye(5)[None], np.full((1, 5, 5), np.nan))
