@@ -24,8 +24,6 @@ def adasum_pair(a: ArrayLike, b: ArrayLike, m: int = 1, n: int = 1) -> np.ndarra
     their mean over the workers, (m a + n b) / (m + n); a zero vector leaves the other unchanged.
     """
     a, b = _vector(a), _vector(b)
-    if a.shape != b.shape:
-        raise InputError(f"expected vectors of one length, got {a.size} and {b.size}")
     if not a.any() or not b.any():
         return a + b
     product = a @ b

@@ -1,12 +1,9 @@
 """Convolutions as matrix products over patches (im2col), with any window, and their slopes."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-
-from labkit.errors import InputError
 
 Pair = tuple[int, int]
 Sides = tuple[int, int, int, int]
@@ -44,17 +41,6 @@ def same_padding(size: Pair, kernel: Pair, stride: Pair = (1, 1), dilation: Pair
     return rows // 2, rows - rows // 2, columns // 2, columns - columns // 2
 
 
-def _map_of(shape: Sequence[int], window: Window) -> Pair:
-    """Return (height, width) of a convolution's output on an input of ``shape`` (N, C, H, W)."""
-    top, bottom, left, right = window.padding
-    padded = (shape[2] + top + bottom, shape[3] + left + right)
-    spans = [(k - 1) * d + 1 for k, d in zip(window.kernel, window.dilation, strict=True)]
-    if padded[0] < spans[0] or padded[1] < spans[1]:
-        raise InputError(f"a map of {padded}, padding included; expected at least {spans}")
-    height, width = ((p - s) // t + 1 for p, s, t in zip(padded, spans, window.stride, strict=True))
-    return height, width
-
-
 def patches(
     x: np.ndarray,
     kernel: Pair,
@@ -67,16 +53,9 @@ def patches(
 
     T counts the positions row by row; a patch is ordered by channel, then kernel row and column.
     """
-    window = Window(kernel, stride, padding, dilation, groups)
-    rows, channels = x.shape[:2]
-    if channels % groups:
-        raise InputError(f"channels: expected a multiple of {groups} groups, got {channels}")
-    height, width = _map_of(x.shape, window)
     padded = _pad(np.asarray(x, dtype=np.float64), padding)
-    columns = np.zeros((rows, channels, *kernel, height, width))
-    for i, j in np.ndindex(*kernel):
-        columns[:, :, i, j] = padded[_seen_by(i, j, window, height, width)]
-    return columns.reshape(rows, groups, -1, height * width)
+    views = list(_views(padded, Window(kernel, stride, padding, dilation, groups)))
+    return np.stack(views, axis=2).reshape(len(x), groups, -1, views[0][0, 0].size)
 
 
 def sum_of_patches(columns: np.ndarray, shape: Sequence[int], window: Window) -> np.ndarray:
@@ -84,12 +63,11 @@ def sum_of_patches(columns: np.ndarray, shape: Sequence[int], window: Window) ->
 
     columns (N, groups, C/groups kh kw, T), ``shape`` (N, C, H, W) of the result.
     """
-    height, width = _map_of(shape, window)
-    top, _, left, _ = window.padding
     padded = _pad(np.zeros(shape), window.padding)
-    columns = columns.reshape(*shape[:2], *window.kernel, height, width)
-    for i, j in np.ndindex(*window.kernel):
-        padded[_seen_by(i, j, window, height, width)] += columns[:, :, i, j]
+    columns = columns.reshape(*shape[:2], -1, columns.shape[3])
+    for entry, view in enumerate(_views(padded, window)):
+        view += columns[:, :, entry].reshape(view.shape)
+    top, _, left, _ = window.padding
     return padded[:, :, top : top + shape[2], left : left + shape[3]]
 
 
@@ -101,9 +79,9 @@ def convolve(
     y = W p + b for every patch p, group by group.
     """
     columns = patches(x, **vars(window))
-    matrix = weight.reshape(window.groups, weight.shape[0] // window.groups, -1)
+    matrix = weight.reshape(window.groups, len(weight) // window.groups, -1)
     y = np.einsum("gop,ngpt->ngot", matrix, columns)
-    y = y.reshape(len(x), len(weight), *_map_of(x.shape, window))
+    y = y.reshape(len(x), len(weight), *_positions(_pad(x, window.padding).shape, window))
     return y if bias is None else y + bias[:, None, None]
 
 
@@ -112,7 +90,7 @@ def convolution_slopes(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return (dL/dx, dL/d weight, dL/d bias) for dL/dy (N, O, H', W')."""
     columns = patches(x, **vars(window))
-    matrix = weight.reshape(window.groups, weight.shape[0] // window.groups, -1)
+    matrix = weight.reshape(window.groups, len(weight) // window.groups, -1)
     slopes = derivatives.reshape(len(x), window.groups, matrix.shape[1], -1)
     by_input = sum_of_patches(np.einsum("gop,ngot->ngpt", matrix, slopes), x.shape, window)
     by_weight = np.einsum("ngot,ngpt->gop", slopes, columns).reshape(weight.shape)
@@ -124,11 +102,17 @@ def _pad(x: np.ndarray, padding: Sides) -> np.ndarray:
     return np.pad(x, ((0, 0), (0, 0), (top, bottom), (left, right)))
 
 
-def _seen_by(i: int, j: int, window: Window, height: int, width: int) -> tuple[Any, ...]:
-    """Return the index of the pixels under entry (i, j) of the kernel, for all positions."""
-    index: tuple[Any, ...] = (...,)
-    for entry, d, s, count in zip(
-        (i, j), window.dilation, window.stride, (height, width), strict=True
-    ):
-        index += (slice(entry * d, entry * d + (count - 1) * s + 1, s),)
-    return index
+def _positions(padded_shape: Sequence[int], window: Window) -> list[int]:
+    """Return [H', W'] on a padded map (N, C, H, W)."""
+    sizes = zip(padded_shape[2:], window.kernel, window.stride, window.dilation, strict=True)
+    return [(length - (k - 1) * d - 1) // s + 1 for length, k, s, d in sizes]
+
+
+def _views(padded: np.ndarray, window: Window) -> Iterator[np.ndarray]:
+    """Yield what each entry of the kernel sees at all positions: views (N, C, H', W')."""
+    height, width = _positions(padded.shape, window)
+    (down, right), (below, beside) = window.stride, window.dilation
+    for i, j in np.ndindex(*window.kernel):
+        rows = slice(i * below, i * below + (height - 1) * down + 1, down)
+        columns = slice(j * beside, j * beside + (width - 1) * right + 1, right)
+        yield padded[:, :, rows, columns]

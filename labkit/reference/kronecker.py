@@ -20,54 +20,31 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from labkit.base.arguments import choice, wrong
-from labkit.errors import InputError
+from labkit.base.arguments import choice
 
 Positions = int | tuple[int, int]
-
-# A factor that is all zeros would make pi 0 or infinite: no damping for it, infinite for the other.
-PI_RANGE = (1e-3, 1e3)
-
-
-def dense_columns(array: np.ndarray) -> np.ndarray:
-    """Return (N, 1, n, T) of a fully connected layer's inputs or derivatives (N, ..., n)."""
-    array = np.asarray(array, dtype=np.float64)
-    positions = math.prod(array.shape[1:-1])
-    return np.swapaxes(array.reshape(len(array), positions, array.shape[-1]), 1, 2)[:, None]
-
-
-def map_columns(derivatives: np.ndarray, groups: int = 1) -> np.ndarray:
-    """Return (N, groups, O/groups, T) of a convolution's derivatives (N, O, H', W')."""
-    derivatives = np.asarray(derivatives, dtype=np.float64)
-    return derivatives.reshape(len(derivatives), groups, derivatives.shape[1] // groups, -1)
-
-
-def with_one(columns: np.ndarray) -> np.ndarray:
-    """Return the columns with a 1 below each: the homogeneous coordinate, the bias's input."""
-    ones = np.ones((*columns.shape[:2], 1, columns.shape[3]))
-    return np.concatenate([columns, ones], axis=2)
 
 
 def columns_of(
     inputs: np.ndarray, derivatives: np.ndarray, *, homogeneous: bool, layout: str = "dense"
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return (inputs, derivatives) as columns.
+    """Return (inputs, derivatives) as columns; if ``homogeneous``, with a 1 below each input.
 
     ``layout`` is "dense", for inputs (N, ..., in) and derivatives (N, ..., out), or "patches", for
     inputs of ``patches`` and derivatives (N, O, H', W').
     """
     choice("layout", layout, ("dense", "patches"))
-    if layout == "dense":
-        columns, slopes = dense_columns(inputs), dense_columns(derivatives)
+    rows = len(inputs)
+    columns, slopes = np.asarray(inputs, np.float64), np.asarray(derivatives, np.float64)
+    if layout == "patches":
+        groups = columns.shape[1]
+        slopes = slopes.reshape(rows, groups, slopes.shape[1] // groups, -1)
     else:
-        columns = np.asarray(inputs, dtype=np.float64)
-        slopes = map_columns(derivatives, columns.shape[1])
-    if (len(columns), columns.shape[3]) != (len(slopes), slopes.shape[3]) or not len(columns):
-        raise InputError(
-            "inputs, derivatives: expected at least one row, as many rows and as many positions in "
-            f"both, got shapes {np.shape(inputs)} and {np.shape(derivatives)}"
-        )
-    return (with_one(columns) if homogeneous else columns), slopes
+        columns = columns.reshape(rows, -1, columns.shape[-1]).swapaxes(1, 2)[:, None]
+        slopes = slopes.reshape(rows, -1, slopes.shape[-1]).swapaxes(1, 2)[:, None]
+    if homogeneous:
+        columns = np.concatenate([columns, np.ones_like(columns[:, :, :1])], axis=2)
+    return columns, slopes
 
 
 def kronecker_factors(
@@ -75,12 +52,9 @@ def kronecker_factors(
 ) -> tuple[np.ndarray, np.ndarray, int]:
     """Return (A, G, T) for ``derivatives`` of the mean loss; arguments as in ``columns_of``."""
     columns, slopes = columns_of(inputs, derivatives, homogeneous=homogeneous, layout=layout)
-    rows, groups, _, positions = columns.shape
-    a_factor = np.zeros((groups, columns.shape[2], columns.shape[2]))
-    g_factor = np.zeros((groups, slopes.shape[2], slopes.shape[2]))
-    for n, group in np.ndindex(rows, groups):
-        a_factor[group] += columns[n, group] @ columns[n, group].T
-        g_factor[group] += slopes[n, group] @ slopes[n, group].T
+    rows, positions = len(columns), columns.shape[3]
+    a_factor = np.einsum("ngpt,ngqt->gpq", columns, columns, optimize=True)
+    g_factor = np.einsum("ngpt,ngqt->gpq", slopes, slopes, optimize=True)
     return a_factor / (rows * positions), g_factor * rows / positions, positions
 
 
@@ -112,8 +86,6 @@ def block_bounds(n: int, split: int | None, cut: str = "equal") -> list[tuple[in
     choice("cut", cut, ("equal", "fixed"))
     if split is None:
         return [(0, n)]
-    if split < 1:
-        raise wrong("split", split, "at least 1, or None for whole factors")
     size = split if cut == "fixed" else math.ceil(n / math.ceil(n / split))
     return [(first, min(first + size, n)) for first in range(0, n, size)]
 
@@ -135,24 +107,16 @@ def damping_pair(
 ) -> tuple[float, float]:
     """Return (a_damping, g_damping) = (pi sqrt(damping / T), sqrt(damping / T) / pi).
 
-    pi is 1 ("equal"), or sqrt((tr A / dim A) / (tr G / dim G)) over all groups ("pi"), limited to
-    ``PI_RANGE``.
+    pi is 1 ("equal"), or sqrt((tr A / dim A) / (tr G / dim G)) over all groups ("pi"), between 1e-3
+    and 1e3: a factor of zeros must not take the damping away.
     """
-    choice("damping_split", damping_split, ("equal", "pi"))
-    if not damping > 0:
-        raise wrong("damping", damping, "a number > 0")
     a_positions, g_positions = _pair(positions)
     pi = 1.0
     if damping_split == "pi":
-        a_mean, g_mean = mean_eigenvalue(a_factor), mean_eigenvalue(g_factor)
-        pi = math.sqrt(max(a_mean, 1e-30) / max(g_mean, 1e-30))
-        pi = min(max(pi, PI_RANGE[0]), PI_RANGE[1])
+        a_mean = np.trace(a_factor, axis1=1, axis2=2).mean() / a_factor.shape[-1]
+        g_mean = np.trace(g_factor, axis1=1, axis2=2).mean() / g_factor.shape[-1]
+        pi = min(max(math.sqrt(max(a_mean, 1e-30) / max(g_mean, 1e-30)), 1e-3), 1e3)
     return pi * math.sqrt(damping / a_positions), math.sqrt(damping / g_positions) / pi
-
-
-def mean_eigenvalue(factor: np.ndarray) -> float:
-    """Return the trace divided by the dimension, over all groups of matrices (groups, n, n)."""
-    return float(sum(np.trace(block) for block in factor) / (len(factor) * factor.shape[-1]))
 
 
 def damped_inverse(matrix: np.ndarray, damping: float) -> np.ndarray:
@@ -199,10 +163,9 @@ def exact_fisher(gradients: np.ndarray | Sequence[np.ndarray]) -> np.ndarray:
 
     ``gradients`` is an array (N, ...), or a list of them, one a layer; W counts all their weights.
     """
-    layers = [gradients] if isinstance(gradients, np.ndarray) else list(gradients)
-    rows = len(layers[0])
-    flat = np.concatenate([np.asarray(layer).reshape(rows, -1) for layer in layers], axis=1)
-    return flat.T @ flat / rows
+    layers = [gradients] if isinstance(gradients, np.ndarray) else gradients
+    flat = np.concatenate([layer.reshape(len(layer), -1) for layer in layers], axis=1)
+    return flat.T @ flat / len(flat)
 
 
 def kronecker_fisher(a_factor: np.ndarray, g_factor: np.ndarray, positions: int) -> np.ndarray:
@@ -210,8 +173,8 @@ def kronecker_fisher(a_factor: np.ndarray, g_factor: np.ndarray, positions: int)
     size = a_factor.shape[-1] * g_factor.shape[-1]
     whole = np.zeros((len(a_factor) * size, len(a_factor) * size))
     for group, (a, g) in enumerate(zip(a_factor, g_factor, strict=True)):
-        first = group * size
-        whole[first : first + size, first : first + size] = positions * np.kron(g, a)
+        part = slice(group * size, (group + 1) * size)
+        whole[part, part] = positions * np.kron(g, a)
     return whole
 
 

@@ -2,7 +2,6 @@
 
 import numpy as np
 
-from labkit.errors import InputError
 from labkit.reference.convolution import Window, convolution_slopes, convolve
 from labkit.reference.thor import Layer, Parameters
 
@@ -10,35 +9,13 @@ _WINDOW = Window((5, 5))
 _DENSE = ("fc1", "fc2", "fc3")
 
 
-def lenet_parameters(
-    seed: int, classes: int = 10, channels: int = 1, *, conv_bias: bool = False
-) -> Parameters:
-    """Return normal parameters by the names of ``LeNet5``: deviation 1 / sqrt(in), biases 0.1."""
-    random = np.random.default_rng(seed)
-    shapes = {
-        "conv1": (6, channels, 5, 5),
-        "conv2": (16, 6, 5, 5),
-        "fc1": (120, 400),
-        "fc2": (84, 120),
-        "fc3": (classes, 84),
-    }
-    parameters = {}
-    for name, shape in shapes.items():
-        parameters[f"{name}.weight"] = random.normal(size=shape) / np.sqrt(np.prod(shape[1:]))
-        if conv_bias or name in _DENSE:
-            parameters[f"{name}.bias"] = random.normal(scale=0.1, size=shape[0])
-    return parameters
-
-
 def lenet_gradients(
     parameters: Parameters, images: np.ndarray, labels: np.ndarray
 ) -> tuple[float, Parameters, list[Layer]]:
     """Return (mean loss, gradients by name, the layers with their inputs and derivatives).
 
-    images (N, C, 32, 32), labels (N,) integers; parameters as from ``lenet_parameters``.
+    images (N, C, 32, 32), labels (N,) integers; parameters by the names of ``LeNet5``.
     """
-    if np.shape(images)[2:] != (32, 32):
-        raise InputError(f"images: expected shape (N, C, 32, 32), got {np.shape(images)}")
     x, inputs, outputs, pooled_from = np.asarray(images, dtype=np.float64), {}, {}, {}
     for name in ("conv1", "conv2"):
         inputs[name] = x

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from labkit.base.arguments import choice
 from labkit.errors import InputError
 
 LossOf = Callable[[np.ndarray], float]
@@ -65,7 +64,6 @@ class ProjectedBFGS:
     residual: np.ndarray = field(init=False)
 
     def __post_init__(self) -> None:
-        choice("failure", self.failure, ("reset", "rollback"))
         self.basis = np.asarray(self.basis, np.float64)
         components, numbers = self.basis.shape
         self.inverse = np.eye(components)

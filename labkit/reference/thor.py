@@ -9,13 +9,13 @@ Computation", AAAI 2021. Without a trace rule every layer is refreshed at every 
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
-from labkit.base.arguments import choice, integer, wrong
-from labkit.errors import InputError
+from labkit.base.arguments import choice
 from labkit.reference.convolution import Window, patches, same_padding
 from labkit.reference.kronecker import (
     Positions,
@@ -27,7 +27,6 @@ from labkit.reference.kronecker import (
 
 Arrays = list[np.ndarray]
 Parameters = dict[str, np.ndarray]
-ByUpdate = float | Sequence[float] | Callable[[int], float]
 
 
 @dataclass(frozen=True)
@@ -36,11 +35,6 @@ class TraceRule:
 
     refresh: float = 0.01
     freeze: float = 0.001
-
-    def __post_init__(self) -> None:
-        if not self.refresh >= self.freeze >= 0:
-            given = (self.refresh, self.freeze)
-            raise wrong("refresh, freeze", given, "refresh >= freeze >= 0")
 
     def decide(self, trace: float, last: float) -> str:
         """Return "refresh", "skip" or "freeze" by |trace - last| / last, of tr(F + damping I)."""
@@ -56,30 +50,13 @@ def running_average(old: np.ndarray | None, new: np.ndarray, decay: float) -> np
 
 
 def trace_of_fisher(
-    a_factor: np.ndarray, g_factor: np.ndarray, positions: Positions, damping: float
+    a_factor: np.ndarray, g_factor: np.ndarray, positions: int, damping: float
 ) -> float:
-    """Return tr(T G (x) A + damping I) = sum over groups of T tr A tr G + damping dim A dim G.
-
-    If ``positions`` is a pair, as in upstream's factors, T is that of A.
-    """
-    count = positions[0] if isinstance(positions, tuple) else positions
+    """Return tr(T G (x) A + damping I) = sum over groups of T tr A tr G + damping dim A dim G."""
     trace = 0.0
     for a, g in zip(a_factor, g_factor, strict=True):
-        trace += count * np.trace(a) * np.trace(g) + damping * len(a) * len(g)
+        trace += positions * np.trace(a) * np.trace(g) + damping * len(a) * len(g)
     return float(trace)
-
-
-def kl_clip_factor(
-    directions: Iterable[np.ndarray],
-    gradients: Iterable[np.ndarray],
-    learning_rate: float,
-    kl_clip: float,
-) -> float:
-    """Return min(1, sqrt(kl_clip / sum |lr^2 <U, grad>|)) over all layers with factors."""
-    moved = sum(
-        abs(learning_rate**2 * np.sum(u * g)) for u, g in zip(directions, gradients, strict=True)
-    )
-    return 1.0 if moved <= kl_clip else math.sqrt(kl_clip / moved)
 
 
 def momentum_update(
@@ -111,9 +88,14 @@ class Layer:
     derivatives: np.ndarray
     window: Window | None = None
 
+    @property
+    def groups(self) -> int:
+        """Number of groups of channels; 1 for a fully connected layer."""
+        return self.window.groups if self.window else 1
+
     def factors(
         self, *, homogeneous: bool, formulas: str = "thor"
-    ) -> tuple[np.ndarray, np.ndarray, Positions]:
+    ) -> tuple[np.ndarray, np.ndarray, Any]:
         """Return (A, G, positions) by THOR's formulas or by those of MindSpore's GPU branch."""
         choice("formulas", formulas, ("thor", "upstream_gpu"))
         if formulas == "upstream_gpu":
@@ -131,8 +113,8 @@ class Thor:
     """Whole updates: ``parameters = thor.update(parameters, gradients, layers)``.
 
     The fields are the options of ``labkit.algorithms.thor.ThorUpdate``. ``learning_rate`` and
-    ``damping`` are a number, a sequence with one entry per update, or a function of the update's
-    number; ``weight_decay`` is a number, or a dict by parameter name (0 for missing names).
+    ``damping`` are a number or have one entry per update; ``weight_decay`` is a number, or a dict
+    by parameter name (0 for missing names).
 
     Attributes:
         updates: number of updates made so far.
@@ -143,8 +125,8 @@ class Thor:
         velocities: name -> velocity of the momentum.
     """
 
-    learning_rate: ByUpdate
-    damping: ByUpdate
+    learning_rate: float | Sequence[float]
+    damping: float | Sequence[float]
     momentum: float = 0.9
     weight_decay: float | dict[str, float] = 0.0
     frequency: int = 100
@@ -154,7 +136,6 @@ class Thor:
     damping_split: str = "equal"
     trace_rule: TraceRule | None = None
     kl_clip: float | None = None
-    formulas: str = "thor"
     updates: int = 0
     factors: dict = field(default_factory=dict)
     refreshed: dict = field(default_factory=dict)
@@ -162,43 +143,45 @@ class Thor:
     decisions: dict = field(default_factory=dict)
     velocities: Parameters = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        choice("bias", self.bias, ("homogeneous", "plain"))
-        choice("formulas", self.formulas, ("thor", "upstream_gpu"))
-        if self.formulas == "upstream_gpu" and self.bias != "plain":
-            raise InputError("formulas 'upstream_gpu' have no homogeneous bias; expected 'plain'")
-        integer("frequency", self.frequency)
-
     def update(
         self, parameters: Parameters, gradients: Parameters, layers: Sequence[Layer]
     ) -> Parameters:
         """Return the new parameters; ``layers`` has a ``Layer`` for each layer with factors."""
         if self.updates % self.frequency == 0:
-            self._observe(parameters, layers)
-            self._refresh(_at(self.damping, self.updates))
+            self._refresh(layers, parameters)
         directions = self.directions(gradients, layers)
+        names, decays = list(parameters), self.weight_decay
+        if not isinstance(decays, dict):
+            decays = dict.fromkeys(names, decays)
+        slopes = [directions[n] + decays.get(n, 0.0) * parameters[n] for n in names]
+        velocities = [self.velocities.get(n, np.zeros_like(parameters[n])) for n in names]
+        values = [np.asarray(parameters[n], dtype=np.float64) for n in names]
         rate = _at(self.learning_rate, self.updates)
+        values, velocities = momentum_update(values, velocities, slopes, rate, self.momentum)
+        self.velocities = dict(zip(names, velocities, strict=True))
         self.updates += 1
-        return self._optimizer(parameters, directions, rate)
+        return dict(zip(names, values, strict=True))
 
     def directions(self, gradients: Parameters, layers: Sequence[Layer]) -> Parameters:
         """Return U by parameter name, or the gradient itself for layers without factors."""
         before, after = {}, {}
         for layer in layers:
-            weight, bias, groups = self._parts(layer, gradients)
-            before[layer.name] = gradient_matrix(weight, bias, groups)
+            weight, bias = self._parts(layer, gradients)
+            before[layer.name] = gradient_matrix(weight, bias, layer.groups)
             a_factor, g_factor, positions, damping = self.refreshed[layer.name]
             after[layer.name] = thor_direction(
                 *(a_factor, g_factor, positions, before[layer.name], damping),
                 split=self.split,
                 damping_split=self.damping_split,
             )
-        rate, factor = _at(self.learning_rate, self.updates), 1.0
-        if self.kl_clip is not None:
-            factor = kl_clip_factor(after.values(), before.values(), rate, self.kl_clip)
+        factor = 1.0
+        if self.kl_clip is not None:  # min(1, sqrt(kl_clip / sum |rate^2 <U, grad>|))
+            rate = _at(self.learning_rate, self.updates)
+            moved = sum(abs(rate**2 * np.sum(after[name] * before[name])) for name in after)
+            factor = math.sqrt(self.kl_clip / max(moved, self.kl_clip))
         made = dict(gradients)
         for layer in layers:
-            weight, bias, _ = self._parts(layer, gradients)
+            weight, bias = self._parts(layer, gradients)
             matrix = factor * after[layer.name]
             weight, bias = weight_and_bias(matrix, weight.shape, bias is not None)
             made[f"{layer.name}.weight"] = weight
@@ -206,50 +189,31 @@ class Thor:
                 made[f"{layer.name}.bias"] = bias
         return made
 
-    def _parts(self, layer: Layer, values: Parameters) -> tuple[np.ndarray, np.ndarray | None, int]:
-        """Return (weight, bias if it is homogeneous or else None, groups)."""
+    def _parts(self, layer: Layer, values: Parameters) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return a layer's weight, and its bias if that is homogeneous."""
         bias = values.get(f"{layer.name}.bias") if self.bias == "homogeneous" else None
-        return values[f"{layer.name}.weight"], bias, layer.window.groups if layer.window else 1
+        return values[f"{layer.name}.weight"], bias
 
-    def _observe(self, parameters: Parameters, layers: Sequence[Layer]) -> None:
+    def _refresh(self, layers: Sequence[Layer], parameters: Parameters) -> None:
+        damping = _at(self.damping, self.updates)
         for layer in layers:
-            homogeneous = self._parts(layer, parameters)[1] is not None
-            a, g, positions = layer.factors(homogeneous=homogeneous, formulas=self.formulas)
-            old_a, old_g, _ = self.factors.get(layer.name, (None, None, None))
+            name, homogeneous = layer.name, self._parts(layer, parameters)[1] is not None
+            a, g, positions = layer.factors(homogeneous=homogeneous)
+            old_a, old_g, _ = self.factors.get(name, (None, None, None))
             a = running_average(old_a, a, self.factor_decay)
             g = running_average(old_g, g, self.factor_decay)
-            self.factors[layer.name] = (a, g, positions)
-
-    def _refresh(self, damping: float) -> None:
-        for name, (a, g, positions) in self.factors.items():
-            decision = self._decide(name, a, g, positions, damping)
+            self.factors[name] = (a, g, positions)
+            decision = "refresh"
+            if name in self.frozen:
+                decision = "freeze"
+            elif self.trace_rule is not None and name in self.refreshed:
+                now = trace_of_fisher(a, g, positions, damping)
+                decision = self.trace_rule.decide(now, trace_of_fisher(*self.refreshed[name]))
             self.decisions[name] = decision
             if decision == "freeze":
                 self.frozen.add(name)
             if decision == "refresh":
                 self.refreshed[name] = (a, g, positions, damping)
-
-    def _decide(
-        self, name: str, a: np.ndarray, g: np.ndarray, positions: Positions, damping: float
-    ) -> str:
-        if self.trace_rule is None or name not in self.refreshed:
-            return "refresh"
-        if name in self.frozen:
-            return "freeze"
-        now = trace_of_fisher(a, g, positions, damping)
-        return self.trace_rule.decide(now, trace_of_fisher(*self.refreshed[name]))
-
-    def _optimizer(self, parameters: Parameters, directions: Parameters, rate: float) -> Parameters:
-        names = list(parameters)
-        decays = self.weight_decay
-        if not isinstance(decays, dict):
-            decays = dict.fromkeys(names, decays)
-        slopes = [directions[n] + decays.get(n, 0.0) * parameters[n] for n in names]
-        velocities = [self.velocities.get(n, np.zeros_like(parameters[n])) for n in names]
-        values = [np.asarray(parameters[n], dtype=np.float64) for n in names]
-        values, velocities = momentum_update(values, velocities, slopes, rate, self.momentum)
-        self.velocities = dict(zip(names, velocities, strict=True))
-        return dict(zip(names, values, strict=True))
 
 
 def upstream_factors(
@@ -258,31 +222,12 @@ def upstream_factors(
     """Return (A (1, in, in), G (1, out, out), (T of A, T of G)) as MindSpore's THOR makes them.
 
     They follow nn/layer/thor_layer.py (DenseThor, Conv2dThor) and nn/optim/thor.py (ThorGpu) of
-    MindSpore 2.10.0, and differ from ``kronecker_factors`` in three places:
-
-        dense        A = sum x x^T / in, for a batch of N rows: N / in times too large
-        convolution  patches and derivatives are averaged over the batch before the outer product:
-                     A = mean(p) mean(p)^T summed over positions / T_a, of rank <= T_a
-        convolution  patches are those of pad_mode "same", however the layer pads, so there are T_a
-                     positions but T_g derivatives. The damping is sqrt(damping / T_a) and
-                     sqrt(damping / T_g); the update is divided by T_a
-
-    Upstream's G of a dense layer is correct. Upstream gives a bias no curvature.
-
-    Args:
-        inputs: (N, in), or (N, C, H, W) with a ``window``.
-        derivatives: dL/dy of the mean loss, (N, out) or (N, O, H', W').
-        window: that of a convolution, None for a fully connected layer.
+    MindSpore 2.10.0; ``labkit.algorithms.thor.layers.UpstreamTap`` says how they differ. The
+    damping is sqrt(damping / T_a) and sqrt(damping / T_g); the update is divided by T_a.
     """
     if window is None:
-        if np.ndim(inputs) != 2:
-            raise InputError(
-                f"inputs: expected shape (N, in), upstream's only, got {np.shape(inputs)}"
-            )
         a_factor, g_factor, _ = kronecker_factors(inputs, derivatives, homogeneous=False)
         return a_factor * len(inputs) / inputs.shape[1], g_factor, (1, 1)
-    if window.groups != 1:
-        raise InputError(f"groups: expected 1, upstream's only, got {window.groups}")
     rows, outputs = derivatives.shape[:2]
     height, width = inputs.shape[2:]
     around = same_padding((height, width), window.kernel, window.stride)
@@ -293,13 +238,5 @@ def upstream_factors(
     return a_factor[None], g_factor[None], (columns.shape[1], slopes.shape[1])
 
 
-def _at(value: ByUpdate, update: int) -> float:
-    """Return a number, a sequence's entry for the update, or a function's value at it."""
-    if callable(value):
-        return float(value(update))
-    values = np.asarray(value)
-    if values.ndim == 0:
-        return float(values)
-    if update >= len(values):
-        raise InputError(f"{len(values)} values, none for update {update}; expected one an update")
-    return float(values[update])
+def _at(values: float | Sequence[float], update: int) -> float:
+    return float(values if np.ndim(values) == 0 else values[update])  # type: ignore[arg-type,index]

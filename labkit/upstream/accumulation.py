@@ -18,11 +18,11 @@ from mindspore.dataset import Dataset
 
 from labkit.base.arguments import choice, integer, wrong
 from labkit.base.files import make_folder
-from labkit.errors import InputError, warn
+from labkit.errors import warn
 from labkit.steps.accumulation import AccumulatedStep
 from labkit.steps.gradients import GradientOptions, GradientStage
 from labkit.steps.losses import LossNet, as_loss_net
-from labkit.steps.options import REDUCTION, TAILS
+from labkit.steps.options import REDUCTION
 from labkit.steps.state import set_state
 
 _sum_op = ops.MultitypeFuncGraph("grad_sum_op")
@@ -85,25 +85,18 @@ class TrainForwardBackward(nn.Cell):
 
 
 class TrainOptim(nn.Cell):
-    """Update from ``grad_sum``: its mean over samples, or the plain sum.
+    """Update from ``grad_sum``, the sums of ``TrainForwardBackward``: by their mean or the sum.
 
-    Args:
-        optimizer: any ``nn.Optimizer``.
-        grad_sum: the sums of ``TrainForwardBackward``.
-        reduction: ``mean`` or ``sum``, as for ``TrainForwardBackward``.
-
-    Raises:
-        InputError: if ``reduction`` is neither.
+    ``reduction`` is that of ``TrainForwardBackward``; another one raises ``InputError``.
     """
 
     def __init__(
         self, optimizer: nn.Optimizer, grad_sum: ParameterTuple, *, reduction: str = "mean"
     ) -> None:
         super().__init__(auto_prefix=False)
-        choice("reduction", reduction, REDUCTION)
         self.optimizer = optimizer
         self.grad_sum = grad_sum
-        self.mean = reduction == "mean"
+        self.mean = choice("reduction", reduction, REDUCTION) == "mean"
         self.weight_sum = _weight_beside(grad_sum, reduction)
         self.hyper_map = ops.HyperMap()
 
@@ -116,12 +109,7 @@ class TrainOptim(nn.Cell):
 
 
 class TrainClear(nn.Cell):
-    """Set ``grad_sum`` to ``zeros``.
-
-    Args:
-        grad_sum: the sums of ``TrainForwardBackward``.
-        zeros: zeros of the same shapes.
-    """
+    """Set ``grad_sum``, the sums of ``TrainForwardBackward``, to ``zeros`` of the same shapes."""
 
     def __init__(self, grad_sum: ParameterTuple, zeros: ParameterTuple) -> None:
         super().__init__(auto_prefix=False)
@@ -144,6 +132,9 @@ class GradientAccumulation:
         optimizer: optimizer of the network's trainable Parameters.
         reduction: ``mean``, or ``sum`` as in the tutorial.
         tail: ``flush``, ``drop``, or ``carry`` as in the tutorial.
+
+    Raises:
+        InputError: for another ``reduction`` or ``tail``.
     """
 
     def __init__(
@@ -155,12 +146,10 @@ class GradientAccumulation:
         reduction: str = "mean",
         tail: str = "flush",
     ) -> None:
-        choice("tail", tail, TAILS)
-        choice("reduction", reduction, REDUCTION)
-        self._loss_net = LossNet(network, loss_fn)
-        self._optimizer = optimizer
-        self._reduction, self._tail = reduction, tail
-        self._step: AccumulatedStep | None = None
+        # train_process sets the number of micro-batches.
+        options: Any = {"reduction": reduction, "tail": tail, "nonfinite": "propagate"}
+        self._step = AccumulatedStep(LossNet(network, loss_fn), optimizer, 2, **options)
+        self._reduction = reduction
         self._printed = 0
         if (reduction, tail) == ("mean", "flush"):
             warn(
@@ -188,11 +177,6 @@ class GradientAccumulation:
         """
         mini_steps = integer("mini_steps", mini_steps)
         make_folder(Path(path).parent)
-        if self._step is None:
-            options: Any = {"reduction": self._reduction, "tail": self._tail}
-            self._step = AccumulatedStep(
-                self._loss_net, self._optimizer, mini_steps, nonfinite="propagate", **options
-            )
         step = self._step
         set_state(step.group_size, mini_steps)
         batches = train_dataset.create_tuple_iterator(num_epochs=epoch)
@@ -227,14 +211,13 @@ def _weight_beside(grad_sum: ParameterTuple, reduction: str | None = None) -> Pa
 
     They must share ``reduction``, too: one cell weights what it adds, the other divides by the sum.
     """
-    if not len(grad_sum):
-        raise InputError("grad_sum: expected one Parameter per trainable parameter, got none")
     first = grad_sum[0]
     if not hasattr(first, "labkit_weight_sum"):
         name = f"{first.name}.weight_sum"
         first.labkit_weight_sum = Parameter(Tensor(0.0, ms.float32), name, requires_grad=False)
-    shared = getattr(first, "labkit_reduction", None) or reduction
-    if reduction not in (None, shared):
-        raise wrong("reduction", reduction, f"{shared!r}, the other cell's on this grad_sum")
-    first.labkit_reduction = shared
+        first.labkit_reduction = None
+    if None not in (reduction, first.labkit_reduction) and reduction != first.labkit_reduction:
+        expected = f"{first.labkit_reduction!r}, the other cell's on this grad_sum"
+        raise wrong("reduction", reduction, expected)
+    first.labkit_reduction = first.labkit_reduction or reduction
     return first.labkit_weight_sum

@@ -121,9 +121,17 @@ def boost_step(
         step = AdasumStep(loss_net, optimizer, **used, **options)
     elif "dim_reduce" in on:
         used |= {name: values.get(name, default) for name, default in _CONSTANTS.items()}
-        basis = _basis(basis, values, optimizer)
+        path, folder = values.get("pca_mat_path"), values.get("weight_load_dir")
+        if basis is None:
+            components = values.get("n_components", _COMPONENTS)
+            basis = basis_from(path, folder, optimizer.parameters, components)
+        elif path is not None or folder is not None:
+            raise InputError("basis: expected None where pca_mat_path or weight_load_dir is said")
+        own = len(basis.matrix)
+        if values.get("n_components", own) != own:
+            raise wrong("n_components", values["n_components"], f"{own}, the number in the basis")
         step = SubspaceStep(loss_net, optimizer, basis, **used, **options)
-        used |= {"n_components": len(basis.matrix), "trials": step.update.constants.trials}
+        used |= {"n_components": own, "trials": step.update.constants.trials}
     else:
         kind: Any = AccumulatedStep if on else PlainStep
         step = kind(loss_net, optimizer, **used, **options)
@@ -139,25 +147,42 @@ def boost_step(
 def read(level: str, dictionary: Mapping[str, Mapping[str, Any]] | str | None = None) -> Boost:
     """Return what a level and a dictionary turn on; arguments and errors as in ``boost_step``."""
     choice("boost_level", level, LEVELS)
-    sections = _checked(dictionary)
-    asked = sections.pop("boost", {})
+    sections: Any = {} if dictionary in (None, "") else dictionary
+    if not isinstance(sections, Mapping):
+        kind = type(sections).__name__
+        raise InputError(f"boost_config_dict: expected a dictionary of sections, got a {kind}")
+    asked: dict[str, Any] = {}
+    said: list[tuple[str, str, Any]] = []  # function, its setting by its current name, value
+    for section, content in sections.items():
+        refuse_unknown("section of boost_config_dict", section, SECTIONS)
+        if not isinstance(content, Mapping):
+            raise wrong(f"boost_config_dict[{section!r}]", content, "a dictionary of settings")
+        known = SECTIONS[section]
+        names = [*known, *(old for old, new in OLD_NAMES.items() if new in known)]
+        for name, value in content.items():
+            refuse_unknown(f"setting of {section}", name, names)
+            key = OLD_NAMES.get(name) or name
+            if key in _CHECKS:
+                value = _CHECKS[key](f"{name} of {section}", value)
+            if section == "boost":
+                asked[key] = value
+            else:
+                said.append((_OF_COMMON[key] if section == "common" else section, key, value))
     mode = asked.pop("mode", "auto")
+    refuse_unknown("boost mode", mode, MODES)
     on = _turned_on(level, mode, asked)
     notes, unused = [], []
     if mode == "auto" and level != "O0":
         left = "less_bn and grad_freeze, which are not part of labkit"
         notes.append(f"MindSpore's {level} also turns on {left}")
     values: dict[str, Any] = {}
-    for section, settings in sections.items():
-        for name, value in settings.items():
-            function = _OF_COMMON[name] if section == "common" else section
-            if function not in on:
-                unused.append(f"{name} ({function} is off)")
-            elif name == "timeout":
-                unused.append("timeout (no rank waits for a file)")
-            elif values.setdefault(name, value) != value:
-                both = f"{values[name]!r} and {value!r}"
-                raise InputError(f"{name} is {both} in two sections; expected one")
+    for function, name, value in said:
+        if function not in on:
+            unused.append(f"{name} ({function} is off)")
+        elif name == "timeout":
+            unused.append("timeout (no rank waits for a file)")
+        elif values.setdefault(name, value) != value:
+            raise InputError(f"{name} is {values[name]!r} and {value!r}; expected one of them")
     if unused:
         notes.append(f"without effect here: {', '.join(unused)}")
     if "grad_accumulation" in on and "grad_accumulation_step" not in values:
@@ -166,33 +191,6 @@ def read(level: str, dictionary: Mapping[str, Mapping[str, Any]] | str | None = 
             "integer of micro-batches (MindSpore's default of 1 accumulates nothing)"
         )
     return Boost(mode, on, values, notes)
-
-
-def _checked(dictionary: Any) -> dict[str, dict[str, Any]]:
-    """Return section -> setting, by its current name -> value; a copy."""
-    if dictionary is None or dictionary == "":
-        return {}
-    if not isinstance(dictionary, Mapping):
-        kind = type(dictionary).__name__
-        raise InputError(f"boost_config_dict: expected a dictionary of sections, got a {kind}")
-    sections: dict[str, dict[str, Any]] = {}
-    for section, content in dictionary.items():
-        refuse_unknown("section of boost_config_dict", section, SECTIONS)
-        if not isinstance(content, Mapping):
-            name = f"boost_config_dict[{section!r}]"
-            raise wrong(name, content, "a dictionary of settings")
-        known = SECTIONS[section]
-        names = [*known, *(old for old, new in OLD_NAMES.items() if new in known)]
-        own: dict[str, Any] = {}
-        for name, value in content.items():
-            refuse_unknown(f"setting of {section}", name, names)
-            key = OLD_NAMES.get(name) or name
-            if key in own:
-                raise InputError(f"{section} says {key} twice, under two names; expected one")
-            own[key] = _CHECKS[key](f"{name} of {section}", value) if key in _CHECKS else value
-        sections[section] = own
-    refuse_unknown("boost mode", sections.get("boost", {}).get("mode", "auto"), MODES)
-    return sections
 
 
 def _turned_on(level: str, mode: str, asked: Mapping[str, bool]) -> tuple[str, ...]:
@@ -225,17 +223,3 @@ def node_size(values: Mapping[str, Any]) -> int:
     ranks = cluster.rank_and_size()[1]
     default = _DEVICES if ranks >= 2 * _DEVICES and ranks % _DEVICES == 0 else 1
     return values.get("device_number", default)
-
-
-def _basis(basis: Basis | None, values: Mapping[str, Any], optimizer: nn.Optimizer) -> Basis:
-    """Return the basis given or that of the dictionary, which must not contradict each other."""
-    path, folder = values.get("pca_mat_path"), values.get("weight_load_dir")
-    if basis is None:
-        components = values.get("n_components", _COMPONENTS)
-        return basis_from(path, folder, optimizer.parameters, components)
-    if path is not None or folder is not None:
-        raise InputError("basis: expected None where pca_mat_path or weight_load_dir is said")
-    if values.get("n_components", len(basis.matrix)) != len(basis.matrix):
-        expected = f"{len(basis.matrix)}, the number in the basis"
-        raise wrong("n_components", values["n_components"], expected)
-    return basis

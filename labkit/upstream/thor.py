@@ -7,7 +7,7 @@ U is the gradient preconditioned by ``labkit.algorithms.thor``.
 Sources: ``mindspore.nn.thor``, and ``ConvertModelUtils`` and ``ModelThor`` of ``mindspore.train``
 (2.10.0), whose train and eval raise ``TypeError`` in releases 2.7.0 to 2.10.0. Departures: the
 formulas are the published ones (``formulas="upstream_gpu"`` gives those of its GPU branch);
-learning rate and damping may be numbers, and damping a function; frequency may be 1; use_nesterov
+learning rate and damping may be numbers; frequency may be 1; use_nesterov
 has effect on every device (upstream ignores it on Ascend, and MindSpore's kernel on CPU); the
 number of rows comes from the batch, not from batch_size; nothing is looked up by a Parameter's
 name; without conversion the optimizer refuses to train. The returned Model trains, also with
@@ -70,8 +70,7 @@ def thor(
         net: network whose trainable Parameters are trained; unchanged until the conversion.
         learning_rate: number >= 0, array or Tensor with one for each update, or a
             LearningRateSchedule.
-        damping: number > 0, array or Tensor with one for each update, or function of the update's
-            number (0, 1, ..).
+        damping: number > 0, array or Tensor with one for each update.
         momentum: >= 0 and < 1.
         weight_decay: >= 0, for the Parameters that ``decay_filter`` selects.
         loss_scale: that of the FixedLossScaleManager, if there is one.
@@ -101,14 +100,13 @@ def thor(
         if fusion_indices("split_indices", split_indices)[-1] >= layers:
             expected = f"integers below {layers}, the number of layers with factors"
             raise wrong("split_indices", split_indices, expected)
+    given = thor_options(damping, {"frequency": frequency, **options})
     optimizer = ThorOptimizer(net, learning_rate, momentum, weight_decay, decay_filter)
-    optimizer.options = thor_options(
-        damping, {"frequency": integer("frequency", frequency), **options}
-    )
+    optimizer.options = given
     optimizer.given_loss_scale = number("loss_scale", loss_scale, above=0)
     optimizer.batch_size = integer("batch_size", batch_size)
     optimizer.use_nesterov, optimizer.clips = bool(use_nesterov), bool(enable_clip_grad)
-    if optimizer.options.formulas == "thor":
+    if given.formulas == "thor":
         warn(NOTICE)
     return optimizer
 
@@ -118,11 +116,6 @@ class ThorOptimizer(nn.Optimizer):
 
     Made by ``thor``. Called before ``ConvertModelUtils`` has converted it, it raises
     ``ValueError``: by itself it would be plain momentum.
-
-    Attributes:
-        options: ``ThorOptions``.
-        given_loss_scale: scale of the loss; the step divides by it, not the optimizer.
-        batch_size: rows of a batch, as given to ``thor``.
     """
 
     options: ThorOptions

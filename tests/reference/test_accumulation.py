@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit import reference
-from labkit.errors import InputError
 from tests import twins
 from tests.twins import Accumulation, MicroBatch
 
@@ -24,23 +23,6 @@ def test_weighted_mean_of_the_parts_is_the_whole(sizes):
     _, whole = twins.softmax_regression(*values, inputs, labels)
     for actual, expected in zip(twins.weighted_mean(parts, sizes), whole, strict=True):
         np.testing.assert_allclose(actual, expected, rtol=1e-9, atol=1e-12)
-
-
-def test_weighted_mean_refuses_nothing_to_average():
-    for gradients, weights in ([], []), ([[1.0]], [0.0]), ([[1.0]], [1.0, 2.0]):
-        with pytest.raises(InputError, match="weights: expected one for each of"):
-            twins.weighted_mean(gradients, weights)
-
-
-def test_clipping_keeps_the_direction_and_the_limit():
-    gradients = [np.array([3.0, 0.0]), np.array([[4.0]])]
-    assert twins.global_norm(gradients) == 5
-    first, second = twins.clip_by_global_norm(gradients, 1.0)
-    np.testing.assert_allclose(first, [0.6, 0])
-    np.testing.assert_allclose(second, [[0.8]])
-    first, second = twins.clip_by_global_norm(gradients, 5.0)
-    np.testing.assert_array_equal(first, gradients[0])
-    np.testing.assert_array_equal(second, gradients[1])
 
 
 def test_momentum_is_that_of_pytorch():
@@ -85,18 +67,13 @@ def test_tails_of_the_tutorial():
     assert carried == [4] * 468 + [7] + [4] * 467
 
 
-def test_an_update_is_the_weighted_mean():
-    group = Accumulation(2)
-    assert group.micro_batch(micro(1.0, rows=3)) is None
-    update = group.micro_batch(micro(5.0, rows=1))
-    assert (update.loss, update.images, update.gradients[0][0], update.norm) == (2.0, 4, 2.0, 2.0)
-
-
-def test_a_sum_adds_the_means():
-    group = Accumulation(2, reduction="sum")
-    group.micro_batch(MicroBatch(1.0, 1.0, [np.array([1.0])], rows=3))
-    update = group.micro_batch(MicroBatch(5.0, 1.0, [np.array([5.0])], rows=1))
-    assert (update.loss, update.gradients[0][0]) == (3.0, 6.0)
+def test_an_update_is_the_weighted_mean_or_the_sum_of_the_means():
+    for reduction, expected in (("mean", (2.0, 2.0)), ("sum", (3.0, 6.0))):
+        group = Accumulation(2, reduction=reduction)
+        for value, rows in ((1.0, 3), (5.0, 1)):
+            weight = rows if reduction == "mean" else 1.0
+            update = group.micro_batch(MicroBatch(value, weight, [np.array([value])], rows))
+        assert (update.loss, update.gradients[0][0], update.images) == (*expected, 4)
 
 
 def test_nonfinite_micro_batches():

@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit import reference
-from labkit.errors import InputError
 from labkit.reference import Window
 
 SEEDS = st.integers(0, 99)
@@ -23,11 +22,6 @@ def windows(draw):
     )
 
 
-def padded_in_torch(torch, x, window):
-    top, bottom, left, right = window.padding
-    return torch.nn.functional.pad(x, (left, right, top, bottom))
-
-
 @given(windows(), st.booleans(), SEEDS)
 def test_convolution_and_its_slopes_are_those_of_conv2d(window, has_bias, seed):
     torch, random = pytest.importorskip("torch"), np.random.default_rng(seed)
@@ -38,7 +32,8 @@ def test_convolution_and_its_slopes_are_those_of_conv2d(window, has_bias, seed):
     leaves += [torch.from_numpy(bias.copy())] if has_bias else []
     for leaf in leaves:
         leaf.requires_grad_()
-    padded = padded_in_torch(torch, leaves[0], window)
+    top, bottom, left, right = window.padding
+    padded = torch.nn.functional.pad(leaves[0], (left, right, top, bottom))
     y = torch.nn.functional.conv2d(
         *(padded, leaves[1], leaves[2] if has_bias else None),
         stride=window.stride,
@@ -54,26 +49,8 @@ def test_convolution_and_its_slopes_are_those_of_conv2d(window, has_bias, seed):
         np.testing.assert_allclose(derivative, leaf.grad.numpy(), **EXACT)
 
 
-@given(windows(), SEEDS)
-def test_sum_of_patches_is_the_transpose_of_patches(window, seed):
-    random = np.random.default_rng(seed)
-    x = random.normal(size=(2, 4, 6, 7))
-    columns = reference.patches(x, **vars(window))
-    other = random.normal(size=columns.shape)
-    back = reference.sum_of_patches(other, x.shape, window)
-    assert np.sum(columns * other) == pytest.approx(np.sum(x * back), rel=1e-9, abs=1e-9)
-
-
 def test_same_padding_keeps_the_size_and_puts_the_odd_zero_last():
     assert reference.same_padding((6, 6), (3, 3)) == (1, 1, 1, 1)
     assert reference.same_padding((6, 6), (2, 4)) == (0, 1, 1, 2)
     assert reference.same_padding((224, 224), (7, 7), (2, 2)) == (2, 3, 2, 3)
     assert reference.same_padding((4, 4), (1, 1), (2, 2)) == (0, 0, 0, 0)
-
-
-def test_what_cannot_be_looked_at_is_refused():
-    x = np.ones((1, 3, 4, 4))
-    with pytest.raises(InputError, match="channels: expected a multiple of 2 groups, got 3"):
-        reference.patches(x, (2, 2), groups=2)
-    with pytest.raises(InputError, match=r"a map of \(4, 4\), padding included; expected"):
-        reference.patches(x, (3, 3), dilation=(1, 2))

@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 
 from labkit import reference
-from labkit.errors import InputError
 from labkit.reference import Layer, Thor, TraceRule, Window
+from tests import twins
+
+RANDOM = np.random.default_rng(0)
 
 
 def batch(seed=0, rows=6, scale=1.0):
@@ -62,7 +64,7 @@ def test_options_reach_the_direction_whose_last_column_is_the_bias(options):
 
 
 def test_between_refreshes_inverses_are_stale_and_gradients_are_not():
-    thor, parameters = Thor(0.1, lambda update: 0.3 + update, momentum=0.0, frequency=3), start()
+    thor, parameters = Thor(0.1, 0.3 + np.arange(5), momentum=0.0, frequency=3), start()
     for update in range(5):
         gradients, layers = batch(update)
         after = thor.update(parameters, gradients, layers)
@@ -131,53 +133,38 @@ def test_kl_clipping_shortens_what_has_factors_and_nothing_else():
 
 
 POSITIONS = {"conv1": 28 * 28, "conv2": 10 * 10, "fc1": 1, "fc2": 1, "fc3": 1}
-PADDED = {"conv1": (32 * 32, 28 * 28), "conv2": (14 * 14, 10 * 10)}
 
 
-@pytest.mark.parametrize("formulas", ["thor", "upstream_gpu"])
-def test_lenets_update_solves_each_layers_system(formulas):
+def test_lenets_update_solves_each_layers_system():
     """U satisfies (G + ..) U (A + ..) T = dW, with whole blocks; no inverse is compared."""
     random = np.random.default_rng(0)
     images, labels = random.normal(size=(4, 1, 32, 32)), random.integers(0, 10, 4)
-    parameters = reference.lenet_parameters(1)
+    parameters = twins.lenet_parameters(1)
     _, gradients, layers = reference.lenet_gradients(parameters, images, labels)
-    options = dict(formulas=formulas, bias="plain", split=None, momentum=0.0)
+    options = dict(bias="plain", split=None, momentum=0.0)
     after = Thor(0.1, 0.3, **options).update(parameters, gradients, layers)
     for layer in layers:
-        a, g, positions = layer.factors(homogeneous=False, formulas=formulas)
-        t = POSITIONS[layer.name]
-        t_a, t_g = PADDED.get(layer.name, (1, 1)) if formulas == "upstream_gpu" else (t, t)
-        assert positions in (t, (t_a, t_g))
-        u = ((parameters[f"{layer.name}.weight"] - after[f"{layer.name}.weight"]) / 0.1).reshape(
-            len(g[0]), -1
-        )
-        damped_a = a[0] + np.sqrt(0.3 / t_a) * np.eye(len(a[0]))
-        damped_g = g[0] + np.sqrt(0.3 / t_g) * np.eye(len(g[0]))
-        expected = gradients[f"{layer.name}.weight"].reshape(u.shape)
+        name, t = f"{layer.name}.weight", POSITIONS[layer.name]
+        a, g, positions = layer.factors(homogeneous=False)
+        assert positions == t
+        u = ((parameters[name] - after[name]) / 0.1).reshape(len(g[0]), -1)
+        damped_a = a[0] + np.sqrt(0.3 / t) * np.eye(len(a[0]))
+        damped_g = g[0] + np.sqrt(0.3 / t) * np.eye(len(g[0]))
         # The weights are known to 1e-16, their differences over the rate to 1e-15.
-        np.testing.assert_allclose(t_a * damped_g @ u @ damped_a, expected, rtol=1e-6, atol=1e-9)
+        expected = gradients[name].reshape(u.shape)
+        np.testing.assert_allclose(t * damped_g @ u @ damped_a, expected, rtol=1e-6, atol=1e-9)
 
 
-def test_what_cannot_be_trained_with_is_refused():
-    for options, message in (
-        (dict(bias="none"), "bias: expected one of .*, got 'none'"),
-        (dict(formulas="upstream"), "Did you mean 'upstream_gpu'"),
-        (dict(formulas="upstream_gpu"), "expected 'plain'"),
-        (dict(frequency=0), "frequency: expected an integer >= 1"),
-    ):
-        with pytest.raises(InputError, match=message):
-            Thor(0.1, 0.3, **options)
-    thor, parameters = Thor([0.1], 0.3), start()
-    parameters = thor.update(parameters, *batch())
-    with pytest.raises(InputError, match="1 values, none for update 1"):
-        thor.update(parameters, *batch())
-    with pytest.raises(InputError, match="damping: expected a number > 0"):
-        Thor(0.1, 0.0).update(parameters, *batch())
+def test_trace_of_fisher_is_that_of_the_whole_matrix():
+    roots = RANDOM.normal(size=(2, 2, 4, 9))
+    a, g = roots @ np.swapaxes(roots, 2, 3)
+    whole = reference.kronecker_fisher(a, g, 5) + 0.7 * np.eye(2 * 16)
+    actual = reference.trace_of_fisher(a, g, 5, 0.7)
+    assert actual == pytest.approx(np.trace(whole), rel=1e-12)
 
 
 # ---- MindSpore's GPU formulas: where they are THOR's, and where not
 
-RANDOM = np.random.default_rng(0)
 SAME = Window((3, 3), padding=(1, 1, 1, 1))
 
 
@@ -188,13 +175,6 @@ def test_a_dense_factor_is_divided_by_the_width():
     right_a, right_g, _ = layer.factors(homogeneous=False)
     assert positions == (1, 1) and np.all(a == 0.5) and np.all(right_a == 1)
     np.testing.assert_array_equal(g, right_g)
-
-
-def test_a_dense_layer_of_as_many_rows_as_inputs_is_right():
-    layer = Layer("fc", RANDOM.normal(size=(8, 8)), RANDOM.normal(size=(8, 2)))
-    actual = layer.factors(homogeneous=False, formulas="upstream_gpu")
-    for value, other in zip(actual, layer.factors(homogeneous=False), strict=False):
-        np.testing.assert_allclose(value, other, rtol=1e-12)
 
 
 def test_one_row_of_a_convolution_padded_same_is_right_and_a_batch_is_not():
@@ -215,11 +195,3 @@ def test_lenets_convolutions_are_seen_as_if_padded():
     assert positions == (32 * 32, 28 * 28)
     mean = slopes.reshape(2, 6, -1).sum(axis=0)
     np.testing.assert_allclose(g[0], mean @ mean.T / 784, rtol=1e-12)
-
-
-def test_what_upstream_refuses_is_refused():
-    inputs, slopes = np.ones((2, 2, 4, 4)), np.ones((2, 2, 4, 4))
-    with pytest.raises(InputError, match="groups: expected 1, upstream's only, got 2"):
-        reference.upstream_factors(inputs, slopes, Window((1, 1), groups=2))
-    with pytest.raises(InputError, match=r"inputs: expected shape \(N, in\)"):
-        reference.upstream_factors(np.ones((2, 3, 4)), np.ones((2, 3, 4)), None)

@@ -13,6 +13,7 @@ from tests.twins.accumulation import (
     weighted_mean,
 )
 from tests.twins.kronecker import kronecker_solve, layer_block
+from tests.twins.lenet import lenet_parameters
 from tests.twins.losses import (
     linear_regression,
     smoothed_cross_entropy,

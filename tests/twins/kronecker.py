@@ -4,13 +4,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from labkit.reference.kronecker import Positions, block_diagonal, damping_pair
+from labkit.reference.kronecker import block_diagonal, damping_pair
 
 
 def kronecker_solve(
     a_factor: np.ndarray,
     g_factor: np.ndarray,
-    positions: Positions,
+    positions: int,
     gradient: np.ndarray,
     damping: float,
     *,
@@ -20,12 +20,11 @@ def kronecker_solve(
     """Return U by solving with the whole matrix T (G + ..) (x) (A + ..): small layers only."""
     a_damping, g_damping = damping_pair(a_factor, g_factor, positions, damping, damping_split)
     a_cut, g_cut = block_diagonal(a_factor, split), block_diagonal(g_factor, split)
-    count = positions[0] if isinstance(positions, tuple) else positions
     direction = np.zeros(gradient.shape)
     for group, matrix in enumerate(gradient):
         a_damped = a_cut[group] + a_damping * np.eye(matrix.shape[1])
         g_damped = g_cut[group] + g_damping * np.eye(matrix.shape[0])
-        whole = count * np.kron(g_damped, a_damped)
+        whole = positions * np.kron(g_damped, a_damped)
         direction[group] = np.linalg.solve(whole, matrix.reshape(-1)).reshape(matrix.shape)
     return direction
 

@@ -141,7 +141,6 @@ def exact(net, loss, optimizer):
 CALLS = {
     "an odd tail": ([(2, 4)], 8),
     "one update an epoch": ([(2, 11)], 4),
-    "no update": ([(2, 20)], 4),
     "a second call with another number": ([(1, 4), (2, 3)], 4),
 }
 
@@ -162,11 +161,9 @@ def test_sum_and_carry_are_the_tutorial(case, tmp_path, capsys):
         saved.append(ms.load_checkpoint(str(path)))
     assert_close(ends[1], ends[0], rtol=0, atol=1e-6)
     assert lines[1] == lines[0]
-    made = sum(epochs * (-(-44 // batch) // mini_steps) for epochs, mini_steps in calls)
-    assert lines[1].count("\n") == made
+    assert lines[1].count("\n") == sum(e * (-(-44 // batch) // k) for e, k in calls)
     started = snapshot(network())
-    moved = max(np.abs(ends[1][name] - started[name]).max() for name in started)
-    assert (moved > 1e-3) == (made > 0)
+    assert max(np.abs(ends[1][name] - started[name]).max() for name in started) > 1e-3
     theirs, ours = saved
     assert {"grad_sum.1.weight", "1.weight", "moments.1.weight"} <= theirs.keys() <= ours.keys()
     for name, value in theirs.items():
@@ -196,7 +193,7 @@ class TestRightByDefault:
         assert [float(each[2]) for each in fields] == pytest.approx(losses, rel=1e-6)
 
 
-def test_a_path_that_cannot_be_written_is_refused_before_the_training(tmp_path, capsys):
+def test_what_is_refused(tmp_path):
     (tmp_path / "file").write_text("mine")
     net = network()
     model, before = exact(net, loss_fn(), momentum(net)), snapshot(net)
@@ -205,25 +202,15 @@ def test_a_path_that_cannot_be_written_is_refused_before_the_training(tmp_path, 
     with pytest.raises(InputError, match="mini_steps: expected an integer >= 1, got None"):
         model.train_process(1, data())
     assert_bit_equal(snapshot(net), before)
-
-
-def test_what_would_be_another_sum_is_refused():
-    net = network()
-    for named, words in (
-        ({"reduction": "summ"}, "reduction: .*got 'summ'. Did you mean 'sum'"),
-        ({"tail": "flash"}, "tail: .*got 'flash'. Did you mean 'flush'"),
-    ):
-        with pytest.raises(InputError, match=words):
-            GradientAccumulation(net, loss_fn(), momentum(net), **named)
+    with pytest.raises(InputError, match="reduction: .*got 'summ'. Did you mean 'sum'"):
+        GradientAccumulation(net, loss_fn(), momentum(net), reduction="summ")
+    with pytest.raises(InputError, match="tail: .*got 'flash'. Did you mean 'flush'"):
+        GradientAccumulation(net, loss_fn(), momentum(net), tail="flash")
     optimizer = momentum(net)
     grad_sum = optimizer.parameters.clone(prefix="grad_sum", init="zeros")
-    with pytest.raises(InputError, match="reduction: expected one of"):
-        TrainOptim(optimizer, grad_sum, reduction="man")
     TrainForwardBackward(LossNet(net, loss_fn()), optimizer, grad_sum, reduction="sum")
     with pytest.raises(InputError, match="reduction: expected 'sum', .* got 'mean'"):
         TrainOptim(optimizer, grad_sum)
-    with pytest.raises(InputError, match="grad_sum: expected one Parameter per .* got none"):
-        TrainClear(ParameterTuple([]), ParameterTuple([]))
 
 
 OURS = (TrainForwardBackward, TrainOptim, TrainClear)
@@ -264,25 +251,15 @@ class TestTheThreeCells:
             assert np.abs(expected).max() > 1e-3 * sens  # three micro-batches are left in it
             np.testing.assert_allclose(own, expected, rtol=1e-5, atol=1e-6 * sens)
 
-    def test_mean_is_the_accumulated_step(self):
-        """``sens`` is divided out again, exactly, since it is a power of two."""
-        ours = self.trained(OURS, epochs=1, k=11, sens=1024.0)
-        net = network()
-        step = AccumulatedStep(LossNet(net, loss_fn()), momentum(net), 11)
-        fit(step, data(), 1, progress=None)
-        assert_close(ours[0], snapshot(net), rtol=0, atol=1e-7)
-        for left in ours[2]:
-            np.testing.assert_array_equal(left, 0)
-
     def test_mean_divides_what_was_gathered(self):
-        """An empty sum is a gradient of 0, as in the tutorial; a carried one keeps its samples.
+        """Seven micro-batches are one batch of 28; ``sens`` is divided out again.
 
-        After three micro-batches carried and four more the mean is over 28 samples, not 16.
+        An empty sum is a gradient of 0, as in the tutorial.
         """
         net, other = network(), network()
         optimizer = momentum(net)
         grad_sum = optimizer.parameters.clone(prefix="grad_sum", init="zeros")
-        first = TrainForwardBackward(LossNet(net, loss_fn()), optimizer, grad_sum)
+        first = TrainForwardBackward(LossNet(net, loss_fn()), optimizer, grad_sum, 1024.0)
         second = TrainOptim(optimizer, grad_sum)
         second()
         assert_bit_equal(snapshot(net), snapshot(other))

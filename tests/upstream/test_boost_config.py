@@ -28,19 +28,15 @@ STEP_4 = {"grad_accumulation_step": 4}
 TAKEN = [
     ("O0", None, (), {}, []),
     ("O0", "", (), {}, []),
-    ("O0", {}, (), {}, []),
     ("O1", None, (), {}, [LEFT.format("O1")]),
     ("O2", None, ("adasum",), {}, [LEFT.format("O2")]),
-    ("O1", DIM_REDUCE, ("dim_reduce",), VALUES, [OFF]),
     ("O2", DIM_REDUCE, ("dim_reduce",), VALUES, [OFF]),
-    ("O1", manual("dim_reduce"), ("dim_reduce",), {}, []),
     ("O2", ADASUM, ("adasum",), {}, []),
     ("O2", ADASUM | {"common": {"device_num": 8}}, ("adasum",), {"device_number": 8}, []),
     ("O1", ACCUMULATION, ("grad_accumulation",), STEP_4, []),
     ("O2", manual("adasum", "grad_accumulation", common=STEP_4),
      ("adasum", "grad_accumulation"), STEP_4, []),
     ("O2", {"boost": {"mode": "disable_all"}}, (), {}, []),
-    ("O2", manual(), (), {}, []),
     ("O1", manual(common={"gradient_split_groups": 50}, grad_freeze={"freeze_p": 0.7}), (), {},
      ["without effect here: gradient_split_groups (less_bn is off), freeze_p (grad_freeze is off)"
       ]),
@@ -74,40 +70,32 @@ def test_the_levels_modes_and_names_are_mindspores():
     assert set(boost.AutoBoost._boost_config_func_map) == known
 
 
-# Level, dictionary, message; then the ends of values: the nearest wrong one, and a right one.
+# Level, dictionary, message.
 REFUSED = [
     ("O3", None, "boost_level: expected one of 'O0', 'O1', 'O2', got 'O3'"),
     ("O1", {"boost": {"mode": "enable_all"}}, "turns on less_bn and grad_freeze and loss_scale_gr"),
-    *[("O1", manual(name), f"turns on {name}, not part of labkit; expected") for name in ABSENT],
     ("O2", {"boost": {"less_bn": True}}, "turns on less_bn, not part of labkit"),
     ("O0", DIM_REDUCE, "boost_level: expected 'O1' or 'O2' where the dictionary turns on dim_redu"),
     ("O1", manual("adasum", "dim_reduce"), "adasum and dim_reduce are both True"),
     ("O0", {"boost": {"adasum": True}}, "adasum of boost is True, and mode 'auto' does not look a"),
-    ("O2", {"boost": {"adasum": False}}, "adasum of boost is False, and mode 'auto'"),
     ("O1", "boost.json", "boost_config_dict: expected a dictionary of sections, got a str"),
     ("O1", {"boosts": {}}, "unknown section of boost_config_dict 'boosts'"),
-    ("O1", {"dim_reduce": None}, "boost_config_dict['dim_reduce']: expected a dictionary of sett"),
     ("O1", {"boost": {"mode": "Manual"}}, "unknown boost mode 'Manual'"),
     ("O1", {"boost": {"adasum": 1}}, "adasum of boost: expected True or False, got 1"),
     ("O1", manual(common={"rho": 0.5}), "unknown setting of common 'rho'; expected one of: gradi"),
-    ("O1", manual("dim_reduce", dim_reduce={"n_component": 8, "n_components": 8}),
-     "dim_reduce says n_components twice, under two names"),
     ("O1", manual("grad_accumulation"), "grad_accumulation_step was not given"),
     ("O1", ACCUMULATION | {"common": {"grad_accumulation_step": 2}},
-     "grad_accumulation_step is 4 and 2 in two sections"),
+     "grad_accumulation_step is 4 and 2; expected one of them"),
 ]  # fmt: skip
 ENDS = [
-    ("dim_reduce", "rho", 1, 0.999, "a finite number > 0 and < 1"),
-    ("dim_reduce", "sigma", 0, 1e-9, "a finite number > 0 and < 1"),
-    ("dim_reduce", "gamma", 1, 0, "a finite number >= 0 and < 1"),
-    ("dim_reduce", "alpha", -1e-9, 0, "a finite number >= 0"),
-    ("dim_reduce", "n_component", 0, 1, "an integer >= 1"),
-    ("common", "device_num", 0, 1, "an integer >= 1"),
-    ("grad_accumulation", "grad_accumulation_step", 0, 1, "an integer >= 1"),
+    ("dim_reduce", "rho", 1, "a finite number > 0 and < 1"),
+    ("dim_reduce", "gamma", 1, "a finite number >= 0 and < 1"),
+    ("dim_reduce", "alpha", -1e-9, "a finite number >= 0"),
+    ("common", "device_num", 0, "an integer >= 1"),
 ]
 REFUSED += [
     ("O1", manual(**{section: {name: wrong}}), f"{name} of {section}: expected {expected}, got ")
-    for section, name, wrong, _, expected in ENDS
+    for section, name, wrong, expected in ENDS
 ]
 
 
@@ -115,11 +103,6 @@ REFUSED += [
 def test_what_is_refused(level, dictionary, message):
     with pytest.raises(InputError, match=re.escape(message)):
         read(level, dictionary)
-
-
-def test_the_nearest_right_values_are_taken():
-    for section, name, _, right, _ in ENDS:
-        read("O1", manual(**{section: {name: right}}))
 
 
 @given(

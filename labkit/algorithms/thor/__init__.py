@@ -28,7 +28,6 @@ Departures from MindSpore's THOR, with the published formulas (``formulas="thor"
 """
 
 from labkit.algorithms.thor.rules import ThorOptions, TraceRule
-from labkit.algorithms.thor.step import ThorStep
-from labkit.algorithms.thor.update import ThorUpdate
+from labkit.algorithms.thor.update import ThorStep, ThorUpdate
 
 __all__ = ["ThorOptions", "ThorStep", "ThorUpdate", "TraceRule"]

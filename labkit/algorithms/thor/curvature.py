@@ -11,15 +11,12 @@ eigenvalue to G's ("pi": Martens and Grosse, "Optimizing Neural Networks with Kr
 Approximate Curvature", 2015, section 6.3).
 """
 
-from typing import TYPE_CHECKING
-
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore.common.initializer import initializer
 
-if TYPE_CHECKING:
-    from labkit.algorithms.thor.layers import Dense
+from labkit.algorithms.thor.layers import Geometry
 
 # Inverses are accepted up to this sum of A's residual, max |(A + damping I) A_inverse - I|, and
 # G's. Measured on matrices of 16 to 512 rows, by condition number: 1e5 at most 1.1e-3; 1e6 6e-3 to
@@ -47,7 +44,7 @@ class LayerCurvature(nn.Cell):
         g_inverse: shaped like G; likewise.
     """
 
-    def __init__(self, name: str, geometry: "Dense") -> None:
+    def __init__(self, name: str, geometry: Geometry) -> None:
         super().__init__(auto_prefix=False)
         self.layer_name, self.geometry = name, geometry
         self.inputs, self.outputs = geometry.inputs, geometry.outputs

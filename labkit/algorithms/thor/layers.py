@@ -24,16 +24,14 @@ not of G_sum: from 2^64 on, its square would exceed the range of float32.
 import fnmatch
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import mindspore as ms
 from mindspore import Parameter, Tensor, mint, nn, ops
 
-from labkit.algorithms.thor.curvature import LayerCurvature
 from labkit.base.arguments import wrong
 from labkit.errors import InputError, nearest
-from labkit.nets.layers import exchange
 
 
 @dataclass(frozen=True)
@@ -55,59 +53,23 @@ def cut(dimension: int, split: int | None) -> Blocks:
 
 
 @dataclass(frozen=True)
-class Dense:
-    """A fully connected layer: weight (outputs, inputs)."""
+class Geometry:
+    """Sizes of a layer's factors; the rest is a convolution's, as in nn.Conv2d, heights first."""
 
-    inputs: int  # width of A, including the 1 of a homogeneous bias
+    inputs: int  # width of A, including the 1 of a homogeneous bias: C kh kw of a convolution
     outputs: int  # width of G, per group
     homogeneous: bool
     a_blocks: Blocks
     g_blocks: Blocks
     groups: int = 1  # groups of channels, each with its own A and G
-
-
-@dataclass(frozen=True)
-class Convolution(Dense):
-    """A convolution: each group's weight is (outputs, inputs = C kh kw, + 1 for the bias).
-
-    Pairs are (height, width), ``pad`` is (top, bottom, left, right), as in nn.Conv2d.
-    """
-
-    kernel: tuple[int, int] = (1, 1)
+    kernel: tuple[int, int] | None = None  # None: a fully connected layer
     stride: tuple[int, int] = (1, 1)
     dilation: tuple[int, int] = (1, 1)
     pad_mode: str = "valid"
     pad: tuple[int, int, int, int] = (0, 0, 0, 0)
 
 
-def padding(
-    pad_mode: str,
-    pad: tuple[int, int, int, int],
-    kernel: tuple[int, int],
-    stride: tuple[int, int],
-    dilation: tuple[int, int],
-    height: int,
-    width: int,
-) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return ((top, bottom), (left, right)) of a convolution on a map of (height, width)."""
-    if pad_mode == "valid":
-        return ((0, 0), (0, 0))
-    if pad_mode == "pad":
-        top, bottom, left, right = pad
-        return ((top, bottom), (left, right))
-    sizes = zip((height, width), kernel, stride, dilation, strict=True)
-    vertical, horizontal = (_same(*axis) for axis in sizes)
-    return vertical, horizontal
-
-
-def _same(length: int, kernel: int, stride: int, dilation: int) -> tuple[int, int]:
-    """Return (before, after) for ceil(length / stride) positions; the odd one goes after."""
-    positions = -(-length // stride)
-    total = max((positions - 1) * stride + (kernel - 1) * dilation + 1 - length, 0)
-    return total // 2, total - total // 2
-
-
-def geometry_of(layer: nn.Cell, *, homogeneous: bool, split: int | None) -> Dense | None:
+def geometry_of(layer: nn.Cell, *, homogeneous: bool, split: int | None) -> Geometry | None:
     """Return the geometry of a layer that can have factors, or None.
 
     Raises:
@@ -115,27 +77,50 @@ def geometry_of(layer: nn.Cell, *, homogeneous: bool, split: int | None) -> Dens
     """
     if not isinstance(layer, nn.Dense | mint.nn.Linear | nn.Conv2d):
         return None
-    groups = layer.group if isinstance(layer, nn.Conv2d) else 1
+    groups, of_convolution = 1, {}  # type: int, dict[str, Any]
+    if isinstance(layer, nn.Conv2d):
+        if layer.data_format != "NCHW":
+            raise wrong("data_format of a convolution", layer.data_format, "'NCHW'")
+        groups, pad = layer.group, layer.padding
+        of_convolution = {
+            "kernel": tuple(layer.kernel_size),
+            "stride": _pair(layer.stride),
+            "dilation": _pair(layer.dilation),
+            "pad_mode": layer.pad_mode,
+            "pad": pad if isinstance(pad, tuple) else (pad,) * 4,
+        }
     inputs = math.prod(layer.weight.shape[1:]) + homogeneous
     outputs = layer.weight.shape[0] // groups
-    sizes = (inputs, outputs, homogeneous, cut(inputs, split), cut(outputs, split), groups)
-    if not isinstance(layer, nn.Conv2d):
-        return Dense(*sizes)
-    if layer.data_format != "NCHW":
-        raise wrong("data_format of a convolution", layer.data_format, "'NCHW'")
-    return Convolution(
-        *sizes,
-        kernel=tuple(layer.kernel_size),
-        stride=_pair(layer.stride),
-        dilation=_pair(layer.dilation),
-        pad_mode=layer.pad_mode,
-        pad=layer.padding if isinstance(layer.padding, tuple) else (layer.padding,) * 4,
-    )
+    blocks = cut(inputs, split), cut(outputs, split)
+    return Geometry(inputs, outputs, homogeneous, *blocks, groups, **of_convolution)
 
 
 def _pair(value: int | tuple) -> tuple[int, int]:
     """Return (height, width) from what nn.Conv2d stores: an int, 2 numbers, or 4 with N and C."""
     return (value, value) if isinstance(value, int) else tuple(value[-2:])
+
+
+@ops.constexpr
+def padding(
+    pad_mode: str,
+    pad: tuple[int, int, int, int],
+    kernel: tuple[int, int],
+    stride: tuple[int, int],
+    dilation: tuple[int, int],
+    size: tuple[int, int],
+) -> tuple[tuple[int, int], ...]:
+    """Return ((top, bottom), (left, right)) of a convolution on a map of ``size``.
+
+    "same" gives ceil(length / stride) positions; an odd zero goes after the map.
+    """
+    if pad_mode != "same":
+        return (pad[:2], pad[2:]) if pad_mode == "pad" else ((0, 0), (0, 0))
+    sides: tuple = ()
+    for length, entries, step, spread in zip(size, kernel, stride, dilation, strict=True):
+        last = (-(-length // step) - 1) * step
+        total = max(last + (entries - 1) * spread + 1 - length, 0)
+        sides += ((total // 2, total - total // 2),)
+    return sides
 
 
 @dataclass(frozen=True)
@@ -146,12 +131,18 @@ class Place:
     parent: nn.Cell
     key: str
     layer: nn.Cell  # without a tap
+    geometry: Geometry
     weight: int  # its index among the optimizer's parameters
-    bias: int | None  # likewise; None if it is not in the factors
+    bias: int | None = None  # likewise; None if it is not in the factors
 
 
 def find_layers(
-    loss_net: nn.Cell, parameters: Sequence[Parameter], *, bias: str, skip: Sequence[str]
+    loss_net: nn.Cell,
+    parameters: Sequence[Parameter],
+    *,
+    bias: str,
+    split: int | None,
+    skip: Sequence[str],
 ) -> list[Place]:
     """Return the layers of ``loss_net``, in its order, whose weights are among ``parameters``.
 
@@ -159,6 +150,7 @@ def find_layers(
         loss_net: network and loss.
         parameters: parameters of the optimizer.
         bias: ``homogeneous`` includes a layer's bias in its factors, ``plain`` leaves it out.
+        split: largest block of a factor, or None.
         skip: names or patterns of layers to leave out.
 
     Raises:
@@ -167,19 +159,40 @@ def find_layers(
             weight or bias too, or the network uses a layer without calling it
             (``nn.MultiheadAttention``).
     """
-    layers = list(_layers(loss_net))
-    skipped = _matching([name for name, *_ in layers], skip)
+    layers: dict[str, tuple[nn.Cell, str, nn.Cell]] = {}
+    owners: dict[int, list[str]] = {}  # paths of the Cells that hold a Parameter
+    for name, parent, key, cell in _places(loss_net):
+        if hasattr(cell, "taps_thor"):
+            raise InputError(
+                f"{name!r} has a tap of an earlier ThorUpdate; call that one's release() first"
+            )
+        if geometry_of(cell, homogeneous=False, split=None) is not None:
+            layers[name] = parent, key, cell
+        for number in {id(parameter) for parameter in cell._params.values()}:
+            owners.setdefault(number, []).append(name)
+    skipped = _matching(list(layers), skip)
     index = {id(parameter): number for number, parameter in enumerate(parameters)}
-    places = []
-    for name, parent, key, layer in layers:
-        weight, bias_number = index.get(id(layer.weight)), None
-        if weight is None or name in skipped:
+    places: list[Place] = []
+    problems: dict[str, str] = {}
+    for name, (parent, key, layer) in layers.items():
+        if name in skipped or id(layer.weight) not in index:
             continue
-        if bias == "homogeneous" and isinstance(getattr(layer, "bias", None), Parameter):
-            bias_number = index.get(id(layer.bias))
-        places.append(Place(name, parent, key, layer, weight, bias_number))
-    owners = _owners(loss_net)
-    refuse_layers({place.name: _problem(place, owners) for place in places})
+        own = {"weight": layer.weight}
+        if bias == "homogeneous" and id(getattr(layer, "bias", None)) in index:
+            own["bias"] = layer.bias
+        geometry = geometry_of(layer, homogeneous="bias" in own, split=split)
+        assert geometry is not None
+        numbers = {kind: index[id(parameter)] for kind, parameter in own.items()}
+        places.append(Place(name, parent, key, layer, geometry, **numbers))
+        for kind, parameter in own.items():
+            others = [repr(other) for other in owners[id(parameter)] if other != name]
+            if others:
+                shared = f"shares its {kind} {parameter.name!r} with {' and '.join(others)}"
+                problems.setdefault(name, shared)
+        if isinstance(parent, nn.MultiheadAttention) and key == "out_proj":
+            uncalled = "is never called: nn.MultiheadAttention takes its weight without it"
+            problems.setdefault(name, uncalled)
+    refuse_layers(problems)
     if not places:
         raise InputError(
             "the network has no nn.Dense, mint.nn.Linear or nn.Conv2d with a weight that the "
@@ -189,26 +202,13 @@ def find_layers(
 
 
 def refuse_layers(problems: dict[str, str]) -> None:
-    """Raise ``InputError`` if a layer must not be preconditioned: name -> problem, or ""."""
-    problems = {name: problem for name, problem in problems.items() if problem}
-    if not problems:
-        return
-    listed = "; ".join(f"layer {name!r} {problem}" for name, problem in problems.items())
-    raise InputError(
-        f"THOR cannot precondition all layers: {listed}; expected Parameters that their layer's "
-        f"own calls alone use, or the plain update: skip={tuple(problems)!r}"
-    )
-
-
-def _layers(loss_net: nn.Cell) -> Iterator[tuple[str, nn.Cell, str, nn.Cell]]:
-    """Yield (name, parent, key, layer) of every layer that can have factors."""
-    for path, parent, key, layer in _places(loss_net):
-        if hasattr(layer, "taps_thor"):
-            raise InputError(
-                f"{path!r} has a tap of an earlier ThorUpdate; call that one's release() first"
-            )
-        if geometry_of(layer, homogeneous=False, split=None) is not None:
-            yield path, parent, key, layer
+    """Raise ``InputError`` if there is a layer that must not be preconditioned: name -> problem."""
+    if problems:
+        listed = "; ".join(f"layer {name!r} {problem}" for name, problem in problems.items())
+        raise InputError(
+            f"THOR cannot precondition all layers: {listed}; expected Parameters that their "
+            f"layer's own calls alone use, or the plain update: skip={tuple(problems)!r}"
+        )
 
 
 def _places(loss_net: nn.Cell) -> Iterator[tuple[str, nn.Cell, str, nn.Cell]]:
@@ -234,29 +234,6 @@ def _matching(names: Sequence[str], skip: Sequence[str]) -> set[str]:
     return matching
 
 
-def _owners(loss_net: nn.Cell) -> dict[int, list[str]]:
-    """Return id of a Parameter -> paths of the Cells that hold it, each place once."""
-    owners: dict[int, list[str]] = {}
-    for path, _, _, cell in _places(loss_net):
-        for number in {id(parameter) for parameter in cell._params.values()}:
-            owners.setdefault(number, []).append(path)
-    return owners
-
-
-def _problem(place: Place, owners: dict[int, list[str]]) -> str:
-    """Return why a layer's calls are not all that uses its weight or bias, or an empty string."""
-    own = {"weight": place.layer.weight}
-    if place.bias is not None:
-        own["bias"] = place.layer.bias
-    for kind, parameter in own.items():
-        others = [name for name in owners[id(parameter)] if name != place.name]
-        if others:
-            return f"shares its {kind} {parameter.name!r} with {' and '.join(map(repr, others))}"
-    if isinstance(place.parent, nn.MultiheadAttention) and place.key == "out_proj":
-        return "is never called: nn.MultiheadAttention takes its weight without it"
-    return ""
-
-
 class Tap(nn.Cell):
     """Identity on ``y`` that returns factors as gradients: ``(x, y, a, t, g, scale) -> y``.
 
@@ -264,21 +241,11 @@ class Tap(nn.Cell):
     that the loss was multiplied by, a float32 scalar. a, t and g are Parameters of shapes (blocks,
     b, b), (2,) and (blocks', b', b') whose values are not used; the "gradient" of t counts the
     positions in A_sum and G_sum.
-
-    Args:
-        geometry: geometry of the layer.
     """
 
-    def __init__(self, geometry: Dense) -> None:
+    def __init__(self, geometry: Geometry) -> None:
         super().__init__(auto_prefix=False)
-        self.a_blocks, self.g_blocks = geometry.a_blocks, geometry.g_blocks
-        self.homogeneous = geometry.homogeneous
-        self.groups = geometry.groups
-        self.is_convolution = isinstance(geometry, Convolution)
-        if isinstance(geometry, Convolution):
-            self.pad_mode, self.pad = geometry.pad_mode, geometry.pad
-            self.kernel, self.stride = geometry.kernel, geometry.stride
-            self.dilation = geometry.dilation
+        self.geometry = geometry
 
     def construct(
         self, x: Tensor, y: Tensor, a: Tensor, t: Tensor, g: Tensor, scale: Tensor
@@ -302,26 +269,29 @@ class Tap(nn.Cell):
 
     def sums(self, x: Tensor, slopes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return A_sum, the positions in A_sum and in G_sum, (2,), and G_sum; ``slopes`` are d."""
-        if self.is_convolution:
+        geometry = self.geometry
+        if geometry.kernel is not None:
             patches = self.patches(x)
             slopes = slopes.reshape(slopes.shape[0], slopes.shape[1], -1)
         else:
             patches, slopes = _one_image(x), _one_image(slopes)
         count = ops.cast(patches.shape[0] * patches.shape[2], ms.float32)
-        a_sum = self._products(patches, self.a_blocks, self.homogeneous)
-        g_sum = self._products(slopes, self.g_blocks, False)
+        a_sum = self._products(patches, geometry.a_blocks, geometry.homogeneous)
+        g_sum = self._products(slopes, geometry.g_blocks, False)
         return a_sum, ops.stack((count, count)), g_sum
 
     def patches(self, x: Tensor) -> Tensor:
         """Return the patches of a convolution's input (N, C, H, W): (N, C kh kw, T)."""
-        geometry = (self.pad_mode, self.pad, self.kernel, self.stride, self.dilation)
-        vertical, horizontal = _padding(*geometry, x.shape[2], x.shape[3])
+        own = self.geometry
+        vertical, horizontal = padding(
+            own.pad_mode, own.pad, own.kernel, own.stride, own.dilation, x.shape[2:]
+        )
         pads = (vertical[0], horizontal[0])
         if vertical[0] != vertical[1] or horizontal[0] != horizontal[1]:
             # Im2Col pads both sides equally; ops.Pad is slower.
             x = ops.Pad(((0, 0), (0, 0), vertical, horizontal))(x)
             pads = (0, 0)
-        patches = ops.Im2Col(self.kernel, self.stride, self.dilation, pads)(x)
+        patches = ops.Im2Col(own.kernel, own.stride, own.dilation, pads)(x)
         return patches.reshape(x.shape[0], -1, patches.shape[3])
 
     def _products(self, columns: Tensor, blocks: Blocks, homogeneous: bool) -> Tensor:
@@ -329,16 +299,16 @@ class Tap(nn.Cell):
 
         The columns are (M, groups * n, L); n, plus the homogeneous coordinate, is cut into blocks.
         """
-        images, length = columns.shape[0], columns.shape[2]
-        columns = columns.reshape(images, self.groups, -1, length)
+        images, length, groups = columns.shape[0], columns.shape[2], self.geometry.groups
+        columns = columns.reshape(images, groups, -1, length)
         if homogeneous:
-            ones = ops.ones((images, self.groups, 1, length), ms.float32)
+            ones = ops.ones((images, groups, 1, length), ms.float32)
             columns = ops.concat((columns, ones), 2)
         missing = blocks.count * blocks.size - columns.shape[2]
         if missing:
-            zeros = ops.zeros((images, self.groups, missing, length), ms.float32)
+            zeros = ops.zeros((images, groups, missing, length), ms.float32)
             columns = ops.concat((columns, zeros), 2)
-        columns = columns.reshape(images, self.groups * blocks.count, blocks.size, length)
+        columns = columns.reshape(images, groups * blocks.count, blocks.size, length)
         if images > 1 and blocks.size > length:
             # Products per image would take more memory than the columns: (32, 36, 128, 128) for
             # the last 3x3 convolutions of a ResNet-50, on maps of 4 positions.
@@ -349,24 +319,58 @@ class Tap(nn.Cell):
         return ops.reduce_sum(ops.BatchMatMul(transpose_b=True)(columns, columns), (0,))
 
 
-@ops.constexpr
-def _padding(*arguments: Any) -> tuple[tuple[int, int], tuple[int, int]]:
-    return padding(*arguments)
-
-
 def _one_image(x: Tensor) -> Tensor:
     """Return (N, ..., n) as one image's columns (1, n, N ...)."""
     return ops.expand_dims(ops.transpose(x.reshape(-1, x.shape[-1]), (1, 0)), 0)
 
 
+class UpstreamTap(Tap):
+    """What MindSpore's own THOR computes on GPU, for comparison. Not to be used for training.
+
+    For a convolution, N images and T positions (nn/layer/thor_layer.py, Conv2dThor, not Ascend):
+
+        P = mean over the images of the patches, padded "same" whatever the layer's padding is
+        A = P P^T / T',   T' = positions of P;   D = mean over the images of d;   G = N^2 D D^T / T
+
+    The mean is taken before the outer product: E[p] E[p]^T, of rank T' at most. For a fully
+    connected layer A is divided by its width, not by the number of rows:
+
+        A = X^T X / in,    G = N^2 D^T D / N
+
+    The bias has no curvature, and dilation is ignored. Sums are returned multiplied by the number
+    of positions, because ``LayerCurvature`` divides by it.
+    """
+
+    def __init__(self, geometry: Geometry) -> None:
+        super().__init__(replace(geometry, pad_mode="same", dilation=(1, 1)))
+
+    def sums(self, x: Tensor, slopes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        # The gradient stage divides A and the positions by the number of rows, and multiplies G by
+        # it.
+        rows = float(x.shape[0])
+        a_blocks, g_blocks = self.geometry.a_blocks, self.geometry.g_blocks
+        if self.geometry.kernel is not None:
+            patches = ops.reduce_mean(self.patches(x), 0).expand_dims(0)
+            flat = slopes.reshape(x.shape[0], slopes.shape[1], -1)
+            slopes = ops.reduce_mean(flat, 0).expand_dims(0)
+            a_sum = self._products(patches, a_blocks, False) * rows
+            g_sum = self._products(slopes, g_blocks, False) * rows
+            positions = (rows * patches.shape[2], rows * slopes.shape[2])
+        else:
+            columns = ops.transpose(x, (1, 0)).expand_dims(0)
+            slopes = ops.transpose(slopes, (1, 0)).expand_dims(0)
+            a_sum = self._products(columns, a_blocks, False) * (rows / columns.shape[1])
+            g_sum = self._products(slopes, g_blocks, False)
+            positions = (rows, rows)
+        counts = ops.stack([ops.cast(count, ms.float32) for count in positions])
+        return a_sum, counts, g_sum
+
+
 class Tapped(nn.Cell):
     """A layer followed by a tap: same outputs, same Parameters under the same names.
 
-    Args:
-        layer: nn.Dense, mint.nn.Linear or nn.Conv2d, or a subclass of one.
-        tap: its tap, called like ``Tap``.
-        buffers: (a, t, g), the tap's Parameters. They do not belong to this Cell, so that no
-            checkpoint of the network contains them.
+    ``buffers`` (a, t, g) are the tap's Parameters. They do not belong to this Cell, so that no
+    checkpoint of the network contains them.
     """
 
     taps_thor = True
@@ -410,25 +414,3 @@ class Tapped(nn.Cell):
             return super().__getattr__(name)
         except AttributeError:
             return getattr(super().__getattr__("layer"), name)
-
-
-def tap_layers(
-    places: Sequence[Place], *, split: int | None, tap: type[Tap]
-) -> tuple[list[LayerCurvature], list[Tapped]]:
-    """Put a tap after each layer, in place; return the layers' curvatures and the tapped layers.
-
-    Args:
-        places: places of the layers.
-        split: largest block of a factor, or None.
-        tap: class of the taps, whose formulas compute the factors.
-    """
-    layers, tapped = [], []
-    for place in places:
-        geometry = geometry_of(place.layer, homogeneous=place.bias is not None, split=split)
-        assert geometry is not None  # ``find_layers`` has left out all others
-        layer = LayerCurvature(place.name, geometry)
-        cell = Tapped(place.layer, tap(geometry), (layer.a_factor, layer.positions, layer.g_factor))
-        exchange(place.parent, place.key, cell)
-        layers.append(layer)
-        tapped.append(cell)
-    return layers, tapped

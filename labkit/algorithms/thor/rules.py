@@ -10,7 +10,6 @@ from mindspore import Tensor, nn
 from labkit.base.arguments import choice, integer, number, wrong
 from labkit.errors import InputError, refuse_unknown
 from labkit.steps.losses import as_loss_net
-from labkit.steps.schedules import check_length
 
 REFRESH, SKIP, FREEZE = "refresh", "skip", "freeze"
 WORDS = {
@@ -21,7 +20,7 @@ WORDS = {
     "nan": ("stop", "drop"),
 }
 
-ByUpdate = float | np.ndarray | Callable[[int], float]
+ByUpdate = float | np.ndarray
 
 
 @dataclass(frozen=True)
@@ -66,10 +65,9 @@ class ThorOptions:
     """The options of THOR; ``ThorUpdate``, ``ThorStep`` and ``labkit.thor`` take them by name.
 
     Attributes:
-        damping: number > 0, array with one per update (updates,), or function of the number of
-            updates so far.
-        frequency: updates between refreshes of factors and inverses: integer >= 1, or a function of
-            the number of updates so far that returns one. The first update refreshes them.
+        damping: number > 0, or array with one per update (updates,).
+        frequency: updates between refreshes of factors and inverses, an integer >= 1. The first
+            update refreshes them.
         split: largest block of a factor, or None for whole factors.
         bias: ``homogeneous``: the bias is one more coordinate of its layer's input; ``plain``: it
             takes the plain update, as in MindSpore's THOR.
@@ -92,7 +90,7 @@ class ThorOptions:
     """
 
     damping: ByUpdate
-    frequency: int | Callable[[int], int] = 100
+    frequency: int = 100
     split: int | None = 128
     bias: str = "homogeneous"
     factor_decay: float = 0.0
@@ -106,8 +104,7 @@ class ThorOptions:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "damping", by_update("damping", self.damping, above=0))
-        frequency = self.frequency(0) if callable(self.frequency) else self.frequency
-        integer("frequency", frequency)
+        integer("frequency", self.frequency)
         for name, words in WORDS.items():
             choice(name, getattr(self, name), words)
         if self.split is not None:
@@ -123,8 +120,7 @@ class ThorOptions:
 
     def schedules(self) -> dict[str, Callable | np.ndarray]:
         """Return, by name, the options that change from update to update."""
-        given = {"damping": self.damping, "frequency": self.frequency}
-        return {n: v for n, v in given.items() if callable(v) or isinstance(v, np.ndarray)}
+        return {"damping": self.damping} if isinstance(self.damping, np.ndarray) else {}
 
     def settings(self) -> dict[str, object]:
         """Return the options as plain values that a resumed training must share."""
@@ -142,47 +138,19 @@ def thor_options(damping: object, options: Mapping[str, Any]) -> ThorOptions:
 
 
 def by_update(name: str, value: Any, **bounds: float) -> ByUpdate:
-    """Return a number, an array with one per update (updates,), or the function given.
-
-    Args:
-        name: name of the argument, for messages.
-        value: number, array, Tensor, or function of the number of updates so far.
-        **bounds: of each number, as in ``labkit.base.arguments.number``.
+    """Return a number, or an array with one per update (updates,), given as one or as a Tensor.
 
     Raises:
-        InputError: if a number cannot be used, or an array has a different shape.
+        InputError: for another shape, or a number outside ``bounds`` (``labkit.base.arguments``).
     """
     if isinstance(value, Tensor):
         value = value.asnumpy()
-    if callable(value):
-        return value
     values = np.asarray(value, dtype=object)
     if values.ndim > 1 or not values.size:
         raise InputError(f"{name}: expected shape () or (updates,), got {values.shape}")
     if not values.ndim:
         return number(name, value.item() if isinstance(value, np.ndarray) else value, **bounds)
     return np.array([number(f"{name}[{i}]", x, **bounds) for i, x in enumerate(values)])
-
-
-def value_at(name: str, value: ByUpdate, update: int, **bounds: float) -> float:
-    """Return the value at update 0, 1, ... of what ``by_update`` has returned.
-
-    Raises:
-        InputError: past the end of an array, or if a function's value cannot be used.
-    """
-    if isinstance(value, np.ndarray):
-        check_length(value, update + 1, name, "values")
-        return float(value[update])
-    if not callable(value):
-        return value
-    made: Any = value(update)
-    return number(f"{name} at update {update}", getattr(made, "item", lambda: made)(), **bounds)
-
-
-def is_due(frequency: int | Callable[[int], int], update: int, last: int) -> bool:
-    """Return whether ``update`` refreshes; ``last`` is the last that did, < 0 for none."""
-    every = integer("frequency", frequency(update)) if callable(frequency) else frequency
-    return last < 0 or update - last >= every
 
 
 def check_loss(loss_net: nn.Cell) -> None:

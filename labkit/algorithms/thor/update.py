@@ -1,7 +1,7 @@
 """The update stage: gradients are multiplied by inverses, then passed to any optimizer."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import mindspore as ms
@@ -9,21 +9,22 @@ import numpy as np
 from mindspore import ParameterTuple, Tensor, nn, ops
 
 from labkit.algorithms import THOR_ON_HOST
+from labkit.algorithms.thor.curvature import LayerCurvature
 from labkit.algorithms.thor.inverses import Inverses
-from labkit.algorithms.thor.layers import Place, Tap, find_layers, refuse_layers, tap_layers
+from labkit.algorithms.thor.layers import Tap, Tapped, UpstreamTap, find_layers, refuse_layers
 from labkit.algorithms.thor.rules import (
     FREEZE,
+    OPTION_NAMES,
     REFRESH,
     ByUpdate,
     check_loss,
-    is_due,
     thor_options,
-    value_at,
 )
-from labkit.algorithms.thor.upstream_gpu import UpstreamTap
 from labkit.nets.layers import exchange
 from labkit.steps.gradients import GradientStage
 from labkit.steps.nonfinite import first_nonfinite
+from labkit.steps.options import gradient_options
+from labkit.steps.plain import PlainStep
 from labkit.steps.schedules import check_length
 from labkit.steps.state import at, integer_of, rated, set_state, state, zeros_like
 from labkit.steps.update import Summary, UpdateStage
@@ -65,13 +66,19 @@ class ThorUpdate(UpdateStage):
         self.settings = given.settings()
         upstream = given.formulas == "upstream_gpu"
         bias, tap = ("plain", UpstreamTap) if upstream else (given.bias, Tap)
-        self.places = find_layers(loss_net, self.parameters, bias=bias, skip=given.skip)
-        layers, self.tapped = tap_layers(self.places, split=given.split, tap=tap)
+        skip, split = given.skip, given.split
+        self.places = find_layers(loss_net, self.parameters, bias=bias, split=split, skip=skip)
+        layers = [LayerCurvature(place.name, place.geometry) for place in self.places]
         self.layers = nn.CellList(layers, auto_prefix=False)
+        self.tapped = []
+        for place, layer in zip(self.places, layers, strict=True):
+            buffers = layer.a_factor, layer.positions, layer.g_factor
+            self.tapped.append(Tapped(place.layer, tap(place.geometry), buffers))
+            exchange(place.parent, place.key, self.tapped[-1])
         means = [layer.a_factor for layer in layers] + [layer.positions for layer in layers]
         self.extras = tuple(means), tuple(layer.g_factor for layer in layers)
         self._make_state()
-        self._set_directions(self.places)
+        self._set_directions()
         self.inverses = Inverses(layers, given.damping_split)
         self.factor_decay = float(given.factor_decay)
         # float: a NumPy number would take over the division by a Tensor.
@@ -104,11 +111,12 @@ class ThorUpdate(UpdateStage):
         tables = (self.traces, self.frozen, self.refreshes, self.retries)
         self.refreshed = ParameterTuple(scalars + tables)
 
-    def _set_directions(self, places: Sequence[Place]) -> None:
+    def _set_directions(self) -> None:
         # sources: (index of the weight, index of the bias) of each layer; without a bias in the
         # factors, the weight's index twice. made: number of directions that the layers return, two
         # each. origins: where each parameter's direction stands among them, followed by all
         # gradients; a parameter in no layer's factors takes its own gradient.
+        places = self.places
         self.sources = tuple((p.weight, p.weight if p.bias is None else p.bias) for p in places)
         self.made = 2 * len(places)
         origins = [self.made + i for i in range(len(self.parameters))]
@@ -195,8 +203,9 @@ class ThorUpdate(UpdateStage):
         if self.options.trace_rule is not None and self.frozen.asnumpy().all():
             self.gathers = False
         else:
+            # Of an update that was due and was left out, the next one takes the place.
             last = integer_of(self.last_refresh)
-            self.gathers = is_due(self.options.frequency, updates, last)
+            self.gathers = last < 0 or updates - last >= self.options.frequency
         for cell in self.tapped:
             cell.gathers = self.gathers
         return self.gathers
@@ -221,7 +230,9 @@ class ThorUpdate(UpdateStage):
         """
         update, measured = integer_of(self.record.updates), self.measured.asnumpy()
         self._check_factors(measured, update)
-        damping = np.float32(value_at("damping", self.options.damping, update))
+        self.check_length(update + 1)
+        given = self.options.damping
+        damping = np.float32(given[update] if isinstance(given, np.ndarray) else given)
         _, _, _, *tables = (parameter.asnumpy().copy() for parameter in self.refreshed)
         traces, frozen, refreshes, retries = tables
         for i, layer in enumerate(self.layers):
@@ -314,3 +325,35 @@ class _ApplyPending(nn.Cell):
         done = (self.updated(self.gradients), self.map(ops.assign, self.refreshed, values))
         released = ops.assign(self.pending, ops.depend(ops.cast(0, ms.int32), done))
         return ops.depend(True, released)
+
+
+class ThorStep(PlainStep):
+    """One THOR update per batch: a ``PlainStep`` with a ``ThorUpdate``.
+
+    With accumulation:
+    ``AccumulatedStep(loss_net, optimizer, 4, update=ThorUpdate(loss_net, optimizer, damping))``.
+
+    Args:
+        loss_net: network and loss, a mean over rows; its layers get taps, in place.
+        optimizer: any ``nn.Optimizer``; THOR's own is nn.Momentum.
+        damping: see ``ThorOptions``.
+        **options: see ``ThorOptions`` and ``GradientOptions``.
+
+    Raises:
+        InputError: as ``ThorUpdate`` does, and ``FloatingPointError`` likewise.
+
+    >>> step = ThorStep(LossNet(network, loss_fn), optimizer, damping=0.3, frequency=10)
+    >>> loss = step(images, labels)
+    """
+
+    def __init__(
+        self, loss_net: nn.Cell, optimizer: nn.Optimizer, damping: ByUpdate, **options: Any
+    ):
+        own = {name: options.pop(name) for name in OPTION_NAMES if name in options}
+        gradient_options(options, *OPTION_NAMES)  # before the network gets taps
+        update = ThorUpdate(loss_net, optimizer, damping, **own)
+        try:
+            super().__init__(loss_net, optimizer, update=update, **options)
+        except Exception:
+            update.release()
+            raise

@@ -1,14 +1,13 @@
 """Factors, inverses and directions against float64; what the residual can and cannot tell."""
 
 import contextlib
-import itertools
 
 import mindspore as ms
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mindspore import ParameterTuple, Tensor, nn, ops
+from mindspore import Tensor, nn
 
 from labkit import reference
 from labkit.algorithms.thor.curvature import RESIDUAL, LayerCurvature, _damped_inverse
@@ -17,7 +16,7 @@ from labkit.algorithms.thor.layers import geometry_of
 from labkit.runtime import pynative
 from labkit.steps.state import set_state
 from tests import twins
-from tests.support.thor_layers import FACTOR, Weighted, fill, normal, off, updated, whole
+from tests.support.thor_layers import FACTOR, normal, off
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -103,17 +102,6 @@ def test_any_size_and_every_remainder(inputs, outputs, bias, split):
     assert off(solution, expected) <= 1e-4
 
 
-def test_half_precision_gradients_come_back_in_half_precision():
-    layer = curvature(nn.Dense(5, 4))
-    with pynative():
-        Inversion([layer], "equal")(Tensor(0.1, ms.float32))
-        single = layer(Tensor(normal((4, 5))), Tensor(normal(4, 1)))
-        half = layer(*(Tensor(normal(s, i).astype(np.float16)) for i, s in enumerate([(4, 5), 4])))
-    for part, expected in zip(half, single, strict=True):
-        assert part.dtype == ms.float16
-        assert off(part.asnumpy(), expected.asnumpy()) <= 2e-3
-
-
 class TestObserve:
     """Sums become running averages."""
 
@@ -186,7 +174,15 @@ def refresh(layer, damping, damping_split="equal", *, compiled=False):
         return float(Inversion([layer], damping_split)(Tensor(damping, ms.float32)).asnumpy()[0])
 
 
-SIZES, SEEDS = (16, 128), range(4)
+# (condition, least and largest residual of four matrices)
+CONDITIONS = [
+    (1e1, 0, 4e-6),
+    (1e4, 0, 3e-4),
+    (1e5, 0, 2e-3),
+    (1e6, 3e-3, 4e-2),
+    (1e7, 5 * RESIDUAL, np.inf),
+    (1e12, 0.99, np.inf),
+]
 
 
 class TestResidual:
@@ -196,45 +192,30 @@ class TestResidual:
     def measured(condition, size):
         """Return (residual, largest error over the largest entry) for several matrices."""
         made = []
-        for seed in SEEDS:
+        for seed in range(4):
             matrix = of_condition(condition, size, seed).astype(np.float32)
             inverse, residual = inverted(matrix, 1e-30)
             made.append((residual, off(inverse, np.linalg.inv(matrix.astype(np.float64)))))
         return np.array(made).T
 
-    @pytest.mark.parametrize("size", SIZES)
-    @pytest.mark.parametrize("condition, largest", [(1e1, 4e-6), (1e4, 3e-4)])
-    def test_of_sound_inverses(self, condition, largest, size):
-        """The error is never larger than the residual."""
+    @pytest.mark.parametrize("size", (16, 128))
+    @pytest.mark.parametrize("condition, least, largest", CONDITIONS)
+    def test_by_condition(self, condition, least, largest, size):
+        """Sound inverses are right within it, accepted ones to 1 %, and lost ones are refused."""
         residual, error = self.measured(condition, size)
-        assert residual.max() <= largest < RESIDUAL / 10 and (error <= residual).all()
-
-    @pytest.mark.parametrize("size", SIZES)
-    def test_of_inverses_that_are_nearly_lost(self, size):
-        """Condition 1e5 is always accepted; accepted inverses of condition 1e6 are right to 1 %."""
-        residual, _ = self.measured(1e5, size)
-        assert residual.max() <= 2e-3
-        residual, error = self.measured(1e6, size)
-        assert 3e-3 <= residual.min() and residual.max() <= 4e-2
+        assert least <= residual.min() and residual.max() <= largest
         assert (error[residual <= RESIDUAL] <= 1e-2).all()
-
-    @pytest.mark.parametrize("size", SIZES)
-    @pytest.mark.parametrize("condition", [1e7, 1e12])
-    def test_of_lost_inverses(self, condition, size):
-        residual, error = self.measured(condition, size)
-        assert (residual > 5 * RESIDUAL).all()
+        if condition <= 1e4:
+            assert (error <= residual).all()
         if condition > 1e7:
-            assert (residual >= 0.99).all() and (error > 0.5).all()
+            assert (error > 0.5).all()
 
-    @pytest.mark.parametrize("matrix", [np.zeros((5, 5)), np.ones((5, 5)), np.zeros((1, 1))])
+    @pytest.mark.parametrize(
+        "matrix",
+        [np.zeros((5, 5)), np.ones((5, 5)), np.zeros((1, 1)), np.diag([1, 1, 1, 1, np.nan])],
+    )
     def test_of_singular_matrices(self, matrix):
         assert not inverted(matrix, 0.0)[1] <= RESIDUAL
-
-    @pytest.mark.parametrize("fault, place", [(np.nan, (4, 4)), (np.inf, (1, 0))])
-    def test_of_what_is_not_finite(self, fault, place):
-        matrix = np.eye(5)
-        matrix[place] = fault
-        assert not inverted(matrix, 0.1)[1] <= RESIDUAL
 
 
 @pytest.mark.parametrize(
@@ -261,21 +242,6 @@ def test_what_has_no_inverse_leaves_the_old_ones(place, fault, compiled):
     np.testing.assert_array_equal(layer.g_inverse.asnumpy(), before[1])
 
 
-def test_calling_twice_gives_the_same():
-    """The damping is added to no stored state: not twice, nor by an attempt that failed before."""
-    layer = curvature(nn.Dense(10, 7), split=4)
-    factors = layer.a_factor.asnumpy().copy(), layer.g_factor.asnumpy().copy()
-    refresh(layer, 0.1)
-    first = layer.a_inverse.asnumpy().copy(), layer.g_inverse.asnumpy().copy()
-    refresh(layer, 100.0)
-    assert off(layer.a_inverse.asnumpy(), first[0]) > 0.1
-    refresh(layer, 0.1)
-    np.testing.assert_array_equal(layer.a_inverse.asnumpy(), first[0])
-    np.testing.assert_array_equal(layer.g_inverse.asnumpy(), first[1])
-    np.testing.assert_array_equal(layer.a_factor.asnumpy(), factors[0])
-    np.testing.assert_array_equal(layer.g_factor.asnumpy(), factors[1])
-
-
 @pytest.mark.parametrize("zero", ["a_factor", "g_factor"])
 def test_a_factor_of_zeros_does_not_take_the_damping_away(zero):
     """pi stays between 1e-3 and 1e3, as in the reference."""
@@ -294,86 +260,14 @@ def test_a_factor_of_zeros_does_not_take_the_damping_away(zero):
     assert off(layer.g_inverse.asnumpy()[0], expected) <= 1e-4
 
 
-def test_names_memory_and_cost():
+def test_names_and_memory():
     layer = LayerCurvature("fc1", geometry_of(nn.Dense(400, 120), homogeneous=True, split=128))
-    names = {p.name: p.shape for p in layer.get_parameters()}
-    assert names == {
-        "thor.fc1.a_factor": (4, 101, 101),
-        "thor.fc1.g_factor": (1, 120, 120),
-        "thor.fc1.a_inverse": (4, 101, 101),
-        "thor.fc1.g_inverse": (1, 120, 120),
-        "thor.fc1.positions": (2,),
-    }
+    a, g = (4, 101, 101), (1, 120, 120)
+    names = {"a_factor": a, "g_factor": g, "a_inverse": a, "g_inverse": g, "positions": (2,)}
+    expected = {f"thor.fc1.{name}": shape for name, shape in names.items()}
+    assert {p.name: p.shape for p in layer.get_parameters()} == expected
     size = 4 * (4 * 101**2 + 120**2)
-    assert layer.memory() == {
-        "layer": "fc1",
-        "a_factor": (4, 101, 101),
-        "g_factor": (1, 120, 120),
-        "factor_bytes": size,
-        "inverse_bytes": size,
-    }
-    assert layer.cost == 4 * 101**3 + 120**3
+    shapes = {"layer": "fc1", "a_factor": a, "g_factor": g}
+    assert layer.memory() == shapes | {"factor_bytes": size, "inverse_bytes": size}
     np.testing.assert_array_equal(layer.g_inverse.asnumpy(), np.eye(120)[None])
     np.testing.assert_array_equal(layer.a_inverse.asnumpy()[3], np.eye(101))
-
-
-BOUND = 1e-5
-
-
-def fisher_errors(network, x, c):
-    """Return {layer: relative error, in Frobenius norms, of T A (x) G}.
-
-    It is relative to the exact empirical Fisher block: the mean over rows of g g^T, where g is the
-    gradient of one row's loss alone.
-    """
-    network = fill(network)
-    parameters = ParameterTuple(network.trainable_params())
-    gradient = ops.value_and_grad(Weighted(network), None, parameters, has_aux=True)
-    rows = []
-    for row in range(len(x)):
-        with pynative():
-            *_, slopes = gradient(Tensor(x[row : row + 1]), Tensor(c[row : row + 1]))
-        rows.append({p.name: s.asnumpy() for p, s in zip(parameters, slopes, strict=True)})
-    update = updated(network, x, c, split=None).step.update
-    errors = {}
-    for layer in update.layers:
-        names = [f"{layer.layer_name}.{part}" for part in ("weight", "bias")]
-        gradients = [
-            reference.gradient_matrix(*(row[n].astype(np.float64) for n in names)) for row in rows
-        ]
-        exact = reference.exact_fisher(np.stack(gradients))
-        factors = whole(layer.a_factor, layer.inputs), whole(layer.g_factor, layer.outputs)
-        block = reference.kronecker_fisher(*factors, float(layer.positions.asnumpy()[0]))
-        errors[layer.layer_name] = reference.relative_error(block, exact)
-    return errors
-
-
-def every_pair(inputs, slopes):
-    """Return every input with every derivative: over these rows the two are independent."""
-    pairs = list(itertools.product(inputs, slopes))
-    return np.stack([x for x, _ in pairs]), np.stack([c for _, c in pairs])
-
-
-class TestFisherOfALinearNetwork:
-    """Three dense layers with bias and nothing between; tests/reference/test_kronecker.py has more.
-
-    With a derivative at the output that does not depend on the input, E[dd^T (x) pp^T] is
-    E[dd^T] (x) E[pp^T] in every layer: p is affine in the input, d linear in the output's.
-    """
-
-    @staticmethod
-    def network():
-        return nn.SequentialCell(nn.Dense(3, 4), nn.Dense(4, 4), nn.Dense(4, 2))
-
-    def test_with_every_input_under_every_derivative_the_blocks_are_exact(self):
-        """The largest error measured is 1e-7."""
-        error = fisher_errors(self.network(), *every_pair(normal((5, 3)), normal((4, 2), 1)))
-        assert set(error) == {"0", "1", "2"} and max(error.values()) <= BOUND
-
-    def test_with_derivatives_that_know_the_input_they_are_not(self):
-        """The errors measured are 0.41 to 0.62."""
-        x = normal((20, 3))
-        error = fisher_errors(
-            self.network(), x, (x[:, :2] + 0.1 * normal((20, 2), 1)).astype(np.float32)
-        )
-        assert min(error.values()) > 0.05

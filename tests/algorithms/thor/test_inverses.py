@@ -11,7 +11,6 @@ from labkit.algorithms.thor.inverses import Inverses, share_out
 from labkit.algorithms.thor.layers import geometry_of
 from labkit.runtime import pynative
 from labkit.steps.state import set_state
-from tests.support.thor_layers import off
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -73,21 +72,6 @@ class TestMake:
         # The others keep the inverses made with the requested damping.
         assert made_with(several[0]) == made_with(several[2]) == pytest.approx(1.0, rel=1e-6)
 
-    def test_alone_or_together_they_are_the_same(self):
-        random = np.random.default_rng(0)
-        columns = random.normal(size=(3, 1, 5, 9))
-        factors = columns @ columns.swapaxes(2, 3)
-        together, alone = layers(*factors), layers(*factors)
-        with pynative():
-            Inverses(together, "pi").make([0, 1, 2], 0.1)
-            inverses = Inverses(alone, "pi")
-            assert inverses.make([1], 0.1) == {1: 0}
-            np.testing.assert_array_equal(alone[0].a_inverse.asnumpy()[0], np.eye(5))
-            inverses.make([0, 2], 0.1)
-        for layer, other in zip(together, alone, strict=True):
-            assert off(layer.a_inverse.asnumpy(), other.a_inverse.asnumpy()) <= 1e-6
-            assert off(layer.g_inverse.asnumpy(), other.g_inverse.asnumpy()) <= 1e-6
-
     def test_what_no_damping_helps_is_named(self):
         several = layers(np.eye(5)[None], np.full((1, 5, 5), np.nan))
         with pynative(), pytest.raises(FloatingPointError) as caught:
@@ -96,21 +80,3 @@ class TestMake:
         assert "'layer 1' have no inverse in float32" in said
         assert "damping 1e+05, 1e+06 times what was asked for" in said
         np.testing.assert_array_equal(several[1].a_inverse.asnumpy()[0], np.eye(5))
-
-    def test_the_damping_that_the_refusal_names_is_tried(self, monkeypatch):
-        """It is the seventh try: a million times the requested damping."""
-        inverses = Inverses(layers(ONES), "equal")
-        residual = {True: 0.0, False: np.inf}
-        invert = lambda group, damping: [residual[damping > 0.99e5]] * len(group)  # noqa: E731
-        monkeypatch.setattr(inverses, "_invert", invert)
-        assert inverses.make([0], 0.1) == {0: 6}
-
-    def test_a_rank_makes_its_own_only(self):
-        """The other ranks send their inverses, which a test on ranks shows."""
-        several = layers(np.eye(5)[None], np.eye(5)[None])
-        with pynative():
-            inverses = Inverses(several, "equal")
-            inverses.own = [0]
-            inverses.make([0, 1], 0.04)
-        assert made_with(several[0]) == pytest.approx(1.2, rel=1e-6)
-        assert made_with(several[1]) == 1.0

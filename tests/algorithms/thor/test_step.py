@@ -53,34 +53,18 @@ def build(once):
 
 
 class TestNanLoss:
-    def poison(self, kind, network, inputs, targets):
-        """Make the loss NaN or infinite; return (inputs, targets, expected message)."""
-        if kind == "weight":
-            broken = network[2].weight.asnumpy()
-            broken[0, 1] = NAN
-            set_state(network[2].weight, broken)
-            return inputs, targets, "weight '2.weight' of layer '2' is not finite"
-        if kind == "input":
-            return inputs * NAN, targets, "the batch's tensor 0 is not finite"
-        if kind == "layer":
-            # tanh is 1 everywhere, and four times 3e38 overflows float32.
-            set_state(network[0].bias, np.full(4, 50.0, np.float32))
-            set_state(network[2].weight, np.full((2, 4), 3e38, np.float32))
-            return inputs, targets, "layer '2' is the first whose output is not finite"
-        set_state(network[2].weight, network[2].weight.asnumpy() * np.float32(1e25))
-        return inputs, targets, "all layers' outputs are finite, the loss function's is not"
-
     # The first call refreshes, the second one is cached.
-    @pytest.mark.parametrize("kind", ["weight", "input", "layer", "loss"])
-    def test_stops_with_the_name(self, kind, build):
+    def test_stops_with_the_layers_name(self, build):
         network, step = build(frequency=2)
         call(step, 0)
-        inputs, targets, said = self.poison(kind, network, *rows(8, 1))
+        # tanh is 1 everywhere, and four times 3e38 overflows float32.
+        set_state(network[0].bias, np.full(4, 50.0, np.float32))
+        set_state(network[2].weight, np.full((2, 4), 3e38, np.float32))
         before = snapshot(step)
+        said = r"at update 2: layer '2' is the first .* finite.*damping \(now 0.1\)"
         for calls in (1, 2):
-            with pytest.raises(FloatingPointError, match=said) as raised:
-                step(*tensors(inputs, targets))
-            assert "at update 2" in str(raised.value) and "damping (now 0.1)" in str(raised.value)
+            with pytest.raises(FloatingPointError, match=said):
+                call(step, 1)
             after = snapshot(step)
             assert after.pop("step.dropped") == calls
             assert_bit_equal(after, {n: v for n, v in before.items() if n != "step.dropped"})
@@ -121,38 +105,19 @@ class TestNanFactor:
         assert_close(values(network), twin.parameters, **TOLERANCE["float32, many updates"])
 
 
-class TestInversion:
-    pytestmark = pytest.mark.usefixtures("eager")
-
-    def degenerate(self, build, damping, scale):
-        """Return (network, step, batch); inputs have rank 1 and size ``scale``, weights undo it."""
-        network, step = build(damping, frequency=1, split=None)
-        set_state(network[0].weight, network[0].weight.asnumpy() / np.float32(scale))
-        inputs, targets = rows(8)
-        inputs = np.ones_like(inputs) * inputs[:, :1] * np.float32(scale)
-        return network, step, tensors(inputs, targets)
-
-    def test_retries_are_counted_over_the_whole_training(self, build):
-        """A rank-1 matrix of trace 1e4 plus 1e-3 on its diagonal has no inverse in float32."""
-        network, step, batch = self.degenerate(build, 1e-6, 100.0)
-        before = values(network)
-        step(*batch)
-        first = step.update.retries.asnumpy().copy()
-        assert 0 < first[0] < 7 and all((before[n] != v).any() for n, v in values(network).items())
-        step(*batch)
-        assert step.update.retries.asnumpy()[0] > first[0]
-        assert float(step.update.damping.asnumpy()) == np.float32(1e-6)  # as requested
-
-    def test_no_damping_helps(self, build):
-        network, step, batch = self.degenerate(build, 1e-20, 1e6)
-        before = snapshot(step)
-        with pytest.raises(FloatingPointError, match="layer '0' have no inverse.*1e-14"):
-            step(*batch)
-        after = snapshot(step)
-        changed = {name for name in before if not np.array_equal(before[name], after[name])}
-        assert step.last_update.number == 0
-        assert not changed & {p.name for p in network.get_parameters()}
-        assert not any("retries" in name or "refreshes" in name for name in changed)
+def test_retries_are_counted_over_the_whole_training(build, eager):
+    """A rank-1 matrix of trace 1e4 plus 1e-3 on its diagonal has no inverse in float32."""
+    network, step = build(1e-6, frequency=1, split=None)
+    set_state(network[0].weight, network[0].weight.asnumpy() / np.float32(100))
+    inputs, targets = rows(8)
+    batch = tensors(np.ones_like(inputs) * inputs[:, :1] * np.float32(100), targets)
+    before = values(network)
+    step(*batch)
+    first = step.update.retries.asnumpy().copy()
+    assert 0 < first[0] < 7 and all((before[n] != v).any() for n, v in values(network).items())
+    step(*batch)
+    assert step.update.retries.asnumpy()[0] > first[0]
+    assert float(step.update.damping.asnumpy()) == np.float32(1e-6)  # as requested
 
 
 def _accumulated():
@@ -188,9 +153,7 @@ class TestInterrupted:
     @pytest.mark.parametrize(
         ("at", "batches"),
         [
-            pytest.param(0, [0], id="the first given again"),
             pytest.param(2, [2], id="the third given again"),
-            pytest.param(0, [99], id="left out"),
             pytest.param(0, [98, 99], id="a group left out"),
         ],
     )
@@ -239,16 +202,10 @@ def maps():
     return tensors(images, (np.arange(6) % 7).astype(np.int32))
 
 
-def built(kind):
+def built(kind, *options):
     network = Maps()
     loss_net = LossNet(network, nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean"))
-    sgd = momentum(network, weight_decay=1e-4)
-    if kind == "plain":
-        return PlainStep(loss_net, sgd)
-    if kind == "thor":
-        return ThorStep(loss_net, sgd, 0.3, split=16)
-    update = ThorUpdate(loss_net, sgd, 0.3, split=16)
-    return AccumulatedStep(loss_net, sgd, micro_steps=1, update=update)
+    return kind(loss_net, momentum(network, weight_decay=1e-4), *options)
 
 
 def factor_shapes(update):
@@ -266,10 +223,9 @@ def factor_products(operators, shapes):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", ["thor", "accumulated"])
-def test_only_the_refreshing_graphs_hold_curvature(kind):
+def test_only_the_refreshing_graph_holds_curvature():
     """Between refreshes a step computes no curvature except the products with the inverses."""
-    step = built(kind)
+    step = built(ThorStep, 0.3)
     refreshing, cached = (compiled_operators(step, *maps()) for _ in range(2))
     shapes = factor_shapes(step.update)
     assert {"Im2Col", "MatrixInverse"} <= {o.name for o in refreshing}
@@ -277,10 +233,9 @@ def test_only_the_refreshing_graphs_hold_curvature(kind):
     assert len(factor_products(refreshing, shapes)) >= 12
     assert not CURVATURE & {o.name for o in cached}
     assert factor_products(cached, shapes) == []
-    if kind == "thor":
-        plain = compiled_operators(built("plain"), *maps())
-        counts = [sum(o.name in PRODUCTS for o in graph) for graph in (cached, plain)]
-        assert counts[0] == counts[1] + 2 * len(step.update.layers)
+    plain = compiled_operators(built(PlainStep), *maps())
+    counts = [sum(o.name in PRODUCTS for o in graph) for graph in (cached, plain)]
+    assert counts[0] == counts[1] + 2 * len(step.update.layers)
 
 
 # Inputs whose squares float16 cannot hold (its largest is 65504), and derivatives whose squares it
