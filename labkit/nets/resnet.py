@@ -123,7 +123,7 @@ class ResNet(nn.Cell):
         differences: differences of the blog to build in, names from ``BLOG``.
 
     Raises:
-        InputError: if a difference is unknown.
+        InputError: if a list does not have four entries, or a difference is unknown.
     """
 
     def __init__(
@@ -139,6 +139,8 @@ class ResNet(nn.Cell):
     ):
         super().__init__()
         lists = layer_nums, in_channels, out_channels, strides
+        if any(len(numbers) != 4 for numbers in lists):
+            raise wrong("layer_nums, in_channels, out_channels, strides", lists, "4 entries each")
         for name in differences:
             choice("differences", name, BLOG)
         stem = in_channels[0]

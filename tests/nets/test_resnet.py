@@ -67,6 +67,13 @@ def test_the_pytorch_original_is_the_installed_torchvision(depth):
         assert torch.equal(ours(x), theirs(x))
 
 
+@pytest.mark.parametrize("name", LISTS)
+def test_lists_without_four_entries_are_refused(name):
+    for length in (0, 3, 5):
+        with pytest.raises(ValueError, match=f"{name}.*: expected 4 entries each"):
+            tiny(**{name: (LISTS[name] * 2)[:length]})
+
+
 @pytest.mark.parametrize(
     ("build", "message"),
     [
