@@ -33,7 +33,7 @@ PARTS := "$(STEPS)" "$(ALGORITHMS)" "tests notebooks $(addprefix --ignore=,$(STE
 RANKS := tests/*/test_*on_ranks.py tests/*/*/test_*on_ranks.py
 ONE_MORE := $(shell expr $(JOBS) + 1 2>/dev/null || echo $(JOBS))
 # What compares speed and memory. The races in benchmarks/, stored, take up to an hour each.
-BENCH ?= compiling memory step_times subspace
+BENCH ?= memory step_times subspace
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -63,9 +63,8 @@ notebooks: ## execute the committed notebooks whose inputs changed (ARGS=--force
 
 bench: ## measure speed and memory, side by side; the figures go to runs/bench
 	@$(ENVIRONMENT) test
-	@status=0; ran=; for name in $(BENCH); do echo "== $$name"; \
-	    if $(BIN)/python benchmarks/$$name.py $(ARGS); then ran="$$ran $$name"; else status=1; fi; done; echo; \
-	$(BIN)/python benchmarks/targets.py $$ran; exit $$status
+	@status=0; for name in $(BENCH); do echo "== $$name"; \
+	    $(BIN)/python benchmarks/$$name.py $(ARGS) || status=1; done; exit $$status
 
 clean: ## remove what runs and tools left behind: runs, builds, caches; not .venv, not datasets/, not work/
 	@rm -rf runs build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis kernel_meta .ipynb_checkpoints

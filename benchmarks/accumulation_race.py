@@ -1,8 +1,6 @@
 """MindSpore's tutorial on gradient accumulation with its four bugs, beside the corrected training.
 
-    python benchmarks/accumulation_race.py          prints the stored trainings
-    python benchmarks/accumulation_race.py --all    trains what is not yet done, and stores it
-    python benchmarks/accumulation_race.py --quick  everything on few images, into runs/bench
+    python benchmarks/accumulation_race.py [--all]    as race.py says
 
 LeNet on MNIST as in the tutorial: three epochs, updates of 4 micro-batches of 32, Momentum with
 rate 0.01 and momentum 0.9. "four" bugs: gradients are summed, an epoch's tail is carried into the
@@ -10,41 +8,25 @@ next one, the loss printed is the last micro-batch's, and pixels are divided by 
 normalised, in training and in the test. "none": averaged, flushed, the update's loss, divided
 first; also at four times the rate, to which summing raises 0.01. Trainings with the same seed have
 the same initial weights and the same images in the same order; all test images judge them.
-
---all and --quick reuse finished trainings from runs/bench unless --anew is given.
 """
 
-import mindspore as ms
-import numpy as np
+import race
 from mindspore import nn
-from race import MOMENTUM, Images, Race, Training, at_end, batches, loss_net_of, percents, run
-from side_by_side import print_table
 
-from labkit.labs.results import Stored
 from labkit.nets.lenet import LeNet5
 from labkit.steps.accumulation import AccumulatedStep
 
 BATCH, MICRO_STEPS = 32, 4
-# Losses that the tutorial prints; a row has each in the column ``loss_`` + value.
-PRINTED = {"epoch 1, step 1": "first", "epoch 1, the last step": "end", "epoch 2, step 459": "459"}
+# Losses that the tutorial prints, at epoch 1, step 1 and the last, and at epoch 2, step 459.
+PRINTED = ("first", "end", "459")
 _PUBLISHED = {"bugs": "four", "learning_rate": 0.01}
-PLANS = {
-    "all": {
-        # Settings with the same images are adjacent, so that these are read once.
-        "settings": [_PUBLISHED, *({"bugs": "none", "learning_rate": r} for r in (0.01, 0.04))],
-        "seeds": [1, 2, 3],
-        "epochs": 3,
-        "quoted": 459,  # update of the second epoch whose loss is recorded
-        "images": {"held_out": 0, "train": None, "test": None},
-    },
-    # To check that the program runs: takes seconds; the results mean nothing.
-    "quick": {
-        "settings": [_PUBLISHED, {"bugs": "none", "learning_rate": 0.01}],
-        "seeds": [1],
-        "epochs": 2,
-        "quoted": 5,
-        "images": {"held_out": 0, "train": 1088, "test": 64},
-    },
+PLAN = {
+    # Settings with the same images are adjacent, so that these are read once.
+    "settings": [_PUBLISHED, *({"bugs": "none", "learning_rate": r} for r in (0.01, 0.04))],
+    "seeds": [1, 2, 3],
+    "epochs": 3,
+    "quoted": 459,  # update of the second epoch whose loss is recorded
+    "images": {"held_out": 0, "train": None, "test": None},
 }
 
 
@@ -53,7 +35,7 @@ def planned(plan, rows):
     parts = {"four": "as published", "none": "test"}
     limits = {name: plan[name] for name in ("epochs", "quoted")}
     return [
-        Training("race", setting, seed, parts[setting["bugs"]], limits)
+        race.training("race", parts[setting["bugs"]], setting, seed, limits)
         for setting in plan["settings"]
         for seed in plan["seeds"]
     ]
@@ -61,15 +43,13 @@ def planned(plan, rows):
 
 def make_step(setting: dict, seed: int) -> tuple[nn.Cell, AccumulatedStep]:
     """Return (network, step) of one setting, newly initialised."""
-    ms.set_seed(seed)
-    np.random.seed(seed)
-    network = LeNet5()
-    optimizer = nn.Momentum(network.trainable_params(), setting["learning_rate"], MOMENTUM)
+    network = race.seeded(LeNet5, seed)
+    optimizer = nn.Momentum(network.trainable_params(), setting["learning_rate"], race.MOMENTUM)
     bugs = {"reduction": "sum", "tail": "carry"} if setting["bugs"] == "four" else {}
-    return network, AccumulatedStep(loss_net_of(network), optimizer, MICRO_STEPS, **bugs)
+    return network, AccumulatedStep(race.loss_net_of(network), optimizer, MICRO_STEPS, **bugs)
 
 
-def train(setting: dict, data: Images, seed: int, *, epochs: int, quoted: int) -> dict:
+def train(setting: dict, data: race.Images, seed: int, *, epochs: int, quoted: int) -> dict:
     """Train once and return what ``race.run`` does; points also have ``printed_loss``.
 
     It is judged at the end of every epoch and at the updates whose losses the tutorial quotes.
@@ -98,55 +78,18 @@ def train(setting: dict, data: Images, seed: int, *, epochs: int, quoted: int) -
         loss = float(of_update.asnumpy()) if setting["bugs"] == "four" else update.loss
         return {"update": update.number, "printed_loss": loss}
 
-    stream = batches(data.rows, epochs * in_epoch, seed, BATCH)
-    return run(micro_batch, network, data, stream, judged, after=after, extra=printed)
+    stream = race.batches(data.rows, epochs * in_epoch, seed, BATCH)
+    return race.run(micro_batch, network, data, stream, judged, after=after, extra=printed)
 
 
-def of_curve(plan, row, curve):
-    """Return a row's fields that follow from its curve: the end, and the losses printed."""
-    losses = [point["printed_loss"] for point in curve[:3]]
-    losses += [None] * (3 - len(losses))
-    names = [f"loss_{name}" for name in PRINTED.values()]
-    return at_end(curve) | dict(zip(names, losses, strict=True))
+def end(plan, row, outcome):
+    """Return a row's other fields: the end, and the losses printed; None: not trained so far."""
+    losses = [point["printed_loss"] for point in outcome["curve"]] + [None] * len(PRINTED)
+    printed = zip((f"loss_{name}" for name in PRINTED), losses, strict=False)
+    return race.at_end(plan, row, outcome) | dict(printed)
 
 
-def updates_of(plan, row):
-    """Return the updates of a training; with the bugs, an epoch's tail makes no update."""
-    if row["failure"]:
-        return None
-    per_epoch, tail = divmod((plan["images"]["train"] or 60_000) // BATCH, MICRO_STEPS)
-    return plan["epochs"] * (per_epoch + (row["bugs"] == "none" and tail > 0))
-
-
-def show(stored: Stored) -> None:
-    """Print every setting's printed losses and its accuracy, by seed."""
-    lines = []
-    for setting in stored.head["plan"]["settings"]:
-        losses = [stored.column(f"loss_{name}", **setting) for name in PRINTED.values()]
-        texts = [" ".join(f"{loss:.4f}" for loss in each) for each in losses]
-        right = percents(stored.column("last_accuracy", **setting))
-        lines.append([setting["bugs"], f"{setting['learning_rate']}", *texts, *right])
-    print("\nloss printed then, and test accuracy at the end in %, by seed\n")
-    print_table(["bugs", "rate", *PRINTED, "mean", "accuracy"], lines)
-
-
-RACE = Race(
-    "accumulation_race",
-    PLANS,
-    planned,
-    train,
-    updates_of,
-    show,
-    of_curve,
-    meaning={
-        "bugs": "four: as published; none: corrected",
-        "loss_first": "loss printed at the first update",
-        "loss_end": "loss printed at the first epoch's last update",
-        "loss_459": "loss printed at the second epoch's update of the number in plan: quoted",
-        "printed_loss": "of the last update: its last micro-batch's loss with the bugs, its mean "
-        "loss without",
-    },
-)
+RACE = race.Race("accumulation_race", PLAN, planned, train, end)
 
 if __name__ == "__main__":
     RACE.main(__doc__)

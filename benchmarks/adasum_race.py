@@ -1,8 +1,6 @@
 """Adasum against mean and sum: LeNet on MNIST, 16 virtual workers, two epochs.
 
-    python benchmarks/adasum_race.py            prints the stored race
-    python benchmarks/adasum_race.py --all      trains what is not yet done, and stores it
-    python benchmarks/adasum_race.py --quick    everything on few images, into runs/bench
+    python benchmarks/adasum_race.py [--all]    as race.py says
 
 The single-worker learning rate is the best of a grid with one worker, batch 32, trained on 50 000
 of MNIST's 60 000 training images and judged by the other 10 000. The learning rates of a reduction
@@ -12,97 +10,60 @@ tuning has not used.
 
 Every rate warms up over 17 % of the updates and then decreases linearly to 0. Each worker has its
 own moments. All workers together make two passes over the images.
-
-The sum of N vectors is N times their mean, and Momentum's moves are proportional to the rate: the
-sum of 16 workers at a rate equals the mean at 16 times that rate. Of the stored trainings, the mean
-at 0.12 and the sum at 0.0075, seed 1, have losses of 2.2978665 at update 39, equal to 2e-8; later
-they diverge by rounding.
-
---all and --quick reuse finished trainings from runs/bench unless --anew is given.
 """
 
-import statistics
-from collections.abc import Iterable, Mapping
-
-import mindspore as ms
 import numpy as np
+import race
 from mindspore import Tensor, nn
-from race import MOMENTUM, Images, Race, Training, batches, loss_net_of, percents, run
-from side_by_side import print_table, verdict
 
 from labkit.algorithms.adasum import AdasumStep
-from labkit.errors import InputError
-from labkit.labs.results import Stored
-from labkit.labs.results.races import LAYERS, WORKERS, adasum_setting, rounded
 from labkit.nets.lenet import LeNet5
 from labkit.steps.plain import PlainStep
 from labkit.steps.schedules import get_lr
 
-BATCH, MNIST_IMAGES = 32, 60_000
+BATCH, WORKERS = 32, 16
+LAYERS = ("conv1", "conv2", "fc1", "fc2", "fc3")
 WARMUP = 0.17  # of the updates
 SEEDS = (1, 2, 3)
-_FIRST = SEEDS[:1]
-# Required mean test accuracy at the single-worker rate: Adasum at least, the sum less than this.
-ADASUM, SUM = 0.975, 0.90
 
 
 def _sweep(reduction, *multiples):
     return [{"reduction": reduction, "multiple": multiple} for multiple in multiples]
 
 
-def _workers(*counts):
-    return [{"workers": n, "reduction": name} for n in counts for name in ("adasum", "mean")]
-
-
 # Adasum at twice the rate: that is its own tuned rate.
-_REQUIRED = _sweep("adasum", 1, 2) + _sweep("mean", 1, 2, 4, 8) + _sweep("sum", 1)
-_BESIDE = [
+_WITH_SEEDS = [*_sweep("adasum", 1, 2), *_sweep("mean", 1, 2, 4, 8), *_sweep("sum", 1)]
+_ONCE = [
     *_sweep("adasum", 0.5),
     *_sweep("sum", 0.25),
     {"workers": 1},
-    *_workers(2, 4, 8, 32),
+    *({"workers": n, "reduction": of} for n in (2, 4, 8, 32) for of in ("adasum", "mean")),
     *({"workers": n, "reduction": "sum"} for n in (4, 8)),
     {"scope": "network"},
 ]
 # single: optimizer -> learning rates tried with one worker. tune, race: changes to the setting
 # "Adasum of 16 workers' moves, Momentum, at the single-worker rate"; each of ``race`` has its
 # seeds. points: number of evaluations of a training.
-PLANS = {
-    "all": {
-        "single": {"Momentum": (0.003, 0.01, 0.03, 0.1)},
-        "tuning_seed": 100,
-        "tune": _sweep("adasum", 0.5, 1, 2) + _sweep("mean", 1, 2, 4, 8),
-        "race": [
-            *((change, SEEDS) for change in [*_REQUIRED, {"on": "gradients"}]),
-            *((change, _FIRST) for change in _BESIDE),
-        ],
-        "epochs": 2,
-        "points": 6,
-        "images": {"held_out": 10_000, "train": None, "test": None},
-    },
-    # To check that the program runs: takes seconds; the results mean nothing.
-    "quick": {
-        "single": {"Momentum": (0.03,)},
-        "tuning_seed": 100,
-        "tune": _sweep("adasum", 1),
-        "race": [(each, _FIRST) for name in ("adasum", "mean", "sum") for each in _sweep(name, 1)],
-        "epochs": 1,
-        "points": 2,
-        "images": {"held_out": 64, "train": 1088, "test": 64},
-    },
+PLAN = {
+    "single": {"Momentum": (0.003, 0.01, 0.03, 0.1)},
+    "tuning_seed": 100,
+    "tune": _sweep("adasum", 0.5, 1, 2) + _sweep("mean", 1, 2, 4, 8),
+    "race": [
+        *((change, SEEDS) for change in [*_WITH_SEEDS, {"on": "gradients"}]),
+        *((change, SEEDS[:1]) for change in _ONCE),
+    ],
+    "epochs": 2,
+    "points": 6,
+    "images": {"held_out": 10_000, "train": None, "test": None},
 }
 
 
-def changed(single: Mapping[str, float], multiple: float = 1, **changes) -> dict:
-    """Return the setting of 16 workers with ``changes``, at a multiple of the single-worker rate.
-
-    Args:
-        single: optimizer -> single-worker learning rate
-        multiple: multiple of that rate
-        **changes: further arguments of ``labkit.labs.results.races.adasum_setting``
-    """
-    rate = single[changes.get("optimizer", "Momentum")] * multiple
-    return adasum_setting(rounded(rate), **changes)
+def setting_of(learning_rate, workers=WORKERS, reduction="adasum", on="updates", scope="layer"):
+    """Return the setting of one training; a single worker has no reduction, on or scope."""
+    if workers == 1:
+        reduction = on = scope = None
+    setting = {"workers": workers, "reduction": reduction, "optimizer": "Momentum"}
+    return setting | {"learning_rate": learning_rate, "on": on, "scope": scope}
 
 
 def planned(plan, rows):
@@ -112,94 +73,78 @@ def planned(plan, rows):
     on all training images, judged by the test set.
     """
     limits = {"epochs": plan["epochs"], "points": plan["points"]}
-    tune = plan["tuning_seed"], "validation", limits
-    for optimizer, rates in plan["single"].items():
-        for rate in rates:
-            yield Training("tune", adasum_setting(rate, 1, optimizer=optimizer), *tune)
-    single = decided(plan, rows)["single"]
+    seed = plan["tuning_seed"]
+    for rate in plan["single"]["Momentum"]:
+        yield race.training("tune", "validation", setting_of(rate, 1), seed, limits)
+    single = decided(plan, rows)["single"]["Momentum"]
+
+    def changed(multiple=1, **changes):
+        return setting_of(race.rounded(single * multiple), **changes)
+
     for change in plan["tune"]:
-        yield Training("tune", changed(single, **change), *tune)
+        yield race.training("tune", "validation", changed(**change), seed, limits)
     for change, seeds in plan["race"]:
         for seed in seeds:
-            yield Training("race", changed(single, **change), seed, "test", limits)
+            yield race.training("race", "test", changed(**change), seed, limits)
 
 
 def decided(plan, rows):
-    """Return the best rates: ``single`` by optimizer, and ``tuned`` of 16 workers by reduction."""
-    return {"single": _best(rows, "optimizer", 1), "tuned": _best(rows, "reduction", WORKERS)}
+    """Return the best rates: ``single`` by optimizer, and ``tuned`` of 16 workers by reduction.
 
-
-def _best(rows, field, workers):
-    groups = {}
-    for row in rows:
-        if row["stage"] == "tune" and row["workers"] == workers:
-            groups.setdefault(row[field], []).append(row)
-    return {name: best(group)["learning_rate"] for name, group in groups.items()}
-
-
-def best(rows: Iterable[Mapping]) -> Mapping:
-    """Return the row with the best final accuracy; among equal ones, the one with the least loss.
-
-    Raises:
-        InputError: if all trainings failed.
+    The best has the best final accuracy; among equal ones, the least loss.
     """
-    rows = [row for row in rows if not row["failure"]]
-    if not rows:
-        raise InputError("every training of a tuning failed; expected one that did not")
-    return min(rows, key=lambda row: (-row["last_accuracy"], row["last_loss"]))
+    best = {}
+    for name, field, workers in (("single", "optimizer", 1), ("tuned", "reduction", WORKERS)):
+        which = {"stage": "tune", "workers": workers, "failure": None}.items()
+        groups = race.grouped((row for row in rows if which <= row.items()), field)
+        for (value,), group in groups.items():
+            won = min(group, key=lambda row: (-row["last_accuracy"], row["last_loss"]))
+            best.setdefault(name, {})[value] = won["learning_rate"]
+    return best
 
 
-def make_step(setting: dict, updates: int, seed: int):
-    """Return (network, step) of one setting, newly initialised, for a schedule of ``updates``.
+def make_step(setting: dict, seed: int, updates: int | None = None):
+    """Return (network, step) of one setting, newly initialised.
 
-    ``learning_rate`` of the setting is the peak.
+    With ``updates`` its learning rate is the peak of their schedule, else constant.
     """
-    peak = setting["learning_rate"]
-    rates = get_lr(0.0, 0.0, peak, max(1, round(WARMUP * updates)), updates, 1)
-    return step_at(setting, Tensor(rates), seed)
-
-
-def step_at(setting: dict, rate: float | Tensor, seed: int):
-    """Return (network, step) of one setting at a constant rate or with one rate per update."""
-    ms.set_seed(seed)
-    np.random.seed(seed)
-    network = LeNet5()
-    optimizer = nn.Momentum(network.trainable_params(), rate, MOMENTUM)
-    loss_net = loss_net_of(network)
+    network = race.seeded(LeNet5, seed)
+    rate = setting["learning_rate"]
+    if updates:
+        rate = Tensor(get_lr(0.0, 0.0, rate, max(1, round(WARMUP * updates)), updates, 1))
+    optimizer = nn.Momentum(network.trainable_params(), rate, race.MOMENTUM)
     if setting["workers"] == 1:
-        return network, PlainStep(loss_net, optimizer)
+        return network, PlainStep(race.loss_net_of(network), optimizer)
     options = {name: setting[name] for name in ("workers", "reduction", "on", "scope")}
-    return network, AdasumStep(loss_net, optimizer, **options)
+    return network, AdasumStep(race.loss_net_of(network), optimizer, **options)
 
 
-def train(setting: dict, data: Images, seed: int, *, epochs: int, points: int) -> dict:
+def train(setting: dict, data: race.Images, seed: int, *, epochs: int, points: int) -> dict:
     """Train once and return what ``race.run`` does; points also have the workers' cosines.
 
     The workers take batches in turn. Batches at the end that do not suffice for an update of all
-    workers are dropped.
+    workers are dropped. A point's cosines are the means over the updates since the one before.
     """
     workers = setting["workers"]
     total = epochs * (len(data.rows) // BATCH) // workers
-    judged = {round(total * number / points) for number in range(1, points + 1)}
-    network, step = make_step(setting, total, seed)
-    stream = batches(data.rows, total * workers, seed, BATCH)
-    cosines = []  # since the previous point
+    network, step = make_step(setting, seed, total)
+    stream = race.batches(data.rows, total * workers, seed, BATCH)
+    cosines = {name: [] for name in LAYERS}
 
     def after(update):
         if workers > 1:
-            cosines.append(cosines_of(step.vectors()))
+            for name, value in cosines_of(step.vectors()).items():
+                cosines[name].append(value)
 
     def mean_cosines():
         fields = {}
-        for name in LAYERS:
-            values = [by_layer[name] for by_layer in cosines if name in by_layer]
+        for name, values in cosines.items():
             fields[f"cosine_{name}"] = round(float(np.mean(values)), 5) if values else None
-        cosines.clear()
+            values.clear()
         return fields
 
-    return run(
-        step, network, data, stream, judged, workers=workers, after=after, extra=mean_cosines
-    )
+    how = {"workers": workers, "after": after, "extra": mean_cosines}
+    return race.run(step, network, data, stream, race.evenly(total, points), **how)
 
 
 def cosines_of(vectors: dict) -> dict[str, float]:
@@ -221,56 +166,7 @@ def cosines_of(vectors: dict) -> dict[str, float]:
     return cosines
 
 
-def updates_of(plan: Mapping, row: Mapping) -> int | None:
-    """Return the updates of a training: the full batches of each epoch, shared by the workers."""
-    if row["failure"]:
-        return None
-    images = plan["images"]["train"] or MNIST_IMAGES
-    if row["stage"] == "tune":
-        images -= plan["images"]["held_out"]
-    return plan["epochs"] * (images // BATCH) // row["workers"]
-
-
-def show(stored: Stored) -> None:
-    """Print the tuned rates, the race, and whether it meets the requirements."""
-    print(f"\nlearning rates: single worker {stored.head['single']}, tuned {stored.head['tuned']}")
-    print("\ntest accuracy in %\n")
-    names = ("workers", "reduction", "optimizer", "on", "scope", "learning_rate")
-    by_setting = {}
-    for row in stored.select(stage="race"):
-        by_setting.setdefault(tuple(row[name] for name in names), []).append(row["last_accuracy"])
-    rows = [
-        [*("-" if value is None else f"{value}" for value in setting), *percents(accuracies)]
-        for setting, accuracies in by_setting.items()
-    ]
-    print_table([*names, "mean", "by seed"], rows)
-    adasum, least = (statistics.mean(stored.accuracies(name)) for name in ("adasum", "sum"))
-    most = max(map(statistics.mean, stored.by_rate("mean").values()))
-    rows = [
-        ["Adasum", adasum, f"at least {ADASUM}", verdict(adasum >= ADASUM)],
-        ["Adasum over the mean's best rate", adasum - most, "more than 0", verdict(adasum > most)],
-        ["sum", least, f"less than {SUM}", verdict(least < SUM)],
-    ]
-    print("\nrequired, at the single-worker rate, mean of the seeds\n")
-    print_table(["", "accuracy", "required", ""], rows)
-
-
-RACE = Race(
-    "adasum_race",
-    PLANS,
-    planned,
-    train,
-    updates_of,
-    show,
-    decided=decided,
-    meaning={
-        "stage": "tune is judged by held-out training images, race by the test set",
-        "single": "learning rate of the best training with one worker, by optimizer",
-        "tuned": "learning rate of the best training with 16 workers, by reduction",
-        "cosine_LAYER": "mean cosine of two workers' vectors, over pairs, and over the updates "
-        "since the point before; of what is combined: moves, or gradients with on = gradients",
-    },
-)
+RACE = race.Race("adasum_race", PLAN, planned, train, decided=decided)
 
 if __name__ == "__main__":
     RACE.main(__doc__)

@@ -17,10 +17,11 @@ import os
 import re
 import shlex
 import shutil
-import statistics
 import subprocess
 import sys
 from pathlib import Path
+
+from side_by_side import print_table
 
 from labkit.base.arguments import Parser
 from labkit.base.files import write_json
@@ -57,7 +58,7 @@ SEEDS = (1, 2, 3)
 
 
 def main() -> None:
-    """Run the unfinished trainings and print the table."""
+    """Run the unfinished trainings and print the table; subspace training has a row per stage."""
     parser = Parser(description=__doc__.splitlines()[0])
     parser.add_argument("data", type=Path, metavar="FOLDER")
     parser.add_argument("--cores", type=int, default=1, help="of each training (1)")
@@ -66,15 +67,14 @@ def main() -> None:
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-options.cores :])
     rows = [trained(name, SEEDS[0], options) for name in PLAN]
     best = sorted(rows, key=lambda row: -row[-1]["accuracy"])[:2]
-    for row in best:
-        rows += [trained(row[0]["name"], seed, options) for seed in SEEDS[1:]]
-    print(table(rows))
+    rows += [trained(row[0]["name"], seed, options) for row in best for seed in SEEDS[1:]]
+    columns = ("recipe", "seed", "updates", "images", "accuracy", "seconds", "peak_mb")
+    print_table([*columns], [[each[n] for n in columns] for row in rows for each in row])
 
 
 def trained(name: str, seed: int, options) -> list[dict]:
     """Return one outcome for each command of a plan, from this or an earlier run."""
-    folder = options.out / f"{name}-{seed}"
-    outcomes: list[dict] = []
+    folder, outcomes = options.out / f"{name}-{seed}", []
     for command in PLAN[name]:
         recipe, *words = (command + " " + COMMON).split()
         path = folder / f"{recipe}.json"
@@ -96,16 +96,14 @@ def outcome(recipe: str, words: list[str], folder: Path) -> dict:
     words = ["train", recipe, *words, f"--save_checkpoint_path={run}"]
     print("labkit", shlex.join(words), file=sys.stderr, flush=True)
     with open(folder / f"{recipe}.log", "w+") as log:
-        child = subprocess.Popen(
-            [sys.executable, "-m", "labkit.recipes", *words], stdout=log, stderr=subprocess.STDOUT
-        )
-        _, status, usage = os.wait4(child.pid, 0)
-        child.returncode = os.waitstatus_to_exitcode(status)
+        command = [sys.executable, "-m", "labkit.recipes", *words]
+        child = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+        _, child.returncode, usage = os.wait4(child.pid, 0)
         log.seek(0)
         text = log.read()
     accuracies = re.findall(r"^labkit: top_1_accuracy ([\d.]+)", text, re.MULTILINE)
     if child.returncode or not accuracies:
-        raise RuntimeError(f"{recipe}: exited with {child.returncode}:\n{text[-3000:]}")
+        raise RuntimeError(f"{recipe} failed:\n{text[-3000:]}")
     with open(run / "records.csv", newline="") as file:
         images = [int(row["images"]) for row in csv.DictReader(file)]
     return {
@@ -116,25 +114,6 @@ def outcome(recipe: str, words: list[str], folder: Path) -> dict:
         "seconds": usage.ru_utime + usage.ru_stime,
         "peak_mb": usage.ru_maxrss / 1024,
     }
-
-
-def table(rows: list[list[dict]]) -> str:
-    """Return a Markdown table with a row per training; subspace training has one per stage."""
-    lines = [
-        "| recipe | seed | updates | images seen | top-1, % | processor seconds | peak MB |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for row in (each for outcomes in rows for each in outcomes):
-        lines.append(
-            f"| `{row['recipe']}` | {row['seed']} | {row['updates']} | {row['images']} | "
-            f"{100 * row['accuracy']:.1f} | {row['seconds']:.0f} | {row['peak_mb']:.0f} |"
-        )
-    for name in PLAN:
-        reached = [100 * each[-1]["accuracy"] for each in rows if each[-1]["name"] == name]
-        if len(reached) == len(SEEDS):
-            spread = ", ".join(f"{value:.1f}" for value in sorted(reached))
-            lines.append(f"\n{name}: mean {statistics.mean(reached):.1f} % of {spread}")
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -14,25 +14,14 @@ from labkit.labs.measure import peak_memory_mb, sweep
 
 COPY_MB = (3 * (2880 * 2880 + 2880) + 2880 * 10 + 10) * 4 / 1e6
 
-
-def main():
-    """Measure and print."""
+if __name__ == "__main__":
     machine = look_at_machine()
     rows = sweep([32, 64, 128, 256, 512, 1024, 2048, 4096])
-    print_table(
-        ["LeNet, effective batch", "full batch, MB", "micro-batches of 32, MB"],
-        [[str(row["batch"]), row["full_mb"], row["accumulated_mb"]] for row in rows],
+    print_table([*rows[0]], [[*row.values()] for row in rows])
+    plain, accumulated = (
+        median(peak_memory_mb("dense", *batch) for _ in range(3)) for batch in ((8,), (32, 8))
     )
-    plain = median(peak_memory_mb("dense", 8) for _ in range(3))
-    accumulated = median(peak_memory_mb("dense", 32, 8) for _ in range(3))
-    copies = (accumulated - plain) / COPY_MB
-    print(f"\n25 million parameters ({COPY_MB:.0f} MB a copy), micro-batch 8:")
-    print(
-        f"PlainStep {plain:.0f} MB, AccumulatedStep {accumulated:.0f} MB: {copies:.2f} copies more"
-    )
-    dense = {"plain_mb": plain, "accumulated_mb": accumulated, "copies_more": copies}
+    dense = {"plain_mb": plain, "accumulated_mb": accumulated}
+    dense["copies_more"] = (accumulated - plain) / COPY_MB
+    print(f"\n25 million parameters ({COPY_MB:.0f} MB a copy), micro-batch 8: {dense}")
     write_results("memory", {"lenet": rows, "dense": dense}, machine)
-
-
-if __name__ == "__main__":
-    main()

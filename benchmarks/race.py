@@ -1,42 +1,40 @@
-"""A race of trainings: trains what a plan still lacks, stores, checks and prints the table.
+"""A race of trainings: trains what a plan still lacks, stores it and prints the tables.
 
-A plan is a dict; ``Race`` says how its trainings are listed, carried out and told in rows. The
-other functions here load images, train and judge.
+    python benchmarks/NAME.py            prints the stored race
+    python benchmarks/NAME.py --all      trains what is not yet done, and stores it for the labs
+
+Finished trainings stay in runs/bench/NAME, by setting, seed, limits and images; a change of labkit
+is not noticed: delete the folder to train anew.
 """
 
-import argparse
 import csv
 import hashlib
 import io
 import json
 import math
-import os
-import platform
 import statistics
 import time
-from collections.abc import Callable, Container, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import lru_cache, partial
-from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn
-from side_by_side import RESULTS, look_at_machine
+from side_by_side import RESULTS, look_at_machine, print_table
 
 import labkit
 from labkit.base.arguments import Parser
 from labkit.base.files import write_json, write_text
-from labkit.base.project import version
 from labkit.data.mnist import load_arrays
 from labkit.data.prepare import prepare
-from labkit.errors import InputError, refuse_unknown
-from labkit.labs.results import Stored, load
-from labkit.labs.results.races import CURVES, FOLDER
+from labkit.labs import results
 from labkit.reference.lenet import cross_entropy
 from labkit.steps.losses import LossNet
 
+FOLDER = Path(results.__file__).parent
 MOMENTUM = 0.9
 # The split is independent of a training's seed: all are validated on the same images.
 _SPLIT_SEED = 0
@@ -44,27 +42,18 @@ _EVALUATION_BATCH = 1000
 
 
 class Training(NamedTuple):
-    """A planned training.
+    """A planned training: fields of its row, images that it has, what is trained, its arguments."""
 
-    Attributes:
-        stage: what it is for, such as "tune" or "race"
-        setting: what is trained; part of its row, as ``columns`` are
-        seed: seed of weights and order
-        part: images that it is trained on and judged by, for ``Race.images``
-        limits: further arguments of ``Race.train``
-        columns: further fields of its row
-    """
-
-    stage: str
+    row: dict
+    part: str  # for ``Race.images``
     setting: dict
-    seed: int
-    part: str
-    limits: dict
-    columns: dict = {}
+    seed: int  # of weights and order
+    limits: dict  # further arguments of ``Race.train``
 
-    def fields(self) -> dict:
-        """Return the fields of the row that the plan decides."""
-        return {"stage": self.stage, **self.setting, "seed": self.seed, **self.columns}
+
+def training(stage: str, part: str, setting: dict, seed: int, limits: dict, **more) -> Training:
+    """Return a training whose row has all of its setting."""
+    return Training({"stage": stage, **setting, "seed": seed} | more, part, setting, seed, limits)
 
 
 def mnist(plan: dict, data: Path | None) -> Callable[[str], "Images"]:
@@ -73,175 +62,122 @@ def mnist(plan: dict, data: Path | None) -> Callable[[str], "Images"]:
     return partial(images_for, data or prepare("mnist"), **plan["images"])
 
 
+def at_end(plan: dict, row: dict, outcome: dict) -> dict:
+    """Return a row's fields for the end of its training; no accuracy if it was never judged."""
+    last = outcome["curve"][-1] if outcome["curve"] else {}
+    fields = {"updates": last.get("update", 0), "last_accuracy": last.get("accuracy")}
+    return fields | {"last_loss": last.get("loss"), "failure": outcome.get("failure") or None}
+
+
 @dataclass(frozen=True)
 class Race:
-    """How the trainings of a race are listed, carried out and told in rows.
-
-    Attributes:
-        name: name of the stored race
-        plans: "all" and "quick" -> plan
-        planned: (plan, rows) -> trainings in order; a row is appended after each training, so that
-            later ones can depend on it
-        train: (setting, images, seed, **limits) -> outcome, ready for JSON, with its ``curve``
-        updates_of: (plan, row) -> planned updates; None if the training stopped earlier
-        show: prints the stored race
-        of_curve: (plan, row so far, curve) -> fields of the row that follow from the curve
-        of_outcome: outcome -> the other fields
-        fields: training -> fields of its row that the plan decides
-        decided: (plan, rows) -> fields of the head that follow from the rows
-        finish: (stored, plan, images) -> None, adds what is measured after the trainings
-        check_more: raises an error if what is special to this race is wrong
-        images: (plan, folder or None) -> function: part -> images
-        meaning: what the fields mean, for the head
-        keeps: row -> whether its curve is stored
-        packages: packages beside MindSpore and NumPy whose versions are stored
-    """
+    """How the trainings of a race are listed, carried out and told in rows."""
 
     name: str
-    plans: dict
+    plan: dict
+    # (plan, rows) -> trainings in order; a row is appended after each training, so that later ones
+    # can depend on it
     planned: Callable[[dict, list[dict]], Iterable[Training]]
+    # (setting, images, seed, **limits) -> outcome, ready for JSON, with its ``curve``
     train: Callable[..., dict]
-    updates_of: Callable[[dict, dict], int | None]
-    show: Callable[[Any], None]
-    of_curve: Callable[[dict, dict, list[dict]], dict] = lambda plan, row, curve: at_end(curve)
-    of_outcome: Callable[[dict], dict] = lambda outcome: {"failure": outcome["failure"] or None}
-    fields: Callable[[Training], dict] = Training.fields
+    # (plan, row so far, outcome) -> the other fields of the row
+    end: Callable[[dict, dict, dict], dict] = at_end
+    # (plan, rows) -> fields of the head that follow from the rows
     decided: Callable[[dict, list[dict]], dict] = lambda plan, rows: {}
-    finish: Callable[[Stored, dict, Callable], None] = lambda stored, plan, images: None
-    check_more: Callable[[Stored], None] = lambda stored: None
+    # adds what is measured after the trainings
+    finish: Callable[[results.Stored, Callable], None] = lambda stored, images: None
+    # (plan, folder or None) -> function: part -> images
     images: Callable[[dict, Path | None], Callable[[str], Any]] = mnist
-    meaning: dict = field(default_factory=dict)
-    keeps: Callable[[dict], bool] = lambda row: True
-    packages: tuple[str, ...] = ()
+    # stage whose curves are not stored
+    no_curves: str | None = None
 
     def main(self, description: str) -> None:
         """Carry out the command line; ``description`` is the program's docstring."""
-        parser = Parser(
-            description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-        )
-        what = parser.add_mutually_exclusive_group()
-        for option in self.plans:
-            what.add_argument(f"--{option}", dest="train", action="store_const", const=option)
-        parser.add_argument("--anew", action="store_true", help="forget the finished trainings")
+        parser = Parser(description=description.splitlines()[0])
+        parser.add_argument("--all", action="store_true", help="train what is not yet done")
         parser.add_argument("--data", type=Path, help="folder of the images")
-        parser.add_argument("--out", type=Path, help="folder of the stored race")
-        options = parser.parse_args()
-        # Only --all replaces the race that came with labkit.
-        work = RESULTS / (self.name + ("_quick" if options.train == "quick" else ""))
-        out = options.out or (work / "stored" if options.train == "quick" else FOLDER)
-        if options.train:
-            stored = self.trained(options.train, options.data, work, options.anew)
-            self.check(stored)
-            write(self.name, stored, out)
-        self.show(load(self.name, out))
+        given = parser.parse_args()
+        if given.all:
+            write(self.name, self.trained(given.data, RESULTS / self.name), FOLDER)
+        self.show(results.load(self.name))
 
-    def trained(self, option: str, data: Path | None, work: Path, anew: bool = False) -> Stored:
-        """Return the race of a plan, with the trainings that are finished in ``work``.
+    def show(self, stored: results.Stored) -> None:
+        """Print the head, and for each setting of a stage what its trainings reached."""
+        for name, value in stored.head.items():
+            if name != "plan":
+                print(f"{name}: {json.dumps(value)}")
+        first = next(iter(self.planned(stored.head["plan"], [])))
+        for (stage,), rows in grouped(stored.rows, "stage").items():
+            own = [name for name in first.row if name not in ("stage", "seed")]
+            own = [name for name in own if len({row[name] for row in rows}) > 1]
+            means = [name for name in rows[0] if name not in (*first.row, "run")]
+            print(f"\n{stage}, {len(rows)} trainings\n")
+            lines = [
+                [*map(str, setting), *(mean_of(group, name) for name in means)]
+                for setting, group in grouped(rows, *own).items()
+            ]
+            print_table([*own, *means], lines)
 
-        A finished training is identified by its setting, seed, limits and images; a change of
-        labkit is not noticed.
-        """
-        plan, machine = self.plans[option], look_at_machine()
+    def trained(self, data: Path | None, work: Path) -> results.Stored:
+        """Return the race, with the trainings that are finished in ``work``."""
+        plan, machine = self.plan, look_at_machine()
         images = lru_cache(maxsize=1)(self.images(plan, data))
         rows, curves = [], {}
-        for run, training in enumerate(self.planned(plan, rows), start=1):
-            _, setting, seed, part, limits, _ = training
-            key = json.dumps([part, setting, seed, limits, plan["images"]], sort_keys=True)
+        for run, (fields, *key) in enumerate(self.planned(plan, rows), start=1):
+            part, setting, seed, limits = key
+            key = json.dumps([*key, plan["images"]], sort_keys=True)
             path = work / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.json"
-            if anew or not path.exists():
+            if not path.exists():
                 outcome = self.train(setting, images(part), seed, **limits)
                 write_json(path, outcome, "the training", indent=None)
             outcome = json.loads(path.read_text())
-            row = {"run": run} | self.fields(training)
-            row |= self.of_curve(plan, row, outcome["curve"]) | self.of_outcome(outcome)
-            rows.append(row)
-            if self.keeps(row) and outcome["curve"]:
+            row = {"run": run} | fields
+            rows.append(row | self.end(plan, row, outcome))
+            if row["stage"] != self.no_curves and outcome["curve"]:
                 curves[run] = outcome["curve"]
-            print(row, flush=True)
-        versions = {name: metadata.version(name) for name in ("mindspore", "numpy", *self.packages)}
-        head = {
-            "command": f"python benchmarks/{self.name}.py --{option}",
-            "versions": {"labkit": version()} | versions | {"python": platform.python_version()},
-            "cores": os.cpu_count(),
-            "date": time.strftime("%Y-%m-%d"),
-            "idle_before": machine["idle_before"],
-        }
-        if self.meaning:
-            head["meaning"] = self.meaning
-        stored = Stored(head | {"plan": plan} | self.decided(plan, rows), rows, curves)
-        self.finish(stored, plan, images)
+            print(rows[-1], flush=True)
+        head = {"command": f"python benchmarks/{self.name}.py --all", **machine, "plan": plan}
+        stored = results.Stored(head | self.decided(plan, rows), rows, curves)
+        self.finish(stored, images)
         return stored
 
-    def check(self, stored: Stored) -> None:
-        """Raise ``InputError`` unless the rows agree with the plan, the curves and the head."""
-        plan, rows, missing = stored.head["plan"], [], 0
-        for number, training in enumerate(self.planned(plan, rows), start=1):
-            if number > len(stored.rows):
-                missing = 1
-                break
-            row, curve = stored.rows[number - 1], stored.curves.get(number, [])
-            for point in curve:
-                if point["accuracy"] is not None and not 0 <= point["accuracy"] <= 1:
-                    raise InputError(f"row {number}: expected accuracies 0 to 1, got {point}")
-            expected = {"run": number} | self.fields(training)
-            if self.keeps(row):
-                expected |= self.of_curve(plan, row, curve)
-                _expect(f"row {number}, by its curve", row, expected)
-                updates = self.updates_of(plan, row)
-                if updates is not None:
-                    expected["updates"] = updates
-            _expect(f"row {number}, by its plan and curve", row, expected)
-            rows.append(row)
-        if missing or len(rows) != len(stored.rows):
-            more = "more than " if missing else ""
-            count = f"expected {more}{len(rows)}, as planned, got {len(stored.rows)}"
-            raise InputError(f"rows: {count}")
-        for name, value in self.decided(plan, stored.rows).items():
-            if stored.head[name] != json.loads(json.dumps(value)):
-                raise InputError(f"{name}: not those of the best trainings of the tuning: {value}")
-        self.check_more(stored)
 
-
-def _expect(what: str, row: dict, expected: dict) -> None:
-    # Compared as strings, since a NaN is not equal to itself.
-    wrong = {name: row[name] for name in expected if str(row[name]) != str(expected[name])}
-    if wrong:
-        raise InputError(f"{what}: expected { {n: expected[n] for n in wrong} }, got {wrong}")
-
-
-def write(name: str, stored: Stored, folder: str | os.PathLike) -> None:
+def write(name: str, stored: results.Stored, folder: Path) -> None:
     """Write the three files of ``name`` into ``folder``, each atomically."""
-    refuse_unknown("stored result", name, CURVES)
-    folder, what = Path(folder), "the stored result"
     points = [{"run": run, **point} for run, points in stored.curves.items() for point in points]
-    for path, rows, names in (
-        (f"{name}.csv", stored.rows, stored.rows[0]),
-        (f"{name}_curves.csv", points, CURVES[name]),
-    ):
+    for path, rows in ((f"{name}.csv", stored.rows), (f"{name}_curves.csv", points)):
         file = io.StringIO()
-        writer = csv.DictWriter(file, list(names), lineterminator="\n")
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
-        write_text(folder / path, file.getvalue(), what)
-    write_json(folder / f"{name}.json", stored.head, what)
+        write_text(folder / path, file.getvalue(), "the stored result")
+    write_json(folder / f"{name}.json", stored.head, "the stored result")
 
 
-def at_end(curve: list[dict]) -> dict:
-    """Return a row's fields for the end of its training; no accuracy if it was never judged."""
-    last = curve[-1] if curve else {"update": 0, "accuracy": None, "loss": None}
-    return {
-        "updates": last["update"],
-        "last_accuracy": last["accuracy"],
-        "last_loss": last["loss"],
-    }
+def rounded(rate: float) -> float:
+    """Return a learning rate rounded to six significant digits, as in the tables."""
+    return float(f"{rate:.6g}")
 
 
-def percents(accuracies: list[float] | None) -> list[str]:
-    """Return the mean and the individual accuracies in %, as two columns; empty for None."""
-    if accuracies is None:
-        return ["", ""]
-    texts = " ".join(f"{100 * accuracy:.2f}" for accuracy in accuracies)
-    return [f"{100 * statistics.mean(accuracies):.2f}", texts]
+def steps_to(curve: Iterable[Mapping], target: float) -> int | None:
+    """Return the update of the first judged point with at least ``target`` accuracy, or None."""
+    return next((point["update"] for point in curve if point["accuracy"] >= target), None)
+
+
+def grouped(rows: Iterable[dict], *names: str) -> dict[tuple, list[dict]]:
+    """Return values of these fields -> rows that have them, in the order of the rows."""
+    groups: dict[tuple, list[dict]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[name] for name in names), []).append(row)
+    return groups
+
+
+def mean_of(rows: Iterable[dict], column: str) -> float | str:
+    """Return the mean of a column; of accuracies, or if it has others, the values in it."""
+    values = [row[column] for row in rows]
+    if "accuracy" not in column and all(isinstance(value, int | float) for value in values):
+        return statistics.mean(map(float, values))
+    return ", ".join(dict.fromkeys(str(value)[:40] for value in values))
 
 
 @dataclass(frozen=True)
@@ -261,16 +197,11 @@ class Images:
 def images_for(
     data_path: Path, part: str, *, held_out: int, train: int | None, test: int | None
 ) -> Images:
-    """Return the ``Images`` of a part of the race.
+    """Return the ``Images`` of a part of the race, from MNIST's folder.
 
-    Args:
-        data_path: folder with train/ and test/ of MNIST
-        part: "validation": the training set without ``held_out`` images, which judge it; "test":
-            the whole training set, judged by the test set; "as published": as "test", with the two
-            rescalings in the order of MindSpore's tutorial
-        held_out: number of images held out
-        train: use only the first ``train`` images of the training set; None: all
-        test: use only the first ``test`` images of the test set; None: all
+    "validation": the training set without ``held_out`` images, which judge it; "test": the whole
+    training set, judged by the test set; "as published": as "test", with the two rescalings in the
+    order of MindSpore's tutorial. Only the first ``train`` and ``test`` images are used; None: all.
     """
     rescale = "seed" if part == "as published" else "correct"
     images, labels = load_arrays(data_path, "train", train, rescale=rescale)
@@ -280,6 +211,13 @@ def images_for(
     order = np.random.default_rng(_SPLIT_SEED).permutation(len(labels))
     out = np.sort(order[:held_out])
     return Images(images, labels, np.sort(order[held_out:]), images[out], labels[out])
+
+
+def seeded(make: Callable[[], nn.Cell], seed: int) -> nn.Cell:
+    """Return a new network whose weights follow from the seed."""
+    ms.set_seed(seed)
+    np.random.seed(seed)
+    return make()
 
 
 def loss_net_of(network: nn.Cell) -> LossNet:
@@ -300,6 +238,11 @@ def batches(rows: np.ndarray, total: int, seed: Any, size: int) -> Iterator[np.n
             yield order[start : start + size]
 
 
+def evenly(total: int, points: int) -> set[int]:
+    """Return ``points`` updates at equal distances, the last one ``total``."""
+    return {round(total * number / points) for number in range(1, points + 1)}
+
+
 def run(
     step: Callable,
     network: nn.Cell,
@@ -312,15 +255,13 @@ def run(
     extra: Callable[[], dict] = dict,
     stop_at: float | None = None,
 ) -> dict:
-    """Train on the batches of ``stream`` and return the outcome, ready for JSON.
+    """Train on batches and return the outcome, ready for JSON.
 
     Args:
-        step: makes an update from every ``workers`` batches
-        network: network that ``step`` trains
+        step: makes an update of ``network`` from every ``workers`` batches
         data: the images
         stream: rows of each batch
         judged: updates after which the network is judged
-        workers: batches in an update
         after: called after each update with its number
         extra: returns further fields of a point
         stop_at: stop at the first evaluation with at least this accuracy

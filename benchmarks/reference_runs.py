@@ -4,38 +4,29 @@
     python benchmarks/reference_runs.py runs/latest
 
 Kinds and amounts of the tolerances, and their reasons, stay as labkit/tools/headlines.json has
-them:
-they come from several seeds. A value outside its tolerance is printed, and is stored all the same.
+them: they come from several seeds. A value outside its tolerance is printed, and stored all the
+same.
 """
 
-import argparse
 import json
+import sys
 import time
 from pathlib import Path
 
 from labkit.base.files import write_json
 from labkit.tools.report import HEADLINES, judged, read
 
-
-def main() -> None:
-    """Read the RUN and write the file."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("run", type=Path)
-    stored = json.loads(HEADLINES.read_text("utf-8"))
-    for results in read(parser.parse_args().run).values():
-        entry = stored.get(results["preset"], {}).get(results["lab"])
-        if entry is None or results["status"] != "passed":
-            print(f"{results['lab']}: left out ({results['status']}, or not stored before)")
-            continue
-        for name, value, before, tolerance, verdict in judged(results):
-            if verdict == "outside":
-                print(f"{results['lab']}: {name} is {value}, was {before} {tolerance}")
-        entry |= {name: results[name] for name in ("git", "versions", "device", "parameters")}
-        entry["date"] = time.strftime("%Y-%m-%d")
-        for name, each in entry["metrics"].items():
-            each["value"] = results["metrics"].get(name, each["value"])
-    write_json(HEADLINES, stored, "the stored numbers")
-
-
-if __name__ == "__main__":
-    main()
+stored = json.loads(HEADLINES.read_text("utf-8"))
+for results in read(Path(sys.argv[1])).values():
+    entry = stored.get(results["preset"], {}).get(results["lab"])
+    if entry is None or results["status"] != "passed":
+        print(f"{results['lab']}: left out ({results['status']}, or not stored before)")
+        continue
+    for name, value, before, tolerance, verdict in judged(results):
+        if verdict == "outside":
+            print(f"{results['lab']}: {name} is {value}, was {before} {tolerance}")
+    entry |= {name: results[name] for name in ("git", "versions", "device", "parameters")}
+    entry["date"] = time.strftime("%Y-%m-%d")
+    for name, each in entry["metrics"].items():
+        each["value"] = results["metrics"].get(name, each["value"])
+write_json(HEADLINES, stored, "the stored numbers")

@@ -7,11 +7,12 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
 from labkit.base.files import write_json
+from labkit.base.project import version
 from labkit.labs.run import installed_version
 
 RESULTS = Path(__file__).resolve().parent.parent / "runs" / "bench"
@@ -27,31 +28,13 @@ class Target(NamedTuple):
     most: float
 
 
-def in_processes(count: int, measure: Callable[[], dict]) -> list[dict]:
-    """Return the results of ``count`` calls of ``measure``, each of which starts a child."""
-    runs = []
-    for number in range(1, count + 1):
-        runs.append(measure())
-        print(f"process {number} of {count} done", file=sys.stderr)
-    return runs
-
-
 def in_child(program: str, *arguments: str, environment: dict | None = None) -> dict:
     """Run ``program`` with ``arguments`` in a process of its own and return its last line as JSON.
 
-    Args:
-        program: path of a Python program
-        *arguments: its arguments
-        environment: variables to add; one with the value None is removed
-
-    Raises:
-        RuntimeError: if the child fails; the message has what it wrote to stderr.
+    Variables of ``environment`` are added; one with the value None is removed.
     """
-    variables = dict(os.environ)
-    for name, value in (environment or {}).items():
-        variables.pop(name, None)
-        if value is not None:
-            variables[name] = value
+    variables = os.environ | (environment or {})
+    variables = {name: value for name, value in variables.items() if value is not None}
     command = [sys.executable, program, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, env=variables, check=False)
     if done.returncode:
@@ -90,31 +73,6 @@ def print_table(header: list[str], rows: list[list]) -> None:
         print("  ".join([first.ljust(widths[0]), *others]))
 
 
-def verdict(met: bool) -> str:
-    """Return in a word whether a requirement is met."""
-    return "met" if met else "MISSED"
-
-
-def lenet() -> tuple:
-    """Return (loss_net, optimizer): LeNet with new weights, and Momentum."""
-    from mindspore import nn
-
-    from labkit.nets.lenet import LeNet5
-    from labkit.steps.losses import LossNet
-
-    network = LeNet5()
-    loss_fn = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
-    return LossNet(network, loss_fn), nn.Momentum(network.trainable_params(), 0.01, 0.9)
-
-
-def batch_of(*shape: int) -> tuple:
-    """Return NumPy images of this shape, batch first, and labels that cycle through 0 to 9."""
-    import numpy as np
-
-    images = np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
-    return images, (np.arange(shape[0]) % 10).astype(np.int32)
-
-
 def look_at_machine(seconds: float = 1.0) -> dict:
     """Return a description of the machine and its load; warn if the load spoils the figures.
 
@@ -133,13 +91,15 @@ def look_at_machine(seconds: float = 1.0) -> dict:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return {
+        "versions": {
+            "labkit": version(),
+            **{name: installed_version(name) for name in ("mindspore", "torch", "numpy")},
+            "python": platform.python_version(),
+        },
         "cores": os.cpu_count(),
         "processor": next(names, platform.processor()),
-        "platform": platform.platform(),
-        "versions": {name: installed_version(name) for name in ("mindspore", "torch", "numpy")},
-        "time": time.ctime(),
+        "date": time.strftime("%Y-%m-%d"),
         "idle_before": round(idle, 3),
-        "load_average_before": os.getloadavg(),
     }
 
 
@@ -149,18 +109,18 @@ def _processor_times():
         return [int(ticks) for ticks in file.readline().split()[1:9]]
 
 
-def write_results(name: str, results: dict, machine: dict, targets: Iterable[Target] = ()) -> Path:
-    """Print which targets are met; write ``<name>.json`` to ``runs/bench``, and return its path.
+def write_results(name: str, results: dict, machine: dict, targets: Iterable[Target] = ()) -> None:
+    """Print which targets are met, and write ``<name>.json`` to ``runs/bench``.
 
     The file holds the results, the targets and what ``look_at_machine`` returned.
     """
     targets = list(targets)
     if targets:
         print()
-        rows = [[what, got, f"{most:.3g}", verdict(got <= most)] for what, got, most in targets]
+        rows = [
+            [*target, "met" if target.measured <= target.most else "MISSED"] for target in targets
+        ]
         print_table(["target", "measured", "at most", ""], rows)
     path = RESULTS / f"{name}.json"
-    stored = [target._asdict() for target in targets]
-    write_json(path, {"machine": machine, **results, "targets": stored}, "the results")
+    write_json(path, {"machine": machine, **results, "targets": targets}, "the results")
     print(f"\nwritten to runs/bench/{path.name}")
-    return path

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 import numpy as np
-from side_by_side import Target, in_child, look_at_machine, print_table, write_results
+from side_by_side import Target, in_child, look_at_machine, write_results
 
 from labkit.base.arguments import Parser
 
@@ -28,38 +28,27 @@ def main():
     """Measure in separate children and print; as a child, do one part and print a line of JSON."""
     parser = Parser(description=__doc__.splitlines()[0])
     parser.add_argument("--folder", type=Path)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", default="5")
     parser.add_argument("--child", nargs="+")
     options = parser.parse_args()
     if options.child:
         name, *arguments = options.child
-        print(json.dumps({"write": write, "times": times, "memory": memory}[name](*arguments)))
+        print(json.dumps(globals()[name](*arguments)))
         return
     machine = look_at_machine()
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         in_child(__file__, "--child", "write", folder)
-        taken = in_child(__file__, "--child", "times", folder, str(options.rounds))
+        taken = in_child(__file__, "--child", "times", folder, options.rounds)
         peak = in_child(__file__, "--child", "memory", folder)
-    ratios = {where: each["basis"] / each["reading"] for where, each in taken["seconds"].items()}
-    rows = [
-        [f"{name}, {where}", seconds, seconds / each["reading"]]
-        for where, each in taken["seconds"].items()
-        for name, seconds in each.items()
-    ]
-    print_table(["", "seconds", "/ reading by parts, one thread"], rows)
     snapshot = taken["weights"] * 4 / 1e6
     beside = peak["peak_mb"] / snapshot - COMPONENTS
-    print(
-        f"\nanonymous memory: {peak['before_mb']:.0f} MB before, {peak['peak_mb']:.0f} MB at the "
-        f"peak, {beside:.2f} snapshots of {snapshot:.0f} MB more than the basis"
-    )
-    print(f"largest entry of P P^T - I: {taken['departure']:.1e}")
+    print(f"snapshots of {snapshot:.0f} MB; {peak}; {taken}")
     targets = [
-        Target(f"basis of {SNAPSHOTS} snapshots over reading them once, {where}", ratio, READINGS)
-        for where, ratio in ratios.items()
+        Target(f"basis over reading once, {where}", each["basis"] / each["reading"], READINGS)
+        for where, each in taken["seconds"].items()
     ]
     targets.append(Target("memory beside the basis, in snapshots", beside, MEMORY))
-    write_results("subspace", {**taken, **peak, "ratios": ratios}, machine, targets)
+    write_results("subspace", {**taken, **peak}, machine, targets)
 
 
 def write(folder):
@@ -108,8 +97,9 @@ def times(folder, rounds):
                 # So that all start alike: on a virtual machine the first touch of memory that
                 # the host has reclaimed is slow, 14 s for a basis, against 0.9 s right after.
                 np.empty(COMPONENTS * snapshots.size * 4, np.uint8).fill(1)
-                if where == COLD:
-                    forget(snapshots.paths)
+                for path in snapshots.paths if where == COLD else ():
+                    with open(path, "rb") as file:
+                        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
                 begin = time.perf_counter()
                 call()
                 by_name[name].append(time.perf_counter() - begin)
@@ -119,25 +109,7 @@ def times(folder, rounds):
             where: {name: statistics.median(values) for name, values in by_name.items()}
             for where, by_name in taken.items()
         },
-        "departure": departure(matrices["matrix"]),
     }
-
-
-def forget(paths):
-    """Drop files from the page cache (their bytes are on the disk: each file was synced)."""
-    for path in paths:
-        file = os.open(path, os.O_RDONLY)
-        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.close(file)
-
-
-def departure(matrix):
-    """Return the largest entry of P P^T - I, in float64."""
-    total, step = np.zeros((len(matrix), len(matrix))), 2**18
-    for start in range(0, matrix.shape[1], step):
-        part = matrix[:, start : start + step].astype(np.float64)
-        total += part @ part.T
-    return float(np.abs(total - np.eye(len(matrix))).max())
 
 
 def memory(folder):

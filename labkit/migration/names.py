@@ -142,13 +142,7 @@ class Match:
 
 
 def match(network: nn.Cell, state: Mapping, renames: Mapping[str, str] | None = None) -> Match:
-    """Match the parameters of ``network`` with PyTorch tensors by name and shape.
-
-    Args:
-        network: the network whose parameters are matched.
-        state: PyTorch name -> array (anything with a shape).
-        renames: as in ``pairs``.
-    """
+    """Match the parameters of ``network`` with PyTorch tensors, arrays by name, by their shapes."""
     wanted = {pair.torch: pair for pair in pairs(network, renames)}
     shapes = {name: tuple(np.shape(value)) for name, value in state.items()}
     both = [pair for name, pair in wanted.items() if name in shapes]

@@ -36,14 +36,11 @@ State = dict[str, np.ndarray]
 def load(network: nn.Cell, state: Mapping, renames: Mapping[str, str] | None = None) -> Match:
     """Load PyTorch's tensors into ``network`` and return the ``Match``.
 
-    Args:
-        network: the network to set; it is changed only if everything fits.
-        state: PyTorch name -> array.
-        renames: as in ``names.pairs``.
+    ``state`` is PyTorch name -> array; ``renames`` are those of ``names.pairs``.
 
     Raises:
         InputError: if a name or shape has no counterpart, a value is not finite, or the
-            parameter's type cannot hold every value exactly.
+            parameter's type cannot hold every value exactly; the network is then unchanged.
     """
     matched = match(network, state, renames)
     if not matched.complete:
@@ -67,11 +64,7 @@ def load(network: nn.Cell, state: Mapping, renames: Mapping[str, str] | None = N
 def state_dict(network: nn.Cell, renames: Mapping[str, str] | None = None) -> State:
     """Return the parameters of ``network`` under PyTorch's names, ``num_batches_tracked`` as 0.
 
-    bfloat16 becomes float32, which holds it exactly.
-
-    Args:
-        network: the network whose parameters are returned.
-        renames: as in ``names.pairs``.
+    bfloat16 becomes float32, which holds it exactly. ``renames`` are those of ``names.pairs``.
     """
     # NumPy has no bfloat16 that PyTorch or safetensors would accept.
     values = {
@@ -114,14 +107,10 @@ def read_torch(path: str | os.PathLike, *, entry: str | None = None, prefix: str
 
 
 def write_torch(path: str | os.PathLike, state: Mapping) -> Path:
-    """Write arrays to the PyTorch file ``path``, completely or not at all; return the path.
+    """Write arrays by name to the PyTorch file ``path``, whole or not at all; return the path.
 
-    Args:
-        path: ``.pth`` (needs PyTorch) or ``.safetensors``; its folder is created if missing.
-        state: name -> array.
-
-    Raises:
-        InputError: if the name has a different ending, or the file cannot be written.
+    It is a ``.pth`` (needs PyTorch) or ``.safetensors`` file, else ``InputError`` is raised; its
+    folder is created if missing.
     """
     path = _checked(path, (".pth", ".safetensors"))
     arrays = {name: np.array(value, order="C") for name, value in state.items()}
@@ -163,17 +152,8 @@ def convert_back(
 ) -> Path:
     """Convert the MindSpore checkpoint ``source`` to the PyTorch file ``target``; return its path.
 
-    Other entries of the checkpoint, such as those of an optimizer, are left out.
-
-    Args:
-        source: the checkpoint.
-        target: as in ``write_torch``.
-        network: the network into which the weights are loaded.
-        renames: as in ``names.pairs``.
-
-    Raises:
-        InputError: if the checkpoint lacks a parameter of ``network`` or has one of another shape
-            or type.
+    The weights are loaded into ``network``: ``InputError`` if one is missing or has another shape
+    or type. Other entries of the checkpoint, such as those of an optimizer, are left out.
     """
     saved = checkpoint.read(source)
     own = {parameter.name for parameter in network.get_parameters()}

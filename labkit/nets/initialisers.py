@@ -23,7 +23,6 @@ the global random state.
 import hashlib
 import math
 from collections import Counter
-from dataclasses import dataclass
 
 import numpy as np
 from mindspore import Parameter, Tensor, mint, nn, ops
@@ -63,30 +62,7 @@ SCHEMES = {
 }
 
 
-@dataclass(frozen=True)
-class Initialised:
-    """What ``initialise`` did.
-
-    Attributes:
-        scheme: name of the scheme.
-        seed: its seed.
-        rules: name of a Parameter -> name of its rule.
-        untouched: names of the Parameters that no rule covers; they are unchanged.
-    """
-
-    scheme: str
-    seed: int
-    rules: dict[str, str]
-    untouched: tuple[str, ...]
-
-    def __str__(self) -> str:
-        counts = Counter(self.rules.values())
-        done = ", ".join(f"{count} {rule}" for rule, count in counts.items()) or "nothing"
-        left = f"; untouched: {', '.join(self.untouched)}" if self.untouched else ""
-        return f"{self.scheme}, seed {self.seed}: {done}{left}"
-
-
-def initialise(network: nn.Cell, scheme: str, seed: int) -> Initialised:
+def initialise(network: nn.Cell, scheme: str, seed: int) -> str:
     """Set the Parameters of ``network`` by ``scheme``, in place, frozen ones too.
 
     A Parameter's values depend only on the seed, its name (its present name: a Cell around the
@@ -96,6 +72,9 @@ def initialise(network: nn.Cell, scheme: str, seed: int) -> Initialised:
         network: the Cell.
         scheme: a name of ``SCHEMES``; see the docstring of this module.
         seed: an integer >= 0.
+
+    Returns:
+        How many Parameters each rule has set, and the names of those that no rule covers.
 
     Raises:
         InputError: if the scheme is unknown, or a Parameter is shared by layers of different rules.
@@ -114,9 +93,10 @@ def initialise(network: nn.Cell, scheme: str, seed: int) -> Initialised:
     for parameter, rule, cell in chosen.values():
         # As in steps.state.set_state, which says when a graph that has run ignores set_data.
         ops.assign(parameter, Tensor(_value(parameter, rule, cell, seed), parameter.dtype))
-    named = {parameter.name: rule for parameter, rule, _ in chosen.values()}
-    untouched = tuple(p.name for p in network.get_parameters() if id(p) not in chosen)
-    return Initialised(scheme, seed, named, untouched)
+    counts = Counter(rule for _, rule, _ in chosen.values())
+    done = ", ".join(f"{count} {rule}" for rule, count in counts.items()) or "nothing"
+    left = ", ".join(p.name for p in network.get_parameters() if id(p) not in chosen)
+    return f"{scheme}, seed {seed}: {done}" + (f"; untouched: {left}" if left else "")
 
 
 def _value(parameter: Parameter, rule: str, cell: nn.Cell, seed: int) -> np.ndarray:

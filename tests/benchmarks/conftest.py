@@ -3,13 +3,4 @@
 import sys
 from pathlib import Path
 
-import pytest
-
-PROGRAMS = Path(__file__).resolve().parents[2] / "benchmarks"
-sys.path.append(str(PROGRAMS))
-
-
-@pytest.fixture
-def programs():
-    """The folder of the programs, whose modules can be imported."""
-    return PROGRAMS
+sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
