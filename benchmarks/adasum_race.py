@@ -35,8 +35,8 @@ from labkit.errors import InputError
 from labkit.labs.results import Stored
 from labkit.labs.results.races import LAYERS, WORKERS, adasum_setting, rounded
 from labkit.nets.lenet import LeNet5
-from labkit.steps.plain import PlainStep
 from labkit.steps.schedules import get_lr
+from labkit.steps.step import PlainStep
 
 BATCH, MNIST_IMAGES = 32, 60_000
 WARMUP = 0.17  # of the updates

@@ -58,7 +58,7 @@ from labkit.labs.results import Stored
 from labkit.labs.results.races import LARGE_BATCH, SEARCH, rounded, subspace_setting
 from labkit.nets.lenet import LeNet5
 from labkit.steps.gradients import set_state
-from labkit.steps.plain import PlainStep
+from labkit.steps.step import PlainStep
 
 # Required gain in accuracy after one epoch of stage two over the end of stage one, mean of seeds.
 GAIN = 0.02

@@ -31,8 +31,8 @@ from labkit.labs.results import Stored, mean_steps, steps_to
 from labkit.labs.results.races import rounded
 from labkit.nets.lenet import LeNet5
 from labkit.nets.resnet import ResidualBlockBase, ResNet
-from labkit.steps.plain import PlainStep
 from labkit.steps.schedules import cosine
+from labkit.steps.step import PlainStep
 
 BATCH, WEIGHT_DECAY = 128, 5e-4
 TUNING_SEED, SEEDS = 100, (1, 2, 3)

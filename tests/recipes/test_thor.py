@@ -6,7 +6,7 @@ import pytest
 from labkit.recipes import parts, thor
 from labkit.recipes.thor import ThorConfig
 from labkit.steps import schedules
-from labkit.steps.plain import PlainStep
+from labkit.steps.step import PlainStep
 from tests.support.recipes import rates_of, settings
 
 pytestmark = pytest.mark.usefixtures("runtime", "small")

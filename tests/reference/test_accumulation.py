@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit import reference
-from labkit.errors import InputError
 from tests import twins
 from tests.twins import Accumulation, MicroBatch
 
@@ -24,12 +23,6 @@ def test_weighted_mean_of_the_parts_is_the_whole(sizes):
     _, whole = twins.softmax_regression(*values, inputs, labels)
     for actual, expected in zip(twins.weighted_mean(parts, sizes), whole, strict=True):
         np.testing.assert_allclose(actual, expected, rtol=1e-9, atol=1e-12)
-
-
-def test_weighted_mean_refuses_nothing_to_average():
-    for gradients, weights in ([], []), ([[1.0]], [0.0]), ([[1.0]], [1.0, 2.0]):
-        with pytest.raises(InputError, match="weights: expected one for each of"):
-            twins.weighted_mean(gradients, weights)
 
 
 def test_clipping_keeps_the_direction_and_the_limit():

@@ -22,7 +22,7 @@ from labkit.ranks import cluster
 from labkit.steps.accumulation import AccumulatedStep
 from labkit.steps.gradients import DynamicLossScale
 from labkit.steps.losses import LossNet
-from labkit.steps.plain import PlainStep
+from labkit.steps.step import PlainStep
 from labkit.training import checkpoint, records
 from labkit.training.fit import fit
 from labkit.training.records import read_records

@@ -15,7 +15,7 @@ from labkit.errors import InputError
 from labkit.steps.accumulation import AccumulatedStep
 from labkit.steps.gradients import set_state
 from labkit.steps.losses import LossNet
-from labkit.steps.plain import PlainStep
+from labkit.steps.step import PlainStep
 from labkit.training import checkpoint
 from labkit.training.fit import EndOfEpoch, fit
 from labkit.training.records import Records, read_records

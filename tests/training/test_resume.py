@@ -13,7 +13,7 @@ from labkit.algorithms.thor import ThorUpdate, TraceRule
 from labkit.steps.accumulation import AccumulatedStep
 from labkit.steps.gradients import DynamicLossScale
 from labkit.steps.losses import LossNet
-from labkit.steps.plain import PlainStep
+from labkit.steps.step import PlainStep
 from labkit.training import checkpoint
 from labkit.training.records import read_records
 from tests.support.resuming import EPOCHS, Training, position_of, subspace, thor

@@ -7,7 +7,7 @@ from mindspore import nn
 from labkit.algorithms.thor.rules import OPTION_NAMES, ByUpdate
 from labkit.algorithms.thor.update import ThorUpdate
 from labkit.steps.options import gradient_options
-from labkit.steps.plain import PlainStep
+from labkit.steps.step import PlainStep
 
 
 class ThorStep(PlainStep):

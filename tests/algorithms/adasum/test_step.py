@@ -18,7 +18,7 @@ from labkit.errors import InputError
 from labkit.nets.small import NormNet
 from labkit.steps.gradients import DynamicLossScale, set_state
 from labkit.steps.losses import LossNet
-from labkit.steps.plain import PlainStep
+from labkit.steps.step import PlainStep
 from tests import twins
 from tests.support.adasum_twin import Twin
 from tests.support.step_cells import (

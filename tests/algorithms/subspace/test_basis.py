@@ -248,7 +248,7 @@ def test_snapshots_of_a_training_and_their_basis(runtime, tmp_path):
     """From ``fit`` to the basis; the final weights are on the positive side of each component."""
     from labkit.algorithms.subspace.snapshots import Snapshots
     from labkit.steps.losses import LossNet
-    from labkit.steps.plain import PlainStep
+    from labkit.steps.step import PlainStep
     from labkit.training.fit import fit
     from tests.support.trainings import dataset, loss_fn, network
 

@@ -14,8 +14,7 @@ from labkit.errors import InputError
 from labkit.nets.small import NextToken, NormNet
 from labkit.steps.gradients import DynamicLossScale, set_state
 from labkit.steps.losses import LossNet, TokenLossNet
-from labkit.steps.plain import PlainStep
-from labkit.steps.step import running_statistics
+from labkit.steps.step import PlainStep, running_statistics
 from tests.support.step_cells import assert_bit_equal, digits, snapshot, tensors
 from tests.support.subspace_cells import basis_of, flat, qr_basis, small, small_loss, small_rows
 from tests.support.subspace_twin import Twin
