@@ -18,8 +18,8 @@ from mindspore import Tensor, nn
 
 from labkit.algorithms.adasum import AdasumStep
 from labkit.nets.lenet import LeNet5
-from labkit.steps.plain import PlainStep
 from labkit.steps.schedules import get_lr
+from labkit.steps.step import PlainStep
 
 BATCH, WORKERS = 32, 16
 LAYERS = ("conv1", "conv2", "fc1", "fc2", "fc3")

@@ -97,7 +97,7 @@ class MindSpore:
 
         from labkit.steps.losses import CrossEntropySmooth, LossNet
         from labkit.steps.parameter_groups import decay_groups
-        from labkit.steps.plain import PlainStep
+        from labkit.steps.step import PlainStep
 
         self.kernels = labkit.start("CPU", seed).onednn
         self._tensor, self._network = Tensor, initial(settings, seed)

@@ -34,7 +34,7 @@ from labkit.algorithms.subspace.snapshots import SnapshotFolder, write_snapshot
 from labkit.base.files import whole_file
 from labkit.nets.lenet import LeNet5
 from labkit.steps.gradients import set_state
-from labkit.steps.plain import PlainStep
+from labkit.steps.step import PlainStep
 
 STARTS = RESULTS / "subspace_starts"  # of stage two: what stage one leaves
 _NOISE_SEED = 0  # wrong labels belong to the data: all trainings with noise see the same

@@ -23,8 +23,8 @@ from side_by_side import interleaved_ms
 from labkit.algorithms.thor import ThorStep, TraceRule
 from labkit.nets.lenet import LeNet5
 from labkit.nets.resnet import ResidualBlockBase, ResNet
-from labkit.steps.plain import PlainStep
 from labkit.steps.schedules import cosine
+from labkit.steps.step import PlainStep
 
 BATCH, WEIGHT_DECAY = 128, 5e-4
 TUNING_SEED, SEEDS = 100, (1, 2, 3)

@@ -34,10 +34,10 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not run __getattr__
     from labkit.steps.losses import CrossEntropySmooth as CrossEntropySmooth
     from labkit.steps.losses import LossNet as LossNet
     from labkit.steps.losses import TokenLossNet as TokenLossNet
+    from labkit.steps.options import DynamicLossScale as DynamicLossScale
     from labkit.steps.parameter_groups import decay_groups as decay_groups
-    from labkit.steps.plain import PlainStep as PlainStep
-    from labkit.steps.plain import PlainUpdate as PlainUpdate
-    from labkit.steps.precision import DynamicLossScale as DynamicLossScale
+    from labkit.steps.step import PlainStep as PlainStep
+    from labkit.steps.update import PlainUpdate as PlainUpdate
     from labkit.steps.update import UpdateStage as UpdateStage
     from labkit.training.evaluation import evaluate as evaluate
     from labkit.training.fit import EndOfEpoch as EndOfEpoch
@@ -55,7 +55,7 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not run __getattr__
 _NAMES = {
     "labkit.steps.accumulation": ("AccumulatedStep",),
     "labkit.algorithms.adasum": ("AdasumStep", "AdasumUpdate"),
-    "labkit.steps.plain": ("PlainStep", "PlainUpdate"),
+    "labkit.steps.step": ("PlainStep",),
     "labkit.algorithms.subspace": ("SubspaceStep", "SubspaceUpdate"),
     "labkit.algorithms.thor": ("ThorStep", "ThorUpdate", "TraceRule"),
     "labkit.upstream.thor": ("ConvertModelUtils", "thor"),
@@ -77,8 +77,8 @@ _NAMES = {
     "labkit.nets.lenet": ("LeNet5",),
     "labkit.nets.resnet": ("ResNet", "resnet18", "resnet34", "resnet50", "resnet101", "resnet152"),
     "labkit.steps.parameter_groups": ("decay_groups",),
-    "labkit.steps.precision": ("DynamicLossScale",),
-    "labkit.steps.update": ("UpdateStage",),
+    "labkit.steps.options": ("DynamicLossScale",),
+    "labkit.steps.update": ("PlainUpdate", "UpdateStage"),
     "labkit.labs.lab": ("open_lab",),
     "labkit.labs.presets": ("choose",),
     "labkit.labs.run": ("Run",),

@@ -126,7 +126,7 @@ def _measure(network: str, micro_batch: int, batches: Sequence[int]) -> list[flo
     from labkit.runtime import start
     from labkit.steps.accumulation import AccumulatedStep
     from labkit.steps.losses import LossNet
-    from labkit.steps.plain import PlainStep
+    from labkit.steps.step import PlainStep
 
     start("CPU")
     shape, build = {

@@ -20,8 +20,7 @@ from labkit.steps import schedules
 from labkit.steps.accumulation import AccumulatedStep
 from labkit.steps.losses import CrossEntropySmooth, LossNet
 from labkit.steps.parameter_groups import decay_groups
-from labkit.steps.plain import PlainStep
-from labkit.steps.step import Step
+from labkit.steps.step import PlainStep, Step
 from labkit.training import checkpoint
 
 # (training, evaluation): of the tutorials' code, of dimension reduction's text, of THOR's tutorial.

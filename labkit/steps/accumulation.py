@@ -19,19 +19,19 @@ Source: "Applying a Gradient Accumulation Algorithm", MindSpore tutorial r1.0. D
 """
 
 from collections.abc import Callable, Iterable
-from typing import Any, Unpack
+from typing import Any
 
 import mindspore as ms
 import numpy as np
 from mindspore import ParameterTuple, Tensor, nn, ops
 
-from labkit.base.arguments import choice, is_integer
-from labkit.errors import InputError, warn
+from labkit.base.arguments import choice, is_integer, wrong
+from labkit.errors import warn
 from labkit.steps.gradients import times
-from labkit.steps.options import OptionNames, gradient_options
+from labkit.steps.options import gradient_options
 from labkit.steps.state import integer_of, set_state, state, zeros_like
-from labkit.steps.step import Step, trainable_batch_norms
-from labkit.steps.update import PlainUpdate, UpdateStage
+from labkit.steps.step import Graph, Step, trainable_batch_norms
+from labkit.steps.update import UpdateStage
 
 MicroSteps = int | Callable[[int], int]
 
@@ -42,18 +42,18 @@ class AccumulatedStep(Step):
     Called with a micro-batch, tensors (B, ...) with the labels last, it returns the loss ().
 
     Args:
-        loss_net: see ``GradientStage``; called once per micro-batch.
+        loss_net, update: as in ``Step``.
         optimizer: any ``nn.Optimizer``; called once per update, so its schedules count updates.
         micro_steps: micro-batches per update: an integer >= 1, or a function of the number of
             updates applied so far that returns one.
-        update: update stage; the optimizer alone by default.
         tail: what ``end_epoch`` does with a partly filled group: ``flush`` applies it with its real
             weight, ``drop`` discards it, ``carry`` keeps its sums in the buffer and restarts the
             count, so that the next epoch's first update includes them too (7 micro-batches for
             k = 4 and 1875 micro-batches), as in the tutorial.
-        **options: see ``GradientOptions``. ``nonfinite="drop_group"`` discards the whole group of a
-            non-finite micro-batch. ``dropped`` counts non-finite micro-batches; they change neither
-            parameters nor running statistics.
+        **options: see ``GradientOptions``.
+
+    ``dropped`` counts non-finite micro-batches; they change neither parameters nor running
+    statistics.
 
     Raises:
         InputError: if an argument has any other value, and as in ``Step``.
@@ -74,35 +74,27 @@ class AccumulatedStep(Step):
         *,
         update: UpdateStage | None = None,
         tail: str = "flush",
-        **options: Unpack[OptionNames],
+        **options: Any,
     ):
         given = gradient_options(options, "micro_steps", "update", "tail")
-        update = PlainUpdate(optimizer) if update is None else update
-        check_micro_steps(micro_steps(0) if callable(micro_steps) else micro_steps)
         super().__init__(loss_net, optimizer, update, given, has_buffer=True)
-        self.micro_steps, self.tail = micro_steps, choice("tail", tail, update.tails)
+        self.micro_steps, self.tail = micro_steps, choice("tail", tail, self.update.tails)
         first = self._group_size(0)
         said = "a schedule" if callable(micro_steps) else first
         self.settings |= {"tail": tail, "micro_steps": said}
         self.drops_group = given.nonfinite == "drop_group"
-        self._make_buffer(first)
-        self._flush, self._flush_with_extras = _Flush(self, False), _Flush(self, True)
-        self._complete()
-        if (callable(micro_steps) or first > 1) and trainable_batch_norms(loss_net):
+        if said != 1 and trainable_batch_norms(loss_net):
             warn(
                 "the network holds a trainable BatchNorm, which normalises each micro-batch by its "
                 "own statistics: accumulated gradients are not those of the whole batch (GroupNorm "
                 "has no such coupling)",
             )
-
-    def _make_buffer(self, first: int) -> None:
         # gradient_sum, loss_sum, weight_sum, images: sums over the group's micro-batches so far,
-        # the first three for each pair of several.
+        # the first three for each pair of several. extended_sum: gradient_sum and those of extras.
         # micro_step: micro-batches of the group so far, dropped ones too; 0 .. group_size - 1.
         # spoiled: non-finite micro-batches in the group. Right after a group all of them are 0
         # except gradient_sum, which keeps its value and is ignored while weight_sum is 0.
-        # extended_sum: gradient_sum, followed by the sums of the update stage's extras.
-        weights, pairs = self.optimizer.parameters, self.gradient.pairs
+        weights, pairs = optimizer.parameters, self.gradient.pairs
         prefixes = ["grad_sum", *(f"grad_sum.pair_{pair}" for pair in range(1, pairs))]
         self.gradient_sum = ParameterTuple(
             zeros_like(weight, prefix, ms.float32) for prefix in prefixes for weight in weights
@@ -117,6 +109,9 @@ class AccumulatedStep(Step):
         self.micro_step = state("micro_step", 0)
         self.spoiled = state("spoiled", 0)
         self.group_size = state("group_size", first)
+        self._flush = Graph(self.close_group, False)
+        self._flush_with_extras = Graph(self.close_group, True)
+        self._complete()
 
     # --- in compiled graphs --------------------------------------------------------------------
 
@@ -125,7 +120,7 @@ class AccumulatedStep(Step):
         # A slice: of a value that is unpacked and not used MindSpore warns at every compilation.
         loss, weight, gradients, finite = self.contribution(with_extras, *batch)[:4]
         if finite:
-            sums = self.sums(with_extras)
+            sums = self.extended_sum if with_extras else self.gradient_sum
             if self.gradient.counts(self.weight_sum):
                 self.map(ops.assign_add, sums, gradients)
             else:
@@ -141,10 +136,6 @@ class AccumulatedStep(Step):
             done = self.close_group(with_extras)
         return ops.depend(self.gradient.added(loss), done)
 
-    def sums(self, with_extras: bool) -> ParameterTuple:
-        """Return the buffers that hold a group's sums; arguments as in ``contribution``."""
-        return self.extended_sum if with_extras else self.gradient_sum
-
     def close_group(self, with_extras: bool) -> object:
         """Apply what the group has gathered, if anything, and clear it."""
         weight = self.gradient.over_ranks(self.weight_sum)
@@ -154,7 +145,7 @@ class AccumulatedStep(Step):
             weight = ops.select(spoiled > 0, 0.0 * weight, weight)
         done: object = False
         if self.gradient.counts(weight):
-            total = self.sums(with_extras)
+            total = self.extended_sum if with_extras else self.gradient_sum
             if self.gradient.ranks > 1:
                 # A rank that has dropped its whole group still holds the previous group's sum.
                 counts = ops.cast(self.gradient.counts(self.weight_sum), ms.float32)
@@ -177,20 +168,21 @@ class AccumulatedStep(Step):
 
     # --- on the host ---------------------------------------------------------------------------
 
-    def host_work(self) -> str:
-        if callable(self.micro_steps):
-            return "micro_steps is a function, which the host asks for the size of each group"
-        return super().host_work()
+    @property
+    def one_graph(self) -> bool:
+        return super().one_graph and not callable(self.micro_steps)
 
     def _between(self) -> None:
-        """Set the size of the group that starts now."""
         if callable(self.micro_steps) and integer_of(self.micro_step) == 0:
             set_state(self.group_size, self._group_size(integer_of(self.updates)))
 
     def _group_size(self, updates: int) -> int:
         """Return the number of micro-batches in a group after ``updates`` updates."""
-        size = self.micro_steps(updates) if callable(self.micro_steps) else self.micro_steps
-        return check_micro_steps(size) * self.update.group_factor
+        size: Any = self.micro_steps(updates) if callable(self.micro_steps) else self.micro_steps
+        if not is_integer(size) or not 1 <= size < 2**31:
+            expected = "an integer >= 1, or a function of the number of updates that returns one"
+            raise wrong("micro_steps", size, expected)
+        return int(size) * self.update.group_factor
 
     @property
     def micro_batches(self) -> int:
@@ -222,7 +214,10 @@ class AccumulatedStep(Step):
         if self.tail == "carry":
             set_state(self.micro_step, 0)
         elif self.tail == "drop":
-            self._forget_group()
+            counted = self.weight_sum, self.loss_sum, self.images, self.micro_step, self.spoiled
+            for number in counted:
+                set_state(number, np.zeros(number.shape))
+            self.update.reset()
         while integer_of(self.micro_step) or self.update.turns_taken():
             # One group at a time; groups whose turn has not come are empty.
             flush = self._flush_with_extras if self._gathers() else self._flush
@@ -230,29 +225,3 @@ class AccumulatedStep(Step):
             self.update.between(self, (), None)
         self._between()
         self.update.end_epoch(self)
-
-    def _forget_group(self) -> None:
-        for number in (self.weight_sum, self.loss_sum, self.images, self.micro_step, self.spoiled):
-            set_state(number, np.zeros(number.shape))
-        self.update.reset()
-
-
-class _Flush(nn.Cell):
-    """The compiled graph that closes a group without a batch."""
-
-    def __init__(self, step: AccumulatedStep, with_extras: bool):
-        super().__init__(auto_prefix=False)
-        self.close_group, self.with_extras = step.close_group, with_extras
-
-    def construct(self) -> object:
-        return self.close_group(self.with_extras)
-
-
-def check_micro_steps(value: Any) -> int:
-    """Return ``value`` if it is an integer >= 1 that fits in int32, else raise ``InputError``."""
-    if not is_integer(value) or not 1 <= value < 2**31:
-        raise InputError(
-            "micro_steps: expected an integer >= 1, or a function of the number of updates that "
-            f"returns one, got {value!r}"
-        )
-    return int(value)

@@ -7,25 +7,23 @@ On two ranks a fused sum equals that of single gradients bit for bit; on more, r
 on the position of a number in its message. A message being sent has its gradients in memory twice.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from mindspore import ops
 
-from labkit.errors import InputError
+from labkit.base.arguments import wrong
 
 
-def message_ends(indices: tuple[int, ...], count: int) -> tuple[int, ...]:
+def message_ends(indices: Sequence[int] | None, count: int) -> tuple[int, ...]:
     """Return, for each message, the index after its last gradient; the last one is ``count``.
 
-    Args:
-        indices: index of the last gradient of each message, < ``count``.
-        count: number of gradients, one for each trained Parameter.
+    ``indices`` are those of the last gradients, of ``count`` in all; None: no messages, ().
     """
+    if indices is None:
+        return ()
     if indices[-1] >= count:
-        raise InputError(
-            f"all_reduce_fusion_config: expected indices below {count}, the number of gradients, "
-            f"got {list(indices)}"
-        )
+        expected = f"indices below {count}, the number of gradients"
+        raise wrong("all_reduce_fusion_config", list(indices), expected)
     ends = tuple(index + 1 for index in indices)
     return ends if ends[-1] == count else (*ends, count)
 

@@ -14,17 +14,19 @@ pair is differentiated and summed by itself.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import mindspore as ms
-from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
+from mindspore import Parameter, ParameterTuple, Tensor, amp, nn, ops
 from mindspore.communication import GlobalComm, get_group_size
+from mindspore.ops import functional
 from mindspore.ops.primitive import constexpr
 
+from labkit.base.arguments import wrong
 from labkit.errors import InputError
 from labkit.steps.fusion import joined, message_ends, separated, summed_in_order
 from labkit.steps.labels import INTEGERS
 from labkit.steps.options import LARGEST_SCALE, DynamicLossScale, GradientOptions
-from labkit.steps.precision import refuse_float16, use_float16
 from labkit.steps.state import set_state as set_state
 from labkit.steps.state import state, trainable_batch_norms
 
@@ -33,16 +35,12 @@ _NO_WEIGHT = (
     "it is a mean over: return (loss, weight), or (loss, 1) for the mean of means; for a function "
     "of your own over the rows of a batch: LossNet(network, fn, per='rows')"
 )
-_SEVERAL_PAIRS = (
-    "loss_net returns {} (loss, weight) pairs, and its attribute ``pairs`` says {}: expected the "
-    "same, as in self.pairs = 2, since micro-batches and ranks are summed for each pair"
-)
+_SEVERAL_PAIRS = "loss_net returns {} (loss, weight) pairs; expected {}, its attribute ``pairs``"
 _LEAST = 1e-30  # of a weight that is divided by: where nothing counts, sums and weight are 0
 
 
 @constexpr
-def refuse(text: str, *values: object) -> None:
-    """Raise ``InputError`` while a graph is compiled."""
+def _refuse(text: str, *values: object) -> None:
     raise InputError(text.format(*values))
 
 
@@ -56,11 +54,12 @@ class GradientStage(nn.Cell):
         parameters: the Parameters to differentiate with respect to, in this order.
         options: ``GradientOptions``.
         weighted: False only if one micro-batch on one rank is the whole update.
-        extras: None, or two tuples of Parameters for which taps in the network define "gradients"
-            of their own: in the first, sums over rows of quantities that do not depend on the loss;
-            in the second, of squares of the loss's derivative, which a tap first divides by
-            ``loss_scale``. Both become means over rows, for the loss of a single row, and are
-            averaged like gradients.
+        extras: None, or two tuples of Parameters for which taps in the network define "gradients":
+            in the first, sums over rows of quantities that do not depend on the loss; in the
+            second, of squares of the loss's derivative, which a tap first divides by
+            ``loss_scale``. Both become means over rows, for the loss of a single row.
+        rank_group: the ranks to average over: None for all, the name of a communication group that
+            contains this rank, or "" for this rank alone.
 
     Raises:
         InputError: if a layer's gradient is sparse, since rows cannot be averaged like tensors, or
@@ -75,12 +74,12 @@ class GradientStage(nn.Cell):
         *,
         weighted: bool = True,
         extras: tuple[Sequence[Parameter], Sequence[Parameter]] | None = None,
+        rank_group: str | None = None,
     ):
         super().__init__(auto_prefix=False)
-        self.ranks: int = 1
-        self.all_reduce: ops.AllReduce | None = None
-        if GlobalComm.INITED and options.rank_group != "":
-            group = options.rank_group or GlobalComm.WORLD_COMM_GROUP
+        self.ranks, self.all_reduce = 1, None
+        if GlobalComm.INITED and rank_group != "":
+            group = rank_group or GlobalComm.WORLD_COMM_GROUP
             self.ranks = get_group_size(group)
             self.all_reduce = ops.AllReduce(group=group) if self.ranks > 1 else None
         self.mean = options.reduction == "mean"
@@ -95,39 +94,28 @@ class GradientStage(nn.Cell):
         self.scaled = self.dynamic or half or scale != 1
         if isinstance(scale, DynamicLossScale):
             self.loss_scale = state("loss_scale", float(scale.initial))
-            # finite_run: finite micro-batches since the scale last changed.
-            self.finite_run = state("finite_run", 0)
+            self.finite_run = state("finite_run", 0)  # since the scale last changed
             self.growth, self.interval = float(scale.factor), int(scale.interval)
         elif self.scaled:
             self.loss_scale = state("loss_scale", float(scale))
-        if options.precision == "O0":
-            refuse_float16(loss_net)
-        else:
-            use_float16(loss_net, options.precision)
+        _set_precision(loss_net, options.precision)
         _refuse_sparse(loss_net)
         if self.pairs > 1 and trainable_batch_norms(loss_net):
-            raise InputError(
-                "several (loss, weight) pairs: expected a network without trainable BatchNorm, "
-                "whose running statistics each pair's pass would move"
-            )
+            expected = "a network without BatchNorm, which each pair's pass would move"
+            raise wrong("pairs of loss_net", self.pairs, expected)
         self.loss_net = loss_net.set_grad()
         # In a row whose label is ignored there is no loss: the mean is not one over rows.
         counts_labels = getattr(loss_net, "over", None) == "labels"
         self.counts_labels = counts_labels and loss_net.class_weights is None
         self.value_and_grad = ops.value_and_grad(self._scaled, None, parameters, has_aux=True)
         self.count = len(parameters)
-        indices = options.all_reduce_fusion_config
-        ends = () if indices is None else message_ends(tuple(indices), self.pairs * self.count)
-        self.message_ends = ends
+        self.message_ends = message_ends(options.all_reduce_fusion_config, self.pairs * self.count)
         self.map = ops.HyperMap()
         if extras is None:
             return
         if getattr(loss_net, "over", None) == "tokens" or self.pairs > 1:
-            got = "several pairs" if self.pairs > 1 else "a TokenLossNet"
-            raise InputError(
-                "an update stage that looks at single rows (THOR's factors): expected a mean over "
-                f"rows, got {got}"
-            )
+            expected = "one mean over rows beside an update stage of single rows (THOR's factors)"
+            raise wrong("loss_net", type(loss_net).__name__, expected)
         everything = ParameterTuple((*parameters, *extras[0], *extras[1]))
         self.constant_end = self.count + len(extras[0])
         self.value_and_extras = ops.value_and_grad(self._scaled, None, everything, has_aux=True)
@@ -139,17 +127,17 @@ class GradientStage(nn.Cell):
         result = self.loss_net(*batch)
         if not isinstance(result, tuple):
             if self.weighted:
-                refuse(_NO_WEIGHT)
+                _refuse(_NO_WEIGHT)
             result = (result, 1.0)
         pairs = result if isinstance(result[0], tuple) else (result,)
         if self.weighted and len(pairs) != self.pairs:
-            refuse(_SEVERAL_PAIRS, len(pairs), self.pairs)
+            _refuse(_SEVERAL_PAIRS, len(pairs), self.pairs)
         losses: tuple = ()
         weights: tuple = ()
         for loss, weight in pairs:
             loss, weight = _float32(loss), _float32(weight)
             if loss.ndim != 0 or weight.ndim != 0:
-                refuse("loss_net: expected a scalar loss and a scalar weight, got other shapes")
+                _refuse("loss_net: expected a scalar loss and a scalar weight, got other shapes")
             if not self.mean:
                 weight = ops.cast(weight > 0, ms.float32)
             losses, weights = (*losses, loss), (*weights, weight)
@@ -176,12 +164,8 @@ class GradientStage(nn.Cell):
 
         The gradients are w_i grad L_i (grad L_i if not ``weighted``), unscaled, float32, shaped as
         the parameters. ``squares`` is the sum of their squares, ``finite`` whether that sum and the
-        loss are finite; without a check they are None and True. Of several pairs, L_i and w_i are
-        (pairs,), and the gradients follow each other pair by pair.
-
-        The squares of gradients overflow from 1.8e19 on: such a micro-batch counts as non-finite.
-        In return the check is free where the norm is needed anyway; an IsFinite and a sum over each
-        gradient took 5 % of a ResNet-50 step (64x64, batch 32).
+        loss are finite (squares overflow from 1.8e19 on); without a check they are None and True.
+        Of several pairs, L_i and w_i are (pairs,), and the gradients follow pair by pair.
         """
         (_, loss, weight), gradients = self.value_and_grad(0, *batch)
         gradients = self._unscaled(gradients, weight)
@@ -196,10 +180,7 @@ class GradientStage(nn.Cell):
         return loss, weight, gradients, *self._checked(loss, gradients)
 
     def contribution_with_extras(self, *batch: Tensor) -> tuple:
-        """Return what ``contribution`` does, with w_i times the extras' means after the gradients.
-
-        ``finite`` does not cover the extras.
-        """
+        """Return ``contribution``, with w_i times the extras' means after the gradients."""
         (_, loss, weight), gradients = self.value_and_extras(0, *batch)
         labels = batch[-1]
         rows = ops.cast(labels.shape[0], ms.float32)
@@ -218,8 +199,7 @@ class GradientStage(nn.Cell):
         constant = self.map(ops.partial(_divided, divisor), constant)
         quadratic = self.map(ops.partial(times, factor), quadratic)
         gradients = self._unscaled(gradients[: self.count], weight)
-        finite, squares = self._checked(loss, gradients)
-        return loss, weight, gradients + constant + quadratic, finite, squares
+        return loss, weight, gradients + constant + quadratic, *self._checked(loss, gradients)
 
     def _unscaled(self, gradients: tuple, weight: Tensor) -> tuple:
         if not self.scaled:
@@ -305,10 +285,8 @@ class GradientStage(nn.Cell):
     def finish(self, total: tuple, weight: Tensor, squares: Tensor | None = None) -> tuple:
         """Return (mean gradients, clipped; their global norm () before clipping), float32.
 
-        Args:
-            total: sum of w_i grad L_i over micro-batches and ranks.
-            weight: sum of w_i (), likewise, > 0.
-            squares: sum of the squares of ``total`` (), if known.
+        ``total`` and ``weight`` > 0 are sums over micro-batches and ranks, ``squares`` is the sum
+        of the squares of ``total``, if known.
 
         Hazard: the output of AllReduce must be divided, never multiplied. MindSpore rewrites
         AllReduce(g) * y + z as AllReduce(g + z) * y (its pass adjust_all_reduce_mul_add): with
@@ -355,8 +333,7 @@ def _divided(divisor: Tensor, gradient: Tensor) -> Tensor:
 def _squared_norm(gradient: Tensor) -> Tensor:
     # Not ops.L2Loss: its CPU kernel sums in one float32 and is 0.6 % off at 5 million elements.
     # Nor a product of two vectors, in half the time: its float32 is 2 % off at 100 million.
-    # Flattened: the CPU's reductions over four axes take twice as long as over one: for
-    # (512, 512, 3, 3) on two cores, measured in turns, 7.8 ms instead of 4.0.
+    # Flattened: the CPU's reductions over four axes take twice as long as over one.
     return ops.reduce_sum(ops.square(ops.reshape(gradient, (-1,))))
 
 
@@ -369,9 +346,43 @@ def _refuse_sparse(loss_net: nn.Cell) -> None:
         names = {primitive.name for primitive in cell._primitives.values()}
         sparse = getattr(cell, "sparse", "EmbeddingLookup" in names)
         if "SparseGatherV2" in names or (sparse and "EmbeddingLookup" in names):
-            tables = [parameter.name for parameter in cell.get_parameters(expand=False)]
-            raise InputError(
-                f"layer {path!r}, a {type(cell).__name__}, gives {', '.join(map(repr, tables))} a "
-                "sparse gradient; expected a dense one, as nn.EmbeddingLookup(..., "
-                "target='DEVICE', sparse=False) and nn.Embedding give"
-            )
+            expected = "a dense gradient, as of target='DEVICE', sparse=False, or nn.Embedding"
+            raise wrong(f"layer {path!r}", f"{type(cell).__name__} with sparse gradient", expected)
+
+
+def _set_precision(loss_net: nn.Cell, level: str) -> None:
+    """Convert ``loss_net.network`` to float16 at MindSpore's level O2 or O3; its loss is not.
+
+    An earlier step may have converted the network: then only its level is possible.
+    """
+    network = getattr(loss_net, "network", None)
+    half = getattr(network, "labkit_half", None)  # (level, network in float16)
+    if half is None:
+        if level == "O0":
+            return
+        if not isinstance(network, nn.Cell):
+            expected = "LossNet(network, loss_fn), or a Cell with self.network"
+            raise wrong(f"loss_net of precision={level!r}", type(loss_net).__name__, expected)
+        cell = amp.auto_mixed_precision(network, level)
+        half = level, getattr(cell, "_backbone", cell)
+        # Past Cell's own setattr, which would make it a part of itself.
+        object.__setattr__(network, "labkit_half", half)
+    if half[0] != level:
+        raise wrong("precision", level, f"{half[0]!r}, which an earlier step set for this network")
+    if not isinstance(network, _InFloat16):
+        # Set through _cells, as amp itself does: setattr would prefix the parameters' names.
+        loss_net._cells["network"] = _InFloat16(half)
+
+
+class _InFloat16(nn.Cell):
+    """A network in float16 whose outputs are float32, as in amp's own wrapper."""
+
+    def __init__(self, half: tuple[str, nn.Cell]):
+        super().__init__(auto_prefix=False)
+        self._backbone = half[1]
+        self._get_attr_from_cell(half[1])
+        self._amp_level = half[0]
+        object.__setattr__(self, "labkit_half", half)
+
+    def construct(self, *args: Any, **kwargs: Any) -> Any:
+        return functional.mixed_precision_cast(ms.float32, self._backbone(*args, **kwargs))

@@ -20,60 +20,33 @@ INTEGERS = (
 
 
 def check_batch(loss_net: nn.Cell, batch: tuple) -> None:
-    """Refuse what is not flat tensors, features of float64, and columns in another order."""
-    if len(batch) < 2 or not all(isinstance(part, Tensor) for part in batch):
-        kinds = ", ".join(type(part).__name__ for part in batch) or "nothing"
-        raise InputError(f"the batch: expected Tensors, inputs first and labels last, got {kinds}")
-    first, labels = batch[0], batch[-1]
-    if not labels.ndim or not labels.shape[0]:
-        raise InputError(f"the labels: expected at least one row, got shape {labels.shape}")
-    for number, part in enumerate(batch[:-1]):
-        if part.dtype == ms.float64:
-            raise InputError(
-                f"the batch's tensor {number} is float64, NumPy's default: expected float32, by "
-                ".astype(np.float32)"
-            )
-    swapped = first.dtype in INTEGERS and first.ndim == 1 and labels.dtype not in INTEGERS
-    if swapped and labels.ndim > 1 and getattr(loss_net, "class_axis", None) is not None:
-        raise InputError(
-            f"the batch begins with integers {first.shape} and ends with {labels.dtype} "
-            f"{labels.shape}: expected inputs first and labels last; are the columns swapped?"
-        )
+    """Refuse what is not flat Tensors, features of float64, and columns in another order."""
+    right = len(batch) > 1 and all(isinstance(part, Tensor) for part in batch) and batch[-1].size
+    if right and ms.float64 not in [part.dtype for part in batch[:-1]]:
+        first, labels = batch[0], batch[-1]
+        swapped = first.dtype in INTEGERS and first.ndim == 1 and labels.dtype not in INTEGERS
+        if not (swapped and labels.ndim > 1 and getattr(loss_net, "class_axis", None) is not None):
+            return
+    got = [f"{p.dtype} {p.shape}" if isinstance(p, Tensor) else type(p).__name__ for p in batch]
+    raise InputError(
+        "the batch: expected Tensors of at least one row, inputs first (float32, not NumPy's "
+        f"float64) and labels last, got {', '.join(got) or 'nothing'}"
+    )
 
 
-def check_labels_of(loss_net: nn.Cell, batch: tuple) -> None:
-    """Refuse a label that is neither a class nor ignored, once the number of classes is known."""
-    of_classes = hasattr(loss_net, "classes") and getattr(loss_net, "class_axis", -1) is not None
-    if of_classes and batch[-1].dtype in INTEGERS:
-        check_labels(batch[-1].asnumpy(), loss_net.classes, loss_net.ignore_index)
-
-
-def check_labels(
-    labels: np.ndarray, classes: int | None = None, ignore_index: int | None = IGNORE_INDEX
-) -> None:
-    """Refuse labels that are neither known nor ignored, and name the first one's place.
-
-    Args:
-        labels: array of any shape, of an integer type.
-        classes: V; None if it is unknown: then labels must only not be negative.
-        ignore_index: label that is ignored, or None if every label counts.
-
-    Raises:
-        InputError: if they are not integers, or one is neither.
-    """
-    labels = np.asarray(labels)
+def check_labels(labels: np.ndarray, classes: int, ignore_index: int | None) -> None:
+    """Refuse labels, an array, that are neither known nor ignored; name the first one's place."""
     if labels.dtype.kind not in "iu":
         raise InputError(f"labels: expected integers, such as int32, got {labels.dtype}")
-    wrong = labels < 0 if classes is None else (labels < 0) | (labels >= classes)
-    if ignore_index is not None:
-        wrong &= labels != ignore_index
+    wrong = (labels < 0) | (labels >= classes)
+    wrong &= ignore_index is None or labels != ignore_index
     if wrong.any():
-        first = tuple(int(i) for i in np.argwhere(wrong)[0])
-        where = first[0] if len(first) == 1 else first
-        upper = ">= 0" if classes is None else f"0 .. {classes - 1}"
+        place = tuple(np.argwhere(wrong)[0].tolist())
+        where = place[0] if len(place) == 1 else place
         ignored = "" if ignore_index is None else f", or ignore_index={ignore_index}"
         raise InputError(
-            f"label {labels[first]} at index {where} is out of range: expected {upper}{ignored}"
+            f"label {labels[place]} at index {where} is out of range: expected 0 .. {classes - 1}"
+            f"{ignored}"
         )
 
 
@@ -109,9 +82,8 @@ def only_known(labels: Tensor, classes: int, ignore_index: int | None) -> tuple[
 def as_int32(labels: Tensor) -> Tensor:
     """Return integers as int32, inside a graph, and any other labels unchanged.
 
-    MindSpore's losses refuse most other integer types, some with a C++ stack trace, such as
-    nn.CrossEntropyLoss for int64, NumPy's and PyTorch's type of labels. Numbers outside the range
-    of int32 are clipped to it.
+    MindSpore's losses refuse most other integer types, such as nn.CrossEntropyLoss for int64,
+    NumPy's type of labels. Numbers outside the range of int32 are clipped to it.
     """
     if labels.dtype == ms.int32 or labels.dtype not in INTEGERS:
         return labels

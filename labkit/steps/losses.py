@@ -10,7 +10,7 @@ from mindspore import Tensor, mint, nn, ops
 from mindspore.ops import functional as F
 from mindspore.ops.primitive import constexpr
 
-from labkit.base.arguments import choice, flag, integer, number, wrong
+from labkit.base.arguments import choice, integer, number, wrong
 from labkit.errors import InputError
 from labkit.steps.labels import (
     IGNORE_INDEX,
@@ -21,7 +21,7 @@ from labkit.steps.labels import (
     masks,
     only_known,
 )
-from labkit.steps.options import CONVENTIONS as CONVENTIONS
+from labkit.steps.options import CONVENTIONS
 
 # Called with logits and labels alone, they equal nn.CrossEntropyLoss() and nn.NLLLoss().
 FUNCTIONS = (ops.cross_entropy, ops.nll_loss)
@@ -60,7 +60,7 @@ class LossNet(_OfClasses):
         labels    nn.CrossEntropyLoss, nn.NLLLoss, those of mint.nn, ops.cross_entropy,
                   ops.nll_loss, CrossEntropySmooth: labels that are not ignored, or the sum of
                   their classes' weights; where there are none, loss and weight are 0
-        rows      nn.SoftmaxCrossEntropyWithLogits, and the losses above with targets (B, C)
+        rows      nn.SoftmaxCrossEntropyWithLogits, and MindSpore's above with targets (B, C)
         elements  nn.MSELoss, L1, MAE, SmoothL1, Huber, BCE, BCEWithLogits, SoftMargin
 
     Args:
@@ -72,8 +72,7 @@ class LossNet(_OfClasses):
 
     Raises:
         InputError: if an argument is anything else, or the loss has reduction "none"; at
-            compilation, if the labels of a loss over elements have another shape than the outputs,
-            which would broadcast.
+            compilation, if labels of a loss over elements would broadcast.
 
     A label of no class makes the loss NaN. A loss that is the mean of micro-batches' means, or has
     no rows, is a Cell of your own that returns ``(loss, 1)``.
@@ -85,25 +84,27 @@ class LossNet(_OfClasses):
             raise wrong("loss_fn", loss_fn, "a function or Cell of (outputs, labels)")
         if per is not None:
             choice("per", per, ("rows",))
-        reduction = _reduction(loss_fn)
-        name = getattr(loss_fn, "__name__", type(loss_fn).__name__)
+        # Some of MindSpore's losses keep their reduction as a word, some as two flags.
+        average, reduce = getattr(loss_fn, "average", True), getattr(loss_fn, "reduce", True)
+        reduction = "none" if not reduce else "mean" if average else "sum"
+        reduction = getattr(loss_fn, "reduction", reduction)
+        self.loss_fn = loss_fn
+        self.loss_name = getattr(loss_fn, "__name__", type(loss_fn).__name__)
         if reduction == "none":
-            raise wrong(f"reduction of {name}", reduction, "'mean' or 'sum'")
-        self.loss_fn, self.loss_name = loss_fn, name
+            raise wrong(f"reduction of {self.loss_name}", reduction, "'mean' or 'sum'")
         self.is_sum = reduction == "sum"
-        over, self.class_axis = traits(loss_fn)
+        over, self.class_axis = _traits(loss_fn)
         self.over = per or (over if reduction == "mean" else None)
         self.same_shape = over == "elements"
-        self.checks_labels = is_exactly(loss_fn, CrossEntropySmooth)
+        self.checks_labels = type(loss_fn) is CrossEntropySmooth
         ignore_index = IGNORE_INDEX if loss_fn in FUNCTIONS else None
         self.ignore_index = getattr(loss_fn, "ignore_index", ignore_index)
         # MindSpore's mean is 0 / 0 where no label counts: the loss of this label replaces it.
         self.may_be_undefined = self.class_axis == 1 and reduction == "mean"
         self.stand_in = int(self.ignore_index == 0)
-        self.class_weights = None
-        weights = getattr(loss_fn, "weight", None) if self.may_be_undefined else None
-        if weights is not None:
-            values = weights.asnumpy().astype(np.float32)
+        self.class_weights = getattr(loss_fn, "weight", None) if self.may_be_undefined else None
+        if self.class_weights is not None:
+            values = self.class_weights.asnumpy().astype(np.float32)
             self.class_weights = Tensor(values)
             counted = [-1.0 if i == self.ignore_index else w for i, w in enumerate(values)]
             self.stand_in = int(np.argmax(counted))
@@ -113,16 +114,15 @@ class LossNet(_OfClasses):
 
     def of_outputs(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor] | Tensor:
         """Return (loss, weight) of outputs and labels; the loss alone if no mean is known."""
-        defined, factor = None, None
         if self.same_shape and F.isconstant(outputs.shape) and F.isconstant(labels.shape):
-            _check_shapes(self.loss_name, outputs.shape, labels.shape)
-        weight = self._weight(labels)
-        if self.may_be_undefined and labels.dtype in INTEGERS:
-            defined = self.counted(labels) > 0
-            labels = ops.where(defined, labels, ops.full_like(labels, self.stand_in))
-        if self.class_axis is not None:
+            _check_shape("labels", outputs.shape, labels.shape)
+        weight, defined, factor = self._weight(labels), None, None
+        if self.class_axis is not None and labels.dtype in INTEGERS:
+            if self.may_be_undefined:
+                defined = self.counted(labels) > 0
+                labels = ops.where(defined, labels, ops.full_like(labels, self.stand_in))
             labels = as_int32(labels)
-            if outputs.ndim > 1 and labels.dtype in INTEGERS:
+            if outputs.ndim > 1:
                 classes = outputs.shape[self.class_axis]
                 if F.isconstant(classes):
                     _note_classes(self.key, classes)
@@ -171,12 +171,11 @@ class TokenLossNet(_OfClasses):
         ignore_index: label of positions that are ignored (padding).
 
     Raises:
-        InputError: if an argument cannot be used; at compilation, if labels do not fit logits.
+        InputError: at compilation, if labels do not fit logits.
         TypeError: at compilation, if the labels are not integers.
 
     Called as ``loss_net(*inputs, labels)`` with integer labels (B, T), each 0 .. V - 1 or
-    ``ignore_index``; any other label makes the loss NaN. The same number of sequences can hold
-    different numbers of tokens: the mean of micro-batches' means is not the mean over tokens.
+    ``ignore_index``; any other label makes the loss NaN.
     """
 
     def __init__(self, network: nn.Cell, ignore_index: int = IGNORE_INDEX):
@@ -186,10 +185,9 @@ class TokenLossNet(_OfClasses):
 
     def construct(self, *batch: Tensor) -> tuple[Tensor, Tensor]:
         logits, labels = ops.cast(self.network(*batch[:-1]), ms.float32), batch[-1]
-        if F.isconstant(labels.shape) and F.isconstant(logits.shape):
-            _check_shapes("TokenLossNet", logits.shape[:-1], labels.shape)
         classes = logits.shape[-1]
-        if F.isconstant(classes):
+        if F.isconstant(labels.shape) and F.isconstant(logits.shape):
+            _check_shape("labels", logits.shape[:-1], labels.shape)
             _note_classes(self.key, classes)
         index, factor = masks(labels, classes, self.ignore_index)
         log_probability = ops.log_softmax(logits, -1)
@@ -204,7 +202,7 @@ def as_loss_net(loss_net: nn.Cell) -> nn.Cell:
     """Return a loss net; MindSpore's ``nn.WithLossCell`` counts as a ``LossNet``."""
     if not isinstance(loss_net, nn.Cell):
         raise wrong("loss_net", type(loss_net).__name__, "an nn.Cell: network and loss")
-    if is_exactly(loss_net, nn.WithLossCell):
+    if type(loss_net) is nn.WithLossCell:
         return LossNet(loss_net.backbone_network, loss_net._loss_fn)
     return loss_net
 
@@ -217,10 +215,10 @@ def _note_classes(key: int, classes: int) -> bool:
 
 
 @constexpr
-def _check_shapes(name: str, outputs: tuple, labels: tuple) -> bool:
+def _check_shape(name: str, expected: tuple, got: tuple) -> bool:
     """Refuse labels that do not have the shape of what they are compared with."""
-    if outputs != labels:
-        raise InputError(f"labels of {name}: expected the shape {outputs}, got {labels}")
+    if expected != got:
+        raise InputError(f"{name} of the loss: expected the shape {expected}, got {got}")
     return True
 
 
@@ -236,8 +234,8 @@ class CrossEntropySmooth(nn.LossBase):
     torch.nn.CrossEntropyLoss(label_smoothing=s): s (C - 1) / C in the other convention.
 
     Args:
-        sparse: True: integer labels (B,), each 0 .. C - 1 or ``ignore_index``; False: targets
-            (B, C) whose rows sum to 1, used as they are (so smooth_factor must be 0).
+        sparse: True: integer labels (B,), each 0 .. C - 1 or ``ignore_index``.
+            ``nn.SoftmaxCrossEntropyWithLogits`` takes targets instead.
         reduction: ``mean`` (0 where no label counts) or ``sum`` over the labels that are not
             ignored; or ``none``: all B losses, 0 for ignored labels.
         smooth_factor: s, 0 .. 1.
@@ -246,8 +244,7 @@ class CrossEntropySmooth(nn.LossBase):
         ignore_index: label of rows that are ignored.
 
     Raises:
-        InputError: if an argument has any other value.
-        ValueError: at compilation, if the shapes of logits and labels do not match.
+        InputError: if an argument has any other value; at compilation, if shapes do not match.
 
     Logits (B, C) are converted to float32. Any other label makes the loss and its gradients NaN;
     without smoothing, MindSpore's one_hot would let such a row add nothing to the loss.
@@ -266,12 +263,10 @@ class CrossEntropySmooth(nn.LossBase):
         choice("reduction", reduction, ("mean", "sum", "none"))
         choice("convention", convention, CONVENTIONS)
         super().__init__(reduction)
-        self.sparse = flag("sparse", sparse)
+        if sparse is not True:
+            raise wrong("sparse", sparse, "True: labels, not targets")
         self.num_classes = integer("num_classes", num_classes, 2)
         smooth = number("smooth_factor", smooth_factor, at_least=0, at_most=1)
-        if smooth and not sparse:
-            expected = "0 with sparse=False, which uses targets as they are"
-            raise wrong("smooth_factor", smooth_factor, expected)
         self.ignore_index = check_ignore_index(ignore_index)
         others = self.num_classes - 1
         if convention == "pytorch":
@@ -281,23 +276,11 @@ class CrossEntropySmooth(nn.LossBase):
         self.ce = nn.SoftmaxCrossEntropyWithLogits()
 
     def construct(self, logits: Tensor, labels: Tensor) -> Tensor:
-        if logits.ndim != 2 or logits.shape[1] != self.num_classes:
-            raise ValueError(
-                f"the logits have shape {logits.shape}; expected (B, {self.num_classes}), "
-                "num_classes of the loss"
-            )
-        if self.sparse:
-            fits = labels.ndim == 1 and labels.shape[0] == logits.shape[0]
-        else:
-            fits = labels.shape == logits.shape
-        if not fits:
-            raise ValueError(
-                f"the labels have shape {labels.shape}, the logits {logits.shape}; expected one "
-                "label for each row of logits, or targets of their shape with sparse=False"
-            )
+        if F.isconstant(labels.shape) and F.isconstant(logits.shape):
+            rows = logits.shape[:1]
+            _check_shape("logits", rows + (self.num_classes,), logits.shape)
+            _check_shape("labels", rows, labels.shape)
         logits = ops.cast(logits, ms.float32)
-        if not self.sparse:
-            return self.get_loss(self.ce(logits, ops.cast(labels, ms.float32)))
         index, factor = masks(labels, self.num_classes, self.ignore_index)
         targets = ops.one_hot(index, self.num_classes, self.on_value, self.off_value)
         losses = count_only(self.ce(logits, targets), factor)
@@ -307,24 +290,13 @@ class CrossEntropySmooth(nn.LossBase):
         return self.get_loss(losses)
 
 
-def traits(loss_fn: Any) -> tuple[str | None, int | None]:
+def _traits(loss_fn: Any) -> tuple[str | None, int | None]:
     """Return (what the mean of a known loss is over, the axis of classes in its logits)."""
-    if loss_fn in FUNCTIONS or is_exactly(loss_fn, *OVER_CLASSES):
+    kind = type(loss_fn)
+    if loss_fn in FUNCTIONS or kind in OVER_CLASSES:
         return "labels", 1
-    if is_exactly(loss_fn, CrossEntropySmooth):
-        return ("labels", -1) if loss_fn.sparse else ("rows", None)
-    if is_exactly(loss_fn, nn.SoftmaxCrossEntropyWithLogits):
+    if kind is CrossEntropySmooth:
+        return "labels", -1
+    if kind is nn.SoftmaxCrossEntropyWithLogits:
         return "rows", -1 if loss_fn.sparse else None
-    return "elements" if is_exactly(loss_fn, *OVER_ELEMENTS) else None, None
-
-
-def is_exactly(cell: Any, *classes: Any) -> bool:
-    """Return whether a cell is of one of the classes and does not override its ``construct``."""
-    return any(isinstance(cell, c) and type(cell).construct is c.construct for c in classes)
-
-
-def _reduction(loss_fn: Any) -> str:
-    """Return the reduction of MindSpore's losses; some keep it as two flags, some as a word."""
-    word = getattr(loss_fn, "reduction", None)
-    average, reduce = getattr(loss_fn, "average", True), getattr(loss_fn, "reduce", True)
-    return word or ("none" if not reduce else "mean" if average else "sum")
+    return "elements" if kind in OVER_ELEMENTS else None, None

@@ -6,7 +6,7 @@ import numpy as np
 from mindspore import Tensor, nn
 
 from labkit.runtime import pynative
-from labkit.steps.state import unchanged
+from labkit.steps.state import running_statistics, set_state
 
 
 def first_nonfinite(loss_net: nn.Cell, batch: tuple) -> str:
@@ -28,33 +28,34 @@ def first_nonfinite(loss_net: nn.Cell, batch: tuple) -> str:
         for path, cell in loss_net.cells_and_names()
         if path and not cell.name_cells() and path.split(".")[0] != "loss_fn"
     ]
+    kept = [(p, p.asnumpy().copy()) for p in running_statistics(loss_net)]
     try:
-        with unchanged(loss_net), pynative():
+        with pynative():
             loss = loss_net(*batch)
     finally:
         for handle in handles:
             handle.remove()
+        for statistic, value in kept:
+            set_state(statistic, value)
     if nonfinite:
         return f"layer {nonfinite[0]!r} is the first whose output is not finite"
-    if not all(map(_finite, loss if isinstance(loss, tuple) else (loss,))):
+    if not _finite(loss):
         return "all layers' outputs are finite, the loss function's is not"
     return "loss and layers' outputs are finite when computed once more"
 
 
 def _noting(names: list[str], name: str) -> Callable:
     def note(cell: nn.Cell, inputs: tuple, output: object) -> None:
-        outputs = output if isinstance(output, tuple) else (output,)
-        if not all(map(_finite, outputs)):
+        if not _finite(output):
             names.append(name)
 
     return note
 
 
 def _finite(value: object) -> bool:
-    if not isinstance(value, Tensor):
-        return True
-    array = value.asnumpy()
-    return array.dtype.kind != "f" or bool(np.isfinite(array).all())
+    if isinstance(value, tuple):
+        return all(map(_finite, value))
+    return not isinstance(value, Tensor) or bool(np.isfinite(value.asnumpy()).all())
 
 
 def _name(path: str) -> str:

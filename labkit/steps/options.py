@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import pairwise
-from typing import Any, TypedDict
+from typing import Any
 
 from labkit.base.arguments import choice, integer, is_integer, number, wrong
 from labkit.errors import refuse_unknown
@@ -55,21 +55,9 @@ class DynamicLossScale:
         integer("interval", self.interval)
 
 
-class OptionNames(TypedDict, total=False):
-    """Names and types of ``GradientOptions``, for the ``**options`` of every step."""
-
-    reduction: str
-    precision: str
-    loss_scale: float | DynamicLossScale
-    nonfinite: str
-    clip_norm: float | None
-    rank_group: str | None
-    all_reduce_fusion_config: Sequence[int] | None
-
-
 @dataclass(frozen=True)
 class GradientOptions:
-    """The options of a gradient stage, which every step takes by name.
+    """The ``**options`` of every step: how gradients are computed, averaged and clipped.
 
     Attributes:
         reduction: ``mean``, or ``sum``: sum_i grad L_i, not divided (but averaged over ranks).
@@ -82,8 +70,6 @@ class GradientOptions:
             its gradient in float32) out of its group, ``drop_group`` discards the whole group;
             ``propagate`` checks nothing.
         clip_norm: largest global norm of the averaged gradient, or None.
-        rank_group: the ranks to average over: None for all, the name of a communication group that
-            contains this rank, or "" for this rank alone.
         all_reduce_fusion_config: None: each gradient is sent over the network in its own message.
             Otherwise the indices of the last gradient of each message, see
             ``labkit.steps.fusion``; with one rank they are checked, but nothing is sent.
@@ -97,15 +83,12 @@ class GradientOptions:
     loss_scale: float | DynamicLossScale = 1.0
     nonfinite: str = "drop_micro"
     clip_norm: float | None = None
-    rank_group: str | None = None
     all_reduce_fusion_config: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
         choice("reduction", self.reduction, REDUCTION)
         choice("precision", self.precision, PRECISION)
         choice("nonfinite", self.nonfinite, NONFINITE)
-        if not isinstance(self.rank_group, str | None):
-            raise wrong("rank_group", self.rank_group, "the name of a group, '' or None")
         if self.clip_norm is not None:
             number("clip_norm", self.clip_norm, **_IN_FLOAT32)
         if self.all_reduce_fusion_config is not None:
@@ -125,13 +108,8 @@ class GradientOptions:
 
 
 def gradient_options(options: Mapping[str, Any], *others: str) -> GradientOptions:
-    """Return the ``**options`` of a step; ``others`` are its own arguments, to suggest them.
-
-    Raises:
-        InputError: if a name is unknown, with the nearest one, or a value cannot be used.
-    """
+    """Return a step's options, or refuse a name that is neither one nor among ``others``."""
     known = [field.name for field in fields(GradientOptions)]
     for name in options:
-        if name not in known:
-            refuse_unknown("option", name, [*others, *known])
+        refuse_unknown("option", name, [*others, *known])
     return GradientOptions(**options)

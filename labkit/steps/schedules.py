@@ -13,9 +13,14 @@ is no integer >= 1, a warm-up longer than the training, or a rate that is negati
     gradient accumulation                 a constant: give the optimizer the number
 
 Pass the array to an optimizer as ``Tensor(cosine(...))``; it has one rate for each update, not for
-each micro-batch. If it is too short, the training stops midway with "For 'Gather', the
-'input_indices' should be in the range" (measured on the CPU; MindSpore's documentation says the
-same of the GPU, and that the rate is undefined on Ascend). ``check_length`` checks it beforehand.
+each micro-batch. If it is too short, the training stops in its middle ("For 'Gather', the
+'input_indices' should be in the range"), on Ascend the rate is undefined. ``check_length`` checks
+it beforehand.
+
+    epochs, total_epochs   epochs of the whole training
+    steps_per_epoch        updates in an epoch
+    warmup_epochs          how many of the epochs are the warm-up, 0 .. epochs
+    global_step            updates already made; 0 for a whole training
 
 ``get_lr``, ``get_thor_lr`` and ``get_thor_damping`` have the names and arguments of
 official/cv/resnet/src/lr_generator.py in MindSpore's models repository (r1.6), from which the
@@ -45,13 +50,6 @@ def cosine(
     The last update of the warm-up and the first after it have the rate ``lr``; ``lr_end`` would be
     reached one update after the last. Equal to PyTorch's SequentialLR of
     LinearLR(start_factor=1/W, total_iters=W-1) and CosineAnnealingLR(T_max=N-W), milestone W.
-
-    Args:
-        lr: rate after the warm-up, >= 0.
-        lr_end: rate that the cosine ends at, >= 0.
-        epochs: epochs of the whole training.
-        steps_per_epoch: updates per epoch.
-        warmup_epochs: how many of the epochs are the warm-up, 0 .. epochs.
     """
     lr, lr_end = _rate("lr", lr), _rate("lr_end", lr_end)
     total, warmup = _lengths(epochs, steps_per_epoch, warmup_epochs)
@@ -72,13 +70,7 @@ def cosine_as_in_the_blog(
     whose last argument is ``decay_epoch``. So the first epoch already has the full rate, and from
     epoch ``warmup_epochs`` to the end the rate is ``lr_end``: with 5 of 90, 94 % of the training.
     The rate is also a staircase: it changes once per epoch, not once per update.
-
-    Args:
-        lr: rate of the first epoch, > lr_end.
-        lr_end: rate from epoch ``warmup_epochs`` on.
-        epochs: epochs of the whole training.
-        steps_per_epoch: updates per epoch.
-        warmup_epochs: number of epochs over which the rate falls, >= 1.
+    ``lr`` must be more than ``lr_end``.
     """
     lr, lr_end = _rate("lr", lr), _rate("lr_end", lr_end)
     if not lr_end < lr:
@@ -116,15 +108,6 @@ def get_lr(
 
     The first rate of epoch e is at i = e * steps_per_epoch: with the documents' 0, 0, 0.8, 5, 90,
     epoch 70 (counted from 0) starts at 0.188. The original treats any other mode as ``linear``.
-
-    Args:
-        lr_init: rate of the first update of the warm-up.
-        lr_end: rate that ``linear`` ends at.
-        lr_max: rate after the warm-up.
-        warmup_epochs: epochs of the warm-up, 0 .. total_epochs.
-        total_epochs: epochs of the whole training.
-        steps_per_epoch: updates per epoch.
-        lr_decay_mode: ``steps``, ``poly``, ``cosine`` or ``linear``.
     """
     choice("lr_decay_mode", lr_decay_mode, LR_DECAY_MODES)
     lr_init, lr_end = _rate("lr_init", lr_init), _rate("lr_end", lr_end)
@@ -160,15 +143,8 @@ def get_thor_lr(
         lr_init (1 - e / total_epochs)^decay h,   e = (i + 1) / steps_per_epoch
         h = 1, 1/2 once e >= decay_epochs, 1/4 once e >= decay_epochs + 1
 
-    Args:
-        global_step: updates already made; 0 for a whole training.
-        lr_init: rate before the decay.
-        decay: exponent, >= 0.
-        total_epochs: epoch at which the rate would be 0 (the documents' lr_end_epoch): 53, of which
-            they train 45.
-        steps_per_epoch: updates per epoch.
-        decay_epochs: epoch of the first halving: 39 as in the document; the original's default is
-            100.
+    The rate would be 0 at epoch ``total_epochs``, the document's lr_end_epoch: 53, of which it
+    trains 45. Its first halving is at epoch 39; the original's default is 100.
     """
     lr_init, decay = _rate("lr_init", lr_init), _rate("decay", decay)
     decay_epochs = integer("decay_epochs", decay_epochs)
@@ -188,12 +164,7 @@ def get_thor_damping(
 
         damping_init decay_rate^(e / 10),   e = (i + 1) / steps_per_epoch
 
-    Args:
-        global_step: updates already made; 0 for a whole training.
-        damping_init: damping before the decay.
-        decay_rate: factor per ten epochs, > 0.
-        total_epochs: epochs of the whole training.
-        steps_per_epoch: updates per epoch.
+    The damping falls by ``decay_rate`` > 0 in ten epochs.
     """
     damping_init = _rate("damping_init", damping_init)
     decay_rate = number("decay_rate", decay_rate, above=0, at_most=_LARGEST)
@@ -206,13 +177,8 @@ def check_length(
 ) -> None:
     """Raise ``InputError`` unless a schedule has the shape (N,), with N >= ``updates``.
 
-    Args:
-        schedule: values, (N,).
-        updates: number of updates of the training.
-        name: name of the schedule in the message.
-        of: name of its values in the message.
+    ``name`` and ``of`` are what the message calls the schedule and its values.
     """
-    updates = integer("updates", updates)
     shape = np.shape(schedule)
     if len(shape) != 1:
         raise InputError(f"{name}: expected shape (N,), one rate an update, got {shape}")

@@ -4,8 +4,7 @@ Hazard: every method here that assigns must return a value that its caller uses;
 folder says what MindSpore does otherwise.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +14,7 @@ from mindspore import Parameter, Tensor, mint, nn, ops
 from mindspore.common.initializer import initializer
 from mindspore.nn.layer.normalization import _BatchNorm
 
-from labkit.errors import InputError
+from labkit.base.arguments import wrong
 from labkit.steps.schedules import check_length
 
 BATCH_NORMS = (_BatchNorm, mint.nn.BatchNorm1d, mint.nn.BatchNorm2d, mint.nn.BatchNorm3d)
@@ -50,7 +49,9 @@ class UpdateRecord(nn.Cell):
         self.last_norm = state("last_norm", 0.0)
         self.last_images = state("last_images", 0)
         self.rated = rated(optimizer)
-        self._group_starts = _group_starts(self.rated)
+        # The index of the first parameter of each group with its own rate.
+        groups = [id(rate) for rate in self.rated.learning_rate] if self.rated.is_group_lr else [0]
+        self._group_starts = tuple(groups.index(group) for group in dict.fromkeys(groups))
         self.last_rates = state("last_rates", np.zeros(len(self._group_starts)))
 
     def note(self, loss: Tensor, norm: Tensor, images: Tensor) -> bool:
@@ -68,14 +69,14 @@ class UpdateRecord(nn.Cell):
     def last_update(self) -> LastUpdate:
         """Return the most recent update, read from the device."""
         if self.rated.dynamic_lr:
-            rates = tuple(float(rate) for rate in self.last_rates.asnumpy())
+            rates = self.last_rates.asnumpy()
         else:
-            rates = tuple(float(rate.asnumpy()) for rate in self._by_group())
+            rates = [rate.asnumpy() for rate in self._by_group()]
         return LastUpdate(
             number=integer_of(self.updates),
             loss=float(self.last_loss.asnumpy()),
             gradient_norm=float(self.last_norm.asnumpy()),
-            learning_rate=rates,
+            learning_rate=tuple(float(rate) for rate in rates),
             images=integer_of(self.last_images),
         )
 
@@ -96,7 +97,7 @@ class UpdateRecord(nn.Cell):
 def check_optimizer(optimizer: object) -> None:
     """Raise ``InputError`` if ``optimizer`` is not an ``nn.Optimizer``."""
     if not isinstance(optimizer, nn.Optimizer):
-        raise InputError(f"optimizer: expected an nn.Optimizer, got a {type(optimizer).__name__}")
+        raise wrong("optimizer", type(optimizer).__name__, "an nn.Optimizer")
 
 
 def rated(optimizer: nn.Optimizer) -> nn.Optimizer:
@@ -176,24 +177,3 @@ def running_statistics(network: nn.Cell) -> tuple[Parameter, ...]:
     """Return the running statistics of BatchNorm, which a forward pass changes."""
     owned = [p for c in trainable_batch_norms(network) for p in c.get_parameters(expand=False)]
     return tuple(parameter for parameter in owned if not parameter.requires_grad)
-
-
-@contextmanager
-def unchanged(network: nn.Cell) -> Iterator[None]:
-    """Restore on exit what forward passes in the block have changed."""
-    kept = [(p, p.asnumpy().copy()) for p in running_statistics(network)]
-    try:
-        yield
-    finally:
-        for parameter, value in kept:
-            set_state(parameter, value)
-
-
-def _group_starts(optimizer: nn.Optimizer) -> tuple[int, ...]:
-    """Return the index of the first parameter of each parameter group with its own rate."""
-    if not optimizer.is_group_lr:
-        return (0,)
-    first: dict[int, int] = {}
-    for index, rate in enumerate(optimizer.learning_rate):
-        first.setdefault(id(rate), index)
-    return tuple(first.values())

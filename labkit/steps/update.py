@@ -11,7 +11,7 @@ from types import MappingProxyType
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
-from labkit.errors import InputError, warn
+from labkit.errors import InputError
 from labkit.steps.options import TAILS
 from labkit.steps.state import UpdateRecord, cast_like, check_optimizer
 
@@ -23,24 +23,16 @@ Summary = tuple[Tensor, Tensor, Tensor, Tensor]
 class UpdateStage(nn.Cell):
     """Base of the update stages: one optimizer, and the state of one technique as Parameters.
 
-    Args:
-        optimizer: any ``nn.Optimizer``.
-
     Attributes:
         settings: plain values, by name, that a resumed training must share.
-        extras: None, or two tuples of Parameters whose "gradients" the stage needs at some of the
-            updates, as in ``GradientStage``. ``wants_extras`` says at which; a separate compiled
-            graph gathers them, and the other graphs contain nothing of it.
+        extras: None, or two tuples of Parameters whose "gradients" the stage needs at those updates
+            for which ``wants_extras``, as in ``GradientStage``.
         turns: number of groups of micro-batches that make up one update.
         group_factor: size of a group as a multiple of the step's ``micro_steps``.
         tails: what ``AccumulatedStep`` may be asked to do with a partly filled group.
         needs_buffer: whether the stage works only with the buffer of an ``AccumulatedStep``.
-        chooses_ranks: whether the stage's ``rank_group``, not the step's option, says over which
-            ranks gradients are averaged.
-        record: record of the updates, an ``UpdateRecord``; set when the step is built.
-
-    Raises:
-        InputError: if ``optimizer`` is not an optimizer.
+        rank_group: the ranks over which gradients are averaged, as in ``GradientStage``.
+        record: the step's ``UpdateRecord``.
     """
 
     settings: Mapping[str, object] = MappingProxyType({})
@@ -49,7 +41,6 @@ class UpdateStage(nn.Cell):
     group_factor = 1
     tails: tuple[str, ...] = TAILS
     needs_buffer = False
-    chooses_ranks = False
     rank_group: str | None = None
 
     def __init__(self, optimizer: nn.Optimizer):
@@ -59,18 +50,14 @@ class UpdateStage(nn.Cell):
         self.map = ops.HyperMap()
 
     def attach(self, step: nn.Cell) -> None:
-        """Raise ``InputError`` for a step that the stage cannot work with; called once.
-
-        Args:
-            step: the step, complete except for the stage.
-        """
+        """Take what the stage needs of its step, complete but for the stage, or refuse the step."""
         if hasattr(self, "record"):
             name = type(self).__name__
             raise InputError(f"{name} belongs to another step: expected a stage for each")
         self.record: UpdateRecord = step.record
 
     def description(self) -> str:
-        """Return the text that the step prints when it is built; if empty, nothing is printed."""
+        """Return the text that the step prints when it is built, if any."""
         return ""
 
     # --- in compiled graphs: each returns a value that later operations can wait for -----------
@@ -80,17 +67,14 @@ class UpdateStage(nn.Cell):
         return self.optimizer(gradients)
 
     def take(self, gradients: tuple, extras: tuple, summary: Summary) -> object:
-        """Take the averages of a group.
+        """Take a group's gradients, averaged and clipped, and its extras' means, all float32.
 
-        Args:
-            gradients: averaged and clipped, shaped as the parameters, float32.
-            extras: means of the extras' "gradients", float32; () where none were gathered.
-            summary: four numbers (); see ``Summary``.
+        The gradients are shaped as the parameters; ``extras`` is () where none were gathered.
         """
         return self.updated(self.recorded(gradients, summary))
 
     def recorded(self, gradients: tuple, summary: Summary) -> tuple:
-        """Record the group as that of the update; return its gradients, typed as the parameters."""
+        """Record the group as that of the update; return its gradients, typed as parameters."""
         loss_sum, weight, norm, images = summary
         noted = self.record.note(loss_sum / weight, norm, images)
         gradients = self.map(cast_like, gradients, self.parameters)
@@ -113,33 +97,18 @@ class UpdateStage(nn.Cell):
     # --- on the host ---------------------------------------------------------------------------
 
     def host_work(self) -> str:
-        """Return why the host must see each micro-batch; "" if a data set may be sunk."""
-        kind = type(self)
-        if self.extras is not None:
-            return f"{kind.__name__} has two graphs, of which the host chooses one"
-        base = UpdateStage
-        if kind.before is base.before and kind.between is base.between:
-            return ""
-        return f"{kind.__name__} acts on the host between graphs"
+        """Return what the host must do for each micro-batch; "" if a data set may be sunk."""
+        return ""
 
     def wants_extras(self, updates: int) -> bool:
         """Return whether the update after ``updates`` others needs the extras."""
         return False
 
     def before(self, step: nn.Cell, batch: tuple) -> None:
-        """Act before a graph runs.
-
-        Args:
-            step: the step.
-            batch: the micro-batch; () if the end of an epoch closes a group.
-        """
+        """Act before a graph runs; ``batch`` is () if the end of an epoch closes a group."""
 
     def between(self, step: nn.Cell, batch: tuple, loss: Tensor | None) -> None:
-        """Act after a graph has run; arguments as in ``before``, and one more.
-
-        Args:
-            loss: loss () of the micro-batch; None if there was no micro-batch.
-        """
+        """Act after a graph has run; the loss () is None if there was no micro-batch."""
 
     def turns_taken(self) -> int:
         """Return how many of the ``turns`` were taken since the last update."""
@@ -149,7 +118,7 @@ class UpdateStage(nn.Cell):
         """Discard the groups that were taken since the last update."""
 
     def end_epoch(self, step: nn.Cell) -> None:
-        """Act when an epoch is over and its last group is closed; arguments as in ``before``."""
+        """Act when an epoch is over and its last group is closed."""
 
     def schedules(self) -> dict[str, Callable | np.ndarray]:
         """Return, by name, the stage's schedules over updates: functions, or arrays (updates,)."""
@@ -171,38 +140,3 @@ class UpdateStage(nn.Cell):
 
 class PlainUpdate(UpdateStage):
     """Update stage that passes the averaged gradients to the optimizer, any ``nn.Optimizer``."""
-
-
-def check_stage(
-    update: object,
-    step: nn.Cell,
-    optimizer: nn.Optimizer,
-    has_buffer: bool,
-    rank_group: str | None,
-) -> None:
-    """Raise ``InputError`` if ``update`` is not an update stage that ``step`` can hold."""
-    kind = type(step).__name__
-    if not isinstance(update, UpdateStage):
-        raise InputError(f"update of {kind}: expected an UpdateStage, got {update!r}")
-    name = type(update).__name__
-    if update.optimizer is not optimizer:
-        raise InputError(f"{name}: expected the optimizer of the {kind}, got a different one")
-    if update.needs_buffer and not has_buffer:
-        raise InputError(f"{name} holds groups of micro-batches: expected an AccumulatedStep")
-    if update.chooses_ranks and rank_group is not None:
-        raise InputError(
-            f"rank_group: expected none beside {name}, which itself chooses over which ranks "
-            f"gradients are averaged, got {rank_group!r}"
-        )
-
-
-def warn_of_float16(parameters: tuple[Parameter, ...]) -> None:
-    """Warn of float16 Parameters: the optimizer receives their gradients in float16, too."""
-    names = [parameter.name for parameter in parameters if str(parameter.dtype) == "Float16"]
-    if names:
-        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        warn(
-            f"Parameter {names[0]!r}{more} is float16: whatever the loss scale, the optimizer gets "
-            "0 for a number below 6e-8 in the averaged gradient and inf above 65504; expected "
-            "float32 Parameters, with precision='O2' for float16 inside the network",
-        )

@@ -31,8 +31,8 @@ from labkit.base.arguments import choice, flag, integer, number, wrong
 from labkit.errors import InputError, refuse_unknown, warn
 from labkit.ranks import cluster
 from labkit.steps.accumulation import AccumulatedStep
-from labkit.steps.plain import PlainStep
-from labkit.steps.step import Step, check_optimizer
+from labkit.steps.state import check_optimizer
+from labkit.steps.step import PlainStep, Step
 
 FUNCTIONS = ("adasum", "grad_accumulation", "dim_reduce")
 ABSENT = ("less_bn", "grad_freeze", "loss_scale_group")

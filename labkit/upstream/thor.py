@@ -34,9 +34,8 @@ from labkit.algorithms.thor.update import ThorUpdate
 from labkit.base.arguments import choice, integer, number, wrong
 from labkit.errors import InputError, warn
 from labkit.steps.losses import LossNet
-from labkit.steps.options import PRECISION, fusion_indices
-from labkit.steps.plain import PlainStep
-from labkit.steps.precision import DynamicLossScale
+from labkit.steps.options import PRECISION, DynamicLossScale, fusion_indices
+from labkit.steps.step import PlainStep
 
 # Upstream's GRADIENT_CLIP_VALUE, for each gradient separately, not for their global norm.
 CLIP_NORM = 1.0

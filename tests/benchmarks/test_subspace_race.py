@@ -53,7 +53,7 @@ def test_no_training_is_planned_twice_and_all_have_40_snapshots():
 
 
 def test_snapshots_are_taken_when_the_callback_takes_them(once, tmp_path):
-    from labkit.steps.plain import PlainStep
+    from labkit.steps.step import PlainStep
     from tests.support.trainings import dataset, loss_fn, network
 
     net = network()

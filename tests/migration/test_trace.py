@@ -20,7 +20,7 @@ from labkit.migration import (
 from labkit.nets.resnet import resnet
 from labkit.runtime import pynative
 from labkit.steps.losses import LossNet
-from labkit.steps.plain import PlainStep
+from labkit.steps.step import PlainStep
 from tests.support import data_archives
 from tests.support.migrating import Small, by_rule, momentum, smoothed_cross_entropy
 from tests.support.step_cells import assert_bit_equal, snapshot

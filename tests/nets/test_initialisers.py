@@ -12,7 +12,7 @@ from labkit.nets import initialisers
 from labkit.nets.initialisers import SCHEMES, initialise
 from labkit.nets.small import NextToken, NormNet
 from labkit.steps.losses import LossNet
-from labkit.steps.plain import PlainStep
+from labkit.steps.step import PlainStep
 from tests.support.step_cells import linear, momentum, rows, snapshot, tensors
 
 pytestmark = pytest.mark.usefixtures("runtime")

@@ -16,9 +16,9 @@ from labkit.nets.lenet import LeNet5
 from labkit.nets.resnet import ResidualBlockBase, ResNet
 from labkit.nets.small import NextToken, NormNet
 from labkit.steps.accumulation import AccumulatedStep
-from labkit.steps.gradients import DynamicLossScale
 from labkit.steps.losses import CrossEntropySmooth, LossNet, TokenLossNet
-from labkit.steps.plain import PlainStep
+from labkit.steps.options import DynamicLossScale
+from labkit.steps.step import PlainStep
 from tests.support.compiled import compiled_operators
 from tests.support.operator_platforms import (
     ASCEND_PASS,

@@ -12,7 +12,7 @@ from labkit.recipes.accumulation import AccumulationConfig
 from labkit.recipes.adasum import AdasumConfig
 from labkit.recipes.thor import ThorConfig
 from labkit.steps import schedules
-from labkit.steps.plain import PlainStep
+from labkit.steps.step import PlainStep
 from tests.support.idx_files import write_idx
 from tests.support.recipes import main, newest, rates_of, settings
 

@@ -17,7 +17,7 @@ from labkit.recipes import subspace
 from labkit.recipes.parts import build_network, datasets
 from labkit.recipes.subspace import StageOneConfig
 from labkit.steps import schedules
-from labkit.steps.plain import PlainStep
+from labkit.steps.step import PlainStep
 from tests.support.recipes import arrays, newest, rates_of, settings
 from tests.support.step_cells import assert_bit_equal
 

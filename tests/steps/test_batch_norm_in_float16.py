@@ -5,9 +5,8 @@ import numpy as np
 import pytest
 from mindspore import amp, nn
 
-from labkit.errors import InputError
 from labkit.steps.losses import LossNet
-from labkit.steps.plain import PlainStep
+from labkit.steps.step import PlainStep
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -68,13 +67,3 @@ def test_the_two_differ():
     """In O3 BatchNorm rounds its outputs to float16: the losses differ, but by no more."""
     (two, *_), (three, *_), (none, *_) = (of_step(level) for level in ("O2", "O3", "O0"))
     assert two != three and three == pytest.approx(none, rel=2e-2)
-
-
-def test_a_network_of_one_is_none_of_the_other():
-    net = network()
-    optimizer = nn.SGD(net.trainable_params(), 1.0)
-    PlainStep(LossNet(net, nn.CrossEntropyLoss()), optimizer, precision="O2")
-    with pytest.raises(
-        InputError, match="precision: expected 'O2', which the network is in, got 'O3'"
-    ):
-        PlainStep(LossNet(net, nn.CrossEntropyLoss()), optimizer, precision="O3")

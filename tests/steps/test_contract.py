@@ -12,20 +12,21 @@ from mindspore import Tensor, nn, ops
 from mindspore.train import Model
 
 from labkit.errors import InputError
-from labkit.labs.compare import relative_error
 from labkit.steps.accumulation import AccumulatedStep
-from labkit.steps.losses import CrossEntropySmooth, LossNet, TokenLossNet
-from labkit.steps.plain import PlainStep
-from labkit.steps.precision import DynamicLossScale
+from labkit.steps.losses import CrossEntropySmooth, LossNet
+from labkit.steps.options import DynamicLossScale
+from labkit.steps.step import PlainStep
 from tests import twins
 from tests.support.step_cells import (
     INPUTS,
     OUTPUTS,
     STEPS,
+    Own,
     assert_bit_equal,
     assert_close,
     linear,
     momentum,
+    of_means,
     plain,
     regression,
     restore,
@@ -184,59 +185,12 @@ class TestPaddingAlone:
         assert int(step.updates.asnumpy()) == 0 and int(step.dropped.asnumpy()) == 1
 
 
-def test_rows_are_the_wrong_weights_where_labels_are_ignored():
-    inputs = np.random.default_rng(0).normal(size=(8, INPUTS)).astype(np.float32)
-    labels = np.int32([0, -100, -100, 1, 2, 3, -100, 1])
-    errors = []
-    for options in ({}, {"per": "rows"}):
-        step = Accumulating(nn.CrossEntropyLoss(), **options)
-        before, _, moves = step(inputs, labels)
-        errors.append(relative_error(moves, of_torch(before, inputs, labels, {})[1]))
-    assert errors[0] < 1e-5 and errors[1] > 0.05
-
-
-class MaskedTokens(nn.Cell):
-    """Tokens and mask (B, T) -> logits (B, T, 6)."""
-
-    def __init__(self):
-        super().__init__()
-        self.embedding, self.dense = nn.Embedding(6, 3), nn.Dense(3, 6)
-
-    def construct(self, tokens, mask):
-        return self.dense(self.embedding(tokens) * ops.expand_dims(mask, -1))
-
-
-def test_tokens_with_a_mask_are_counted_without_a_word():
-    """Micro-batches of 2 and 1 sequences with 6 and 1 tokens; its loss is the twin's."""
-    network = MaskedTokens()
-    step = AccumulatedStep(
-        TokenLossNet(network), nn.SGD(network.trainable_params(), 0.1), 2, nonfinite="propagate"
-    )
-    tokens = np.int32([[1, 2, 3, 4], [5, 0, 1, 2], [3, 3, 3, 3]])
-    labels = np.int32([[2, 3, 4, 5], [0, 1, -100, -100], [-100, 3, -100, -100]])
-    mask = (labels != -100).astype(np.float32)
-    logits = network(*tensors(tokens, mask)).asnumpy()
-    for part in (slice(0, 2), slice(2, 3)):
-        step(*tensors(tokens[part], mask[part], labels[part]))
-    total, count = twins.token_cross_entropy(logits, labels)
-    assert step.last_update.loss == pytest.approx(total / count, rel=1e-5)
-    assert step.settings["mean_over"] == "tokens" and step.last_update.images == 3
-    assert len(step.compile_cache) == 2  # two shapes, each compiled once
-
-
 def squared_error(outputs, targets):
     return ops.mean(ops.square(outputs - targets))
 
 
-class Own(nn.Cell):
-    """A loss net of one's own: the pair, or the mean of means with a weight of 1."""
-
-    def __init__(self, network, of_means=False):
-        super().__init__(auto_prefix=False)
-        self.network, self.of_means = network, of_means
-
-    def construct(self, inputs, targets):
-        return squared_error(self.network(inputs), targets), 1 if self.of_means else len(inputs)
+def by_rows(outputs, targets):
+    return squared_error(outputs, targets), len(outputs)
 
 
 @pytest.mark.parametrize(
@@ -245,8 +199,8 @@ class Own(nn.Cell):
         (lambda n: LossNet(n, nn.MSELoss()), (3, 5)),
         (lambda n: nn.WithLossCell(n, nn.MSELoss()), (3, 5)),
         (lambda n: LossNet(n, squared_error, per="rows"), (3, 5)),
-        (lambda n: Own(n), (3, 5)),
-        (lambda n: Own(n, of_means=True), (1, 1)),
+        (lambda n: Own(n, by_rows), (3, 5)),
+        (lambda n: Own(n, of_means), (1, 1)),
     ],
 )
 def test_two_micro_batches_move_by_their_weighted_mean_gradient(make, weights):
@@ -285,14 +239,25 @@ COLUMN = np.ones(4, np.float32)  # the targets of a network with one output
         (
             nn.MSELoss(),
             (FEATURES, np.ones(4, np.float32)),
-            r"labels of MSELoss: expected the shape \(4, 4\), got \(4,\)",
+            r"labels of the loss: expected the shape \(4, 4\), got \(4,\)",
         ),
         (nn.MSELoss(), (FEATURES, COLUMN), r"expected the shape \(4, 1\), got \(4,\)"),
-        (nn.CrossEntropyLoss(), (KNOWN, FEATURES), "are the columns swapped"),
-        (nn.CrossEntropyLoss(), (FEATURES.astype(np.float64), KNOWN), "tensor 0 is float64"),
-        (nn.CrossEntropyLoss(), ([1.0], KNOWN), "expected Tensors, .* got list, Tensor"),
-        (nn.CrossEntropyLoss(), ((Tensor(FEATURES), Tensor(KNOWN)),), "expected Tensors, .* tuple"),
-        (nn.CrossEntropyLoss(), (), "expected Tensors, .* got nothing"),
+        (nn.CrossEntropyLoss(), (KNOWN, FEATURES), r"labels last, got Int32 .4,., Float32 .4, 3."),
+        (
+            CrossEntropySmooth(smooth_factor=0.1, num_classes=CLASSES),
+            (FEATURES, KNOWN + 1),
+            "label 4 at index 3 is out of range: expected 0 .. 3, or ignore_index=-100",
+        ),
+        (
+            nn.CrossEntropyLoss(),
+            (FEATURES.astype(np.float64), KNOWN),
+            r"float64. .*, got Float64 .4, 3",
+        ),
+        (
+            nn.CrossEntropyLoss(),
+            ((Tensor(FEATURES), Tensor(KNOWN)),),
+            "expected Tensors .* got tuple",
+        ),
     ],
 )
 def test_a_first_batch_is_refused_in_one_sentence(loss_fn, batch, words):
@@ -312,13 +277,6 @@ def test_a_wrong_label_of_a_later_batch_is_dropped_and_counted():
     assert np.isnan(float(step(*tensors(FEATURES, KNOWN + 1))))
     assert_bit_equal(snapshot(network), kept)
     assert int(step.dropped.asnumpy()) == 1 and step.last_update.number == 1
-
-
-def test_unknown_options_are_refused_with_the_nearest():
-    _, loss_net = regression()
-    for name, words in {"micro_step": "'micro_steps'", "clip_nrom": "'clip_norm'"}.items():
-        with pytest.raises(InputError, match=f"unknown option '{name}'.*Did you mean {words}"):
-            AccumulatedStep(loss_net, momentum(loss_net.network), **{name: 2})
 
 
 @pytest.mark.parametrize("options", [{}, {"micro_steps": 3}])
@@ -355,50 +313,41 @@ def test_in_sink_mode_a_step_of_one_graph_trains_alike_to_the_bit(name):
     assert_bit_equal(*ends)
 
 
-class BodyAndHead(nn.Cell):
+def body_and_head():
     """A body and a head, each with a BatchNorm."""
-
-    def __init__(self):
-        super().__init__()
-        self.body = nn.SequentialCell(nn.Dense(INPUTS, 4), nn.BatchNorm1d(4))
-        self.head = nn.SequentialCell(nn.BatchNorm1d(4), nn.Dense(4, OUTPUTS))
-
-    def construct(self, inputs):
-        return self.head(self.body(inputs))
+    body = nn.SequentialCell(nn.Dense(INPUTS, 4), nn.BatchNorm1d(4))
+    return nn.SequentialCell(body, nn.SequentialCell(nn.BatchNorm1d(4), nn.Dense(4, OUTPUTS)))
 
 
 def moved_means(step, network, count=8):
     """Return the parts of the network whose running mean a micro-batch moves."""
-    norms = {"body": network.body[1], "head": network.head[0]}
+    norms = {"body": network[0][1], "head": network[1][0]}
     before = {name: cell.moving_mean.asnumpy().copy() for name, cell in norms.items()}
     step(*tensors(*rows(count)))
     return {name for name in norms if (norms[name].moving_mean.asnumpy() != before[name]).any()}
 
 
-IN_EVALUATION = "the network is in evaluation mode"
+IN_EVALUATION = "the network: expected training mode: call network.set_train.. first"
 
 
 class TestModes:
     @pytest.mark.parametrize("make", [STEPS["plain"], STEPS["subspace"]])
     def test_a_part_that_was_held_before_stays_held(self, make):
-        network = BodyAndHead()
+        network = body_and_head()
         network.set_train()
-        network.body.set_train(False)
+        network[0].set_train(False)
         step = make(LossNet(network, nn.MSELoss()), momentum(network))
         assert moved_means(step, network) == {"head"}
         for mode in (True, False, True):  # as Model.train does, with an evaluation in between
             step.set_train(mode)
         assert moved_means(step, network, 5) == {"head"}
 
-    def test_a_network_in_evaluation_mode_is_refused(self):
-        network = BodyAndHead()
-        network.set_train(False)
-        with pytest.raises(InputError, match=IN_EVALUATION):
-            PlainStep(LossNet(network, nn.MSELoss()), momentum(network))
-
     def test_an_evaluation_between_two_calls(self):
         """Compiled graphs go on in training mode; a new one is refused until modes are set back."""
-        network = BodyAndHead()
+        network = body_and_head().set_train(False)
+        with pytest.raises(InputError, match=IN_EVALUATION):
+            PlainStep(LossNet(network, nn.MSELoss()), momentum(network))
+        network.set_train()
         step = PlainStep(LossNet(network, nn.MSELoss()), momentum(network))
         assert moved_means(step, network) == {"body", "head"}
         data = ms.dataset.NumpySlicesDataset(rows(16), ["x", "y"]).batch(8)

@@ -2,13 +2,10 @@
 
 import numpy as np
 import pytest
-from mindspore import nn
 
 from labkit import reference
 from labkit.labs.compare import parameter_values
-from labkit.nets.small import NextToken
-from labkit.steps.losses import TokenLossNet
-from labkit.steps.plain import PlainStep
+from labkit.steps.step import PlainStep
 from tests import twins
 from tests.support.step_cells import (
     assert_bit_equal,
@@ -71,26 +68,3 @@ def test_the_finite_check_changes_no_bit(once):
         states.append(snapshot(step))
     assert_bit_equal(states[0], states[1])
     assert_bit_equal(states[0], states[2])
-
-
-def test_tokens_are_averaged_over_those_that_count():
-    """The update is that of the mean over tokens that count; if none counts, there is no update."""
-    network = NextToken()
-    step = PlainStep(TokenLossNet(network), nn.SGD(network.trainable_params(), 1.0))
-    tokens = np.arange(8, dtype=np.int32).reshape(2, 4)
-    labels = np.int32([[1, 2, -100, -100], [5, -100, -100, -100]])
-    logits = network(*tensors(tokens)).asnumpy().astype(np.float64)
-    probability = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
-    slope = probability - np.eye(12)[np.maximum(labels, 0)]
-    slope[labels == -100] = 0
-    before = parameter_values(network)["dense.bias"]
-    step(*tensors(tokens, labels))
-    moved = before - parameter_values(network)["dense.bias"]
-    expected = slope.sum((0, 1)) / 3
-    np.testing.assert_allclose(moved, expected, **TOLERANCE["float32, one update"])
-    total, count = twins.token_cross_entropy(logits, labels)
-    assert count == 3 and step.last_update.loss == pytest.approx(total / 3, rel=1e-5)
-    kept = snapshot(network)
-    step(*tensors(tokens, np.full_like(labels, -100)))
-    assert_bit_equal(snapshot(network), kept)
-    assert step.last_update.number == 1 and np.isfinite(step.last_update.loss)

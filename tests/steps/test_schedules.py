@@ -1,11 +1,10 @@
 """Learning rates against loops in float64, PyTorch, MindSpore and the sources' numbers."""
 
-import mindspore as ms
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mindspore import Parameter, Tensor, nn
+from mindspore import nn
 
 from labkit.errors import InputError
 from labkit.steps import schedules
@@ -39,35 +38,24 @@ def test_cosine_is_the_reference(lr, part, epochs, steps, data):
     assert_rates(cosine(*arguments), twins.cosine_schedule(*arguments))
 
 
-@pytest.mark.parametrize(("epochs", "steps", "warmup"), [(6, 5, 2), (3, 4, 1), (9, 7, 8)])
+@pytest.mark.parametrize(
+    ("epochs", "steps", "warmup"), [(6, 5, 0), (6, 5, 2), (3, 4, 1), (9, 7, 8)]
+)
 def test_cosine_is_pytorch_s_linear_warmup_and_cosine(epochs, steps, warmup):
     torch = pytest.importorskip("torch")
     scheduler = torch.optim.lr_scheduler
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.4)
     total, rising = epochs * steps, warmup * steps
-    parts = [
-        scheduler.LinearLR(optimizer, start_factor=1 / rising, total_iters=rising - 1),
-        scheduler.CosineAnnealingLR(optimizer, T_max=total - rising, eta_min=0.01),
-    ]
-    schedule = scheduler.SequentialLR(optimizer, parts, milestones=[rising])
-    assert_rates(cosine(0.4, 0.01, epochs, steps, warmup), torch_rates(optimizer, schedule, total))
-
-
-def test_without_a_warmup_cosine_is_pytorch_s_cosine():
-    torch = pytest.importorskip("torch")
-    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.4)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=30, eta_min=0.01)
-    assert_rates(cosine(0.4, 0.01, 6, 5), torch_rates(optimizer, schedule, 30))
-
-
-def torch_rates(optimizer, schedule, updates):
-    """Return the rates that PyTorch uses in the first ``updates`` updates."""
+    schedule = scheduler.CosineAnnealingLR(optimizer, T_max=total - rising, eta_min=0.01)
+    if rising:
+        warmed = scheduler.LinearLR(optimizer, start_factor=1 / rising, total_iters=rising - 1)
+        schedule = scheduler.SequentialLR(optimizer, [warmed, schedule], milestones=[rising])
     rates = []
-    for _ in range(updates):
+    for _ in range(total):
         rates.append(optimizer.param_groups[0]["lr"])
         optimizer.step()
         schedule.step()
-    return rates
+    assert_rates(cosine(0.4, 0.01, epochs, steps, warmup), rates)
 
 
 def test_cosine_is_mindspore_s_where_both_change_once_an_epoch():
@@ -76,13 +64,6 @@ def test_cosine_is_mindspore_s_where_both_change_once_an_epoch():
     warmed = nn.dynamic_lr.warmup_lr(0.4, 12, 1, 4)
     # MindSpore's warm-up starts at 0, one update behind: its first update does nothing.
     assert_rates(cosine(0.4, 0.01, 12, 1, 4)[:4], [*warmed[1:4], 0.4])
-
-
-def test_the_warmup_rises_evenly_to_the_rate_and_the_cosine_falls():
-    rates = cosine(0.8, 0.1, 10, 6, 3)
-    np.testing.assert_allclose(np.diff(rates[:18]), 0.8 / 18, rtol=1e-5)
-    assert rates[17] == rates[18] == np.float32(0.8)
-    assert (np.diff(rates[18:]) < 0).all() and 0.1 < rates[-1] < 0.102
 
 
 @given(lr=RATES, part=st.floats(0, 0.99), epochs=EPOCHS, steps=STEPS, data=st.data())
@@ -162,38 +143,23 @@ def test_thor_s_damping_falls_by_its_rate_in_ten_epochs():
     assert damping[299] == pytest.approx(0.03 * 0.50036**3)
 
 
-@pytest.mark.parametrize(
-    "function", [lambda step: get_thor_lr(step, 0.1, 2, 4, 5, 2), lambda step: damping_from(step)]
-)
-def test_thor_goes_on_from_an_update(function):
-    np.testing.assert_array_equal(function(7), function(0)[7:])
-    assert len(function(19)) == 1
-    for step in (20, -1, 1.0, True):
-        with pytest.raises(
-            InputError, match=r"global_step.*: expected an integer >= 0 and <= 19, got"
-        ):
-            function(step)
-
-
-def damping_from(step):
-    return get_thor_damping(step, 0.1, 0.5, 4, 5)
+def test_thor_goes_on_from_an_update():
+    for function, rest in ((get_thor_lr, (0.1, 2, 4, 5, 2)), (get_thor_damping, (0.1, 0.5, 4, 5))):
+        np.testing.assert_array_equal(function(7, *rest), function(0, *rest)[7:])
+        assert len(function(19, *rest)) == 1
+        with pytest.raises(InputError, match="global_step.*: expected an integer >= 0 and <= 19"):
+            function(20, *rest)
 
 
 @pytest.mark.parametrize(
     ("call", "words"),
     [
         (lambda: cosine(0.1, 0.0, 2.0, 2), "epochs: expected an integer >= 1, got 2.0"),
-        (lambda: cosine(0.1, 0.0, 3, 0), "steps_per_epoch: expected an integer >= 1, got 0"),
         (lambda: cosine(0.1, 0.0, 3, 2, 4), "warmup_epochs: expected an integer >= 0 and <= 3"),
         (lambda: cosine(1e39, 0.0, 3, 2), "lr: expected a finite number >= 0 and <="),
-        (lambda: cosine(0.1, float("nan"), 3, 2), "lr_end: expected a finite number"),
-        (lambda: cosine_as_in_the_blog(0.1, 0.0, 3, 2, 0), "warmup_epochs: expected an integer"),
         (lambda: cosine_as_in_the_blog(0.1, 0.1, 3, 2, 1), "lr_end: expected less than lr, 0.1"),
         (lambda: get_lr(0, 0, -0.1, 1, 3, 2), "lr_max: expected a finite number >= 0"),
-        (lambda: get_lr(0, 0, 0.1, 1, True, 2), "total_epochs: expected an integer >= 1"),
         (lambda: get_lr(0, 0, 0.1, 1, 3, 2, "liner"), "got 'liner'. Did you mean 'linear'"),
-        (lambda: get_thor_lr(0, 0.1, -2, 3, 2), "decay: expected a finite number >= 0"),
-        (lambda: get_thor_lr(0, 0.1, 2, 3, 2, 0), "decay_epochs: expected an integer >= 1"),
         (lambda: get_thor_damping(0, 0.1, 0, 3, 2), "decay_rate: expected a finite number > 0"),
         (lambda: get_thor_damping(0, 0.1, 1e30, 20, 2), "rates grow to"),
     ],
@@ -203,39 +169,10 @@ def test_what_is_refused(call, words):
         call()
 
 
-def test_numpy_s_numbers_are_numbers():
-    rates = cosine(np.float32(0.5), np.float64(0.25), np.int64(3), np.int32(2), np.int64(1))
-    np.testing.assert_array_equal(rates, cosine(0.5, 0.25, 3, 2, 1))
-
-
-def test_a_training_that_is_all_warmup():
-    assert_rates(cosine(1.0, 0.0, 2, 2, 2), [0.25, 0.5, 0.75, 1.0])
-    assert_rates(get_lr(0, 0, 1.0, 2, 2, 2), [0, 0.25, 0.5, 0.75])
-
-
 def test_check_length():
     check_length(np.zeros(5), 5)
     check_length([0.1, 0.2], 1)
     with pytest.raises(InputError, match="has 5 rates for 6 updates; expected at least as many"):
         check_length(np.zeros(5), 6)
-    for schedule in (0.1, np.zeros((2, 3))):
-        with pytest.raises(InputError, match=r"expected shape \(N,\), one rate an update, got"):
-            check_length(schedule, 2)
-    with pytest.raises(InputError, match="updates: expected an integer >= 1, got 0"):
-        check_length(np.zeros(5), 0)
-
-
-@pytest.mark.usefixtures("runtime")
-def test_the_optimizer_uses_rate_i_in_update_i_and_stops_where_they_end():
-    weight = Parameter(Tensor(np.zeros(1, np.float32)), name="weight")
-    rates = cosine(0.5, 0.1, 3, 2, 1)
-    optimizer = nn.Momentum([weight], Tensor(rates), 0.0)
-    gradient = (Tensor(np.ones(1, np.float32)),)
-    moved = [0.0]
-    for _ in rates:
-        optimizer(gradient)
-        moved.append(float(weight.asnumpy()[0]))
-    np.testing.assert_allclose(-np.diff(moved), rates, rtol=1e-6)
-    with pytest.raises(RuntimeError, match=r"'input_indices' should be in the range \[0, 6\)"):
-        optimizer(gradient)
-        ms.runtime.synchronize()
+    with pytest.raises(InputError, match=r"expected shape \(N,\), one rate an update, got"):
+        check_length(0.1, 2)

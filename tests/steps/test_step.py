@@ -5,7 +5,7 @@ import warnings
 import mindspore as ms
 import numpy as np
 import pytest
-from mindspore import ParameterTuple, nn, ops
+from mindspore import ParameterTuple, nn
 from mindspore.train import LossMonitor, Model, ModelCheckpoint, TimeMonitor
 
 from labkit.errors import InputError
@@ -13,10 +13,9 @@ from labkit.labs.compare import parameter_values
 from labkit.runtime import pynative
 from labkit.steps.accumulation import AccumulatedStep
 from labkit.steps.losses import LossNet
-from labkit.steps.plain import PlainStep
 from labkit.steps.state import set_state
+from labkit.steps.step import PlainStep
 from tests import twins
-from tests.support import step_cells
 from tests.support.step_cells import (
     INPUTS,
     STEPS,
@@ -69,18 +68,6 @@ class Lookup(nn.Cell):
 
     def construct(self, numbers):
         return self.head(self.table(numbers).mean(1))
-
-
-class OwnTable(nn.Cell):
-    """A sparse lookup that is not a layer of MindSpore."""
-
-    def __init__(self):
-        super().__init__()
-        self.rows = ms.Parameter(np.ones((6, INPUTS), np.float32), name="rows")
-        self.lookup = ops.EmbeddingLookup()
-
-    def construct(self, numbers):
-        return self.lookup(self.rows, numbers, 0)
 
 
 @pytest.mark.usefixtures("released")
@@ -206,57 +193,27 @@ class TestEveryStep:
             own = set(state) - {p.name for p in step.optimizer.get_parameters()} - set(names)
             kinds = ("step.", "grad_sum.", "kept.", "thor.", "held.", "adasum.")
             assert own and all(n.startswith(kinds) for n in own)
-        for wrong in (nn.ReLU(), None, "Momentum"):
-            _, loss_net = regression()
-            words = f"expected an nn.Optimizer, got a {type(wrong).__name__}"
-            with pytest.raises(InputError, match=words):
-                make_step(loss_net, wrong)
+        with pytest.raises(InputError, match="expected an nn.Optimizer, got 'str'"):
+            make_step(regression()[1], "Momentum")
         network, loss_net = regression()
         optimizer = nn.Momentum(network.trainable_params(), 0.1, 0.9, loss_scale=1024.0)
-        with pytest.raises(
-            InputError, match="expected loss_scale 1: give it to the step, got 1024"
-        ):
+        with pytest.raises(InputError, match="loss_scale 1: give it to the step, got 1024"):
             make_step(loss_net, optimizer)
-        for wrong in ({"los_scale": 2.0}, {"weighted": False}):
-            network, loss_net = regression()
-            with pytest.raises((TypeError, InputError), match=next(iter(wrong))):
-                make_step(loss_net, momentum(network), **wrong)
-
-    def test_float16_parameters_are_warned_of(self, make_step):
         network, loss_net = regression()
-        network.weight.set_dtype(ms.float16)
-        with pytest.warns(UserWarning, match="'weight' is float16: .* below 6e-8") as caught:
-            make_step(loss_net, momentum(network))
-        assert "precision='O2'" in str(caught[0].message)
-        # The caller's line, however many constructors lie between.
-        assert caught[0].filename == step_cells.__file__
+        with pytest.raises(InputError, match="'los_scale'.*Did you mean 'loss_scale'"):
+            make_step(loss_net, momentum(network), los_scale=2.0)
 
-    @pytest.mark.parametrize(
-        ("table", "name"),
-        [
-            (lambda: nn.EmbeddingLookup(6, INPUTS), "table.embedding_table"),
-            (lambda: nn.EmbeddingLookup(6, INPUTS, target="DEVICE"), "table.embedding_table"),
-            (OwnTable, "table.rows"),
-        ],
-    )
-    def test_sparse_gradients_are_refused_by_name(self, make_step, table, name):
-        network = Lookup(table())
-        optimizer = nn.LazyAdam(network.trainable_params(), 0.1)
-        with pytest.raises(InputError, match=f"'network.table', .*{name!r} a sparse") as error:
-            make_step(LossNet(network, nn.MSELoss()), optimizer)
-        assert "sparse=False" in str(error.value) and "\n" not in str(error.value)
-
-
-def test_a_sparse_table_that_is_not_trained_is_no_better():
-    """In such a graph MindSpore does not know the type of any gradient."""
-    network = Lookup(nn.EmbeddingLookup(6, INPUTS))
-    network.table.embedding_table.requires_grad = False
-    with pytest.raises(InputError, match="'table.embedding_table' a sparse"):
-        PlainStep(LossNet(network, nn.MSELoss()), momentum(network))
+    @pytest.mark.parametrize("trained", [True, False])
+    def test_sparse_gradients_are_refused_by_name(self, make_step, trained):
+        """In the graph of a sparse lookup MindSpore does not know the type of any gradient."""
+        network = Lookup(nn.EmbeddingLookup(6, INPUTS, target="DEVICE"))
+        network.table.embedding_table.requires_grad = trained
+        with pytest.raises(InputError, match="layer 'network.table': expected a dense gradient"):
+            make_step(LossNet(network, nn.MSELoss()), momentum(network))
 
 
 GROUPS = ("accumulated", "accumulated thor", "adasum", "accumulated subspace")
-PROPAGATE = ("plain", "accumulated", "thor", "adasum", "subspace")  # compiled; the others are not
+PROPAGATE = ("plain", "accumulated", "thor", "adasum", "subspace")
 
 
 @pytest.mark.usefixtures("released")
@@ -334,18 +291,6 @@ class TestNonfinite:
 RATES = [0.5, 0.25, 0.125, 0.0625]
 
 
-def static(weight, bias):
-    return [weight, bias], 0.5, [0.5] * 4
-
-
-def listed(weight, bias):
-    return [weight, bias], RATES, RATES
-
-
-def schedule(weight, bias):
-    return [weight, bias], nn.ExponentialDecayLR(0.5, 0.5, 1), RATES
-
-
 def groups(weight, bias):
     """The weight has a fifth of the bias's rate; the bias comes first in order."""
     grouped = [
@@ -374,7 +319,7 @@ class TestLearningRates:
     @pytest.mark.parametrize(
         ("case", "plain"),
         [
-            *((case, False) for case in (static, listed, schedule, groups, decayed_groups)),
+            *((case, False) for case in (groups, decayed_groups)),
             *((scheduled_groups, plain) for plain in (True, False)),
         ],
     )
@@ -440,7 +385,6 @@ def test_the_rates_of_lars_are_those_of_the_optimizer_inside(rate):
 
 
 OPTIMIZERS = {
-    "SGD": lambda p: nn.SGD(p, 0.1),
     "SGD, decay and Nesterov": lambda p: nn.SGD(
         p, 0.1, momentum=0.9, weight_decay=0.01, nesterov=True
     ),
@@ -485,26 +429,6 @@ class TestAnyOptimizer:
         assert step.last_update.images == plain.last_update.images == 8
         tolerance = TOLERANCE["float32, a few updates"]
         assert_close(parameter_values(halves), parameter_values(ours), **tolerance)
-
-    @pytest.mark.parametrize(
-        "table",
-        [
-            lambda: nn.EmbeddingLookup(6, INPUTS, target="DEVICE", sparse=False),
-            lambda: nn.Embedding(6, INPUTS),
-        ],
-    )
-    def test_a_dense_table_is_trained_as_by_train_one_step_cell(self, table):
-        numbers = ms.Tensor(np.array([[0, 1], [2, 3]], np.int32)), tensors(rows(2)[1])[0]
-        built, values = [], snapshot(Lookup(table())).values()
-        for make in (PlainStep, nn.TrainOneStepCell):
-            network = Lookup(table())
-            restore(network, dict(zip(snapshot(network), values, strict=True)))
-            optimizer = nn.LazyAdam(network.trainable_params(), 0.1)
-            step = make(nn.WithLossCell(network, nn.MSELoss()), optimizer).set_train()
-            for _ in range(3):
-                step(*numbers)
-            built.append(snapshot(network))
-        assert_bit_equal(*built)
 
     def test_over_some_parameters_it_leaves_the_others(self):
         network, loss_net = regression()

@@ -54,9 +54,10 @@ def run(case, rank):
     """Run one case and return the arrays to compare, by name."""
     from tests.support.step_cells import (
         STEPS,
-        MeanOfMeans,
+        Own,
         TwoMeans,
         momentum,
+        of_means,
         regression,
         tensors,
     )
@@ -66,7 +67,7 @@ def run(case, rank):
     options = dict(options)
     optimizer = momentum(network, LEARNING_RATE, options.pop("weight_decay", 0.0))
     if options.pop("of_means", False):
-        loss_net = MeanOfMeans(loss_net)
+        loss_net = Own(network, of_means)
     if options.pop("pairs", False):
         loss_net = TwoMeans(network)
     step = STEPS[kind](loss_net, optimizer, **options)

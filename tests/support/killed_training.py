@@ -17,8 +17,8 @@ from mindspore.train import Callback
 import labkit
 from labkit.ranks import cluster
 from labkit.steps.accumulation import AccumulatedStep
-from labkit.steps.gradients import DynamicLossScale
 from labkit.steps.losses import LossNet
+from labkit.steps.options import DynamicLossScale
 from labkit.training import checkpoint, records
 from labkit.training.fit import fit
 from labkit.training.records import read_records

@@ -9,7 +9,7 @@ from labkit.algorithms.subspace import SubspaceStep
 from labkit.algorithms.thor import ThorStep, ThorUpdate, TraceRule
 from labkit.steps.accumulation import AccumulatedStep
 from labkit.steps.losses import LossNet
-from labkit.steps.plain import PlainStep
+from labkit.steps.step import PlainStep
 from labkit.training import checkpoint
 from labkit.training.fit import fit
 from tests.support.step_cells import snapshot

@@ -11,8 +11,8 @@ from labkit.algorithms.subspace import SubspaceStep
 from labkit.algorithms.thor import ThorStep, ThorUpdate
 from labkit.steps.accumulation import AccumulatedStep
 from labkit.steps.losses import LossNet
-from labkit.steps.plain import PlainStep
 from labkit.steps.state import set_state
+from labkit.steps.step import PlainStep
 from tests import twins
 from tests.support.subspace_cells import basis_of
 
@@ -144,32 +144,37 @@ class Product(nn.Cell):
         return ops.mean(outputs * targets)
 
 
-class MeanOfMeans(nn.Cell):
-    """A loss net that gives every micro-batch the weight 1."""
+class Own(nn.Cell):
+    """A loss net of one's own: a function of the network's outputs and the rest of the batch."""
 
-    def __init__(self, loss_net):
+    def __init__(self, network, function):
         super().__init__(auto_prefix=False)
-        self.loss_net = loss_net
+        self.network, self.function = network, function
 
-    def construct(self, *batch):
-        return self.loss_net(*batch)[0], 1
+    def construct(self, inputs, *rest):
+        return self.function(self.network(inputs), *rest)
 
 
-class TwoMeans(nn.Cell):
+def of_means(outputs, targets):
+    """The mean squared error of a micro-batch, always with the weight 1."""
+    return ops.mean(ops.square(outputs - targets)), 1
+
+
+class TwoMeans(Own):
     """Two (loss, weight) pairs: the squared error of all rows, and of those with a target > 0."""
 
     pairs = 2
 
     def __init__(self, network):
-        super().__init__(auto_prefix=False)
-        self.network = network
+        super().__init__(network, _two_pairs)
 
-    def construct(self, inputs, targets):
-        errors = ops.mean(ops.square(self.network(inputs) - targets), 1)
-        chosen = ops.cast(targets[:, 0] > 0, ms.float32)
-        count = ops.reduce_sum(chosen)
-        loss = ops.reduce_sum(errors * chosen) / ops.maximum(count, 1.0)
-        return (ops.mean(errors), len(inputs)), (loss, count)
+
+def _two_pairs(outputs, targets):
+    errors = ops.mean(ops.square(outputs - targets), 1)
+    chosen = ops.cast(targets[:, 0] > 0, ms.float32)
+    count = ops.reduce_sum(chosen)
+    loss = ops.reduce_sum(errors * chosen) / ops.maximum(count, 1.0)
+    return (ops.mean(errors), len(outputs)), (loss, count)
 
 
 def two_means(weights, bias, inputs, targets):

@@ -11,7 +11,7 @@ from mindspore.train import Callback, Model
 from labkit.errors import InputError
 from labkit.ranks import cluster
 from labkit.steps.losses import CrossEntropySmooth, LossNet
-from labkit.steps.plain import PlainStep
+from labkit.steps.step import PlainStep
 from labkit.training.evaluation import evaluate
 from tests import twins
 from tests.support.resuming import quiet_fit

@@ -14,7 +14,7 @@ from labkit.base.files import locked
 from labkit.errors import InputError
 from labkit.steps.accumulation import AccumulatedStep
 from labkit.steps.losses import LossNet
-from labkit.steps.plain import PlainStep
+from labkit.steps.step import PlainStep
 from labkit.training import checkpoint
 from labkit.training.fit import EndOfEpoch, fit
 from labkit.training.records import read_records

@@ -9,8 +9,8 @@ import pytest
 from mindspore import nn
 
 from labkit.steps.accumulation import AccumulatedStep
-from labkit.steps.gradients import DynamicLossScale
 from labkit.steps.losses import LossNet
+from labkit.steps.options import DynamicLossScale
 from labkit.training import checkpoint
 from labkit.training.records import read_records
 from tests.support.resuming import (

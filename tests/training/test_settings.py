@@ -10,7 +10,7 @@ from labkit.algorithms.thor import ThorStep
 from labkit.errors import InputError
 from labkit.steps.accumulation import AccumulatedStep
 from labkit.steps.losses import LossNet
-from labkit.steps.plain import PlainStep
+from labkit.steps.step import PlainStep
 from labkit.training import checkpoint
 from labkit.training.resume import own_rates, refuse_other, settings_of
 from tests.support.resuming import quiet_fit

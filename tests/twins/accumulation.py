@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from labkit.base.arguments import choice, wrong
 from labkit.reference.thor import Arrays
 
 
@@ -16,9 +15,6 @@ def weight(rows: int, reduction: str = "mean") -> float:
 
 def weighted_mean(gradients: Sequence[Arrays], weights: Sequence[float]) -> Arrays:
     """Return sum_i w_i g_i / sum_i w_i for micro-batches i, each a list of arrays."""
-    if not len(gradients) or len(gradients) != len(weights) or not sum(weights) > 0:
-        expected = f"one for each of {len(gradients)} gradients, at least one, with a sum > 0"
-        raise wrong("weights", list(weights), expected)
     leaves = zip(*gradients, strict=True)
     return [np.average(np.asarray(leaf, np.float64), axis=0, weights=weights) for leaf in leaves]
 
@@ -58,15 +54,7 @@ def dynamic_loss_scale(
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """What the gradient stage knows about one micro-batch.
-
-    Attributes:
-        loss: mean loss L_i.
-        weight: w_i.
-        gradients: gradients of L_i, unweighted.
-        rows: number of samples.
-        finite: whether loss and gradients are finite.
-    """
+    """Mean loss L_i, weight w_i, gradients of L_i, unweighted, rows; whether all are finite."""
 
     loss: float
     weight: float
@@ -89,16 +77,8 @@ class Update:
 class Accumulation:
     """Accumulation by keeping a list of the group's micro-batches, which are averaged at its end.
 
-    Attributes:
-        micro_steps: group size, or a function of the number of updates so far.
-        tail: as in ``labkit.steps.accumulation.AccumulatedStep``.
-        nonfinite: likewise.
-        reduction: likewise.
-        clip_norm: likewise.
-        members: the micro-batches that are waiting.
-        micro_step: number of micro-batches that the group has counted.
-        dropped: number of non-finite micro-batches so far, except with ``propagate``.
-        updates: all updates in order.
+    The options are those of ``AccumulatedStep``; ``members`` are the micro-batches that wait,
+    ``micro_step`` is how many the group has counted, ``updates`` are all in order.
     """
 
     micro_steps: int | Callable[[int], int]
@@ -112,9 +92,6 @@ class Accumulation:
     updates: list[Update] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        choice("tail", self.tail, ("flush", "drop", "carry"))
-        choice("nonfinite", self.nonfinite, ("drop_micro", "drop_group", "propagate"))
-        choice("reduction", self.reduction, ("mean", "sum"))
         self.group_size = self._next_size()
 
     def micro_batch(self, batch: MicroBatch) -> Update | None:

@@ -20,7 +20,7 @@ from labkit.errors import InputError
 from labkit.nets.lenet import LeNet5
 from labkit.steps.accumulation import AccumulatedStep
 from labkit.steps.losses import LossNet
-from labkit.steps.plain import PlainStep
+from labkit.steps.step import PlainStep
 from labkit.training.fit import fit
 from labkit.upstream import accumulation
 from tests.support.step_cells import assert_bit_equal, assert_close, snapshot

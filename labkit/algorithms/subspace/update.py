@@ -40,7 +40,6 @@ class SubspaceUpdate(UpdateStage):
     """
 
     needs_buffer = True
-    chooses_ranks = True
     tails = WHOLE_TAILS
 
     def __init__(

@@ -24,9 +24,9 @@ from labkit.nets.layers import exchange
 from labkit.steps.gradients import GradientStage
 from labkit.steps.nonfinite import first_nonfinite
 from labkit.steps.options import gradient_options
-from labkit.steps.plain import PlainStep
 from labkit.steps.schedules import check_length
 from labkit.steps.state import at, integer_of, rated, set_state, state, zeros_like
+from labkit.steps.step import PlainStep
 from labkit.steps.update import Summary, UpdateStage
 
 

@@ -15,7 +15,7 @@ from labkit.errors import InputError
 from labkit.nets.small import NormNet
 from labkit.steps.gradients import set_state
 from labkit.steps.losses import LossNet
-from labkit.steps.plain import PlainStep
+from labkit.steps.step import PlainStep
 from tests.support.adasum_twin import Twin
 from tests.support.step_cells import (
     assert_bit_equal,

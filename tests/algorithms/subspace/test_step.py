@@ -11,10 +11,10 @@ from labkit import reference
 from labkit.algorithms.subspace import Basis, LastSearch, SubspaceStep
 from labkit.errors import InputError
 from labkit.nets.small import NextToken, NormNet
-from labkit.steps.gradients import DynamicLossScale, set_state
+from labkit.steps.gradients import set_state
 from labkit.steps.losses import LossNet, TokenLossNet
-from labkit.steps.plain import PlainStep
-from labkit.steps.step import running_statistics
+from labkit.steps.options import DynamicLossScale
+from labkit.steps.step import PlainStep, running_statistics
 from tests.support.step_cells import assert_bit_equal, digits, snapshot, tensors
 from tests.support.subspace_cells import SHAPES, basis_of, flat, small, small_loss, small_rows
 from tests.support.subspace_twin import Twin

@@ -10,9 +10,9 @@ from labkit.algorithms.thor.inverses import Inverses
 from labkit.runtime import pynative
 from labkit.steps.accumulation import AccumulatedStep
 from labkit.steps.losses import LossNet
-from labkit.steps.plain import PlainStep
-from labkit.steps.precision import DynamicLossScale
+from labkit.steps.options import DynamicLossScale
 from labkit.steps.state import set_state
+from labkit.steps.step import PlainStep
 from tests.support.compiled import compiled_operators
 from tests.support.step_cells import (
     Once,
