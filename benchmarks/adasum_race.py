@@ -27,18 +27,17 @@ from collections.abc import Iterable, Mapping
 import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn
-from race import MOMENTUM, Images, Race, Training, batches, loss_net_of, percents, run
+from race import MOMENTUM, Images, Race, Training, batches, loss_net_of, percents, rounded, run
 from side_by_side import print_table, verdict
 
 from labkit.algorithms.adasum import AdasumStep
 from labkit.errors import InputError
-from labkit.labs.results import Stored
-from labkit.labs.results.races import LAYERS, WORKERS, adasum_setting, rounded
+from labkit.labs.results import LAYERS, Stored
 from labkit.nets.lenet import LeNet5
 from labkit.steps.plain import PlainStep
 from labkit.steps.schedules import get_lr
 
-BATCH, MNIST_IMAGES = 32, 60_000
+BATCH, MNIST_IMAGES, WORKERS = 32, 60_000, 16
 WARMUP = 0.17  # of the updates
 SEEDS = (1, 2, 3)
 _FIRST = SEEDS[:1]
@@ -93,13 +92,32 @@ PLANS = {
 }
 
 
+def adasum_setting(
+    learning_rate: float,
+    workers: int = WORKERS,
+    reduction: str | None = "adasum",
+    optimizer: str = "Momentum",
+    on: str | None = "updates",
+    scope: str | None = "layer",
+) -> dict:
+    """Return the setting of one training; a single worker has no reduction, on or scope.
+
+    ``optimizer`` is each worker's; ``on`` "updates" or "gradients" is what is combined, ``scope``
+    that of an angle, "layer" or "network".
+    """
+    if workers == 1:
+        reduction = on = scope = None
+    setting = {"workers": workers, "reduction": reduction, "optimizer": optimizer}
+    return setting | {"learning_rate": learning_rate, "on": on, "scope": scope}
+
+
 def changed(single: Mapping[str, float], multiple: float = 1, **changes) -> dict:
     """Return the setting of 16 workers with ``changes``, at a multiple of the single-worker rate.
 
     Args:
         single: optimizer -> single-worker learning rate
         multiple: multiple of that rate
-        **changes: further arguments of ``labkit.labs.results.races.adasum_setting``
+        **changes: further arguments of ``adasum_setting``
     """
     rate = single[changes.get("optimizer", "Momentum")] * multiple
     return adasum_setting(rounded(rate), **changes)
@@ -244,8 +262,15 @@ def show(stored: Stored) -> None:
         for setting, accuracies in by_setting.items()
     ]
     print_table([*names, "mean", "by seed"], rows)
-    adasum, least = (statistics.mean(stored.accuracies(name)) for name in ("adasum", "sum"))
-    most = max(map(statistics.mean, stored.by_rate("mean").values()))
+    single = adasum_setting(stored.head["single"]["Momentum"])
+    adasum, least = (
+        statistics.mean(
+            stored.column("last_accuracy", stage="race", **single | {"reduction": name})
+        )
+        for name in ("adasum", "sum")
+    )
+    mean = {"stage": "race", "workers": WORKERS, "reduction": "mean"}
+    most = max(map(statistics.mean, stored.by("learning_rate", "last_accuracy", **mean).values()))
     rows = [
         ["Adasum", adasum, f"at least {ADASUM}", verdict(adasum >= ADASUM)],
         ["Adasum over the mean's best rate", adasum - most, "more than 0", verdict(adasum > most)],

@@ -29,13 +29,21 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
-from adasum_race import step_at
-from race import Images, Race, Training, at_end, batches, run
+from adasum_race import adasum_setting, step_at
+from race import Images, Race, Training, at_end, batches, rounded, run
 from side_by_side import print_table
 
 from labkit.errors import InputError
-from labkit.labs.results import Stored, mean_steps, steps_to
-from labkit.labs.results.races import BATCH, METHODS, adasum_setting, rounded
+from labkit.labs.results import (
+    BATCH,
+    METHODS,
+    Stored,
+    fit,
+    mean_steps,
+    rate_of,
+    steps_to,
+    updates_of,
+)
 
 REDUCTIONS = ("mean", "adasum")
 PATIENCE = 3
@@ -210,7 +218,7 @@ def train(setting: dict, data: Images, seed: int, *, most: int, target: float) -
     batch. Adasum's workers split the same large batch and take their parts in turn.
 
     Args:
-        setting: from ``labkit.labs.results.races.adasum_setting``, at a constant learning rate
+        setting: from ``adasum_race.adasum_setting``, at a constant learning rate
         data: images for training and for judging
         seed: seed of weights and order
         most: number of updates after which it ends
@@ -246,15 +254,17 @@ def show(stored: Stored) -> None:
     print(f"\nupdates to {target:.0%}, mean and seeds; rate: the learning rate\n")
     rows = []
     for method in METHODS:
-        for batch, updates in stored.updates(method).items():
-            rate = stored.rate_of(method, batch // BATCH)
+        for batch, updates in updates_of(stored, method).items():
+            rate = rate_of(stored, method, batch // BATCH)
             rows.append([method, batch // BATCH, batch, f"{rate:g}", mean_steps(updates), updates])
     print_table(["method", "workers", "batch", "rate", "mean", "by seed"], rows)
     print("\nS(B) = S_min (1 + B_crit / B), through all seeds; B_crit of each seed alone\n")
     rows = []
     for method in METHODS:
-        curve, alone = stored.fits(method)
-        by_seed = " ".join(f"{each.b_crit:.0f}" for each in alone)
+        updates = updates_of(stored, method)
+        seeds = range(len(updates[BATCH]))
+        alone = [fit({batch: [each[n]] for batch, each in updates.items()}) for n in seeds]
+        curve, by_seed = fit(updates), " ".join(f"{each.b_crit:.0f}" for each in alone)
         rows.append([method, f"{curve.s_min:.0f}", f"{curve.b_crit:.0f}", by_seed, curve.error])
     print_table(["method", "S_min", "B_crit", "by seed", "error"], rows)
 

@@ -10,7 +10,7 @@ from statistics import median
 
 from side_by_side import look_at_machine, print_table, write_results
 
-from labkit.labs.measure import peak_memory_mb, sweep
+from labkit.labs.measure import peaks_mb, sweep
 
 COPY_MB = (3 * (2880 * 2880 + 2880) + 2880 * 10 + 10) * 4 / 1e6
 
@@ -23,8 +23,8 @@ def main():
         ["LeNet, effective batch", "full batch, MB", "micro-batches of 32, MB"],
         [[str(row["batch"]), row["full_mb"], row["accumulated_mb"]] for row in rows],
     )
-    plain = median(peak_memory_mb("dense", 8) for _ in range(3))
-    accumulated = median(peak_memory_mb("dense", 32, 8) for _ in range(3))
+    plain = median(peaks_mb("dense", [8])[0] for _ in range(3))
+    accumulated = median(peaks_mb("dense", [32], 8)[0] for _ in range(3))
     copies = (accumulated - plain) / COPY_MB
     print(f"\n25 million parameters ({COPY_MB:.0f} MB a copy), micro-batch 8:")
     print(

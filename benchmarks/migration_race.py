@@ -39,13 +39,13 @@ from labkit.data.prepare import prepare
 from labkit.errors import InputError
 from labkit.labs.presets import choose
 from labkit.labs.results import Stored
-from labkit.labs.results.races import AVX2, FRAMEWORKS
 from labkit.nets.initialisers import initialise
 from labkit.nets.resnet import resnet
 from labkit.steps.schedules import cosine
 
 CLASSES = 10
 _EVALUATION_BATCH = 500
+FRAMEWORKS, AVX2 = ("PyTorch", "MindSpore"), "PyTorch, AVX2"
 _LAB = choose("02_resnet50_migration", "lab")
 _TRAINING = {
     name: _LAB[name]
@@ -390,15 +390,18 @@ def show(stored: Stored) -> None:
              "images_differ", "seconds")  # fmt: skip
     print_table([*names], [[f"{row[name]}" for name in names] for row in stored.rows])
     print("\nvalidation accuracy in %, mean and by seed\n")
-    ends = {name: stored.accuracies(name) for name in FRAMEWORKS}
+    given = {"order": "given"}
+    ends = {n: stored.column("last_accuracy", framework=n, **given) for n in FRAMEWORKS}
     print_table(["", "mean", "by seed"], [[name, *percents(ends[name])] for name in ends])
-    gap, spread = stored.gap_and_spread()
+    gap = abs(np.subtract(*(np.mean(each) for each in ends.values())))
+    spread = min(np.ptp(each) for each in ends.values())
     print(
         f"\nthe means are {100 * gap:.2f} points apart; the seeds of one framework, at least "
         f"{100 * spread:.2f}: the same accuracy within the seeds' spread is {verdict(gap < spread)}"
     )
     for seed in stored.head["plan"]["seeds"]:
-        off = stored.loss_differences(seed, "MindSpore")
+        theirs, ours = (_losses(stored, seed, name) for name in FRAMEWORKS)
+        off = abs(ours - theirs) / theirs
         print(f"seed {seed}: losses of updates 1, 2, 5, 10 apart by", _at(off, 1, 2, 5, 10))
     print("\nms an image, one core\n")
     base = stored.head["times"]["PyTorch"]
@@ -407,6 +410,11 @@ def show(stored: Stored) -> None:
         ratios = [ms[what] / base[what] for what in ("training", "inference")]
         rows.append([name, ms["kernels"], ms["training"], ratios[0], ms["inference"], ratios[1]])
     print_table(["", "kernels", "training", "/ PyTorch", "inference", "/ PyTorch"], rows)
+
+
+def _losses(stored, seed, framework):
+    (row,) = stored.select(seed=seed, framework=framework, order="given")
+    return np.array([point["training_loss"] for point in stored.curves[row["run"]]])
 
 
 def _at(values, *updates):

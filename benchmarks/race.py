@@ -32,8 +32,7 @@ from labkit.base.project import version
 from labkit.data.mnist import load_arrays
 from labkit.data.prepare import prepare
 from labkit.errors import InputError, refuse_unknown
-from labkit.labs.results import Stored, load
-from labkit.labs.results.races import CURVES, FOLDER
+from labkit.labs.results import CURVES, FOLDER, Stored, load
 from labkit.reference.lenet import cross_entropy
 from labkit.steps.losses import LossNet
 
@@ -224,6 +223,11 @@ def write(name: str, stored: Stored, folder: str | os.PathLike) -> None:
         writer.writerows(rows)
         write_text(folder / path, file.getvalue(), what)
     write_json(folder / f"{name}.json", stored.head, what)
+
+
+def rounded(rate: float) -> float:
+    """Return a learning rate rounded to six significant digits, as in the tables."""
+    return float(f"{rate:.6g}")
 
 
 def at_end(curve: list[dict]) -> dict:

@@ -45,6 +45,7 @@ from race import (
     judge,
     loss_net_of,
     percents,
+    rounded,
     run,
     updating,
 )
@@ -55,7 +56,6 @@ from labkit.algorithms.subspace.snapshots import SnapshotFolder, load_snapshot, 
 from labkit.base.files import whole_file
 from labkit.errors import InputError
 from labkit.labs.results import Stored
-from labkit.labs.results.races import LARGE_BATCH, SEARCH, rounded, subspace_setting
 from labkit.nets.lenet import LeNet5
 from labkit.steps.gradients import set_state
 from labkit.steps.plain import PlainStep
@@ -78,6 +78,36 @@ _SETTINGS = {
     "batch 32": {"batch": 32, "learning_rate": 0.02}
     | {"epochs": 14, "start_epoch": 5, "saves_per_epoch": 4},
 }
+LARGE_BATCH = 250
+SEARCH = {"components": 32, "trials": 20, "start": "last", "failure": "reset", "alpha": 0.001}
+
+
+def subspace_setting(
+    plan: Mapping, method: str, setting: str = "batch 8", noise: float = 0.0, **changes
+) -> dict:
+    """Return the setting of one training; fields that its method does not have are None.
+
+    Args:
+        plan: the race's plan
+        method: what follows stage one, as the results' README.md names it
+        setting: setting of stage one, by its name in the plan
+        noise: share of the training labels replaced at random
+        **changes: batch, learning_rate or fields of ``SEARCH`` that differ from the method's own:
+            ``same_rate`` and ``to_zero`` use batch and rate of stage one, ``tenth`` a tenth of that
+            rate, ``large_batch`` batch 250 at that rate, ``projected_sgd`` the same in the
+            subspace, ``projected_bfgs`` batch 250 and rate 1
+    """
+    stage_one = plan["settings"][setting]
+    batch, rate = stage_one["batch"], stage_one["learning_rate"]
+    own = {
+        "tenth": {"learning_rate": rounded(rate / 10)},
+        "large_batch": {"batch": LARGE_BATCH},
+        "average": {"batch": None, "learning_rate": None},
+        "projected_sgd": {"batch": LARGE_BATCH, "components": 32, "start": "last"},
+        "projected_bfgs": {"batch": LARGE_BATCH, "learning_rate": 1.0} | SEARCH,
+    }
+    fields = {"setting": setting, "noise": noise, "method": method} | dict.fromkeys(SEARCH)
+    return fields | {"batch": batch, "learning_rate": rate} | own.get(method, {}) | changes
 
 
 def _compare(setting, noise=0.0):
@@ -241,7 +271,7 @@ def train(setting: dict, data: Images, seed: int, *, stage_one, epochs, points) 
     """Train once and return its outcome.
 
     Args:
-        setting: from ``labkit.labs.results.races.subspace_setting``
+        setting: from ``subspace_setting``
         data: images for training and for judging
         seed: seed of weights and order
         stage_one: its batch, learning_rate, epochs, and start_epoch and saves_per_epoch as in
@@ -412,35 +442,52 @@ def show(stored: Stored) -> None:
     compared = stored.select(stage="compare")
     for setting, noise in dict.fromkeys((row["setting"], row["noise"]) for row in compared):
         print(f"\nstage one: {setting}, {noise:.0%} of the labels random; test accuracy in %\n")
-        _show_compared(stored.compared(setting, noise))
+        _show_compared(stored.select(stage="compare", setting=setting, noise=noise))
     _show_sweep(stored)
     print("\ngain over the end of stage one, batch 8, after one epoch of stage two; in points\n")
     methods = [change["method"] for change in stored.head["plan"]["more"]]
     if methods:
-        rows = [[name, *_gain(stored, name, more=True)] for name in methods if name != "stage_one"]
+        rows = [[n, *_gain(gains(stored, n, True))] for n in methods if n != "stage_one"]
         print_table(["more seeds", "mean", "by seed"], rows)
         print()
-    mean, by_seed = _gain(stored, "projected_bfgs")
-    met = statistics.mean(stored.gains("projected_bfgs", 1)) >= GAIN
+    reached = gains(stored, "projected_bfgs")
+    (mean, by_seed), met = _gain(reached), statistics.mean(reached) >= GAIN
     required = [["projected_bfgs", mean, by_seed, f"{GAIN:+.0%}", verdict(met)]]
     print_table(["", "mean", "by seed", "required", ""], required)
 
 
-def _gain(stored, method, **which):
-    gains = stored.gains(method, 1, **which)
+def gains(stored: Stored, method: str, more: bool = False, **which) -> list[float]:
+    """Return the gains after one epoch over stage one; ``more`` includes the further seeds."""
+    stages = ("compare", "sweep", "more")[: 3 if more else 2]
+    after, before = (
+        stored.select(stage=stages, **subspace_setting(stored.head["plan"], name, **which))
+        for name in (method, "stage_one")
+    )
+    return [_early(a) - b["last_accuracy"] for a, b in zip(after, before, strict=True)]
+
+
+def _early(row):
+    """Return the accuracy after one epoch; the average has only one, as has what was stopped."""
+    early, last = row["one_epoch_accuracy"], row["last_accuracy"]
+    return last if early is None else early
+
+
+def _gain(gains):
     mean, *by_seed = (f"{100 * gain:+.2f}" for gain in (statistics.mean(gains), *gains))
     return [mean, " ".join(by_seed)]
 
 
-def _show_compared(lines):
-    rows = []
-    for line in lines:
+def _show_compared(compared):
+    rows, groups = [], {}
+    for row in compared:
+        groups.setdefault((row["method"], row["batch"], row["learning_rate"]), []).append(row)
+    for (method, *rate), own in groups.items():
         # These methods have only one accuracy, the one at the end.
-        early = line["one_epoch"] if line["method"] not in ("stage_one", "average") else None
-        name = " ".join(str(line[n]) for n in ("batch", "learning_rate") if line[n] is not None)
-        numbers = [f"{statistics.mean(line[n]):.3f}" for n in ("loss", "seconds")]
-        columns = [*percents(early), *percents(line["two_epochs"])]
-        rows.append([line["method"], name, *columns, *numbers])
+        early = map(_early, own) if method not in ("stage_one", "average") else None
+        name = " ".join(str(value) for value in rate if value is not None)
+        numbers = [statistics.mean(row[n] for row in own) for n in ("last_loss", "seconds")]
+        columns = [*percents(early and [*early]), *percents([row["last_accuracy"] for row in own])]
+        rows.append([method, name, *columns, *(f"{number:.3f}" for number in numbers)])
     header = ["", "batch, rate", "one epoch", "by seed", "two", "by seed", "loss", "seconds"]
     print_table(header, rows)
 
@@ -451,12 +498,16 @@ def _show_sweep(stored):
     for values in dict.fromkeys(tuple(row[name] for name in names) for row in swept):
         key = dict(zip(names, values, strict=True))
         what = {name: value for name, value in key.items() if value != _usual(name)}
-        searches = stored.searches(**key)
-        accuracies = (stored.accuracies("projected_bfgs", n, **key) for n in (1, 2))
-        failed = f"{statistics.mean(searches['failed']):.1%}"
-        trials = f"{statistics.mean(searches['trials']):.2f}"
+        setting = subspace_setting(stored.head["plan"], "projected_bfgs", **key)
+        own = stored.select(stage=("compare", "sweep"), **setting)
+        failed, trials = (
+            statistics.mean(row[name] / row["searches"] for row in own)
+            for name in ("failed_searches", "trials_made")
+        )
+        accuracies = [_early(row) for row in own], [row["last_accuracy"] for row in own]
         columns = [text for by_seed in accuracies for text in percents(by_seed)]
-        rows.append([" ".join(f"{n}={v}" for n, v in what.items()), *columns, failed, trials])
+        columns += [f"{failed:.1%}", f"{trials:.2f}"]
+        rows.append([" ".join(f"{n}={v}" for n, v in what.items()), *columns])
     if rows:
         print("\nprojected BFGS, changed in one thing; test accuracy in %\n")
         print_table(

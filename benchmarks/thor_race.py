@@ -23,12 +23,22 @@ import json
 import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn
-from race import MOMENTUM, Images, Race, Training, at_end, batches, loss_net_of, run, updating
+from race import (
+    MOMENTUM,
+    Images,
+    Race,
+    Training,
+    at_end,
+    batches,
+    loss_net_of,
+    rounded,
+    run,
+    updating,
+)
 from side_by_side import interleaved_ms, print_table
 
 from labkit.algorithms.thor import ThorStep, TraceRule
-from labkit.labs.results import Stored, mean_steps, steps_to
-from labkit.labs.results.races import rounded
+from labkit.labs.results import Stored, mean_steps, steps_to, to_accuracy
 from labkit.nets.lenet import LeNet5
 from labkit.nets.resnet import ResidualBlockBase, ResNet
 from labkit.steps.plain import PlainStep
@@ -326,7 +336,7 @@ def show(stored: Stored) -> None:
         print(f"\n{net}, whole training set, test accuracy; the first of each is the winner\n")
         rows = []
         for target in TARGETS:
-            sides = stored.compare(net, target)
+            sides = {name: to_accuracy(stored, net, name, target) for name in tuned}
             rows += [_line(target, optimizer, side) for optimizer, side in sides.items()]
             momentum, thor = sides.values()
             if momentum["mean"] and thor["mean"]:
@@ -334,7 +344,7 @@ def show(stored: Stored) -> None:
                 rows.append(["", "times fewer", "", "", *ratios, ""])
             for optimizer, settings in tuned.items():
                 for setting in settings[1:]:
-                    side = stored.compare(net, target, {optimizer: setting["epochs"]})[optimizer]
+                    side = to_accuracy(stored, net, optimizer, target, setting["epochs"])
                     rows.append(_line(target, optimizer, side))
         print_table(["accuracy", "", "epochs", "by seed", "mean", "seconds", "last"], rows)
     print("\nSweeps: validation accuracy, one seed\n")
@@ -347,7 +357,7 @@ def show(stored: Stored) -> None:
 def _line(target, optimizer, side):
     numbers = [_text(side[name]) for name in ("mean", "seconds")]
     last = f"{mean_steps(side['last']) or 0:.4f}"
-    epochs = _text(side["setting"]["epochs"])
+    epochs = _text(side["epochs"])
     return [f"{target:.1%}", optimizer, epochs, str(side["steps"]), *numbers, last]
 
 

@@ -129,7 +129,7 @@ def figure(results: Sequence[Mapping[str, Any]], grid: Grid) -> "Figure":
             groups.setdefault(label, {}).setdefault(place, []).append(value)
         for number, (label, dots) in enumerate(groups.items()):
             color = plots.PALETTE[number % len(plots.PALETTE)]
-            plots.mean_and_seeds(axis, dots, color, label or None, size=4)
+            plots.mean_and_seeds(axis, dots, color, label or None, marker="o", markersize=4)
         if not numbers:
             axis.set_xticks(range(len(grid[first])), [str(value) for value in grid[first]])
         axis.set(xlabel=first.replace("_", " "), ylabel=name)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import thor_race
-from adasum_race import best, cosines_of, make_step, step_at
+from adasum_race import adasum_setting, best, cosines_of, make_step, step_at
 from critical_batch import PATIENCE, PLANS, best_rates, judged_at, next_rate, planned
 from mindspore import Tensor
 from race import images_for, write
@@ -11,7 +11,7 @@ from race import images_for, write
 from labkit.errors import InputError
 from labkit.labs import results
 from labkit.labs.compare import parameter_values
-from labkit.labs.results.races import CURVES, FOLDER, LAYERS, adasum_setting
+from labkit.labs.results import CURVES, FOLDER, LAYERS
 from labkit.reference import cosine
 from labkit.runtime import pynative
 from tests.support.races import quick_twice

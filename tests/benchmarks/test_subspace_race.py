@@ -8,9 +8,9 @@ import subspace_race as training
 from mindspore import Tensor, nn
 from race import Images
 from subspace_race import PLANS, moments_of, planned, with_noise
+from subspace_race import subspace_setting as setting_of
 
 from labkit.algorithms.subspace.snapshots import SnapshotFolder, Snapshots, load_snapshot
-from labkit.labs.results.races import subspace_setting as setting_of
 from labkit.nets.lenet import LeNet5
 from labkit.steps.gradients import set_state
 from labkit.steps.losses import LossNet

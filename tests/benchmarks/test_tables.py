@@ -7,10 +7,13 @@ import math
 import statistics
 
 import pytest
+from adasum_race import adasum_setting
+from migration_race import AVX2
+from subspace_race import gains, subspace_setting
 
 from labkit.errors import InputError
 from labkit.labs import results
-from labkit.labs.results.races import AVX2, CURVES, FOLDER, LAYERS, adasum_setting
+from labkit.labs.results import CURVES, FOLDER, LAYERS
 
 SEEDS = [1, 2, 3]
 RACES = {name: importlib.import_module(name).RACE for name in CURVES}
@@ -110,9 +113,9 @@ def test_the_settings_are_the_sources():
     plan = SUBSPACE.head["plan"]
     assert plan["images"]["train"] == 5000 and plan["seeds"] == SEEDS
     for setting, updates in (("batch 8", 6 * 625), ("batch 32", 14 * 156)):
-        rows = SUBSPACE.rows_of("stage_one", setting=setting)
-        assert [row["updates"] for row in rows] == [updates] * 3
-    for row in SUBSPACE.rows_of("projected_bfgs"):
+        which = {"stage": "compare", "setting": setting, "noise": 0.0}
+        assert SUBSPACE.column("updates", method="stage_one", **which) == [updates] * 3
+    for row in rows_of("projected_bfgs"):
         assert row["updates"] == row["searches"] == 40 and row["explained"] > 0.99
 
 
@@ -134,28 +137,32 @@ def test_the_sweeps_change_one_option_of_the_tuned_thor():
 
 def test_thor_needs_at_least_one_and_a_half_times_fewer_updates_on_lenet():
     """For each length of Momentum; a training that misses the target counts as too few updates."""
-    thor = THOR.compare("LeNet", 0.985)["THOR"]
+    thor = results.to_accuracy(THOR, "LeNet", "THOR", 0.985)
     for setting in THOR.head["tuned"]["LeNet"]["Momentum"]:
-        epochs = {"Momentum": setting["epochs"]}
-        momentum = THOR.compare("LeNet", 0.985, epochs)["Momentum"]
+        momentum = results.to_accuracy(THOR, "LeNet", "Momentum", 0.985, setting["epochs"])
         assert momentum["at_least"] / thor["mean"] >= 1.5
 
 
-def mean(*arguments, **which):
-    return statistics.mean(ADASUM.accuracies(*arguments, **which))
+def accuracies(reduction, rate):
+    setting = adasum_setting(rate, reduction=reduction)
+    return ADASUM.column("last_accuracy", stage="race", **setting)
 
 
 def test_adasum_holds_the_single_worker_rate_and_neither_mean_nor_sum_does():
     """On average over three seeds; the rates of the mean extend beyond its best rate."""
-    means = {r: statistics.mean(a) for r, a in ADASUM.by_rate("mean").items()}
-    assert mean() >= 0.975 and mean() > max(means.values()) > means[max(means)]
-    assert max(ADASUM.accuracies("sum")) < 0.9
+    single = ADASUM.head["single"]["Momentum"]
+    teams = {"stage": "race", "workers": 16, "reduction": "mean"}
+    by_rate = ADASUM.by("learning_rate", "last_accuracy", **teams)
+    means = {rate: statistics.mean(right) for rate, right in by_rate.items()}
+    mean = statistics.mean(accuracies("adasum", single))
+    assert mean >= 0.975 and mean > max(means.values()) > means[max(means)]
+    assert max(accuracies("sum", single)) < 0.9
     # Adasum's own rate, tuned on held-out images, is not better on the test set.
     own = ADASUM.head["tuned"]["adasum"]
-    assert own != ADASUM.head["single"]["Momentum"]
-    assert max(means.values()) < mean(learning_rate=own) < mean()
+    assert own != single
+    assert max(means.values()) < statistics.mean(accuracies("adasum", own)) < mean
     # The mean's own rate is best for the tuning's one seed; the race's three all fail at it.
-    right = ADASUM.accuracies("mean", learning_rate=ADASUM.head["tuned"]["mean"])
+    right = accuracies("mean", ADASUM.head["tuned"]["mean"])
     assert len(right) == 3 and max(right) < 0.2
 
 
@@ -182,18 +189,22 @@ def test_the_sum_is_the_mean_at_16_times_the_rate():
     assert math.isclose(*losses, rel_tol=1e-6)
 
 
-def after(method, epochs=2, **which):
-    return statistics.mean(SUBSPACE.accuracies(method, epochs, **which))
+def rows_of(method, **which):
+    setting = subspace_setting(SUBSPACE.head["plan"], method, **which)
+    return SUBSPACE.select(stage=("compare", "sweep"), **setting)
+
+
+def after(method, column="last_accuracy", **which):
+    return statistics.mean(row[column] for row in rows_of(method, **which))
 
 
 def test_one_epoch_gains_two_points_and_the_controls_as_much():
     """On three seeds, and with five more, whose first stages end better or worse by chance."""
-    gains = SUBSPACE.gains("projected_bfgs", 1)
-    more = SUBSPACE.gains("projected_bfgs", 1, more=True)
-    assert min(statistics.mean(gains), statistics.mean(more)) >= 0.02 and min(more) > 0
-    average = SUBSPACE.gains("average", more=True)
+    three, more = gains(SUBSPACE, "projected_bfgs"), gains(SUBSPACE, "projected_bfgs", True)
+    assert min(statistics.mean(three), statistics.mean(more)) >= 0.02 and min(more) > 0
+    average = gains(SUBSPACE, "average", True)
     assert sum(a > b for a, b in zip(average, more, strict=True)) >= 6
-    same = SUBSPACE.gains("same_rate", 1, more=True)
+    same = gains(SUBSPACE, "same_rate", True)
     assert abs(statistics.mean(same)) < 0.005
     for setting in ("batch 8", "batch 32"):
         for control in ("tenth", "to_zero", "average"):
@@ -202,12 +213,19 @@ def test_one_epoch_gains_two_points_and_the_controls_as_much():
 
 
 def test_trials_matter_little_few_components_and_early_starts_are_worse():
-    trials = {n: statistics.mean(a) for n, a in SUBSPACE.by("trials", 1).items()}
-    assert max(trials.values()) - min(trials.values()) < 0.003
-    failed = [statistics.mean(SUBSPACE.searches(trials=n)["failed"]) for n in trials]
+    trials = {n: rows_of("projected_bfgs", trials=n) for n in (1, 2, 5, 20)}
+    early = [statistics.mean(row["one_epoch_accuracy"] for row in rows) for rows in trials.values()]
+    assert max(early) - min(early) < 0.003
+    failed = [
+        statistics.mean(row["failed_searches"] / row["searches"] for row in rows)
+        for rows in trials.values()
+    ]
     assert failed == sorted(failed, reverse=True) and failed[0] > 0.1 and failed[-1] < 0.02
     assert after("projected_bfgs", components=8) < after("projected_bfgs") - 0.003
-    starts = [after("projected_bfgs", 1, start=start) for start in ("initial", "first", "last")]
+    starts = [
+        after("projected_bfgs", "one_epoch_accuracy", start=start)
+        for start in ("initial", "first", "last")
+    ]
     assert starts[0] < starts[1] - 0.02 < starts[2] - 0.03
 
 
@@ -215,16 +233,24 @@ def test_random_labels_learnt_by_heart_are_the_averages_to_forget():
     """After 14 epochs with 30 % random labels the average helps, the search little. After 6 such
     epochs the labels are not yet memorised, and both help equally."""
     late = {"setting": "batch 32", "noise": 0.3}
-    assert min(SUBSPACE.gains("average", **late)) > 0.03
-    assert statistics.mean(SUBSPACE.gains("projected_bfgs", **late)) < 0.02
+    gained = {
+        method: [
+            row["last_accuracy"] - end["last_accuracy"]
+            for row, end in zip(rows_of(method, **late), rows_of("stage_one", **late), strict=True)
+        ]
+        for method in ("average", "projected_bfgs")
+    }
+    assert min(gained["average"]) > 0.03 and statistics.mean(gained["projected_bfgs"]) < 0.02
     early = {"setting": "batch 8", "noise": 0.3}
-    assert min(SUBSPACE.gains("projected_bfgs", **early)) > 0.01
+    ends = rows_of("stage_one", **early)
+    for row, end in zip(rows_of("projected_bfgs", **early), ends, strict=True):
+        assert row["last_accuracy"] > end["last_accuracy"] + 0.01
     assert abs(after("projected_bfgs", **early) - after("average", **early)) < 0.003
 
 
 def test_the_leaking_loss_scale_diverges():
     """alpha is 1.024 if 0.001 is multiplied by a loss scale of 1024 that is not divided out."""
-    rows = SUBSPACE.rows_of("projected_bfgs", alpha=1.024)
+    rows = rows_of("projected_bfgs", alpha=1.024)
     assert len(rows) == 3 and all(row["stopped"] == "the loss is not finite" for row in rows)
 
 
@@ -256,20 +282,29 @@ def test_mindspore_takes_twice_as_long_as_pytorch_on_one_core():
 
 def test_rounding_alone_parts_two_trainings_as_far_as_the_frameworks_are():
     """1e-7 at the first loss, 0.1 by update 100; so too with the images of a batch backwards."""
+
+    def losses(framework, order):
+        (row,) = MIGRATION.select(seed=1, framework=framework, order=order)
+        return [point["training_loss"] for point in MIGRATION.curves[row["run"]]]
+
     for which in (("MindSpore", "given"), ("PyTorch", "backwards")):
-        off = MIGRATION.loss_differences(1, *which)
+        pairs = zip(losses(*which), losses("PyTorch", "given"), strict=True)
+        off = [abs(our - their) / their for our, their in pairs]
         assert off[0] < 1e-6 < off[2] < 1e-3 < off[9] < 0.05 < 0.1 < max(off[:100])
 
 
 def test_adasum_needs_no_new_rate_and_its_critical_batch_size_is_the_means():
-    mean, by_seed = CRITICAL.fits("mean")
-    adasum, own = CRITICAL.fits("adasum")
+    updates = {name: results.updates_of(CRITICAL, name) for name in ("mean", "adasum")}
+    mean, adasum = map(results.fit, updates.values())
+    by_seed, own = (
+        [results.fit({batch: [each[n]] for batch, each in found.items()}) for n in range(3)]
+        for found in updates.values()
+    )
     assert (round(mean.b_crit), round(adasum.b_crit)) == (110, 115)
     assert [round(curve.b_crit) for curve in by_seed] == [115, 106, 111]
     assert [round(curve.b_crit) for curve in own] == [101, 98, 154]
     assert min(mean.error, adasum.error) < 0.2
     # At one worker's rate Adasum needs no more updates than the mean at its tuned rate.
-    updates = {name: CRITICAL.updates(name) for name in ("mean", "adasum")}
     ends = {name: statistics.mean(each[32 * 32]) for name, each in updates.items()}
     assert ends["adasum"] < ends["mean"] < 0.3 * statistics.mean(updates["mean"][32])
     rates = CRITICAL.head["tuned"]
