@@ -74,22 +74,6 @@ def test_the_step_figure_has_a_dot_for_each_tensor_in_red_where_it_fails():
     assert limits == [1e-9, 1e-3, 1e-3]
 
 
-def test_races_are_drawn_as_errors():
-    thor_ = [([10, 20], [1.5, 3.0], [0.95, 0.99]), ([10, 20], [1.5, 3.0], [0.94, 0.98])]
-    momentum = [([10, 20], [1.0, 2.0], [0.9, 0.95])]
-    figure = plots.race({"Momentum": momentum, "THOR": thor_}, "race", 0.985, (0.7, 12))
-    for column, axis in enumerate(figure.axes):
-        *trained, goal = axis.get_lines()
-        for line, training in zip(trained, [*momentum, *thor_], strict=True):
-            np.testing.assert_allclose(line.get_xdata(), training[column])
-            np.testing.assert_allclose(line.get_ydata(), 100 - 100 * np.array(training[2]))
-        np.testing.assert_allclose(goal.get_ydata(), 1.5)
-    curves = {"projected_bfgs": ([1, 2], [0.97, 0.98]), "same_rate": ([1, 2], [0.94, 0.95])}
-    (axis,) = subspace.race(curves, 0.93, {"average": 0.975}, "from stage one's end").axes
-    np.testing.assert_allclose(lines(axis)["projected BFGS"].get_xydata(), [[0, 7], [1, 3], [2, 2]])
-    np.testing.assert_allclose(lines(axis)["average of snapshots"].get_ydata(), 2.5)
-
-
 def test_every_seed_is_a_dot_and_their_mean_a_line():
     accuracies = {"adasum": {0.03: [0.98, 0.96], 0.06: [0.9, None]}, "mean": {0.03: [0.9]}}
     (axis,) = adasum.over_settings(accuracies, "rate", "rates", 0.03).axes
@@ -105,12 +89,7 @@ def test_every_seed_is_a_dot_and_their_mean_a_line():
     np.testing.assert_allclose(bars, [7, 10])
 
 
-def test_a_sweep_marks_what_failed_and_matrices_share_a_scale():
-    settings = {"damping": [(0.1, None), (1.0, 2.5)], "frequency": [(1, 3.0), (10, 3.5)]}
-    damping, frequency = plots.sweep(settings, "error (%)", worst=50).axes
-    line, failed = damping.get_lines()
-    np.testing.assert_array_equal(line.get_ydata(), [np.nan, 2.5])
-    assert failed.get_xydata().tolist() == [[0.1, 50]] and frequency.get_legend() is None
+def test_matrices_share_one_scale_and_leave_small_entries_white():
     exact, other = np.array([[10.0, -2.0], [0.0, 1e-5]]), np.array([[100.0, 0], [0, 1]])
     *panels, _ = plots.matrices({"exact": exact, "other": other}, "sizes").axes
     first, second = (axis.get_images()[0] for axis in panels)

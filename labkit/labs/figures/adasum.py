@@ -22,40 +22,6 @@ _SEED: dict[str, Any] = {"marker": ".", "markersize": 5}
 _WIDE, _HIGH = (-3.1, 1.6), (-2.6, 1.0)
 
 
-def step_lengths(lengths: Mapping[str, Sequence[float]], workers: Sequence[int]) -> Figure:
-    """Lengths of N workers' Adasum over N, in units of one worker's vector.
-
-    ``lengths`` is label -> lengths, one for each number of ``workers``.
-    """
-    figure, axis = plots.axes(width=6.4, height=3.6)
-    plots.lines(axis, {label: (workers, values) for label, values in lengths.items()}, ".-")
-    axis.set_xscale("log", base=2)
-    axis.set_yscale("log", base=2)
-    plots.label_ticks(axis, workers, "x")
-    plots.label_ticks(axis, (0.5, 1, 2, 4, 8))
-    axis.set(xlabel="workers", ylabel="length (one worker's is 1)", title="How far Adasum goes")
-    plots.legend_beside(figure)
-    return figure
-
-
-def cosines(
-    panels: Mapping[str, tuple[Sequence[int], Mapping[str, Sequence[float]]]], updates: int
-) -> Figure:
-    """Mean pairwise cosine by layer over a training of ``updates``, a panel for each kind.
-
-    ``panels`` is title -> (updates, {layer: cosines}).
-    """
-    figure, drawn = plots.side_by_side(panels, width=4.6, height=3.4)
-    for axis, title, (when, by_layer) in drawn:
-        named = {name: (when, values) for name, values in by_layer.items()}
-        plots.lines(axis, named, ".-", linewidth=1, markersize=4)
-        axis.axhline(0, color="grey", linewidth=0.8)
-        axis.set(xlabel="update", ylabel="mean cosine of two workers", title=title)
-        axis.set(xlim=(0, updates), ylim=(-0.15, 1.05))
-    plots.legend_below(figure)
-    return figure
-
-
 def race(curves: Mapping[str, tuple[str, Sequence[float], Sequence[float]]], title: str) -> Figure:
     """Test error over updates; ``curves`` is label -> (reduction, updates, accuracies).
 

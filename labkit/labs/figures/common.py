@@ -46,10 +46,37 @@ def side_by_side(panels: Mapping[str, Any], width: float, height: float = 3.2) -
     return figure, [(axis, name, value) for axis, (name, value) in pairs]
 
 
-def lines(axis: Axes, named: Mapping[str, tuple[Any, Any]], mark: str = "-", **style: Any) -> None:
-    """Draw label -> (x, y) in the colours of the palette."""
-    for (label, points), color in zip(named.items(), cycle(PALETTE)):
-        axis.plot(*points, mark, color=color, label=label, **style)
+def legend_beside(figure: Figure) -> None:
+    """Put the legend of all axes to the right of them."""
+    figure.legend(frameon=False, loc="outside right center", fontsize=9)
+
+
+def curves(
+    panels: Mapping[str, Mapping[str, tuple[Any, Any]]],
+    mark: str = "-",
+    legend: str = "below",
+    size: tuple[float, float] = (4.6, 3.2),
+    style: Mapping[str, float] | None = None,
+    **settings: Any,
+) -> Figure:
+    """Panels side by side, each title -> its curves, label -> (x, y).
+
+    ``legend`` is below all panels, beside them, or inside the first; ``style`` is of the lines,
+    ``settings`` are those of every axis.
+    """
+    figure, drawn = side_by_side(panels, *size)
+    for axis, title, named in drawn:
+        for (label, points), color in zip(named.items(), cycle(PALETTE)):
+            axis.plot(*points, mark, color=color, label=label, **style or {})
+        axis.set(title=title, **settings)
+    handles, labels = drawn[0][0].get_legend_handles_labels()
+    if legend == "below":
+        figure.legend(handles, labels, frameon=False, loc="outside lower center", ncols=len(labels))
+    elif legend == "beside":
+        legend_beside(figure)
+    else:
+        drawn[0][0].legend(frameon=False, fontsize=9)
+    return figure
 
 
 def small(axis: Axes, title: str, **settings: Any) -> None:
@@ -57,17 +84,6 @@ def small(axis: Axes, title: str, **settings: Any) -> None:
     axis.set_title(title, fontsize=9)
     axis.set(**settings)
     axis.grid(False)
-
-
-def legend_beside(figure: Figure) -> None:
-    """Put the legend of all axes to the right of them."""
-    figure.legend(frameon=False, loc="outside right center", fontsize=9)
-
-
-def legend_below(figure: Figure) -> None:
-    """Put the legend of the first axis, which is that of all, below them in one row."""
-    handles, labels = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, frameon=False, loc="outside lower center", ncols=len(labels))
 
 
 def errors(accuracies: Iterable[float | None]) -> np.ndarray:

@@ -46,22 +46,6 @@ def spectrum(shares: Mapping[str, np.ndarray], title: str) -> Figure:
     return figure
 
 
-def coordinates(panels: Mapping[str, np.ndarray]) -> Figure:
-    """Coordinates (K, N) along K components over the N snapshots; panels by title.
-
-    Each component is drawn in units of its largest size.
-    """
-    figure, drawn = plots.side_by_side(panels, width=4.4, height=3.0)
-    for axis, title, rows in drawn:
-        scaled = [row / np.abs(row).max() for row in rows]
-        named = {f"component {n}": (range(len(row)), row) for n, row in enumerate(scaled, start=1)}
-        plots.lines(axis, named)
-        axis.set(xlabel="snapshot", ylabel="coordinate (largest is 1)", title=title)
-        axis.set_ylim(-1.15, 1.15)
-    plots.legend_below(figure)
-    return figure
-
-
 def path(
     first: np.ndarray,
     second: np.ndarray,
@@ -91,20 +75,6 @@ def path(
     bar = figure.colorbar(drawn, ax=axis, label="training loss (nats)")
     plots.label_ticks(bar.ax, ticks)
     figure.legend(frameon=False, loc="outside lower center", ncols=3, fontsize=9)
-    return figure
-
-
-def reconstruction(residuals: Mapping[str, Mapping[int, float]], title: str) -> Figure:
-    """The part of vectors that K components do not express, over K.
-
-    ``residuals`` is label -> {K: |residual| / |vector|}.
-    """
-    figure, axis = plots.axes(width=6.4, height=3.6)
-    named = {n: ([*left], [100 * part for part in left.values()]) for n, left in residuals.items()}
-    plots.lines(axis, named, ".-")
-    axis.set_xticks([*next(iter(residuals.values()))])
-    axis.set(xlabel="components", ylabel="not expressed (%)", title=title, ylim=(0, 105))
-    axis.legend(frameon=False, fontsize=9)
     return figure
 
 
