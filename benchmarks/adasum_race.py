@@ -262,15 +262,13 @@ def show(stored: Stored) -> None:
         for setting, accuracies in by_setting.items()
     ]
     print_table([*names, "mean", "by seed"], rows)
-    single = adasum_setting(stored.head["single"]["Momentum"])
-    adasum, least = (
-        statistics.mean(
-            stored.column("last_accuracy", stage="race", **single | {"reduction": name})
-        )
-        for name in ("adasum", "sum")
-    )
-    mean = {"stage": "race", "workers": WORKERS, "reduction": "mean"}
-    most = max(map(statistics.mean, stored.by("learning_rate", "last_accuracy", **mean).values()))
+    teams = {"stage": "race", "workers": WORKERS, "on": "updates", "scope": "layer"}
+    means = {}
+    for name in ("adasum", "mean", "sum"):
+        by_rate = stored.by("learning_rate", "last_accuracy", reduction=name, **teams)
+        means[name] = {rate: statistics.mean(right) for rate, right in by_rate.items()}
+    adasum, least = (means[n][stored.head["single"]["Momentum"]] for n in ("adasum", "sum"))
+    most = max(means["mean"].values())
     rows = [
         ["Adasum", adasum, f"at least {ADASUM}", verdict(adasum >= ADASUM)],
         ["Adasum over the mean's best rate", adasum - most, "more than 0", verdict(adasum > most)],

@@ -30,20 +30,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from adasum_race import adasum_setting, step_at
-from race import Images, Race, Training, at_end, batches, rounded, run
+from race import Images, Race, Training, at_end, batches, rounded, run, steps_to
 from side_by_side import print_table
 
 from labkit.errors import InputError
-from labkit.labs.results import (
-    BATCH,
-    METHODS,
-    Stored,
-    fit,
-    mean_steps,
-    rate_of,
-    steps_to,
-    updates_of,
-)
+from labkit.labs.results import BATCH, METHODS, Stored, fit, mean_steps, rate_of, updates_of
 
 REDUCTIONS = ("mean", "adasum")
 PATIENCE = 3

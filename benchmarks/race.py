@@ -225,6 +225,15 @@ def write(name: str, stored: Stored, folder: str | os.PathLike) -> None:
     write_json(folder / f"{name}.json", stored.head, what)
 
 
+def steps_to(curve: Iterable[dict], target: float) -> int | None:
+    """Return the update of the first point with at least ``target`` accuracy, or None.
+
+    A curve is judged at intervals of several updates; the number is rounded up to such an update.
+    """
+    judged = (point for point in curve if point["accuracy"] is not None)
+    return next((point["update"] for point in judged if point["accuracy"] >= target), None)
+
+
 def rounded(rate: float) -> float:
     """Return a learning rate rounded to six significant digits, as in the tables."""
     return float(f"{rate:.6g}")

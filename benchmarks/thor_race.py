@@ -33,12 +33,13 @@ from race import (
     loss_net_of,
     rounded,
     run,
+    steps_to,
     updating,
 )
 from side_by_side import interleaved_ms, print_table
 
 from labkit.algorithms.thor import ThorStep, TraceRule
-from labkit.labs.results import Stored, mean_steps, steps_to, to_accuracy
+from labkit.labs.results import Stored, mean_steps, to_accuracy
 from labkit.nets.lenet import LeNet5
 from labkit.nets.resnet import ResidualBlockBase, ResNet
 from labkit.steps.plain import PlainStep

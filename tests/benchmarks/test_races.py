@@ -6,7 +6,7 @@ import thor_race
 from adasum_race import adasum_setting, best, cosines_of, make_step, step_at
 from critical_batch import PATIENCE, PLANS, best_rates, judged_at, next_rate, planned
 from mindspore import Tensor
-from race import images_for, write
+from race import images_for, steps_to, write
 
 from labkit.errors import InputError
 from labkit.labs import results
@@ -99,6 +99,13 @@ def test_the_cosines_are_the_mean_over_pairs():
         rows = vectors[f"{name}.weight"]
         pairs = [cosine(rows[i], rows[j]) for i in range(5) for j in range(i)]
         assert value == pytest.approx(np.mean(pairs), abs=1e-12)
+
+
+def test_steps_to_an_accuracy_end_at_the_first_point_that_has_it():
+    judged = ((1, None), (39, 0.97), (78, 0.985), (117, 0.98), (156, 0.99))
+    curve = [{"update": update, "accuracy": accuracy} for update, accuracy in judged]
+    reached = [steps_to(curve, target) for target in (0.5, 0.98, 0.985, 0.99, 0.991)]
+    assert reached == [39, 78, 78, 156, None] and steps_to([], 0.5) is None
 
 
 def test_adasums_rate_warms_up_and_ends_at_zero():

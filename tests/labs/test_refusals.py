@@ -15,20 +15,13 @@ FIRST, SECOND, FIFTH = (
 STORED = load("thor_race")
 SETTINGS = [
     (FIRST, {"train_images": 60_001}, "train_images: expected an integer .* <= 60000"),
-    (FIRST, {"learning_rate": 0}, "learning_rate: expected a finite number > 0, got 0"),
-    (FIRST, {"momentum": 1}, "momentum: expected a finite number >= 0 and < 1, got 1"),
     (FIRST, {"batch_size": 2081}, "batch_size: expected at most train_images 2080, got 2081"),
     (FIRST, {"epoch": None}, "unknown parameter 'epoch'.*Did you mean 'epochs'"),
-    (SECOND, {"depth": 20}, "depth: expected one of 18, 34, 50, 101, 152"),
     (SECOND, {"width": True}, "width: expected one of 0.25, 0.5, 1, 2"),
     (SECOND, {"image_size": 33}, "image_size: expected a multiple of 4"),
-    ("04_adasum", {"workers": 1}, "workers: expected at least 2, .*, got 1"),
     ("04_adasum", {"workers": 6}, "and 8 updates of all of them with 40 micro-batches, got 6"),
-    (FIFTH, {"components": 1}, "components: expected an integer >= 2"),
     (FIFTH, {"components": 12}, "at least 13 snapshots for 12 .* got 12 from"),
-    (FIFTH, {"start_epoch": 3}, "got 0 from start_epoch on"),
     (FIFTH, {"saves_per_epoch": 101}, "saves_per_epoch: expected at most 100"),
-    (FIFTH, {"second_batch_size": 801}, "second_batch_size: expected at most"),
     (FIFTH, {"second_batch_size": 201}, "at least 4 updates, got 3"),
 ]
 CELL = {"preset": "smoke", "device": "CPU", "micro_step": 4}
@@ -45,7 +38,6 @@ CALLS = [
     (lambda: compare.largest_differences({"a": np.zeros(1)}, {"a": np.zeros(3)}),
      r"the shapes {'a': \(3,\)}, at least one, got {'a': \(1,\)}"),
     (lambda: measure.peaks_mb("lenet", [32], 5), "batch: expected a multiple of micro_batch 5"),
-    (lambda: measure.sweep([32, 100]), "batch: expected a multiple of micro_batch 32, got 100"),
     (lambda: measure.operator_times(None, calls=0), "calls: expected an integer >= 1"),
     (lambda: load("thor_race", "nowhere"), "benchmarks/thor_race.py makes it"),
     (lambda: STORED.select(net="LeNet", epochs=7), "'epochs': 7}: it was not raced"),

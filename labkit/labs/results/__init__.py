@@ -113,15 +113,6 @@ def _value(text: str) -> int | float | str | None:
 # Updates to an accuracy: labs 03 and 04.
 
 
-def steps_to(curve: Iterable[Mapping], target: float) -> int | None:
-    """Return the update of the first point with at least ``target`` accuracy, or None.
-
-    A curve is judged at intervals of several updates; the number is rounded up to such an update.
-    """
-    judged = (point for point in curve if point["accuracy"] is not None)
-    return next((point["update"] for point in judged if point["accuracy"] >= target), None)
-
-
 def mean_steps(steps: Iterable[int | None]) -> float | None:
     """Return the mean over trainings; None without trainings, or if one missed the target."""
     steps = list(steps)
