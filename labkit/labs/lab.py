@@ -23,6 +23,7 @@ class OpenLab:
     Attributes:
         run: the run folder.
         settings: the lab's settings, by name.
+        check: ``claims.check``.
     """
 
     run: Run
@@ -38,9 +39,7 @@ class OpenLab:
         """Return ``smoke`` at preset smoke, else ``lab``: the amount of work in a cell."""
         return smoke if self.run.preset == "smoke" else lab
 
-    def check(self, *rows: claims.Claim) -> None:
-        """Call ``claims.check``."""
-        claims.check(*rows)
+    check = staticmethod(claims.check)
 
     def check_text(self, *rows: claims.Claim) -> None:
         """Call ``check`` if ``as_written``, else print that the claims are not compared."""
@@ -52,7 +51,7 @@ class OpenLab:
     def show(self, figure: Any, name: str, alt: str) -> None:
         """Display a matplotlib figure, with a text that describes it, and keep it as a file."""
         self.run.figure(figure, name)
-        plots.show(figure, alt, dpi=plots.SHARP)
+        plots.show(figure, alt)
 
     def interactive(
         self,
@@ -67,20 +66,19 @@ class OpenLab:
 
         Preset smoke draws the first two stills.
         """
-        drawn = stills[:2] if self.run.preset == "smoke" else stills
+        drawn = self.value(smoke=stills[:2], lab=stills)
         interactive.move(draw, alt, drawn, partial(self.run.figure, name=name), size, **sliders)
 
     def compare_guess(self, guess: float | None, measured: float, unit: str = "") -> None:
         """Print one line with the learner's guess, None for none yet, and the measured value."""
-        said, guessed = f"measured {measured:.3g} {unit}".rstrip(), "none"
-        verdict = "to compare, set guess = a number and run again"
+        guessed, verdict = "none", "to compare, set guess = a number and run again"
         if guess is not None:
-            guess = number("guess", guess)
-            off = abs(guess - measured) / max(abs(measured), 1e-300)
-            verdict = "close" if off < 0.1 else "near" if off < 0.5 else "far off: why?"
+            off, most = abs(number("guess", guess) - measured), abs(measured)
+            verdict = "close" if off < most / 10 else "near" if off < most / 2 else "far off: why?"
             guessed = f"{guess:g}"
         # As in a table of claims, the text between the bars differs between runs.
-        print(f"your guess {claims.BAR} {guessed}; {said} {claims.BAR} {verdict}")
+        said = f"{guessed}; measured {measured:.3g} {unit}".rstrip()
+        print(f"your guess {claims.BAR} {said} {claims.BAR} {verdict}")
 
     def finish(self, metrics: Mapping[str, Any], headline: Sequence[str]) -> None:
         """Write results.json and print the headline metrics; as ``Run.finish``."""

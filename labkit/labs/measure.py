@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from labkit.base.arguments import integer, number, wrong
+from labkit.base.arguments import integer, wrong
 from labkit.errors import InputError, refuse_unknown
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ _UPDATES = 3
 _DENSE_WIDTH, _DENSE_LAYERS = 2880, 3  # 24.9 million parameters
 
 
-def peak_memory_mb(network: str, batch: int, micro_batch: int | None = None) -> float:
+def peaks_mb(network: str, batches: Sequence[int], micro_batch: int | None = None) -> list[float]:
     """Return the peak anonymous memory (MB, 10^6 bytes) of a process that makes three updates.
 
     ``AccumulatedStep`` and ``PlainStep`` check for non-finite values. Python and MindSpore take
@@ -35,52 +35,37 @@ def peak_memory_mb(network: str, batch: int, micro_batch: int | None = None) -> 
     Args:
         network: ``lenet`` (images 32×32), ``dense`` (25 million parameters) or ``resnet18`` (images
             3×32×32)
-        batch: images in an update
+        batches: images in an update, for each peak; all are trained in one process. Give several
+            only with a micro-batch, for which all sizes share one graph: the graphs of smaller full
+            batches stayed in the next peak, up to 12 % of it (LeNet, 32 to 4096 images)
         micro_batch: images in a micro-batch of ``AccumulatedStep``; None: the whole batch at once,
             with ``PlainStep``
 
     Raises:
-        InputError: if the network is unknown, or the micro-batch does not divide the batch.
+        InputError: if the network is unknown, or the micro-batch does not divide a batch.
         RuntimeError: if the child fails; the message contains its stderr.
     """
-    return _peaks(network, [batch], micro_batch)[0]
-
-
-def sweep(batches: Iterable[int], micro_batch: int = 32, network: str = "lenet") -> list[dict]:
-    """Return a row (batch, full_mb, accumulated_mb) for each batch size; runs two at a time."""
-    batches = list(batches)
-    _check(network, batches, micro_batch)  # before the first is measured
-    with ThreadPoolExecutor(max_workers=2) as pool:
-        accumulated = pool.submit(_peaks, network, batches, micro_batch)
-        full = pool.map(lambda batch: peak_memory_mb(network, batch), batches)
-        peaks = zip(batches, full, accumulated.result(), strict=True)
-        return [{"batch": b, "full_mb": f, "accumulated_mb": a} for b, f, a in peaks]
-
-
-def _peaks(network: str, batches: Sequence[int], micro_batch: int | None) -> list[float]:
-    """Return ``peak_memory_mb`` of each size, all trained in one process.
-
-    Give several sizes only with a micro-batch, for which all sizes share one graph: the graphs of
-    smaller full batches stayed in the next peak, up to 12 % of it (LeNet, 32 to 4096 images).
-    """
-    _check(network, batches, micro_batch)
+    refuse_unknown("network", network, NETWORKS)
+    for batch in batches:
+        if integer("batch", batch) % integer("micro_batch", micro_batch or batch):
+            raise wrong("batch", batch, f"a multiple of micro_batch {micro_batch}")
     sizes = (str(number) for number in (micro_batch or 0, *batches))
     # -P: ``-m`` alone would put the working folder first on the path.
     command = [sys.executable, "-P", "-m", "labkit.labs.measure", network, *sizes]
-    path = os.pathsep.join(filter(None, sys.path))
-    done = subprocess.run(
-        command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=False
-    )
+    path = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run(command, env=os.environ | path, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)} exited with {done.returncode}:\n{done.stderr}")
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def _check(network: str, batches: Iterable[int], micro_batch: int | None) -> None:
-    refuse_unknown("network", network, NETWORKS)
-    for batch in batches:
-        if integer("batch", batch) % integer("micro_batch", micro_batch or batch):
-            raise wrong("batch", batch, f"a multiple of micro_batch {micro_batch}")
+def sweep(batches: Sequence[int], micro_batch: int = 32, network: str = "lenet") -> list[dict]:
+    """Return a row (batch, full_mb, accumulated_mb) for each batch size; runs two at a time."""
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        accumulated = pool.submit(peaks_mb, network, batches, micro_batch)
+        full = pool.map(lambda batch: peaks_mb(network, [batch])[0], batches)
+        peaks = zip(batches, full, accumulated.result(), strict=True)
+        return [{"batch": b, "full_mb": f, "accumulated_mb": a} for b, f, a in peaks]
 
 
 def anonymous_mb() -> float:
@@ -128,10 +113,14 @@ def _measure(network: str, micro_batch: int, batches: Sequence[int]) -> list[flo
     from labkit.steps.losses import LossNet
     from labkit.steps.step import PlainStep
 
+    def dense() -> Cell:
+        wide = [(nn.Dense(_DENSE_WIDTH, _DENSE_WIDTH), nn.ReLU()) for _ in range(_DENSE_LAYERS)]
+        return nn.SequentialCell(*sum(wide, ()), nn.Dense(_DENSE_WIDTH, 10))
+
     start("CPU")
     shape, build = {
         "lenet": ((1, 32, 32), LeNet5),
-        "dense": ((_DENSE_WIDTH,), _dense),
+        "dense": ((_DENSE_WIDTH,), dense),
         "resnet18": ((3, 32, 32), lambda: resnet(18, 10)),
     }[network]
     loss_net = LossNet(build(), nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean"))
@@ -152,23 +141,12 @@ def _measure(network: str, micro_batch: int, batches: Sequence[int]) -> list[flo
     return peaks
 
 
-def _dense() -> Cell:
-    from mindspore import nn
+def operator_times(step: Callable, *batch: Any, calls: int) -> list[dict]:
+    """Return the rows (operator, count, ms, share) of a call of ``step``, slowest first.
 
-    layers = []
-    for _ in range(_DENSE_LAYERS):
-        layers += [nn.Dense(_DENSE_WIDTH, _DENSE_WIDTH), nn.ReLU()]
-    return nn.SequentialCell(*layers, nn.Dense(_DENSE_WIDTH, 10))
-
-
-def operator_times(step: Callable, *batch: Any, calls: int = 3) -> list[dict]:
-    """Return the rows (operator, scope, count, ms) of ``calls`` calls of ``step``, slowest first.
-
-    They come from MindSpore's own CPU profiler; ``count`` and ``ms`` are per call. ``operator`` is
-    the kernel's name (``Conv2D``), ``scope`` the path of the cells around it, which begins with
-    ``Gradients`` in the backward pass; MindSpore reports the gradients of all equal MatMuls under
-    one of them. Kernels run one after another, so the times add up; the last row, ``other``, is the
-    rest of the time of a call: launches and Python.
+    They are means over ``calls`` calls, from MindSpore's own CPU profiler. ``operator`` is the
+    kernel's name (``Conv2D``), or ``other``: the rest of the time of a call, launches and Python.
+    Kernels run one after another, so the times add up; ``share`` is of the whole.
 
     Args:
         step: a compiled step or network on CPU, called as ``step(*batch)``; its updates take effect
@@ -194,9 +172,9 @@ def operator_times(step: Callable, *batch: Any, calls: int = 3) -> list[dict]:
             for _ in range(calls):
                 _finished(step(*batch))
             call = (time.perf_counter() - begin) / calls * 1e3
-        rows = _read(Path(folder), calls)
-    rest = max(0.0, call - sum(row["ms"] for row in rows))
-    return [*rows, {"operator": "other", "scope": "", "count": 1, "ms": rest}]
+        (table,) = Path(folder).glob("*/FRAMEWORK/cpu_op_detail_info_*.csv")
+        with table.open(newline="") as file:
+            return by_operator(csv.DictReader(file), calls, call)
 
 
 def _finished(result: Any) -> None:
@@ -206,36 +184,22 @@ def _finished(result: Any) -> None:
     result.asnumpy()
 
 
-def _read(folder: Path, calls: int) -> list[dict]:
-    (table,) = folder.glob("*/FRAMEWORK/cpu_op_detail_info_*.csv")
-    with table.open(newline="") as file:
-        rows = [
-            {
-                "operator": line["op_type"],
-                "scope": line["full_op_name"].rpartition("/")[0],
-                "count": int(line["op_occurrences"]) / calls,
-                "ms": float(line["op_total_time(ms)"]) / calls,
-            }
-            for line in csv.DictReader(file)
-        ]
-    return sorted(rows, key=lambda row: -row["ms"])
-
-
-def by_operator(rows: Iterable[dict]) -> list[dict]:
-    """Return the rows summed over scopes: (operator, count, ms, share of the whole)."""
+def by_operator(lines: Iterable[dict], calls: int, call: float) -> list[dict]:
+    """Return the lines of a profile of ``calls`` calls of ``call`` ms, summed by operator."""
     sums: dict[str, dict] = {}
-    for row in rows:
-        total = sums.setdefault(row["operator"], {"count": 0, "ms": 0.0})
-        total["count"] += row["count"]
-        total["ms"] += row["ms"]
-    whole = sum(total["ms"] for total in sums.values()) or 1.0
+    for line in lines:
+        total = sums.setdefault(line["op_type"], {"count": 0.0, "ms": 0.0})
+        total["count"] += int(line["op_occurrences"]) / calls
+        total["ms"] += float(line["op_total_time(ms)"]) / calls
+    kernels = sum(total["ms"] for total in sums.values())
+    sums["other"] = {"count": 1, "ms": max(0.0, call - kernels)}
+    whole = kernels + sums["other"]["ms"]
     summed = [{"operator": n, **total, "share": total["ms"] / whole} for n, total in sums.items()]
     return sorted(summed, key=lambda row: -row["ms"])
 
 
 def calls_per_second(call: Callable[[], object], seconds: float) -> float:
     """Call ``call`` once, to compile it, then for at least ``seconds``; return calls per second."""
-    seconds = number("seconds", seconds, at_least=0)
     call()
     calls, begin = 0, time.perf_counter()
     while True:

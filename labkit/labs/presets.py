@@ -55,12 +55,10 @@ def choose(lab: str, preset: str, **named: Any) -> Settings:
 
 # What a value must be; any other setting is an integer >= 1. More data workers than cores are
 # allowed: the pipeline limits their number. Two components span the plane of a drawn path.
-_RATE = partial(number, above=0)
-_SHARE = partial(number, at_least=0, below=1)
+_POSITIVE = "learning_rate mean_learning_rate momentum_learning_rate damping thor_epochs"
 _KINDS: dict[str, Callable[[str, Any], object]] = {
-    **dict.fromkeys(("learning_rate", "mean_learning_rate", "momentum_learning_rate"), _RATE),
-    **dict.fromkeys(("damping", "thor_epochs", "momentum_epochs"), _RATE),
-    **dict.fromkeys(("momentum", "smoothing"), _SHARE),
+    **dict.fromkeys((*_POSITIVE.split(), "momentum_epochs"), partial(number, above=0)),
+    **dict.fromkeys(("momentum", "smoothing"), partial(number, at_least=0, below=1)),
     "weight_decay": partial(number, at_least=0),
     "train_images": partial(integer, at_most=60_000),
     "val_images": partial(integer, at_most=10_000),
@@ -89,8 +87,8 @@ def _check_updates(settings: Settings) -> None:
     """Raise ``InputError`` unless the race is longer than the 8 updates compared with float64."""
     batches = settings["epochs"] * (settings["train_images"] // settings["batch_size"])
     if settings["workers"] < 2 or batches // settings["workers"] < 8:
-        got = f"{settings['workers']} with {batches} micro-batches"
-        raise InputError(f"workers: expected at least 2, and 8 updates of all of them, got {got}")
+        expected = f"at least 2, and 8 updates of all of them with {batches} micro-batches"
+        raise wrong("workers", settings["workers"], expected)
 
 
 def _check_stages(settings: Settings) -> None:

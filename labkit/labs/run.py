@@ -8,13 +8,13 @@ import platform
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from labkit.base.files import make_folder, whole_file, write_json
-from labkit.base.project import project_root, version
+from labkit.base.project import own_checkout, project_root, version
 from labkit.errors import refuse_unknown
 from labkit.training.records import Records
 
@@ -101,16 +101,15 @@ class Run:
         """
         for name in headline:
             refuse_unknown("headline metric", name, metrics)
-        record = describe(
-            self.lab, self.preset, self.parameters, getattr(self.runtime, "device", None)
-        )
-        if is_dataclass(self.runtime) and not isinstance(self.runtime, type):
-            record["runtime"] = plain(asdict(self.runtime), "runtime")
-        record["seconds"] = round(time.monotonic() - self.started, 3)
-        record["metrics"] = plain(dict(metrics), "metrics")
-        record["headline"] = list(headline)
         headless = os.environ.get("LABKIT_HEADLESS") and os.environ.get("LABKIT_RUN")
-        record["status"] = "running" if headless else "passed"
+        device = getattr(self.runtime, "device", None)
+        record = describe(self.lab, self.preset, self.parameters, device) | {
+            "runtime": self.runtime and plain(vars(self.runtime), "runtime"),
+            "seconds": round(time.monotonic() - self.started, 3),
+            "metrics": plain(metrics, "metrics"),
+            "headline": list(headline),
+            "status": "running" if headless else "passed",
+        }
         place = self.folder / RESULTS
         write_json(place, record, RESULTS, indent=2, allow_nan=False)
         return place
@@ -120,19 +119,15 @@ def describe(
     lab: str, preset: str, parameters: Mapping[str, Any], device: str | None
 ) -> dict[str, Any]:
     """Return the part of results.json that every run has, whether it passed or failed."""
-    packages = {name: installed_version(name) for name in ("mindspore", "numpy")}
+    versions = {name: installed_version(name) for name in ("mindspore", "numpy")}
+    versions |= {"labkit": version(), "platform": platform.platform()}
     return {
         "lab": lab,
         "preset": preset,
-        "parameters": plain(dict(parameters), "parameters"),
+        "parameters": plain(parameters, "parameters"),
         "device": device,
-        "versions": {
-            "python": platform.python_version(),
-            **packages,
-            "labkit": version(),
-            "platform": platform.platform(),
-        },
-        "git": git_revision(Path(__file__).parent),
+        "versions": {"python": platform.python_version(), **versions},
+        "git": git_revision(),
     }
 
 
@@ -198,23 +193,18 @@ def installed_version(package: str) -> str | None:
     return None
 
 
-def git_revision(folder: Path) -> str | None:
+def git_revision() -> str | None:
     """Return the git revision of the checkout that labkit runs from, with "+" if it was changed.
 
     None if it is no checkout: an unpacked archive inside the user's own repository must not record
     that repository's revision.
     """
-    root = project_root(folder)
+    root = own_checkout()
     if root is None or not (root / ".git").exists():
         return None
-    revision, changes = _git(root, "rev-parse", "HEAD"), _git(root, "status", "--porcelain")
-    return revision and revision + ("" if changes == "" else "+")
-
-
-def _git(root: Path, *arguments: str) -> str | None:
-    command = ["git", "-C", str(root), *arguments]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None
+    options = ("--always", "--abbrev=40", "--exclude=*", "--dirty=+")
+    command = ["git", "-C", str(root), "describe", *options]
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+        return done.stdout.strip()
+    return None

@@ -92,7 +92,7 @@ def figure(results: Sequence[Mapping[str, Any]], grid: Grid) -> Any:
             if is_number(value):
                 groups.setdefault(label, {}).setdefault(place, []).append(value)
         for (label, dots), color in zip(groups.items(), itertools.cycle(plots.PALETTE)):
-            plots.mean_and_seeds(axis, dots, color, label or None)
+            plots.mean_and_seeds(axis, dots, color, label or None, marker="o", markersize=4)
         if not numbers:
             axis.set_xticks(range(len(grid[first])), [str(value) for value in grid[first]])
         axis.set(xlabel=first.replace("_", " "), ylabel=name.replace("_", " "))

@@ -70,7 +70,7 @@ def test_thor_needs_at_least_one_and_a_half_times_fewer_updates_on_lenet():
     for optimizer, settings in THOR.head["tuned"]["LeNet"].items():
         for epochs in (setting["epochs"] for setting in settings):
             which = {"net": "LeNet", "optimizer": optimizer, "epochs": epochs}
-            rows = THOR.of(stage="race", **which)
+            rows = THOR.select(stage="race", **which)
             steps = [row["to_0.985"] or row["updates"] for row in rows]
             needed.setdefault(optimizer, []).append(statistics.mean(steps))
     assert min(needed["Momentum"]) / needed["THOR"][0] >= 1.5
@@ -128,7 +128,7 @@ def two_stages(method, column, more=False, **which):
     """Return a column, by seed; what has no accuracy after one epoch has its last one there."""
     setting = setting_of(SUBSPACE.head["plan"]["settings"], method, **which)
     stages = ("compare", "sweep", "more") if more else ("compare", "sweep")
-    rows = SUBSPACE.of(stage=stages, **setting)
+    rows = SUBSPACE.select(stage=stages, **setting)
     return [row["last_accuracy"] if row[column] is None else row[column] for row in rows]
 
 
@@ -189,7 +189,7 @@ def test_the_tutorials_accuracy_is_exceeded_with_its_bugs_and_without():
     """The document has 0.96875, losses 2.302572, 1.94902, 0.12907082; only 2.302572 is near."""
     means = []
     for bugs, rate in (("four", 0.01), ("none", 0.01), ("none", 0.04)):
-        rows = ACCUMULATION.of(bugs=bugs, learning_rate=rate)
+        rows = ACCUMULATION.select(bugs=bugs, learning_rate=rate)
         assert min(row["last_accuracy"] for row in rows) > 0.96875
         assert max(abs(row["loss_first"] - 2.302572) for row in rows) < 0.01
         assert max(row["loss_end"] for row in rows) < 1.94902 / 4
@@ -215,7 +215,7 @@ def test_rounding_alone_parts_two_trainings_as_far_as_the_frameworks_are(which):
     ours, theirs = (
         [point["training_loss"] for point in MIGRATION.curves[row["run"]]]
         for seed, framework, order in (which, (which[0], "PyTorch", "given"))
-        for row in MIGRATION.of(seed=seed, framework=framework, order=order)
+        for row in MIGRATION.select(seed=seed, framework=framework, order=order)
     )
     off = [abs(our - their) / their for our, their in zip(ours, theirs, strict=True)]
     assert off[0] < 1e-6 < off[2] < 1e-3 < off[9] < 0.05 < 0.1 < max(off[:100])

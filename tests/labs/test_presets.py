@@ -24,13 +24,6 @@ def test_lab_and_paper_are_the_source_documents_setting():
     assert settings == settings | source | {"learning_rate": 0.01, "momentum": 0.9}
 
 
-def test_a_named_value_beats_the_preset_and_none_does_not():
-    settings = choose(LAB, "smoke", epochs=7, batch_size=None, seed=0)
-    assert settings == {**choose(LAB, "smoke"), "epochs": 7, "seed": 0}
-    settings["epochs"] = 99  # a copy
-    assert choose(LAB, "smoke")["epochs"] == 1
-
-
 FIRST, SECOND = StageOneConfig(), STAGE_TWO["tutorial"]
 PAPER = [
     ("02_resnet50_migration", Config(), {

@@ -6,33 +6,22 @@ import pytest
 import labkit
 from labkit.errors import InputError
 from labkit.labs import claims, compare, measure
-from labkit.labs.figures import migration, thor
 from labkit.labs.presets import choose
 from labkit.labs.results import fit, load
 
 FIRST, SECOND, FIFTH = (
     "01_gradient_accumulation", "02_resnet50_migration", "05_dimension_reduction",
 )  # fmt: skip
-ADASUM, SUBSPACE, MIGRATION, THOR = (
-    load(name) for name in ("adasum_race", "subspace_race", "migration_race", "thor_race")
-)
-
+STORED = load("thor_race")
 SETTINGS = [
     (FIRST, {"train_images": 60_001}, "train_images: expected an integer .* <= 60000"),
-    (FIRST, {"learning_rate": 0}, "learning_rate: expected a finite number > 0, got 0"),
-    (FIRST, {"momentum": 1}, "momentum: expected a finite number >= 0 and < 1, got 1"),
     (FIRST, {"batch_size": 2081}, "batch_size: expected at most train_images 2080, got 2081"),
     (FIRST, {"epoch": None}, "unknown parameter 'epoch'.*Did you mean 'epochs'"),
-    (SECOND, {"depth": 20}, "depth: expected one of 18, 34, 50, 101, 152"),
     (SECOND, {"width": True}, "width: expected one of 0.25, 0.5, 1, 2"),
     (SECOND, {"image_size": 33}, "image_size: expected a multiple of 4"),
-    ("04_adasum", {"workers": 1}, "workers: expected at least 2, .* got 1 with"),
-    ("04_adasum", {"workers": 6}, "and 8 updates of all of them, got 6 with 40 micro-batches"),
-    (FIFTH, {"components": 1}, "components: expected an integer >= 2"),
+    ("04_adasum", {"workers": 6}, "and 8 updates of all of them with 40 micro-batches, got 6"),
     (FIFTH, {"components": 12}, "at least 13 snapshots for 12 .* got 12 from"),
-    (FIFTH, {"start_epoch": 3}, "got 0 from start_epoch on"),
     (FIFTH, {"saves_per_epoch": 101}, "saves_per_epoch: expected at most 100"),
-    (FIFTH, {"second_batch_size": 801}, "second_batch_size: expected at most"),
     (FIFTH, {"second_batch_size": 201}, "at least 4 updates, got 3"),
 ]
 CELL = {"preset": "smoke", "device": "CPU", "micro_step": 4}
@@ -45,28 +34,14 @@ CALLS = [
      "expected micro_steps in the cell of parameters, got none. Did you mean 'micro_step'"),
     (lambda: claims.check(), "at least one"),
     (lambda: claims.check(("x", 1, "<1e-x")), "expected a bound such as .*, got '<1e-x'"),
-    (lambda: claims.check(("x", "text", "< 3")), "measured: expected a number to compare with"),
-    (lambda: compare.relative_error({}, {}), "actual: expected the names .*, at least one, got"),
+    (lambda: compare.relative_error({}, {}), "actual: expected the shapes {}, at least one, got"),
     (lambda: compare.largest_differences({"a": np.zeros(1)}, {"a": np.zeros(3)}),
-     r"a: expected the shape \(3,\), got \(1,\)"),
-    (lambda: measure.peak_memory_mb("lenet", 32, 5), "batch: expected a multiple of micro_batch 5"),
-    (lambda: measure.sweep([32, 100]), "batch: expected a multiple of micro_batch 32, got 100"),
-    (lambda: measure.operator_times(lambda: None, calls=0), "calls: expected an integer >= 1"),
-    (lambda: migration.paddings(8, 4, 2), "kernel: expected an odd number, got 4"),
-    (lambda: thor.decide(np.ones((2, 1)), 0.001, 0.01), "expected refresh >= freeze"),
+     r"the shapes {'a': \(3,\)}, at least one, got {'a': \(1,\)}"),
+    (lambda: measure.peaks_mb("lenet", [32], 5), "batch: expected a multiple of micro_batch 5"),
+    (lambda: measure.operator_times(None, calls=0), "calls: expected an integer >= 1"),
     (lambda: load("thor_race", "nowhere"), "benchmarks/thor_race.py makes it"),
-    (lambda: THOR.compare("LeNet", 0.985, {"THOR": 7}),
-     "'epochs': 7}: it was not raced"),
-    (lambda: ADASUM.by_rate("means"), "'reduction': 'means'.*not raced"),
-    (lambda: ADASUM.accuracies(learning_rate=7.0), "was not raced"),
-    (lambda: SUBSPACE.accuracies("projected_bfgs", trial=2),
-     "unknown field 'trial'.*Did you mean 'trials'"),
-    (lambda: SUBSPACE.accuracies("tenth", trials=2),
-     "'trials': 2.*not raced"),
-    (lambda: SUBSPACE.compared("batch 32", 0.1), "'noise': 0.1}: it was not raced"),
-    (lambda: MIGRATION.loss_differences(7, "MindSpore"), "'seed': 7.*not raced"),
-    (lambda: THOR.column("last_acuracy"),
-     "Did you mean 'last_accuracy'"),
+    (lambda: STORED.select(net="LeNet", epochs=7), "'epochs': 7}: it was not raced"),
+    (lambda: STORED.select(frequencies=2), "unknown field 'frequencies'.*mean 'frequency'"),
     (lambda: fit({32: [100.0, 200.0]}), r"two batch sizes or more, got \[32\]"),
     (lambda: fit({32: [100.0], 64: [None]}), "expected a finite number > 0, got No"),
 ]  # fmt: skip

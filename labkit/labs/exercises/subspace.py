@@ -97,18 +97,7 @@ def lenet_search(
     lenet: OnLeNet, basis: np.ndarray, rho: float, sigma: float
 ) -> tuple[float, float]:
     """Search once along -P^T P g with float64 gradients; return (step size, loss there)."""
-    images, labels = (part.asnumpy() for part in lenet.micro_batches([on_lenet.IMAGES])[0])
-    names = [parameter.name for parameter in lenet.parameters]
-
-    def at(weights: np.ndarray) -> tuple[float, np.ndarray]:
-        by_name = dict(zip(names, on_lenet.by_parameter(lenet, weights), strict=True))
-        loss, slopes, _ = reference.lenet_gradients(by_name, images, labels)
-        return loss, _vector([slopes[name] for name in names])
-
-    search = reference.ProjectedBFGS(basis, rho=rho, sigma=sigma, alpha=0.0)
-    start = _vector(on_lenet.arrays(lenet))
-    moved = search.update(start, at(start)[1], lambda weights: at(weights)[0])
-    return search.rate, at(moved)[0]
+    return _search(lenet, basis, rho, sigma)
 
 
 def _search(
@@ -119,21 +108,22 @@ def _search(
     sign: float = -1.0,
     kept: bool = True,
 ) -> tuple[float, float]:
-    """``lenet_search`` in MindSpore; ``basis=None`` follows the whole gradient."""
-    from mindspore import Tensor, ops
+    """``lenet_search``; ``basis=None`` follows the whole gradient."""
+    images, labels = (part.asnumpy() for part in lenet.micro_batches([on_lenet.IMAGES])[0])
+    names = [parameter.name for parameter in lenet.parameters]
 
-    (batch,) = lenet.micro_batches([on_lenet.IMAGES])
-    gradient = _vector(on_lenet.each_gradient(lenet, [on_lenet.IMAGES])[0])
-    move = sign * (gradient if basis is None else reference.projected_gradient(basis, gradient))
+    def at(weights: np.ndarray) -> tuple[float, np.ndarray]:
+        by_name = dict(zip(names, on_lenet.by_parameter(lenet, weights), strict=True))
+        loss, slopes, _ = reference.lenet_gradients(by_name, images, labels)
+        return loss, _vector([slopes[name] for name in names])
+
     start = place = _vector(on_lenet.arrays(lenet))
-    slope, first = gradient @ move, lenet.loss(*batch)
+    first, gradient = at(start)
+    move = sign * (gradient if basis is None else reference.projected_gradient(basis, gradient))
     for m in range(20):
         place = (start if kept else place) + rho**m * move
-        values = on_lenet.by_parameter(lenet, place)
-        for parameter, value in zip(lenet.parameters, values, strict=True):
-            ops.assign(parameter, Tensor(value.astype(np.float32)))
-        loss = lenet.loss(*batch)
-        if loss < first + sigma * rho**m * slope or sigma > 1:
+        loss = at(place)[0]
+        if loss < first + sigma * rho**m * (gradient @ move) or sigma > 1:
             return rho**m, loss
     return 0.0, first
 

@@ -1,7 +1,7 @@
 """Figures of lab 04, and its interactive pictures, which are given an axis. No MindSpore import."""
 
 from collections.abc import Mapping, Sequence
-from itertools import cycle
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -15,46 +15,11 @@ from labkit.reference import adasum_pair
 NAMES = {"adasum": "Adasum", "mean": "mean", "sum": "sum"}
 COLORS = {"adasum": plots.BLUE, "mean": plots.ORANGE, "sum": plots.RED}
 MARKS = {"sum": ("o", 9), "adasum": ("D", 6), "mean": ("s", 8)}
-BySetting = Mapping[float, Sequence[float | None]]
 _UPDATES = (50, 100, 200, 500, 1000, 2000)
 _ERRORS = (100.0, 50.0, 20.0, 10.0, 5.0, 2.0, 1.0, 0.5)
+_SEED: dict[str, Any] = {"marker": ".", "markersize": 5}
 # Limits that contain every step of both orders from 30 to 150 degrees, at rates up to 1.5.
 _WIDE, _HIGH = (-3.1, 1.6), (-2.6, 1.0)
-
-
-def step_lengths(lengths: Mapping[str, Sequence[float]], workers: Sequence[int]) -> Figure:
-    """Lengths of N workers' Adasum over N, in units of one worker's vector.
-
-    ``lengths`` is label -> lengths, one for each number of ``workers``.
-    """
-    figure, axis = plots.axes(width=6.4, height=3.6)
-    for (label, values), color in zip(lengths.items(), cycle(plots.PALETTE)):
-        axis.plot(workers, values, ".-", color=color, label=label)
-    axis.set_xscale("log", base=2)
-    axis.set_yscale("log", base=2)
-    plots.label_ticks(axis, workers, "x")
-    plots.label_ticks(axis, (0.5, 1, 2, 4, 8))
-    axis.set(xlabel="workers", ylabel="length (one worker's is 1)", title="How far Adasum goes")
-    plots.legend_beside(figure)
-    return figure
-
-
-def cosines(
-    panels: Mapping[str, tuple[Sequence[int], Mapping[str, Sequence[float]]]], updates: int
-) -> Figure:
-    """Mean pairwise cosine by layer over a training of ``updates``, a panel for each kind.
-
-    ``panels`` is title -> (updates, {layer: cosines}).
-    """
-    figure, drawn = plots.side_by_side(panels, width=4.6, height=3.4)
-    for axis, title, (when, by_layer) in drawn:
-        for (name, values), color in zip(by_layer.items(), cycle(plots.PALETTE)):
-            axis.plot(when, values, ".-", color=color, label=name, linewidth=1, markersize=4)
-        axis.axhline(0, color="grey", linewidth=0.8)
-        axis.set(xlabel="update", ylabel="mean cosine of two workers", title=title)
-        axis.set(xlim=(0, updates), ylim=(-0.15, 1.05))
-    plots.legend_below(figure, drawn[0][0])
-    return figure
 
 
 def race(curves: Mapping[str, tuple[str, Sequence[float], Sequence[float]]], title: str) -> Figure:
@@ -63,77 +28,62 @@ def race(curves: Mapping[str, tuple[str, Sequence[float], Sequence[float]]], tit
     A reduction's first curve is drawn solid, its second dashed.
     """
     figure, axis = plots.axes(width=6.8, height=3.8)
-    drawn: dict[str, int] = {}
+    drawn: list[str] = []
     for label, (reduction, updates, right) in curves.items():
-        style = ("-", "--", ":")[drawn.setdefault(reduction, 0) % 3]
-        drawn[reduction] += 1
+        style = ("-", "--")[drawn.count(reduction)]
         axis.plot(updates, plots.errors(right), style, color=COLORS[reduction], label=label)
+        drawn.append(reduction)
     axis.set(xlabel="update", title=title)
     plots.error_axis(axis, _ERRORS)
     plots.legend_beside(figure)
     return figure
 
 
-def over_rates(
-    accuracies: Mapping[str, BySetting], single: float | None = None, title: str = ""
+def over_settings(
+    accuracies: Mapping[str, Mapping[float, Sequence[float | None]]],
+    xlabel: str,
+    title: str,
+    single: float | None = None,
 ) -> Figure:
-    """Test error over the learning rate, with the single worker's rate marked.
+    """Test error over the learning rate or the number of workers.
 
-    ``accuracies`` is reduction -> {learning rate: accuracies by seed}, None for a failed training.
+    ``accuracies`` is reduction -> {setting: accuracies by seed}, None for a failed training. A
+    single worker's rate is marked.
     """
-    figure = _over_settings(accuracies, "learning rate", title)
-    if single is not None:
-        axis = figure.axes[0]
-        axis.axvline(single, color="grey", linewidth=0.8, linestyle="--", zorder=0)
-    return figure
-
-
-def over_workers(accuracies: Mapping[str, BySetting], title: str = "") -> Figure:
-    """Test error over the number of workers; like ``over_rates``, by workers."""
-    return _over_settings(accuracies, "workers", title)
-
-
-def _over_settings(accuracies: Mapping[str, BySetting], xlabel: str, title: str) -> Figure:
     figure, axis = plots.axes(width=6.8, height=3.8)
     for name, by_setting in accuracies.items():
         errors = {setting: plots.errors(right) for setting, right in by_setting.items()}
-        plots.mean_and_seeds(axis, errors, COLORS[name], NAMES[name], mark=".", size=5)
+        plots.mean_and_seeds(axis, errors, COLORS[name], NAMES[name], **_SEED)
     axis.set(xscale="log", xlabel=xlabel, title=title)
     ticks = sorted({setting for by_setting in accuracies.values() for setting in by_setting})
     plots.label_ticks(axis, ticks, "x")
     axis.tick_params(axis="x", labelsize=8)
     plots.error_axis(axis, _ERRORS)
     plots.legend_beside(figure)
+    if single is not None:
+        axis.axvline(single, color="grey", linewidth=0.8, linestyle="--", zorder=0)
     return figure
 
 
 def critical_batch(
-    updates: Mapping[str, Mapping[float, Sequence[float]]],
-    curves: Mapping[str, Curve],
-    title: str = "",
+    updates: Mapping[str, Mapping[int, Sequence[float]]], curves: Mapping[str, Curve], title: str
 ) -> Figure:
     """Updates to an accuracy over the images of one update, with each critical batch size.
 
-    Args:
-        updates: method -> {images of one update: updates by seed}; names of two words are dashed
-        curves: method -> the curve through them; a B_crit that is finite and not 0 is marked
-        title: title of the figure
+    ``updates`` is reduction -> {images of one update: updates by seed}, ``curves`` has the curve
+    through them.
     """
     figure, axis = plots.axes(width=7.6, height=4.0)
     for name, by_batch in updates.items():
-        reduction, *variant = name.split()
-        color, line = COLORS[reduction], "--" if variant else "-"
-        label = " ".join([NAMES[reduction], *variant])
-        plots.mean_and_seeds(axis, by_batch, color, label, line, mark=".", size=5)
-        if 0 < (critical := curves[name].b_crit) < np.inf:
+        color, critical = COLORS[name], curves[name].b_crit
+        plots.mean_and_seeds(axis, by_batch, color, NAMES[name], **_SEED)
+        if 0 < critical < np.inf:
             twice = curves[name].updates(critical)
-            axis.vlines(critical, 1, twice, linewidth=0.8, color=color, linestyle=line)
-            axis.plot(
-                [critical], [twice], MARKS[reduction][0], color=color,
-                markerfacecolor="white" if variant else color,
-                label=f"$B_{{crit}}$ of {label}: {critical:.0f}",
-            )  # fmt: skip
-    batches, first = sorted(next(iter(updates.values()))), next(iter(updates.values()))
+            axis.vlines(critical, 1, twice, linewidth=0.8, color=color)
+            label = f"$B_{{crit}}$ of {NAMES[name]}: {critical:.0f}"
+            axis.plot([critical], [twice], MARKS[name][0], color=color, label=label)
+    first = next(iter(updates.values()))
+    batches = sorted(first)
     halved = [batches[0] * np.mean(first[batches[0]]) / batch for batch in batches]
     axis.plot(batches, halved, ":", color="grey", linewidth=1.2, label="perfect scaling", zorder=0)
     axis.set(xscale="log", yscale="log", xlabel="images of one update", ylabel="updates")
@@ -155,7 +105,7 @@ def two_vectors(axis: Axes, angle: float, ratio: float) -> None:
     axis.set_axis_off()
     plane = axis.inset_axes((0.0, 0.0, 0.58, 1.0))
     lengths = axis.inset_axes((0.74, 0.0, 0.26, 1.0))
-    a, b = np.array([1.0, 0.0]), _at(angle, ratio)
+    a, b = _at(0, 1.0), _at(angle, ratio)
     for vector, color, name, below in ((a, "black", "a", -12), (b, plots.GREY, "b", 4)):
         _arrow(plane, np.zeros(2), vector, color, 2.0)
         plane.annotate(name, tuple(vector), (-3, below), textcoords="offset points", color=color)
@@ -164,10 +114,10 @@ def two_vectors(axis: Axes, angle: float, ratio: float) -> None:
     for name, vector in _combined(a, b).items():
         plane.plot(*zip((0, 0), vector, strict=True), color=COLORS[name], linewidth=1, zorder=1)
         length = float(np.linalg.norm(vector))
-        _mark(plane, vector[0], vector[1], name, f"{NAMES[name]}: {length:.2f}")
+        _mark(plane, vector, name, f"{NAMES[name]}: {length:.2f}")
         sizes = [np.linalg.norm(vectors[name]) for vectors in every]
         lengths.plot(angles, sizes, color=COLORS[name], label=NAMES[name])
-        _mark(lengths, angle, length, name)
+        _mark(lengths, (angle, length), name)
     plane.set(xlim=(-2.1, 3.1), ylim=(-0.6, 3.2), aspect="equal")
     plane.legend(frameon=False, fontsize=7, loc="upper right", title="length", title_fontsize=7)
     lengths.set(xticks=(0, 90, 180), ylim=(-0.1, 3.1))
@@ -181,15 +131,11 @@ def two_vectors(axis: Axes, angle: float, ratio: float) -> None:
 def both_orders(axis: Axes, angle: float, rate: float) -> None:
     """Draw two steps of SGD in both orders from 0, their mean, and the one step of Adasum.
 
-    The losses are (x.w + 1)^2 / 2 and (y.w + 1)^2 / 2 with |x| = |y| = 1, so their curvatures are
-    x x^T and y y^T; the contours show the mean loss.
-
-    Args:
-        axis: axis to draw on
-        angle: angle between x and y, degrees from 30 to 150
-        rate: learning rate of every step, in units of 1 / |x|^2, up to 1.5
+    The losses are (x.w + 1)^2 / 2 and (y.w + 1)^2 / 2 with |x| = |y| = 1, ``angle`` degrees apart
+    (30 to 150), so their curvatures are x x^T and y y^T; the contours show the mean loss. ``rate``
+    is that of every step, in units of 1 / |x|^2, up to 1.5.
     """
-    x, y, origin = _at(0, 1.0), _at(angle, 1.0), np.zeros(2)
+    x, y = _at(0, 1.0), _at(angle, 1.0)
     grid = np.stack(np.meshgrid(np.linspace(*_WIDE, 80), np.linspace(*_HIGH, 80)), -1)
     loss = ((grid @ x + 1) ** 2 + (grid @ y + 1) ** 2) / 4
     levels = np.linspace(0.2, 3.0, 8) ** 2
@@ -199,17 +145,16 @@ def both_orders(axis: Axes, angle: float, rate: float) -> None:
         (x, y, "black", "x, then y"),
         (y, x, plots.GREY, "y, then x"),
     ):
-        middle = origin - rate * first  # at 0 the gradient is the vector
+        middle = -rate * first  # at 0 the gradient is the vector
         ends.append(middle - rate * (second @ middle + 1) * second)
-        _arrow(axis, origin, middle, color, 1.3)
+        _arrow(axis, np.zeros(2), middle, color, 1.3)
         _arrow(axis, middle, ends[-1], color, 1.3)
         axis.plot([], [], color=color, label=name)
     mean = np.mean(ends, axis=0)
     axis.plot(*zip(*ends, strict=True), ":", color="black", linewidth=1)
     axis.plot(*mean, "*", color="black", markersize=11, label="mean of both orders")
     for name, vector in _combined(x, y).items():
-        x_end, y_end = -rate * vector
-        _mark(axis, x_end, y_end, name, f"one step, {NAMES[name]}")
+        _mark(axis, -rate * vector, name, f"one step, {NAMES[name]}")
     off = np.linalg.norm(mean + rate * adasum_pair(x, y))
     title = f"{angle:g}° apart, rate {rate:g} / |x|²\nAdasum to the mean of both orders: {off:.2f}"
     axis.set_title(title, fontsize=9)
@@ -224,10 +169,9 @@ def levels(workers: int) -> list[list[tuple[int, ...]]]:
     """
     made, count = [], workers
     while count > 1:
-        paired = count - 3 * (count % 2)
-        groups: list[tuple[int, ...]] = [(i, i + 1) for i in range(0, paired, 2)]
-        if paired < count:
-            groups.append((paired, paired + 1, paired + 2))
+        groups: list[tuple[int, ...]] = [(i, i + 1) for i in range(0, count - 1, 2)]
+        if count % 2:
+            groups[-1] += (count - 1,)
         made.append(groups)
         count = len(groups)
     return made
@@ -235,23 +179,22 @@ def levels(workers: int) -> list[list[tuple[int, ...]]]:
 
 def tree(axis: Axes, workers: float) -> None:
     """Draw how ``workers`` vectors are combined; a number says how many workers made a vector."""
-    count = int(workers)
+    count, every = int(workers), levels(int(workers))
     places = [(float(number), 1) for number in range(count)]
     for x, _ in places:
         _node(axis, x, 0, 1, "white")
-    tall = levels(count)
-    for height, groups in enumerate(tall, 1):
+    for height, groups in enumerate(every, 1):
         above = []
         for group in groups:
-            x = float(np.mean([places[i][0] for i in group]))
-            made = sum(places[i][1] for i in group)
-            for i in group:
-                axis.plot([places[i][0], x], [height - 1, height], color=plots.GREY, zorder=1)
+            below = [places[i] for i in group]
+            x, made = float(np.mean([place for place, _ in below])), sum(of for _, of in below)
+            for place, _ in below:
+                axis.plot([place, x], [height - 1, height], color=plots.GREY, zorder=1)
             _node(axis, x, height, made, COLORS["adasum"] if len(group) == 2 else plots.SKY)
             above.append((x, made))
         places = above
-    threes = sum(len(group) == 3 for groups in tall for group in groups)
-    title = f"{count} workers: {len(tall)} levels" + (f", {threes} × three" if threes else "")
+    threes = sum(len(group) == 3 for groups in every for group in groups)
+    title = f"{count} workers: {len(every)} levels" + (f", {threes} × three" if threes else "")
     limits = {"xlim": (-0.8, count - 0.2), "ylim": (-0.5, 4.5)}
     plots.small(axis, title, xlabel="workers", ylabel="level", xticks=[], yticks=range(5), **limits)
 
@@ -276,10 +219,9 @@ def _arrow(axis: Axes, start: np.ndarray, end: np.ndarray, color: str, width: fl
     axis.annotate("", tuple(end), tuple(start), arrowprops=style, zorder=2)
 
 
-def _mark(axis: Axes, x: float, y: float, name: str, label: str | None = None) -> None:
+def _mark(axis: Axes, place: Sequence[float] | np.ndarray, name: str, label: str = "") -> None:
     """Draw a reduction's mark, hollow but for Adasum's, so that both are visible where two meet."""
-    (mark, size), face = MARKS[name], COLORS[name] if name == "adasum" else "none"
-    axis.plot(
-        [x], [y], mark, color=COLORS[name], markersize=size, label=label, clip_on=False,
-        markerfacecolor=face, zorder=3,
-    )  # fmt: skip
+    (mark, size), color = MARKS[name], COLORS[name]
+    style: dict[str, Any] = {"color": color, "markersize": size, "clip_on": False, "zorder": 3}
+    style["markerfacecolor"] = color if name == "adasum" else "none"
+    axis.plot(*place, mark, label=label or None, **style)

@@ -31,20 +31,52 @@ def axes(
     """Return (figure, axes) in the labs' style, each of ``width`` by ``height`` inches."""
     from matplotlib import pyplot
 
-    figure, grid = pyplot.subplots(
-        rows, columns, figsize=(width * columns, height * rows), layout="constrained"
-    )
+    size = (width * columns, height * rows)
+    figure, grid = pyplot.subplots(rows, columns, figsize=size, layout="constrained")
     for axis in np.atleast_1d(grid).ravel():
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(alpha=0.25)
     return figure, grid
 
 
-def side_by_side(panels: Mapping[str, Any], width: float = 4.6, height: float = 3.2) -> tuple:
+def side_by_side(panels: Mapping[str, Any], width: float, height: float = 3.2) -> tuple:
     """Return (figure, [(axis, name, value)]), with an axis for each of ``panels`` in one row."""
     figure, grid = axes(1, len(panels), width, height)
     pairs = zip(np.atleast_1d(grid), panels.items(), strict=True)
     return figure, [(axis, name, value) for axis, (name, value) in pairs]
+
+
+def legend_beside(figure: Figure) -> None:
+    """Put the legend of all axes to the right of them."""
+    figure.legend(frameon=False, loc="outside right center", fontsize=9)
+
+
+def curves(
+    panels: Mapping[str, Mapping[str, tuple[Any, Any]]],
+    mark: str = "-",
+    legend: str = "below",
+    size: tuple[float, float] = (4.6, 3.2),
+    style: Mapping[str, float] | None = None,
+    **settings: Any,
+) -> Figure:
+    """Panels side by side, each title -> its curves, label -> (x, y).
+
+    ``legend`` is below all panels, beside them, or inside the first; ``style`` is of the lines,
+    ``settings`` are those of every axis.
+    """
+    figure, drawn = side_by_side(panels, *size)
+    for axis, title, named in drawn:
+        for (label, points), color in zip(named.items(), cycle(PALETTE)):
+            axis.plot(*points, mark, color=color, label=label, **style or {})
+        axis.set(title=title, **settings)
+    handles, labels = drawn[0][0].get_legend_handles_labels()
+    if legend == "below":
+        figure.legend(handles, labels, frameon=False, loc="outside lower center", ncols=len(labels))
+    elif legend == "beside":
+        legend_beside(figure)
+    else:
+        drawn[0][0].legend(frameon=False, fontsize=9)
+    return figure
 
 
 def small(axis: Axes, title: str, **settings: Any) -> None:
@@ -54,17 +86,6 @@ def small(axis: Axes, title: str, **settings: Any) -> None:
     axis.grid(False)
 
 
-def legend_beside(figure: Figure) -> None:
-    """Put the legend of all axes to the right of them."""
-    figure.legend(frameon=False, loc="outside right center", fontsize=9)
-
-
-def legend_below(figure: Figure, axis: Axes) -> None:
-    """Put the legend of one axis, which is that of all, below them in one row."""
-    handles, labels = axis.get_legend_handles_labels()
-    figure.legend(handles, labels, frameon=False, loc="outside lower center", ncols=len(labels))
-
-
 def errors(accuracies: Iterable[float | None]) -> np.ndarray:
     """Return accuracies as errors; None (a failed training) counts as 100 %."""
     return np.array([100.0 if right is None else 100 - 100 * right for right in accuracies])
@@ -72,19 +93,17 @@ def errors(accuracies: Iterable[float | None]) -> np.ndarray:
 
 def mean_and_seeds(
     axis: Axes,
-    values: Mapping[float, Sequence[float] | np.ndarray],
+    values: Mapping[Any, Sequence[float] | np.ndarray],
     color: str,
     label: str | None = None,
     line: str = "-",
-    mark: str = "o",
-    size: float = 4.0,
-    alpha: float | None = None,
+    **dots: Any,
 ) -> None:
     """Draw the mean over seeds as a line and each seed as a dot; ``values`` is x -> y by seed."""
     places = sorted(values)
     axis.plot(places, [np.mean(values[x]) for x in places], line, color=color, label=label)
-    dots = [(x, y) for x in places for y in values[x]]
-    axis.plot(*zip(*dots, strict=True), mark, color=color, markersize=size, alpha=alpha)
+    seeds = [(x, y) for x in places for y in values[x]]
+    axis.plot(*zip(*seeds, strict=True), color=color, linestyle="none", **dots)
 
 
 def label_ticks(axis: Axes, ticks: Iterable[float], which: str = "y") -> None:
@@ -116,7 +135,7 @@ class _Plain(LogFormatter):  # within a decade: 0.6 instead of 6 x 10^-1 or 6e-0
         return super().__call__(value, place) and f"{value:g}"
 
 
-def training_curve(records: Any, title: str = "Training") -> Figure:
+def training_curve(records: Any, title: str) -> Figure:
     """Loss of each update and its running mean over images seen; ``records`` are from ``fit``."""
     figure, axis = axes(width=6.0)
     images = np.cumsum(records.column("images"))
@@ -130,15 +149,15 @@ def training_curve(records: Any, title: str = "Training") -> Figure:
     return figure
 
 
-def images_grid(images: np.ndarray, labels: Sequence, columns: int = 10) -> Figure:
-    """Images, grey (N, H, W) or colour (N, H, W, 3) in 0 .. 1, with their N labels as titles."""
-    figure, grid = axes(-(-len(images) // columns), columns, width=0.8, height=0.95)
-    cells = np.atleast_1d(grid).ravel()
+def images_grid(images: np.ndarray, labels: Sequence) -> Figure:
+    """Colour images (N, H, W, 3) in 0 .. 1, eight in a row, with their N labels as titles."""
+    figure, grid = axes(-(-len(images) // 8), 8, width=0.8, height=0.95)
+    cells = grid.ravel()
     for axis in cells:
         axis.set_axis_off()
     for axis, image, label in zip(cells, images, labels, strict=False):
-        axis.imshow(image, cmap="gray_r")
-        axis.set_title(str(label), fontsize=9)
+        axis.imshow(image)
+        axis.set_title(label, fontsize=9)
     return figure
 
 
@@ -181,30 +200,23 @@ def verdict_grid(
 
 
 def race(
-    curves: Mapping[str, Sequence[tuple]],
-    title: str,
-    goal: float | None = None,
-    ylim: tuple[float, float] | None = None,
+    curves: Mapping[str, Sequence[tuple]], title: str, goal: float, ylim: tuple[float, float]
 ) -> Figure:
     """Test error of trainings, over updates and over seconds, side by side.
 
-    Args:
-        curves: optimizer -> its trainings, each (updates, seconds, accuracies)
-        title: title, to which ", by updates" and ", by seconds" are added
-        goal: accuracy that is drawn as a line
-        ylim: limits of the error
+    ``curves`` is optimizer -> its trainings, each (updates, seconds, accuracies); ``goal`` is an
+    accuracy that is drawn as a line.
     """
     figure, both = axes(1, 2)
-    for (name, trainings), color in zip(curves.items(), cycle((ORANGE, BLUE, GREEN))):
-        for number, (*scales, right) in enumerate(trainings):
-            label = None if number else name
-            for axis, x in zip(both, scales, strict=True):
-                axis.plot(x, errors(right), color=color, label=label, linewidth=1.2)
-    for axis, what in zip(both, ("updates", "seconds of training"), strict=True):
-        if goal is not None:
-            label = None if axis is both[1] else f"{100 * goal:g} % right"
-            axis.axhline(100 - 100 * goal, color="grey", linewidth=0.8, linestyle="--", label=label)
-        axis.set(xlabel=what, ylabel="test error (%)", yscale="log", ylim=ylim)
+    for place, what in enumerate(("updates", "seconds of training")):
+        axis = both[place]
+        for (name, trainings), color in zip(curves.items(), (ORANGE, BLUE), strict=True):
+            for number, training in enumerate(trainings):
+                style = {"color": color, "linewidth": 1.2, "label": None if number else name}
+                axis.plot(training[place], errors(training[2]), **style)
+        style = {"color": "grey", "linewidth": 0.8, "linestyle": "--"}
+        axis.axhline(100 - 100 * goal, label=f"{100 * goal:g} % right", **style)
+        axis.set(xlabel=what, ylabel="test error (%)", yscale="log")
         axis.set_title(f"{title}, by {what.split()[0]}")
         label_ticks(axis, _PER_CENT)
         axis.set_ylim(ylim)
@@ -219,7 +231,7 @@ def sweep(
 
     ``panels`` is setting -> [(value, error, or None for a failed training)].
     """
-    figure, drawn = side_by_side(panels, width=4.6 if len(panels) < 3 else 3.5)
+    figure, drawn = side_by_side(panels, width=3.5)
     for axis, name, points in drawn:
         values = [value for value, _ in points]
         axis.plot(values, [error or np.nan for _, error in points], "o-", color=BLUE)
@@ -246,8 +258,7 @@ def matrices(named: Mapping[str, np.ndarray], title: str) -> Figure:
         image = axis.imshow(sizes, norm=norm, cmap="viridis_r", interpolation="nearest")
         axis.set(title=name, xlabel="weight", ylabel="weight")
         axis.grid(False)
-    shared = [axis for axis, _, _ in drawn]
-    figure.colorbar(image, ax=shared, label="size of the entry", shrink=0.8)
+    figure.colorbar(image, ax=figure.axes, label="size of the entry", shrink=0.8)
     figure.suptitle(title)
     return figure
 
@@ -266,14 +277,10 @@ def png(figure: Figure, dpi: int = PAGE) -> bytes:
     return small_file.getvalue()
 
 
-def show(figure: Figure, alt: str, dpi: int = PAGE) -> None:
-    """Display ``figure`` in a notebook as PNG with a text that describes it, and close it.
-
-    Above ``PAGE`` dots per inch the picture is sharper, not larger.
-    """
+def show(figure: Figure, alt: str) -> None:
+    """Display ``figure`` in a notebook as a sharp PNG with a text that describes it; close it."""
     from IPython import display
 
-    width = round(figure.get_figwidth() * PAGE)
-    data = {"image/png": base64.b64encode(png(figure, dpi)).decode(), "text/plain": alt}
-    about = {"alt": alt} if dpi == PAGE else {"alt": alt, "width": width}
+    about = {"alt": alt, "width": round(figure.get_figwidth() * PAGE)}
+    data = {"image/png": base64.b64encode(png(figure, SHARP)).decode(), "text/plain": alt}
     display.display(data, metadata={"image/png": about}, raw=True)

@@ -3,15 +3,13 @@
 import base64
 import html
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from labkit.base.progress import has_front_end
 from labkit.labs.figures import common as plots
 
 
-@dataclass(frozen=True)
-class Slider:
+class Slider(NamedTuple):
     """An argument of a figure: from ``low`` to ``high`` by ``step``, initially ``start``."""
 
     label: str
@@ -25,7 +23,7 @@ def move(
     draw: Callable[..., object],
     alt: str,
     stills: Sequence[Mapping[str, float]],
-    save: Callable[[Any], object] | None = None,
+    save: Callable[[Any], object] = lambda figure: None,
     size: tuple[float, float] = (4.6, 3.2),
     **sliders: Slider,
 ) -> None:
@@ -47,32 +45,17 @@ def move(
         draw(axis, **still)
     for axis in cells[len(stills) :]:
         axis.set_axis_off()
-    if save is not None:
-        save(figure)
+    save(figure)
     if not has_front_end():
-        return plots.show(figure, alt, dpi=plots.SHARP)
+        return plots.show(figure, alt)
+    import ipywidgets
     from IPython.display import display
 
     plots.png(figure)  # closes it: Jupyter would show it a second time
-
-    def picture(**values: float) -> bytes:
-        single, axis = plots.axes(1, 1, *size)
-        draw(axis, **values)
-        return plots.png(single)
-
-    display(_widget(picture, alt, sliders, stills[0]))
-
-
-def _widget(
-    picture: Callable[..., bytes], alt: str, sliders: Mapping[str, Slider], start: Mapping
-) -> Any:
-    """Return the ipywidgets box of a picture, which is a new PNG at each call, and its sliders."""
-    import ipywidgets
-
     moved = {
         name: ipywidgets.FloatSlider(
-            value=start.get(name, slider.start), min=slider.low, max=slider.high, step=slider.step,
-            description=slider.label, readout_format=".4g",
+            value=stills[0].get(name, slider.start), min=slider.low, max=slider.high,
+            step=slider.step, description=slider.label, readout_format=".4g",
             style={"description_width": "12em"}, layout={"width": "36em"},
         )
         for name, slider in sliders.items()
@@ -80,13 +63,15 @@ def _widget(
     shown = ipywidgets.HTML(layout={"max_width": "100%"})
 
     def redraw(change: object = None) -> None:
-        drawn = picture(**{name: slider.value for name, slider in moved.items()})
+        single, axis = plots.axes(1, 1, *size)
+        draw(axis, **{name: slider.value for name, slider in moved.items()})
         # As HTML, since ipywidgets' own picture takes no alternative text; JupyterLab cuts off what
         # is wider than the page.
-        data, fit = base64.b64encode(drawn).decode(), 'style="max-width: 100%; height: auto"'
-        shown.value = f'<img alt="{html.escape(alt)}" {fit} src="data:image/png;base64,{data}">'
+        data, fit = base64.b64encode(plots.png(single)).decode(), "max-width: 100%; height: auto"
+        source = f'src="data:image/png;base64,{data}"'
+        shown.value = f'<img alt="{html.escape(alt)}" style="{fit}" {source}>'
 
     for slider in moved.values():
         slider.observe(redraw, names="value")
     redraw()
-    return ipywidgets.VBox([*moved.values(), shown])
+    display(ipywidgets.VBox([*moved.values(), shown]))

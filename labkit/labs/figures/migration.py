@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 
 from matplotlib.axes import Axes
 
-from labkit.base.arguments import wrong
 from labkit.labs.figures import common as plots
 from labkit.reference.convolution import same_padding
 
@@ -19,13 +18,8 @@ _WHOLE = ("preprocessing", "loss")  # stages of the step, not of a layer
 def paddings(size: int, kernel: int, stride: int) -> dict[str, tuple[int, int]]:
     """Return the rows (before, after) that PyTorch's usual padding and "same" add on one axis.
 
-    Args:
-        size: rows of the input
-        kernel: rows of the kernel, odd: no padding centres an even one
-        stride: rows from one window to the next
+    ``size`` and ``kernel`` are the rows of the input and of an odd kernel.
     """
-    if kernel % 2 == 0:
-        raise wrong("kernel", kernel, "an odd number")
     half = (kernel - 1) // 2
     before, after, *_ = same_padding((size, size), (kernel, kernel), (stride, stride))
     return {f"padding={half}": (half, half), '"same"': (before, after)}
@@ -37,8 +31,7 @@ def windows(size: int, kernel: int, stride: int, padding: tuple[int, int]) -> li
     Rows are counted from 0; those below 0, and ``size`` and above, are padding.
     """
     before, after = padding
-    count = (size + before + after - kernel) // stride + 1
-    starts = (number * stride - before for number in range(count))
+    starts = range(-before, size + after - kernel + 1, stride)
     return [range(start, start + kernel) for start in starts]
 
 
@@ -49,17 +42,18 @@ def rows_seen(size: int, kernel: int, stride: int, padding: tuple[int, int]) -> 
 
 
 def padding(axis: Axes, rows: float, kernel: float, stride: float) -> None:
-    """Draw the windows of PyTorch's padding above those of "same"; green where both agree.
-
-    The arguments are those of ``paddings``; ``rows`` is the size.
-    """
+    """Draw the windows of PyTorch's padding above those of "same"; green where both agree."""
     size, k, step = int(rows), int(kernel), int(stride)
     both = paddings(size, k, step)
     seen = {name: windows(size, k, step, sides) for name, sides in both.items()}
     agree = len(set(map(str, seen.values()))) == 1
     color = plots.GREEN if agree else plots.ORANGE
-    for base, (name, sides) in zip((1.15, 0.0), both.items(), strict=True):
-        _rows(axis, base + 0.8, size, sides)
+    for base, (name, (before, after)) in zip((1.15, 0.0), both.items(), strict=True):
+        for row in range(-before, size + after):
+            fill, hatch = (plots.PALE, "") if 0 <= row < size else ("white", "////")
+            axis.bar(row, 0.16, 0.9, base + 0.8, color=fill, hatch=hatch, edgecolor="grey", lw=0.6)
+            number = str(row) if 0 <= row < size else ""
+            axis.text(row, base + 0.88, number, ha="center", va="center", fontsize=7)
         thick = 0.76 / max(len(seen[name]), 4)
         for place, window in enumerate(seen[name]):
             bottom, wide = base + 0.76 - (place + 0.9) * thick, len(window) - 0.1
@@ -70,17 +64,6 @@ def padding(axis: Axes, rows: float, kernel: float, stride: float) -> None:
     title = f"size {size}, kernel {k}, stride {step}: {verdict}"
     limits = {"xlim": (-k / 2 - 0.5, size + k / 2 - 0.5), "ylim": (-0.1, 2.2)}
     plots.small(axis, title, xlabel="row of the input (hatched: zeros)", xticks=[], **limits)
-
-
-def _rows(axis: Axes, bottom: float, size: int, padding: tuple[int, int]) -> None:
-    """Draw the rows of the input in a line, numbered, with the padding hatched."""
-    before, after = padding
-    for row in range(-before, size + after):
-        inside = 0 <= row < size
-        color, hatch = (plots.PALE, "") if inside else ("white", "////")
-        axis.bar(row, 0.16, 0.9, bottom, color=color, hatch=hatch, edgecolor="grey", lw=0.6)
-        if inside:
-            axis.text(row, bottom + 0.08, str(row), ha="center", va="center", fontsize=7)
 
 
 def spread(rows: "Sequence[Row]") -> dict[tuple[str, str], tuple[int, int]]:
@@ -109,15 +92,13 @@ def fault(axis: Axes, rows: "Sequence[Row]", title: str) -> None:
     stages = list(dict.fromkeys(stage for stage, _ in counts))
     for (stage, layer), (failed, number) in counts.items():
         left, width = (LAYERS.index(layer), 0.92) if layer else (0, len(LAYERS) - 0.08)
-        color = plots.RED if failed else plots.GREEN
-        level = stages.index(stage)
+        color, level = plots.RED if failed else plots.GREEN, stages.index(stage)
         axis.bar(left - 0.46, 0.86, width, level - 0.43, align="edge", color=color)
         text, middle = f"{failed}/{number}" if failed else "ok", left - 0.46 + width / 2
         axis.text(middle, level, text, ha="center", va="center", color="white", fontsize=7)
-    first = next((row for row in rows if not row.passed), None)
-    where = f"first: {first.stage}, {first.name}" if first else "all stages agree"
+    first = next((f"first: {row.stage}, {row.name}" for row in rows if not row.passed), None)
     axis.set_yticks(range(len(stages)), stages)
     axis.set_xticks(range(len(LAYERS)), LAYERS)
     limits = {"xlim": (-0.6, len(LAYERS) - 0.4), "ylim": (len(stages) - 0.4, -0.6)}
-    plots.small(axis, f"{title}\n{where}", **limits)
+    plots.small(axis, f"{title}\n{first or 'all stages agree'}", **limits)
     axis.tick_params(labelsize=8)

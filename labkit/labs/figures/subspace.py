@@ -27,18 +27,16 @@ METHODS = {
     "projected_bfgs": ("projected BFGS", plots.BLUE, "-", "s"),
     "projected_sgd": ("projected SGD", plots.SKY, "-", "s"),
 }
-BySeed = Sequence[float]
 _ERRORS = (100.0, 50.0, 20.0, 10.0, 7.0, 5.0, 4.0, 3.0, 2.5, 2.0, 1.0)
 _TAKEN = ((False, plots.RED, "refused"), (True, plots.GREEN, "accepted"))
 
 
-def spectrum(shares: Mapping[str, Sequence[float]], title: str) -> Figure:
+def spectrum(shares: Mapping[str, np.ndarray], title: str) -> Figure:
     """Share of the variance along each component, in per cent; ``shares`` is label -> (K,)."""
     figure, axis = plots.axes(width=6.4, height=3.6)
     for (label, values), color, mark in zip(shares.items(), plots.PALETTE, cycle("oxs^")):
-        percents = 100 * np.asarray(values)
-        style = {"color": color, "markersize": 4, "linewidth": 1}
-        axis.plot(np.arange(1, len(values) + 1), percents, mark + "-", label=label, **style)
+        style = {"color": color, "markersize": 4, "linewidth": 1, "label": label}
+        axis.plot(np.arange(1, len(values) + 1), 100 * values, mark + "-", **style)
     axis.set(xscale="log", yscale="log", xlabel="component", title=title)
     axis.set_ylabel("share of the variance (%)")
     longest = max(map(len, shares.values()))
@@ -48,107 +46,70 @@ def spectrum(shares: Mapping[str, Sequence[float]], title: str) -> Figure:
     return figure
 
 
-def coordinates(panels: Mapping[str, np.ndarray]) -> Figure:
-    """Coordinates (K, N) along K components over the N snapshots; panels by title.
-
-    Each component is drawn in units of its largest size.
-    """
-    figure, drawn = plots.side_by_side(panels, width=4.4, height=3.0)
-    for axis, title, rows in drawn:
-        for number, row in enumerate(np.asarray(rows)):
-            scaled = row / np.abs(row).max()
-            axis.plot(scaled, color=plots.PALETTE[number], label=f"component {number + 1}")
-        axis.set(xlabel="snapshot", ylabel="coordinate (largest is 1)", title=title)
-        axis.set_ylim(-1.15, 1.15)
-    plots.legend_below(figure, drawn[0][0])
-    return figure
-
-
 def path(
     first: np.ndarray,
     second: np.ndarray,
     losses: np.ndarray,
-    points: Sequence[Sequence[float]],
+    points: np.ndarray,
     marks: Mapping[str, Sequence[float]],
     title: str,
 ) -> Figure:
     """The path of the weights over the loss in the plane of two components.
 
-    Args:
-        first: the grid's coordinates along the first component, (A,)
-        second: the grid's coordinates along the second component, (B,)
-        losses: losses at the grid's points, (B, A), nats
-        points: points of the path, (N, 2), in order
-        marks: label -> (2,)
-        title: title of the figure
+    ``losses`` (B, A), in nats, are on a grid with the coordinates ``first`` (A,) and ``second``
+    (B,); ``points`` (N, 2) are the path's, in order; ``marks`` is label -> (2,).
     """
     figure, axis = plots.axes(width=7.2, height=4.4)
     levels = np.geomspace(losses.min(), losses.max(), 22)
     drawn = axis.contourf(first, second, losses, levels=levels, cmap="Greys_r", norm="log")
     style = {"color": plots.BLUE, "linewidth": 1, "markersize": 5}
-    axis.plot(*np.asarray(points).T, ".-", label="snapshots", **style)
-    kinds = (("o", plots.ORANGE), ("D", plots.RED), ("s", plots.GREEN), ("^", plots.PURPLE))
-    for (label, (x, y)), (mark, color) in zip(marks.items(), cycle(kinds)):
-        axis.plot([x], [y], mark, color=color, markersize=9, markeredgecolor="white", label=label)
+    axis.plot(*points.T, ".-", label="snapshots", **style)
+    kinds = (("o", plots.ORANGE), ("D", plots.RED))
+    style = {"markersize": 9, "markeredgecolor": "white"}
+    for (label, place), (mark, color) in zip(marks.items(), kinds, strict=True):
+        axis.plot(*place, mark, color=color, label=label, **style)
     axis.set(xlabel="first component (length)", ylabel="second component (length)", title=title)
     axis.grid(False)
     nice = np.sort(np.outer((1, 2, 5), 10.0 ** np.arange(-6, 4)).ravel())
     ticks = nice[(nice >= losses.min()) & (nice <= losses.max())]
-    bar = figure.colorbar(drawn, ax=axis, label="training loss (nats)", ticks=ticks)
-    bar.ax.set_yticklabels([f"{tick:g}" for tick in ticks])
-    bar.ax.minorticks_off()
+    bar = figure.colorbar(drawn, ax=axis, label="training loss (nats)")
+    plots.label_ticks(bar.ax, ticks)
     figure.legend(frameon=False, loc="outside lower center", ncols=3, fontsize=9)
     return figure
 
 
-def reconstruction(residuals: Mapping[str, Mapping[int, float]], title: str) -> Figure:
-    """The part of vectors that K components do not express, over K.
-
-    ``residuals`` is label -> {K: |residual| / |vector|}.
-    """
-    figure, axis = plots.axes(width=6.4, height=3.6)
-    for (label, left), color in zip(residuals.items(), cycle(plots.PALETTE)):
-        counts = sorted(left)
-        axis.plot(counts, [100 * left[count] for count in counts], ".-", color=color, label=label)
-        axis.set_xticks(counts)
-    axis.set(xlabel="components", ylabel="not expressed (%)", title=title, ylim=(0, 105))
-    axis.legend(frameon=False, fontsize=9)
-    return figure
-
-
 def line_search(
-    rates: Sequence[float],
+    rates: np.ndarray,
     losses: Sequence[float],
     slope: float,
     sigma: float,
-    accepted: Sequence[tuple[float, float, bool]],
+    trials: Sequence[tuple[float, float, bool]],
     title: str,
 ) -> Figure:
     """The loss along a direction, the bound of the search, and the lengths that it tries.
 
-    Args:
-        rates: lengths of a fine grid that begins at 0
-        losses: losses at these lengths, nats
-        slope: slope of the loss at 0
-        sigma: share of the slope that the search requires
-        accepted: (length, loss, whether it was taken) of each trial
-        title: title of the figure
+    ``losses``, in nats, are at the lengths ``rates``, which begin at 0, where the loss falls by
+    ``slope``; the search requires its share ``sigma``. A trial is (length, loss, whether taken).
     """
     figure, axis = plots.axes(width=6.4, height=3.6)
     axis.plot(rates, losses, color=plots.BLUE, label="loss")
-    falling = slope * np.asarray(rates)
-    axis.plot(rates, losses[0] + falling, ":", color="grey", label="slope at 0")
-    label = f"bound, {sigma:g} of the slope"
-    axis.plot(rates, losses[0] + sigma * falling, "--", color=plots.ORANGE, label=label)
-    for taken, color, label in _TAKEN:
-        own = [(rate, loss) for rate, loss, was in accepted if was == taken]
-        if own:
-            axis.plot(*zip(*own, strict=True), "o", color=color, label=label)
+    axis.plot(rates, losses[0] + slope * rates, ":", color="grey", label="slope at 0")
+    bound = {"color": plots.ORANGE, "label": f"bound, {sigma:g} of the slope"}
+    axis.plot(rates, losses[0] + sigma * (slope * rates), "--", **bound)
+    _taken(axis, [((rate, loss), was) for rate, loss, was in trials])
     low, high = min(losses), max(losses)
     axis.set_ylim(low - 0.15 * (high - low), high + 0.05 * (high - low))
     axis.set(xlabel="length of the step, in units of d", ylabel="loss (nats)", title=title)
     axis.legend(frameon=False, fontsize=9)
     return figure
+
+
+def _taken(axis: Axes, trials: Sequence[tuple[Sequence[float] | np.ndarray, bool]]) -> None:
+    """Draw the places (2,) of the trials that were refused and that were accepted."""
+    for accepted, color, label in _TAKEN:
+        places = [place for place, taken in trials if taken == accepted]
+        if places:
+            axis.plot(*zip(*places, strict=True), "o", color=color, markersize=6, label=label)
 
 
 def race(
@@ -157,13 +118,9 @@ def race(
     flat: Mapping[str, float],
     title: str,
 ) -> Figure:
-    """Test error after stage one, over epochs of stage two.
+    """Test error after stage one, which ends at accuracy ``start``, over epochs of stage two.
 
-    Args:
-        curves: method -> (epochs, accuracies)
-        start: accuracy at the end of stage one
-        flat: method -> accuracy, for methods without epochs
-        title: title of the figure
+    ``curves`` is method -> (epochs, accuracies), ``flat`` method without epochs -> accuracy.
     """
     figure, axis = plots.axes(width=7.2, height=3.8)
     for method, (epochs, right) in curves.items():
@@ -179,19 +136,14 @@ def race(
     return figure
 
 
-def by_method(panels: Mapping[str, Mapping[str, BySeed]]) -> Figure:
-    """Test error of each method: a dot for each seed, a bar for their mean, a panel for each race.
+def by_method(panels: Mapping[str, Mapping[str, Sequence[float]]]) -> Figure:
+    """Test error of each method: a dot for each seed, a bar for their mean, two panels a row.
 
     ``panels`` is title -> {method: accuracies by seed}; all have the same methods.
     """
     methods = list(next(iter(panels.values())))
-    columns = len(panels) if len(panels) <= 3 else 2
-    rows, height = -(-len(panels) // columns), 0.3 * len(methods) + 1.1
-    figure, grid = plots.axes(rows, columns, width=3.6, height=height)
-    flat = np.atleast_1d(grid).ravel()
-    for axis in flat[len(panels) :]:
-        axis.set_axis_off()
-    for axis, (title, accuracies) in zip(flat, panels.items(), strict=False):
+    figure, grid = plots.axes(-(-len(panels) // 2), 2, width=3.6, height=0.3 * len(methods) + 1.1)
+    for axis, (title, accuracies) in zip(grid.ravel(), panels.items(), strict=True):
         for place, method in enumerate(methods):
             color = METHODS[method][1]
             errors = plots.errors(accuracies[method])
@@ -201,12 +153,12 @@ def by_method(panels: Mapping[str, Mapping[str, BySeed]]) -> Figure:
         axis.set(xlabel="test error (%)", ylim=(len(methods) - 0.5, -0.5))
         axis.set_title(title, fontsize=10)  # at 12 "batch 32, 30% random labels" is too wide
     names = [METHODS[method][0] for method in methods]
-    for first in flat[::columns]:
+    for first in grid.ravel()[::2]:
         first.set_yticks(range(len(methods)), names, fontsize=9)
     return figure
 
 
-def swept(panels: Mapping[str, Mapping[float, BySeed]]) -> Figure:
+def swept(panels: Mapping[str, Mapping[float, Sequence[float]]]) -> Figure:
     """Test error over the values of settings: mean as a line, seeds as dots.
 
     ``panels`` is name of a setting -> {its value: accuracies by seed}.
@@ -214,7 +166,7 @@ def swept(panels: Mapping[str, Mapping[float, BySeed]]) -> Figure:
     figure, drawn = plots.side_by_side(panels, width=4.0)
     for axis, name, by_value in drawn:
         errors = {value: plots.errors(right) for value, right in by_value.items()}
-        plots.mean_and_seeds(axis, errors, METHODS["projected_bfgs"][1], "mean", alpha=0.6)
+        plots.mean_and_seeds(axis, errors, plots.BLUE, "mean", marker="o", markersize=4, alpha=0.6)
         axis.set(xscale="log", xlabel=name, ylabel="test error (%)", title=f"by {name}")
         plots.label_ticks(axis, sorted(by_value), "x")
     return figure
@@ -253,10 +205,8 @@ def searches(noise: float = 0.0, sigma: float = 0.4) -> list[Searched]:
             gradient and trials use the same batch, as in ``SubspaceStep``
         sigma: share of the predicted decrease that a trial must reach
     """
-    random, done = np.random.default_rng(0), []
-    search, place = ProjectedBFGS(np.eye(2), sigma=sigma), np.array(START)
-    for _ in range(UPDATES):
-        low = noise * random.normal(size=2)
+    search, place, done = ProjectedBFGS(np.eye(2), sigma=sigma), np.array(START), []
+    for low in _lows(noise):
         tried: list[np.ndarray] = []
 
         def loss_of(w: np.ndarray, low: np.ndarray = low, tried: list = tried) -> float:
@@ -265,12 +215,14 @@ def searches(noise: float = 0.0, sigma: float = 0.4) -> list[Searched]:
 
         start, place = place, search.update(place, HESSIAN @ (place - low), loss_of)
         places = tried[1:]  # the first is the start, whose loss the trials are compared with
-        trials = [
-            (search.rho**m, w, bool(search.rate) and m == len(places) - 1)
-            for m, w in enumerate(places)
-        ]
-        done.append(Searched(start, tuple(trials), place))
+        taken = [False] * (len(places) - 1) + [bool(search.rate)]
+        sizes = search.rho ** np.arange(len(places))
+        done.append(Searched(start, tuple(zip(sizes, places, taken, strict=True)), place))
     return done
+
+
+def _lows(noise: float) -> np.ndarray:
+    return noise * np.random.default_rng(0).normal(size=(UPDATES, 2))
 
 
 def _descended(start: Sequence[float], rate: float, lows: np.ndarray) -> np.ndarray:
@@ -280,34 +232,27 @@ def _descended(start: Sequence[float], rate: float, lows: np.ndarray) -> np.ndar
     return np.array(places)
 
 
-@cache
 def descents(noise: float = 0.0) -> np.ndarray:
     """Return places (17, 2) of gradient descent, with the start and the batches of ``searches``."""
-    return _descended(START, RATE, noise * np.random.default_rng(0).normal(size=(UPDATES, 2)))
+    return _descended(START, RATE, _lows(noise))
 
 
 def search(axis: Axes, update: float, noise: float, sigma: float) -> None:
     """Draw the valley, the paths up to an update, from 1, and BFGS's trials in that update."""
     number = int(update)
     done = searches(float(noise), float(sigma))[:number]
-    now = done[-1]
+    now, plain = done[-1], descents(noise)[: number + 1]
     _valley(axis)
-    plain = descents(float(noise))[: number + 1]
     axis.plot(*plain.T, ".-", color=plots.PURPLE, linewidth=1, markersize=4, label="gradient")
     way = np.array([each.start for each in done] + [now.end])
     axis.plot(*way.T, ".-", color=plots.BLUE, linewidth=1.2, markersize=5, label="BFGS")
-    for accepted, color, label in _TAKEN:
-        places = [place for _, place, taken in now.trials if taken == accepted]
-        if places:
-            axis.plot(*np.transpose(places), "o", color=color, markersize=6, label=label)
+    _taken(axis, [(place, taken) for _, place, taken in now.trials])
     axis.plot([0], [0], "*", color="black", markersize=9)
     lengths = [size for size, _, taken in now.trials if taken]
     said = f"step {lengths[0]:.3f} of d" if lengths else "no step"
-    axis.set_title(
-        f"update {number}, noise {noise:g}, σ {sigma:g}; trials: {len(now.trials)}, {said}\n"
-        f"loss {loss_at(now.end):.1e}; gradient descent {loss_at(plain[-1]):.1e}",
-        fontsize=8,
-    )
+    title = f"update {number}, noise {noise:g}, σ {sigma:g}; trials: {len(now.trials)}, {said}\n"
+    title += f"loss {loss_at(now.end):.1e}; gradient descent {loss_at(plain[-1]):.1e}"
+    axis.set_title(title, fontsize=8)
     axis.legend(frameon=False, fontsize=7, loc="lower right")
 
 
@@ -322,8 +267,7 @@ def noisy_walk(rate: float, batch: float) -> np.ndarray:
 
 def walk(axis: Axes, rate: float, batch: float) -> None:
     """Draw the second half of ``noisy_walk``, its end and its average."""
-    places = noisy_walk(float(rate), float(batch))
-    late = places[len(places) // 2 :]
+    late = noisy_walk(rate, batch)[150:]
     mean = late.mean(axis=0)
     _valley(axis)
     axis.plot(*late.T, ".", color=plots.ORANGE, markersize=3, label="weights after each step")
@@ -352,15 +296,12 @@ def components(
 ) -> None:
     """Draw test accuracy over the number of components, with one marked, and some digits.
 
-    Args:
-        axis: axis to draw on
-        place: place of the marked row, from 0
-        rows: number of components, or another name -> (training loss, test accuracy), in order
-        digits: (image (32, 32), its label, row's name -> predicted digit)
+    ``rows`` is number of components, or another name -> (training loss, test accuracy), in order;
+    that at ``place``, from 0, is marked. ``digits`` are (image (32, 32), its label, row's name ->
+    predicted digit).
     """
-    names = list(rows)
+    names, right = list(rows), [100 * accuracy for _, accuracy in rows.values()]
     chosen = names[int(place)]
-    right = [100 * rows[name][1] for name in names]
     axis.plot(right, ".-", color=plots.BLUE, markersize=6)
     axis.plot([int(place)], [right[int(place)]], "o", color=plots.ORANGE, markersize=10)
     axis.set_xticks(range(len(names)), names, fontsize=8)

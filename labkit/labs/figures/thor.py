@@ -4,7 +4,6 @@ Each is drawn on an axis below a title. No MindSpore import.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import cycle
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -17,7 +16,6 @@ from labkit.reference.thor import TraceRule
 
 WORDS = {"refresh": plots.GREEN, "skip": plots.ORANGE, "freeze": "#999999"}
 _WIDE, _HIGH = (-1.0, 4.6), (-4.4, 2.4)
-_GRID = 70  # points per side
 _LEVELS = np.geomspace(1e-3, 4, 12)  # loss above the minimum
 
 
@@ -30,18 +28,13 @@ def valley(
 ) -> None:
     """Draw paths through a valley of two weights, as far as they are after ``step`` steps.
 
-    Args:
-        axis: axis to draw on
-        height: weights (n, 2) -> loss above the minimum, (n,)
-        paths: name -> weights after each step, (steps + 1, 2); the first is drawn in Momentum's
-            colour, the second in THOR's
-        step: how many steps are drawn
-        title: title above the picture
+    ``height`` takes weights (n, 2) to the loss above the minimum, (n,); ``paths`` is name ->
+    weights after each step, (steps + 1, 2), the first in Momentum's colour, the second in THOR's.
     """
-    grid = np.meshgrid(np.linspace(*_WIDE, _GRID), np.linspace(*_HIGH, _GRID))
-    levels = height(np.stack([part.ravel() for part in grid], axis=1)).reshape(_GRID, _GRID)
-    axis.contour(*grid, levels, _LEVELS, colors="grey", linewidths=0.6, alpha=0.7)
-    for (name, path), color in zip(paths.items(), cycle((plots.ORANGE, plots.BLUE))):
+    grid = np.meshgrid(np.linspace(*_WIDE, 70), np.linspace(*_HIGH, 70))
+    heights = height(np.stack([part.ravel() for part in grid], axis=1)).reshape(70, 70)
+    axis.contour(*grid, heights, _LEVELS, colors="grey", linewidths=0.6, alpha=0.7)
+    for (name, path), color in zip(paths.items(), (plots.ORANGE, plots.BLUE), strict=True):
         walked = path[: int(step) + 1]
         above = float(height(walked[-1:])[0])
         label = f"{name}: {above:.0e}" if above < 100 else f"{name}: far away"
@@ -62,11 +55,11 @@ def damped_step(axis: Axes, layers: Mapping[str, tuple[float, float]], title: st
     gradient divided by the damping); (1, 1) is the gradient's own step.
     """
     places = np.arange(len(layers))
-    for shift, part, color, label in (
-        (-0.2, 0, plots.BLUE, "direction: cosine with the gradient"),
-        (0.2, 1, plots.GREEN, "length, over |gradient| / damping"),
+    cosines, lengths = zip(*layers.values(), strict=True)
+    for shift, values, color, label in (
+        (-0.2, cosines, plots.BLUE, "direction: cosine with the gradient"),
+        (0.2, lengths, plots.GREEN, "length, over |gradient| / damping"),
     ):
-        values = [pair[part] for pair in layers.values()]
         bars = axis.bar(places + shift, values, 0.38, color=color, label=label)
         axis.bar_label(bars, [f"{value:.2f}" for value in values], fontsize=7)
     axis.axhline(1, color="grey", linewidth=0.8, linestyle="--", label="plain gradient")
@@ -79,21 +72,17 @@ def damped_step(axis: Axes, layers: Mapping[str, tuple[float, float]], title: st
 def decide(traces: np.ndarray, refresh: float, freeze: float) -> list[list[str]]:
     """Return the trace rule's decisions for known traces, a row of ``WORDS`` for each refresh.
 
-    Args:
-        traces: tr(F + damping I) at each refresh, (refreshes, layers)
-        refresh: threshold of the change above which a layer is refreshed
-        freeze: threshold below which it is frozen for good
+    ``traces`` (refreshes, layers) are tr(F + damping I); a layer whose trace changes by more than
+    ``refresh`` is refreshed, by less than ``freeze`` frozen for good.
     """
     rule = TraceRule(refresh, freeze)
-    last, frozen = np.array(traces[0], dtype=np.float64), np.zeros(len(traces[0]), dtype=bool)
-    made = [["refresh"] * len(last)]
+    last, made = traces[0].copy(), [["refresh"] * len(traces[0])]
     for now in traces[1:]:
         row = []
         for layer, trace in enumerate(now):
-            word = "freeze" if frozen[layer] else rule.decide(float(trace), float(last[layer]))
-            frozen[layer] |= word == "freeze"
-            last[layer] = trace if word == "refresh" else last[layer]
-            row.append(word)
+            frozen = made[-1][layer] == "freeze"
+            row.append("freeze" if frozen else rule.decide(float(trace), float(last[layer])))
+            last[layer] = trace if row[-1] == "refresh" else last[layer]
         made.append(row)
     return made
 
@@ -115,7 +104,8 @@ def decisions(
     axis.set_yticks(range(len(layers)), [f"{n}: {k}" for n, k in zip(layers, made, strict=True)])
     plots.small(axis, title, xlabel="update", ylabel="layer: inverses made")
     axis.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
+    handles = [Patch(color=color, label=word) for word, color in WORDS.items()]
     axis.legend(
-        handles=[Patch(color=color, label=word) for word, color in WORDS.items()],
-        loc="upper center", bbox_to_anchor=(0.5, -0.28), ncols=3, frameon=False, fontsize=8,
+        handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.28), ncols=3, frameon=False,
+        fontsize=8,
     )  # fmt: skip

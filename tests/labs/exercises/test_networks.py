@@ -39,15 +39,6 @@ def test_copies_of_lenet_begin_alike_and_are_trained_by_nobody_else():
     assert not same(weights(OnLeNet(2)), begin)
 
 
-def test_the_micro_batches_are_parts_of_one_batch():
-    lenet = OnLeNet(3)
-    parts, (whole,) = lenet.micro_batches([2, 4, 6]), lenet.micro_batches([12])
-    assert [len(images) for images, _ in parts] == [2, 4, 6]
-    for place in range(2):
-        joined = np.concatenate([part[place].asnumpy() for part in parts])
-        np.testing.assert_array_equal(joined, whole[place].asnumpy())
-
-
 def test_copies_of_the_resnet_begin_alike_and_are_loaded_by_nobody_else():
     resnet = OnResNet("layer2")
     begin, other = snapshot(resnet.network), copy.deepcopy(resnet)

@@ -1,0 +1,351 @@
+"""Figures show the numbers as given; points and groups are those of the reference and of labkit."""
+
+import base64
+import io
+import re
+
+import mindspore as ms
+import numpy as np
+import pytest
+from matplotlib import pyplot
+from mindspore import Tensor, nn
+from PIL import Image
+
+from labkit import AccumulatedStep, LossNet
+from labkit.algorithms.adasum.combine import rounds
+from labkit.labs.figures import accumulation, adasum, interactive, migration, subspace, thor
+from labkit.labs.figures import common as plots
+from labkit.labs.figures.interactive import Slider
+from labkit.labs.results import Curve
+from labkit.migration.compare import Row
+from labkit.reference import TraceRule, adasum_pair
+from labkit.training.records import Records
+
+
+@pytest.fixture(autouse=True)
+def agg():
+    """Figures are drawn without a screen, and closed after each test."""
+    pyplot.switch_backend("agg")
+    yield
+    pyplot.close("all")
+
+
+def drawn(draw, *arguments, **values):
+    """Return a new axis on which ``draw`` has drawn."""
+    _, axis = plots.axes()
+    draw(axis, *arguments, **values)
+    return axis
+
+
+def lines(axis):
+    """Return label -> line."""
+    return {line.get_label(): line for line in axis.get_lines()}
+
+
+def point(line):
+    (x,), (y,) = line.get_data()
+    return x, y
+
+
+def test_errors_and_running_means():
+    np.testing.assert_allclose(plots.errors([0.98, None, 0.5]), [2, 100, 50])
+    np.testing.assert_allclose(plots.smooth([1, 2, 3, 4, 5], 3), [1.5, 2, 3, 4, 4.5])
+    np.testing.assert_allclose(plots.smooth([7.0] * 4, 25), [7.0] * 4)
+    records = Records()
+    for images, loss in ((128, 2.0), (128, 1.0), (96, 0.5)):
+        records.add(images=images, loss=loss)
+    each, mean = plots.training_curve(records, "over images").axes[0].get_lines()
+    assert each.get_xydata().tolist() == [[128, 2.0], [256, 1.0], [352, 0.5]]
+    np.testing.assert_allclose(mean.get_ydata(), [1.5, 3.5 / 3, 0.75])
+
+
+def test_the_step_figure_has_a_dot_for_each_tensor_in_red_where_it_fails():
+    values = (("weights", 0.0, 0.0), ("gradients", 1e-5, 1e-3), ("gradients", 0.1, 1e-3))
+    rows = [Row(stage, "x", off, limit, off <= limit) for stage, off, limit in values]
+    rows.append(Row("update", "x", np.inf, 1e-3, False))
+    (axis,) = plots.step_figure(rows, "a step").axes
+    heights, limits = {}, []
+    for line in axis.get_lines():
+        if line.get_marker() == ".":
+            heights.setdefault(line.get_color(), []).extend(line.get_ydata())
+        else:
+            limits.append(line.get_ydata()[0])
+    assert heights == {plots.GREEN: [1e-9, 1e-5], plots.RED: [0.1, 10]}
+    assert limits == [1e-9, 1e-3, 1e-3]
+
+
+def test_every_seed_is_a_dot_and_their_mean_a_line():
+    accuracies = {"adasum": {0.03: [0.98, 0.96], 0.06: [0.9, None]}, "mean": {0.03: [0.9]}}
+    (axis,) = adasum.over_settings(accuracies, "rate", "rates", 0.03).axes
+    np.testing.assert_allclose(lines(axis)["Adasum"].get_ydata(), [3, 55])
+    dots = [line.get_ydata() for line in axis.get_lines() if line.get_marker() == "."]
+    np.testing.assert_allclose(np.concatenate(dots), [2, 4, 10, 100, 10])
+    assert axis.get_lines()[-1].get_xdata() == [0.03, 0.03]  # the rate of the single worker
+    methods = {"stage_one": [0.92, 0.94], "tenth": [0.97, 0.98]}
+    first, second = subspace.by_method({"8": methods, "32": methods | {"tenth": [0.9]}}).axes
+    seeds = [list(line.get_xdata()) for line in first.get_lines() if line.get_marker() == "o"]
+    np.testing.assert_allclose(seeds, [[8, 6], [3, 2]])
+    bars = [line.get_xdata()[0] for line in second.get_lines() if line.get_marker() != "o"]
+    np.testing.assert_allclose(bars, [7, 10])
+
+
+def test_matrices_share_one_scale_and_leave_small_entries_white():
+    exact, other = np.array([[10.0, -2.0], [0.0, 1e-5]]), np.array([[100.0, 0], [0, 1]])
+    *panels, _ = plots.matrices({"exact": exact, "other": other}, "sizes").axes
+    first, second = (axis.get_images()[0] for axis in panels)
+    assert first.norm is second.norm and (first.norm.vmin, first.norm.vmax) == (1e-3, 10)
+    np.testing.assert_array_equal(first.get_array().mask, [[False, False], [True, True]])
+    assert first.get_array()[0, 1] == 2
+
+
+@pytest.mark.parametrize("tail", accumulation.TAILS)
+@pytest.mark.parametrize(("micro_steps", "in_epoch"), [(4, 7), (3, 6), (5, 3)])
+def test_the_groups_are_those_of_the_step(eager, tail, micro_steps, in_epoch):
+    """Micro-batch i is the row e_i, so the weights that an update moves show its micro-batches."""
+    count = 2 * in_epoch
+    network = nn.Dense(count, 1, weight_init="zeros", has_bias=False)
+    optimizer = nn.SGD(network.trainable_params(), 0.1)
+    step = AccumulatedStep(LossNet(network, nn.MSELoss()), optimizer, micro_steps, tail=tail)
+    groups, before = [], np.zeros(count)
+    for number, row in enumerate(np.eye(count, dtype=np.float32)):
+        step(Tensor(row[None]), Tensor(np.ones((1, 1), np.float32)))
+        if (number + 1) % in_epoch == 0:
+            step.end_epoch()
+        weights = network.weight.asnumpy()[0].copy()
+        if step.last_update.number > len(groups):
+            groups.append(np.flatnonzero(weights != before).tolist())
+        before = weights
+    assert groups == [list(group) for group in accumulation.updates(in_epoch, micro_steps, tail)]
+    assert step.last_update.number == len(groups)
+
+
+CASES = [(8, 3, 1), (8, 3, 2), (9, 3, 2), (8, 7, 2), (12, 5, 3), (4, 7, 4), (7, 1, 2), (10, 5, 4)]
+
+
+@pytest.mark.parametrize(("size", "kernel", "stride"), CASES)
+def test_the_windows_are_those_of_mindspore(eager, size, kernel, stride):
+    """Row i holds 2^i, so the sum of a window shows which rows are in it."""
+    column = Tensor(2.0 ** np.arange(size).reshape(1, 1, size, 1), ms.float32)
+    half = (kernel - 1) // 2
+    modes = [dict(pad_mode="pad", padding=(half, half, 0, 0)), dict(pad_mode="same")]
+    sides_of = migration.paddings(size, kernel, stride)
+    assert list(sides_of) == [f"padding={half}", '"same"']
+    for mode, sides in zip(modes, sides_of.values(), strict=True):
+        layer = nn.Conv2d(1, 1, (kernel, 1), stride, weight_init="ones", **mode)
+        sums = layer(column).asnumpy()[0, 0, :, 0]
+        seen = migration.rows_seen(size, kernel, stride, sides)
+        assert [sum(2**row for row in rows) for rows in seen] == sums.tolist()
+
+
+def test_tensors_are_counted_by_stage_and_layer_and_the_first_fault_is_named():
+    off = {("forward", "maxpool"), ("forward", "layer2.0.conv2"), ("forward", "avgpool")}
+    names = ["preprocessing images", "weights conv1.weight", "weights layer2.0.bn1.weight"]
+    names += [f"forward {name}" for name in ("maxpool", "conv1", "layer2.0.conv2", "avgpool", "fc")]
+    pairs = [tuple(each.split()) for each in [*names, "loss loss"]]
+    off.add(("loss", "loss"))
+    rows = [Row(*pair, 0.5 * (pair in off), 1e-4, pair not in off) for pair in pairs]
+    assert migration.spread(rows) == {
+        ("preprocessing", ""): (0, 1),
+        ("weights", "stem"): (0, 1),
+        ("weights", "layer2"): (0, 1),
+        ("forward", "stem"): (1, 2),
+        ("forward", "layer2"): (1, 1),
+        ("forward", "fc"): (0, 1),
+        ("loss", ""): (1, 1),
+    }
+    axis = drawn(migration.fault, rows, "max-pool")
+    assert axis.get_title() == "max-pool\nfirst: forward, maxpool"
+    texts = [text.get_text() for text in axis.texts]
+    assert texts == ["ok", "ok", "ok", "1/2", "1/1", "ok", "1/1"]
+
+
+def test_the_critical_batch_size_is_marked_where_the_updates_are_twice_the_fewest():
+    updates = {"mean": {32: [1000, 1100], 64: [600, 500], 2048: [200, 200]}}
+    updates["adasum"] = {32: [1000, 1100], 64: [550, 450], 2048: [100, 120]}
+    # Adasum scales perfectly here: its critical batch size is infinite and not drawn.
+    curves = {"mean": Curve(200.0, 26_000.0, 0.1), "adasum": Curve(0.0, 33_000.0, 0.1)}
+    shown = lines(adasum.critical_batch(updates, curves, "updates to 97 %").axes[0])
+    np.testing.assert_allclose(shown["Adasum"].get_xydata(), [(32, 1050), (64, 500), (2048, 110)])
+    np.testing.assert_allclose(shown["perfect scaling"].get_ydata(), [1050, 525, 1050 / 64])
+    critical = {name: shown[name].get_xydata().tolist() for name in shown if "crit" in name}
+    assert critical == {"$B_{crit}$ of mean: 130": [[130, 400]]}
+
+
+@pytest.mark.parametrize(("angle", "ratio"), [(60, 1.5), (0, 1.0), (180, 2.0), (90, 0.25)])
+def test_two_vectors_are_combined_as_the_reference_does(angle, ratio):
+    plane, lengths = drawn(adasum.two_vectors, angle=angle, ratio=ratio).child_axes
+    b = ratio * np.array([np.cos(np.deg2rad(angle)), np.sin(np.deg2rad(angle))])
+    expected = {"Adasum": adasum_pair([1, 0], b), "sum": b + [1, 0], "mean": (b + [1, 0]) / 2}
+    marks = {name.split(":")[0]: line for name, line in lines(plane).items()}
+    for name, vector in expected.items():
+        np.testing.assert_allclose(point(marks[name]), vector, atol=1e-12)
+        at = lines(lengths)[name].get_ydata()[angle]
+        assert at == pytest.approx(np.linalg.norm(vector), abs=1e-12)
+        assert marks[name].get_label() == f"{name}: {at:.2f}"
+
+
+def test_two_steps_in_both_orders_end_where_sgd_ends():
+    x, y, rate = np.array([1.0, 0.0]), np.array([0.5, 0.75**0.5]), 0.5
+    axis = drawn(adasum.both_orders, angle=60, rate=rate)
+    ends = []
+    for first, second in ((x, y), (y, x)):
+        w = -rate * first  # at 0 the gradient is the vector
+        ends.append(w - rate * (second @ w + 1) * second)
+    np.testing.assert_allclose(point(lines(axis)["mean of both orders"]), np.mean(ends, 0))
+    single = -rate * adasum_pair(x, y)
+    np.testing.assert_allclose(point(lines(axis)["one step, Adasum"]), single)
+    np.testing.assert_allclose(point(lines(axis)["one step, mean"]), -rate * (x + y) / 2)
+    apart = np.linalg.norm(np.mean(ends, 0) - single)
+    assert apart > 0.05 and f": {apart:.2f}" in axis.get_title()
+
+
+@pytest.mark.parametrize("angle", [30, 85, 150])
+def test_at_the_assumed_rate_adasum_is_the_mean_of_both_orders(angle):
+    points = lines(drawn(adasum.both_orders, angle=angle, rate=1))
+    star = point(points["mean of both orders"])
+    np.testing.assert_allclose(star, point(points["one step, Adasum"]), atol=1e-12)
+
+
+@pytest.mark.parametrize("workers", range(2, 17))
+def test_the_tree_is_that_of_the_compiled_one(workers):
+    levels = adasum.levels(workers)
+    # Where three are combined, a round of three pairs keeps the third ones for a second round.
+    tree = [one for one in rounds(workers) if not one.averaged]
+    assert len(levels) == len(tree)
+    for groups, one in zip(levels, tree, strict=True):
+        assert sum(len(group) == 2 for group in groups) == len(one.of_first) - 3 * one.keeps
+        assert any(len(group) == 3 for group in groups) == one.keeps
+
+
+def test_the_line_search_shows_slope_bound_and_trials():
+    rates, losses = np.array([0, 0.5, 1]), [2.0, 1.2, 1.8]
+    trials = [(1, 1.8, False), (0.5, 1.2, True)]
+    (axis,) = subspace.line_search(rates, losses, -2.0, 0.4, trials, "t").axes
+    shown = lines(axis)
+    np.testing.assert_allclose(shown["slope at 0"].get_ydata(), [2, 1, 0])
+    np.testing.assert_allclose(shown["bound, 0.4 of the slope"].get_ydata(), [2, 1.6, 1.2])
+    assert shown["refused"].get_xydata().tolist() == [[1, 1.8]]
+    assert shown["accepted"].get_xydata().tolist() == [[0.5, 1.2]]
+
+
+@pytest.mark.parametrize("sigma", [0.1, 0.4, 0.9])
+def test_each_trial_keeps_or_breaks_armijos_condition(sigma):
+    """Without noise: the accepted trial is the first below its bound."""
+    refused = 0
+    for search in subspace.searches(0.0, sigma)[:6]:
+        sizes = [size for size, _, _ in search.trials]
+        np.testing.assert_allclose(sizes, 0.55 ** np.arange(len(sizes)))
+        d = (search.trials[0][1] - search.start) / sizes[0]
+        slope = search.start @ subspace.HESSIAN @ d
+        assert slope < 0
+        for size, place, accepted in search.trials:
+            np.testing.assert_allclose(place, search.start + size * d, atol=1e-9)
+            bound = subspace.loss_at(search.start) + sigma * size * slope
+            assert (subspace.loss_at(place) < bound) == accepted
+            refused += not accepted
+        np.testing.assert_allclose(search.end, search.trials[-1][1])
+    assert refused
+
+
+def test_noise_moves_the_search_and_gradient_descent_alike():
+    quiet, noisy = subspace.searches(0.0), subspace.searches(1.0)
+    np.testing.assert_array_equal(quiet[0].start, noisy[0].start)
+    assert subspace.loss_at(quiet[-1].end) < 1e-12 and subspace.loss_at(noisy[-1].end) > 1e-3
+    assert np.abs(subspace.descents(1.0) - subspace.descents(0.0))[1:].min() > 0
+    expected = subspace.START - subspace.RATE * subspace.HESSIAN @ subspace.START
+    np.testing.assert_allclose(subspace.descents(0.0)[1], expected)
+    np.testing.assert_allclose(np.linalg.eigvalsh(subspace.HESSIAN), (0.1, 3.5), rtol=1e-12)
+    axis = drawn(subspace.search, update=1, noise=0, sigma=0.4)
+    assert "trials: 3, step 0.303 of d" in axis.get_title()
+    np.testing.assert_allclose(lines(axis)["BFGS"].get_xydata(), [quiet[0].start, quiet[0].end])
+
+
+def test_the_walk_scatters_by_the_root_of_the_batch():
+    """The recursion is linear, so the deviation is proportional to that of its noise."""
+    wide, narrow = (subspace.noisy_walk(0.1, batch)[-200:].std(axis=0) for batch in (1, 16))
+    np.testing.assert_allclose(wide / narrow, 4, rtol=0.3)
+    assert (subspace.noisy_walk(0.01, 1)[-200:].std(axis=0) < wide).all()
+    shown, places = lines(drawn(subspace.walk, rate=0.1, batch=4)), subspace.noisy_walk(0.1, 4)
+    np.testing.assert_allclose(shown["the last one"].get_xydata(), places[-1:])
+    np.testing.assert_allclose(shown["their average"].get_xydata()[0], places[150:].mean(axis=0))
+
+
+def test_the_paths_are_drawn_up_to_the_step_over_the_heights():
+    paths = {
+        "gradient": np.array([[0.0, 0.0], [1.0, -1.0], [2.0, 1.0]]),
+        "natural": np.array([[0.0, 0.0], [3.0, -3.0], [1e3, 0.0]]),
+    }
+
+    def height(weights):
+        return (weights**2).sum(axis=1)
+
+    for step, said in ((1, ["2e+00", "2e+01"]), (2, ["5e+00", "far away"])):
+        axis = drawn(thor.valley, height, paths, step, "title")
+        assert [text.get_text().split(": ")[1] for text in axis.get_legend().get_texts()] == said
+        for line, path in zip(axis.get_lines()[::2], paths.values(), strict=True):
+            np.testing.assert_array_equal(line.get_xydata(), path[: step + 1])
+    (contours,) = axis.collections
+    for level, curve in zip(contours.levels, contours.get_paths(), strict=True):
+        if level > 0.1:
+            np.testing.assert_allclose(height(curve.vertices), level, rtol=0.05)
+
+
+def test_the_trace_rules_decisions_are_the_rules_and_drawn_by_layer():
+    """Two layers; the first changes by 0.5 %, 2 %, 0.05 % and 47 % since its last refresh."""
+    traces = np.array([[100.0, 100], [100.5, 100], [102, 150], [102.05, 900], [150, 900]])
+    words = thor.decide(traces, 0.01, 0.001)
+    assert [row[0] for row in words] == ["refresh", "skip", "refresh", "freeze", "freeze"]
+    assert [row[1] for row in words] == ["refresh", *["freeze"] * 4]
+    words, rule, last = thor.decide(traces, 0.01, 0), TraceRule(0.01, 0), traces[0].copy()
+    for row, now in zip(words[1:], traces[1:], strict=True):
+        assert row == [rule.decide(*pair) for pair in zip(now, last, strict=True)]
+        refreshed = np.array(row) == "refresh"
+        last[refreshed] = now[refreshed]
+    assert "freeze" not in np.ravel(words) and words[3] == ["skip", "refresh"]
+    history = [["refresh", "refresh"], ["skip", "freeze"], ["refresh", "freeze"]]
+    axis = drawn(thor.decisions, history, ["conv1", "fc1"], 5, "rule")
+    (image,) = axis.get_images()
+    np.testing.assert_array_equal(image.get_array(), [[0, 1, 0], [0, 2, 2]])
+    assert image.get_extent()[:2] == [-2.5, 12.5]  # updates 0, 5, 10 are the columns' centres
+    assert [tick.get_text() for tick in axis.get_yticklabels()] == ["conv1: 2", "fc1: 1"]
+
+
+def bar(axis, height, width):
+    axis.bar([0], [height], width)
+    axis.set(xlim=(-2, 2), ylim=(0, 2), title=f"{height} {width}")
+
+
+def picture_of(data):
+    return Image.open(io.BytesIO(base64.b64decode(data)))
+
+
+def test_sliders_are_moved_in_jupyterlab_and_stills_elsewhere(monkeypatch):
+    shown, saved = [], []
+    monkeypatch.setattr("IPython.display.display", lambda data, **more: shown.append((data, more)))
+    monkeypatch.delenv("JPY_SESSION_NAME", raising=False)
+    monkeypatch.delenv("LABKIT_RUN", raising=False)
+    sliders = {"height": Slider("height (m)", 0, 2, 0.5, 1.5), "width": Slider("w", 1, 3, 1, 2)}
+    stills = [{"height": 0.5, "width": 2}, {"height": 1, "width": 2}, {"height": 2, "width": 1}]
+    interactive.move(bar, "bars", stills, saved.append, (3.0, 2.0), **sliders)
+    titles = [axis.get_title() for axis in saved[0].axes]
+    assert titles == ["0.5 2", "1 2", "2 1", ""]  # two in a row, one place empty
+    ((data, options),) = shown
+    picture = picture_of(data["image/png"])
+    assert (picture.format, picture.mode) == ("PNG", "P") and data["text/plain"] == "bars"
+    assert picture.size == (6 * plots.SHARP, 4 * plots.SHARP)
+    assert options["metadata"]["image/png"] == {"alt": "bars", "width": 6 * plots.PAGE}
+    monkeypatch.setenv("JPY_SESSION_NAME", "notebooks/01.ipynb")
+    interactive.move(bar, 'a "bar" <b>', stills, **sliders)
+    height, width, moved = shown[-1][0].children
+    assert (height.description, height.min, height.max, height.step) == ("height (m)", 0, 2, 0.5)
+    assert (height.value, width.value) == (0.5, 2)  # the first still
+    assert 'alt="a &quot;bar&quot; &lt;b&gt;"' in moved.value  # text, not markup
+
+    def ink():
+        data = re.search(r"base64,([^\"]+)", moved.value)[1]
+        return 255 - np.asarray(picture_of(data).convert("L")).mean()
+
+    before = ink()
+    height.value = 2
+    assert ink() > before + 1  # a higher bar
+    assert not pyplot.get_fignums()  # Jupyter would show them again
