@@ -10,7 +10,7 @@ from statistics import median
 
 from side_by_side import look_at_machine, print_table, write_results
 
-from labkit.labs.measure import peak_memory_mb, sweep
+from labkit.labs.measure import peaks_mb, sweep
 
 COPY_MB = (3 * (2880 * 2880 + 2880) + 2880 * 10 + 10) * 4 / 1e6
 
@@ -19,7 +19,7 @@ if __name__ == "__main__":
     rows = sweep([32, 64, 128, 256, 512, 1024, 2048, 4096])
     print_table([*rows[0]], [[*row.values()] for row in rows])
     plain, accumulated = (
-        median(peak_memory_mb("dense", *batch) for _ in range(3)) for batch in ((8,), (32, 8))
+        median(peaks_mb("dense", *sizes)[0] for _ in range(3)) for sizes in (([8],), ([32], 8))
     )
     dense = {"plain_mb": plain, "accumulated_mb": accumulated}
     dense["copies_more"] = (accumulated - plain) / COPY_MB
