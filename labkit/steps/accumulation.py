@@ -77,6 +77,7 @@ class AccumulatedStep(Step):
         **options: Any,
     ):
         given = gradient_options(options, "micro_steps", "update", "tail")
+        _checked_size(micro_steps(0) if callable(micro_steps) else micro_steps)
         super().__init__(loss_net, optimizer, update, given, has_buffer=True)
         self.micro_steps, self.tail = micro_steps, choice("tail", tail, self.update.tails)
         first = self._group_size(0)
@@ -179,10 +180,7 @@ class AccumulatedStep(Step):
     def _group_size(self, updates: int) -> int:
         """Return the number of micro-batches in a group after ``updates`` updates."""
         size: Any = self.micro_steps(updates) if callable(self.micro_steps) else self.micro_steps
-        if not is_integer(size) or not 1 <= size < 2**31:
-            expected = "an integer >= 1, or a function of the number of updates that returns one"
-            raise wrong("micro_steps", size, expected)
-        return int(size) * self.update.group_factor
+        return _checked_size(size) * self.update.group_factor
 
     @property
     def micro_batches(self) -> int:
@@ -225,3 +223,10 @@ class AccumulatedStep(Step):
             self.update.between(self, (), None)
         self._between()
         self.update.end_epoch(self)
+
+
+def _checked_size(size: Any) -> int:
+    if not is_integer(size) or not 1 <= size < 2**31:
+        expected = "an integer >= 1, or a function of the number of updates that returns one"
+        raise wrong("micro_steps", size, expected)
+    return int(size)
