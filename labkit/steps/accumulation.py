@@ -28,7 +28,7 @@ from mindspore import ParameterTuple, Tensor, nn, ops
 from labkit.base.arguments import choice, is_integer, wrong
 from labkit.errors import warn
 from labkit.steps.gradients import times
-from labkit.steps.options import gradient_options
+from labkit.steps.options import TAILS, gradient_options
 from labkit.steps.state import integer_of, set_state, state, zeros_like
 from labkit.steps.step import Graph, Step, trainable_batch_norms
 from labkit.steps.update import UpdateStage
@@ -78,8 +78,9 @@ class AccumulatedStep(Step):
     ):
         given = gradient_options(options, "micro_steps", "update", "tail")
         _checked_size(micro_steps(0) if callable(micro_steps) else micro_steps)
+        choice("tail", tail, getattr(update, "tails", TAILS))
         super().__init__(loss_net, optimizer, update, given, has_buffer=True)
-        self.micro_steps, self.tail = micro_steps, choice("tail", tail, self.update.tails)
+        self.micro_steps, self.tail = micro_steps, tail
         first = self._group_size(0)
         said = "a schedule" if callable(micro_steps) else first
         self.settings |= {"tail": tail, "micro_steps": said}

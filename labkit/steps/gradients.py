@@ -98,24 +98,24 @@ class GradientStage(nn.Cell):
             self.growth, self.interval = float(scale.factor), int(scale.interval)
         elif self.scaled:
             self.loss_scale = state("loss_scale", float(scale))
-        _set_precision(loss_net, options.precision)
         _refuse_sparse(loss_net)
         if self.pairs > 1 and trainable_batch_norms(loss_net):
             expected = "a network without BatchNorm, which each pair's pass would move"
             raise wrong("pairs of loss_net", self.pairs, expected)
+        if extras is not None and (getattr(loss_net, "over", None) == "tokens" or self.pairs > 1):
+            expected = "one mean over rows beside an update stage of single rows (THOR's factors)"
+            raise wrong("loss_net", type(loss_net).__name__, expected)
+        self.count = len(parameters)
+        self.message_ends = message_ends(options.all_reduce_fusion_config, self.pairs * self.count)
+        _set_precision(loss_net, options.precision)  # after all refusals: it changes the network
         self.loss_net = loss_net.set_grad()
         # In a row whose label is ignored there is no loss: the mean is not one over rows.
         counts_labels = getattr(loss_net, "over", None) == "labels"
         self.counts_labels = counts_labels and loss_net.class_weights is None
         self.value_and_grad = ops.value_and_grad(self._scaled, None, parameters, has_aux=True)
-        self.count = len(parameters)
-        self.message_ends = message_ends(options.all_reduce_fusion_config, self.pairs * self.count)
         self.map = ops.HyperMap()
         if extras is None:
             return
-        if getattr(loss_net, "over", None) == "tokens" or self.pairs > 1:
-            expected = "one mean over rows beside an update stage of single rows (THOR's factors)"
-            raise wrong("loss_net", type(loss_net).__name__, expected)
         everything = ParameterTuple((*parameters, *extras[0], *extras[1]))
         self.constant_end = self.count + len(extras[0])
         self.value_and_extras = ops.value_and_grad(self._scaled, None, everything, has_aux=True)

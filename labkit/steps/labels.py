@@ -21,7 +21,8 @@ INTEGERS = (
 
 def check_batch(loss_net: nn.Cell, batch: tuple) -> None:
     """Refuse what is not flat Tensors, features of float64, and columns in another order."""
-    right = len(batch) > 1 and all(isinstance(part, Tensor) for part in batch) and batch[-1].size
+    right = len(batch) > 1 and all(isinstance(part, Tensor) for part in batch)
+    right = right and batch[-1].ndim and batch[-1].size
     if right and ms.float64 not in [part.dtype for part in batch[:-1]]:
         first, labels = batch[0], batch[-1]
         swapped = first.dtype in INTEGERS and first.ndim == 1 and labels.dtype not in INTEGERS

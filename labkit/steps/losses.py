@@ -96,7 +96,7 @@ class LossNet(_OfClasses):
         over, self.class_axis = _traits(loss_fn)
         self.over = per or (over if reduction == "mean" else None)
         self.same_shape = over == "elements"
-        self.checks_labels = type(loss_fn) is CrossEntropySmooth
+        self.checks_labels = is_exactly(loss_fn, CrossEntropySmooth)
         ignore_index = IGNORE_INDEX if loss_fn in FUNCTIONS else None
         self.ignore_index = getattr(loss_fn, "ignore_index", ignore_index)
         # MindSpore's mean is 0 / 0 where no label counts: the loss of this label replaces it.
@@ -202,7 +202,7 @@ def as_loss_net(loss_net: nn.Cell) -> nn.Cell:
     """Return a loss net; MindSpore's ``nn.WithLossCell`` counts as a ``LossNet``."""
     if not isinstance(loss_net, nn.Cell):
         raise wrong("loss_net", type(loss_net).__name__, "an nn.Cell: network and loss")
-    if type(loss_net) is nn.WithLossCell:
+    if is_exactly(loss_net, nn.WithLossCell):
         return LossNet(loss_net.backbone_network, loss_net._loss_fn)
     return loss_net
 
@@ -292,11 +292,15 @@ class CrossEntropySmooth(nn.LossBase):
 
 def _traits(loss_fn: Any) -> tuple[str | None, int | None]:
     """Return (what the mean of a known loss is over, the axis of classes in its logits)."""
-    kind = type(loss_fn)
-    if loss_fn in FUNCTIONS or kind in OVER_CLASSES:
+    if loss_fn in FUNCTIONS or is_exactly(loss_fn, *OVER_CLASSES):
         return "labels", 1
-    if kind is CrossEntropySmooth:
+    if is_exactly(loss_fn, CrossEntropySmooth):
         return "labels", -1
-    if kind is nn.SoftmaxCrossEntropyWithLogits:
+    if is_exactly(loss_fn, nn.SoftmaxCrossEntropyWithLogits):
         return "rows", -1 if loss_fn.sparse else None
-    return "elements" if kind in OVER_ELEMENTS else None, None
+    return "elements" if is_exactly(loss_fn, *OVER_ELEMENTS) else None, None
+
+
+def is_exactly(cell: Any, *classes: Any) -> bool:
+    """Return whether a cell is of one of the classes and does not override its ``construct``."""
+    return any(isinstance(cell, c) and type(cell).construct is c.construct for c in classes)

@@ -12,6 +12,7 @@ import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from labkit.base.arguments import wrong
+from labkit.errors import warn
 from labkit.steps.gradients import GradientStage
 from labkit.steps.labels import INTEGERS, check_batch, check_labels
 from labkit.steps.losses import as_loss_net
@@ -67,6 +68,13 @@ class Step(nn.Cell):
         if update.needs_buffer and not has_buffer:
             name = f"step of {type(update).__name__}"
             raise wrong(name, type(self).__name__, "an AccumulatedStep")
+        half = [weight.name for weight in optimizer.parameters if weight.dtype == ms.float16]
+        if half:
+            warn(
+                f"{len(half)} Parameters are float16, such as {half[0]!r}: the optimizer gets 0 "
+                "for a number below 6e-8 in the averaged gradient and inf above 65504; expected "
+                "float32 Parameters, with precision='O2' for float16 inside the network"
+            )
         loss_net = as_loss_net(loss_net)
         trained = {id(parameter) for parameter in optimizer.parameters}
         cells = [cell for _, cell in loss_net.cells_and_names()]
@@ -191,7 +199,7 @@ class Step(nn.Cell):
             if ms.get_context("mode") == ms.GRAPH_MODE:  # a compilation tells how many classes
                 (self._with_extras if kind[0] else self).compile(*batch)
             labels, classes = batch[-1], getattr(loss_net, "classes", None)
-            if classes and labels.dtype in INTEGERS:
+            if hasattr(loss_net, "ignore_index") and classes and labels.dtype in INTEGERS:
                 check_labels(labels.asnumpy(), classes, loss_net.ignore_index)
         self._seen.append(kind)
 

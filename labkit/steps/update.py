@@ -98,7 +98,10 @@ class UpdateStage(nn.Cell):
 
     def host_work(self) -> str:
         """Return what the host must do for each micro-batch; "" if a data set may be sunk."""
-        return ""
+        kind, base = type(self), UpdateStage
+        if self.extras is None and (kind.before, kind.between) == (base.before, base.between):
+            return ""
+        return f"{kind.__name__} acts on the host between graphs"
 
     def wants_extras(self, updates: int) -> bool:
         """Return whether the update after ``updates`` others needs the extras."""

@@ -16,6 +16,7 @@ from labkit.steps.accumulation import AccumulatedStep
 from labkit.steps.losses import CrossEntropySmooth, LossNet
 from labkit.steps.options import DynamicLossScale
 from labkit.steps.step import PlainStep
+from labkit.steps.update import UpdateStage
 from tests import twins
 from tests.support.step_cells import (
     INPUTS,
@@ -297,6 +298,24 @@ def test_a_steady_call_makes_at_most_eight_calls_of_labkit(options):
     finally:
         sys.setprofile(None)
     assert 0 < len(calls) <= 8, calls
+
+
+def test_which_steps_are_one_graph():
+    """Adasum, THOR and the subspace have graphs between which the host acts, as may a stage."""
+
+    class Between(UpdateStage):
+        def between(self, step, batch, loss):
+            pass
+
+    one_graph = set()
+    for name, make in STEPS.items():
+        network, loss_net = regression()
+        if make(loss_net, momentum(network)).one_graph:
+            one_graph.add(name)
+    assert one_graph == {"plain", "accumulated"}
+    network, loss_net = regression()
+    optimizer = momentum(network)
+    assert not PlainStep(loss_net, optimizer, update=Between(optimizer)).one_graph
 
 
 @pytest.mark.parametrize("name", ["plain", "accumulated"])

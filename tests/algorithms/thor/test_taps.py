@@ -345,7 +345,7 @@ class TestConversion:
         layer, optimizer = loss_net.network, nn.SGD(loss_net.trainable_params(), 0.1)
         step = ThorStep(loss_net, optimizer, 0.1, precision="O2")
         step.update.release()
-        assert loss_net.network.level == "O2" and loss_net.network._backbone is layer
+        assert loss_net.network.labkit_half[0] == "O2" and loss_net.network._backbone is layer
         ThorStep(loss_net, optimizer, 0.1, precision="O2")
 
     def test_a_checkpoint_of_the_step_loads_into_the_bare_network(self, tmp_path):
