@@ -1,8 +1,4 @@
-"""`labkit report`: one HTML page about runs that needs no network.
-
-What differs between the runs comes first, then what ran, failures, headline numbers beside the
-stored run's, figures, and each executed notebook as a page of its own (nbconvert).
-"""
+"""`labkit report`: one HTML page about runs that needs no network."""
 
 import base64
 import itertools
@@ -11,6 +7,7 @@ import os
 import re
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -69,23 +66,20 @@ def _flat(results: Mapping[str, Any]) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name in _COMPARED:
         value = results.get(name, "(none)")
-        nested = isinstance(value, Mapping)
-        flat |= {f"{name}: {key}": each for key, each in value.items()} if nested else {name: value}
+        nested = value if isinstance(value, Mapping) else {}
+        flat |= {f"{name}: {key}": each for key, each in nested.items()} or {name: value}
     return flat
 
 
 def check(folders: Sequence[Path]) -> list[str]:
     """Return a line for each difference of runs and each headline number outside its tolerance."""
-    runs = [read(folder) for folder in folders]
-    lines = [
-        f"{lab}: {name}: {' | '.join(map(str, values))}"
-        for lab, name, *values in itertools.filterfalse(is_time, differences(runs))
-    ]
-    for run in runs:
-        for lab, results in run.items():
-            for name, value, stored, tolerance, verdict in judged(results):
-                if verdict == "outside":
-                    lines.append(f"{lab}: {name} is {value}, stored {stored} {tolerance}: outside")
+    runs, lines = [read(folder) for folder in folders], []
+    for lab, name, *values in itertools.filterfalse(is_time, differences(runs)):
+        lines.append(f"{lab}: {name}: {' | '.join(map(str, values))}")
+    for lab, results in itertools.chain(*map(dict.items, runs)):
+        for name, value, stored, tolerance, verdict in judged(results):
+            if verdict == "outside":
+                lines.append(f"{lab}: {name} is {value}, stored {stored} {tolerance}: outside")
     return lines
 
 
@@ -128,10 +122,7 @@ def is_within(value: Any, reference: Any, kind: str, amount: float | None) -> bo
 
 
 def write(folders: Sequence[Path], out: Path | None = None, notebooks: bool = True) -> Path:
-    """Write the page about runs (to report.html in a run's folder, here for several).
-
-    Each executed notebook becomes a page too, if wanted. Return the page's path.
-    """
+    """Write the page about runs, and a page of each executed notebook; return the first's path."""
     from jinja2 import Environment, FileSystemLoader
 
     runs = {os.path.relpath(folder.resolve()): read(folder) for folder in folders}
@@ -181,10 +172,7 @@ def _mathml(match: re.Match) -> str:
     """Return a formula as MathML, which a browser draws without any script; code as it is."""
     from latex2mathml.converter import convert
 
-    tex = match[1] or match[2]
-    if tex is None:
-        return match[0]
-    try:
-        return convert(tex.replace("{aligned}", "{split}"), "block" if match[1] else "inline")
-    except Exception:  # latex2mathml raises errors of its own, and any others
-        return match[0]
+    if tex := match[1] or match[2]:
+        with suppress(Exception):  # latex2mathml raises errors of its own, and any others
+            return convert(tex.replace("{aligned}", "{split}"), "block" if match[1] else "inline")
+    return match[0]

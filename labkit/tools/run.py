@@ -1,7 +1,6 @@
 """`labkit run`: each lab by papermill in a process of its own, with limits of time and memory.
 
-A lab's own notebook writes results.json (``lab.finish``); the runner adds how it ended. In a lab's
-folder are also the executed notebook, log.txt, records.csv and figures.
+A lab's own notebook writes results.json (``lab.finish``); the runner adds how it ended.
 """
 
 import json
@@ -63,35 +62,35 @@ _SETTINGS = {
 
 @dataclass(frozen=True)
 class Task:
-    """One lab to execute with everything that papermill sets; its folder within the run's."""
+    """One lab to execute, all parameters that papermill sets, and its folder within the run's."""
 
     lab: Lab
     asked: dict[str, Any]
     folder: str
 
 
-def tasks(
-    names: Sequence[str], *, preset: str, device: str, parameters: Mapping[str, Any]
-) -> list[Task]:
+def tasks(names: Sequence[str], asked: Mapping[str, Any]) -> list[Task]:
     """Return a task for each of the labs ``names`` (all if empty), which can run with the values.
+
+    The preset is that of the environment, LABKIT_PRESET, if ``asked`` has none, else lab.
 
     Raises:
         InputError: if one cannot, or a lab, preset, device or parameter is unknown.
     """
-    refuse_unknown("preset", preset, PRESETS)
-    refuse_unknown("device", device, DEVICES)
-    asked = {"preset": preset, "device": device, **parameters}
-    made: dict[str, Task] = {}
-    for lab in pick(find_labs(find_project()), names):
-        known = parameter_names(lab)
+    default = {"preset": os.environ.get("LABKIT_PRESET") or "lab", "device": "auto"}
+    asked = plain(default | dict(asked), "parameters")
+    refuse_unknown("preset", asked["preset"], PRESETS)
+    refuse_unknown("device", asked["device"], DEVICES)
+    labs = pick(find_labs(find_project()), names)
+    for lab in labs:
+        known, parameters = parameter_names(lab), parameters_of(asked)
         for name in parameters:
             refuse_unknown(f"parameter of lab {lab.name}", name, known)
         if lab.name in LABS:
-            choose(lab.name, preset, **parameters)
-        if lab.name in made:
+            choose(lab.name, asked["preset"], **parameters)
+        if sum(other.name == lab.name for other in labs) > 1:
             raise InputError(f"LAB: expected one notebook called {lab.name}, got two")
-        made[lab.name] = Task(lab, asked, lab.name)
-    return list(made.values())
+    return [Task(lab, asked, lab.name) for lab in labs]
 
 
 def values(texts: Iterable[str], read: Callable[[str], Any] = parse) -> dict[str, Any]:
@@ -159,8 +158,8 @@ def run(
     may take ``seconds`` (``SECONDS`` of its preset) and ``memory`` in GB (all). The folder is
     locked. Ctrl-C interrupts the labs that run, and those not yet begun have no results.
     """
-    asked = dict(chosen[0].asked)
-    preset, device = asked.pop("preset"), asked.pop("device")
+    preset, device = chosen[0].asked["preset"], chosen[0].asked["device"]
+    seconds = seconds or SECONDS[preset]
     jobs = jobs_of(jobs, preset, device, len(chosen))
     cores = sorted(os.sched_getaffinity(0))
     free = [set(cores[number % len(cores) :: jobs]) for number in range(jobs)]
@@ -172,14 +171,13 @@ def run(
 
     def execute(task: Task) -> dict[str, Any]:
         place, name = folder / task.folder, task.lab.name
-        before, now_asked = read_results(place), plain(task.asked, "parameters")
-        if before.get("status") == "passed" and before.get("requested") == now_asked:
+        before = read_results(place)
+        if before.get("status") == "passed" and before.get("requested") == task.asked:
             say(f"{name}: passed before with the same parameters, not executed again")
             return before
         say(f"{name}: preset {preset}, device {device}")
         share = free.pop()
-        limit = seconds or SECONDS[preset]
-        results = _run_lab(task, place, share, limit, memory, stop)
+        results = _run_lab(task, place, share, seconds, memory, stop)
         free.append(share)
         say(f"{name}: {results['status']} after {results['total_seconds']:.1f} s")
         return results
@@ -188,13 +186,8 @@ def run(
         project = own_checkout()
         if project is not None and not (project / "datasets" / "MNIST_Data").is_dir():
             prepare("mnist")  # once, for all labs
-        request = {
-            "preset": preset,
-            "device": device,
-            "labs": [str(task.lab.path) for task in chosen],
-            "parameters": asked,
-            "started": now(),
-        }
+        labs = [str(task.lab.path) for task in chosen]
+        request = {"labs": labs, "parameters": chosen[0].asked, "started": now()}
         files.write_json(folder / RUN, request, "the run")
         pool = ThreadPoolExecutor(jobs)
         futures = [pool.submit(execute, task) for task in chosen]
@@ -232,7 +225,7 @@ def _run_lab(
     stop: threading.Event,
 ) -> dict[str, Any]:
     """Execute one lab in its folder within its limits; return what results.json then holds."""
-    began, asked = time.monotonic(), plain(task.asked, "parameters")
+    began, asked = time.monotonic(), task.asked
     source, notebook = task.lab.path, folder / task.lab.path.name
     folder.mkdir(parents=True, exist_ok=True)
     results = describe(task.lab.name, asked["preset"], parameters_of(asked), None)
@@ -243,10 +236,14 @@ def _run_lab(
         cluster.die_with_parent()
         os.sched_setaffinity(0, cores)
 
-    words = [str(source), str(notebook), json.dumps(asked), str(source.parent)]
-    own = {"LABKIT_PRESET": asked["preset"], "LABKIT_RUN": str(folder), "LABKIT_HEADLESS": "1"}
-    own["IPYTHONDIR"] = str(folder / ".ipython")
+    own = {
+        "LABKIT_PRESET": asked["preset"],
+        "LABKIT_RUN": str(folder),
+        "LABKIT_HEADLESS": "1",
+        "IPYTHONDIR": str(folder / ".ipython"),
+    }
     with (folder / LOG).open("wb") as log:
+        words = [str(source), str(notebook), json.dumps(asked), str(source.parent)]
         child = subprocess.Popen(
             [sys.executable, "-c", _PROGRAM, *words],
             env=child_environment() | _SETTINGS | own,
@@ -257,14 +254,14 @@ def _run_lab(
             preexec_fn=begin,
         )
         try:
-            error, peak = _watch(child, seconds, memory, stop)
+            why, peak = _watch(child, seconds, memory, stop)
         finally:
             for process in _family(child.pid):  # a kernel leads a session of its own
                 with suppress(psutil.Error):
                     process.kill()
             child.wait()
-    if error is None and child.returncode:
-        error = _failure(notebook)
+    if why is None and child.returncode:
+        why = _failure(notebook)
     results |= read_results(folder)
     results |= {
         "lab": task.lab.name,
@@ -274,46 +271,49 @@ def _run_lab(
         "total_seconds": round(time.monotonic() - began, 3),
         "peak_memory_mb": round(peak / 1e6, 1),
     }
-    if error is not None:
+    if why is not None:
+        error = dict(zip(("cause", "name", "message", "cell"), why, strict=True))
         results["status"] = "interrupted" if error["cause"] == "interrupted" else "failed"
         results["error"] = error | {"log": last_lines(folder / LOG, 10)}
     files.write_json(folder / RESULTS, results, "results.json")
     return results
 
 
+_Why = tuple[str, str, str, int | None]  # cause, name of the error, message, number of the cell
+
+
 def _watch(
     child: subprocess.Popen, seconds: float, memory: float | None, stop: threading.Event
-) -> tuple[dict[str, Any] | None, float]:
+) -> tuple[_Why | None, float]:
     """Wait for a process; return why it is to be killed, or None, and the most bytes it held."""
     peak, until = 0.0, time.monotonic() + seconds
     while child.poll() is None:
-        held = sum(map(_own_memory, _family(child.pid)))
+        held = 0
+        for process in _family(child.pid):
+            with suppress(psutil.Error):
+                its = process.memory_info()
+                held += its.rss - its.shared
         peak = max(peak, held)
         if stop.is_set():
-            return _error("KeyboardInterrupt", "stopped from outside", "interrupted"), peak
+            return ("interrupted", "KeyboardInterrupt", "stopped from outside", None), peak
         if time.monotonic() > until:
             words = f"the lab took more than {seconds:g} s"
-            return _error("TimeoutError", words, "timeout"), peak
+            return ("timeout", "TimeoutError", words, None), peak
         if memory is not None and held > memory * GB:
             words = f"the lab held more than {memory:g} GB of memory"
-            return _error("MemoryError", words, "memory"), peak
+            return ("memory", "MemoryError", words, None), peak
         time.sleep(0.2)
     return None, peak
 
 
-def _failure(notebook: Path) -> dict[str, Any]:
+def _failure(notebook: Path) -> _Why:
     """Return the error in an executed notebook, or that papermill itself has ended."""
     with suppress(InputError):
         for cell in read_notebook(notebook)["cells"]:
             for each in cell.get("outputs", ()):
                 if each["output_type"] == "error":
-                    error = _error(each["ename"], each["evalue"], "exception")
-                    return error | {"cell": cell["execution_count"]}
-    return _error("DeadKernelError", "papermill itself ended: see the log", "died")
-
-
-def _error(name: str, message: str, cause: str) -> dict[str, Any]:
-    return {"name": name, "message": message, "cell": None, "cause": cause}
+                    return "exception", each["ename"], each["evalue"], cell["execution_count"]
+    return "died", "DeadKernelError", "papermill itself ended: see the log", None
 
 
 def _family(pid: int) -> list[psutil.Process]:
@@ -321,14 +321,6 @@ def _family(pid: int) -> list[psutil.Process]:
         parent = psutil.Process(pid)
         return [parent, *parent.children(recursive=True)]
     return []
-
-
-def _own_memory(process: psutil.Process) -> int:
-    """Return the bytes that a process holds, shared pages excluded."""
-    with suppress(psutil.Error):
-        held = process.memory_info()
-        return held.rss - held.shared
-    return 0
 
 
 def exit_code(results: Iterable[Mapping[str, Any]]) -> int:

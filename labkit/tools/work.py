@@ -45,7 +45,7 @@ def lab(
 
     Missing copies are made first. Where the project's notebook has changed, a copy you have not
     edited is replaced; beside one that you have, the new notebook is put as NAME.new.ipynb.
-    The server is for this machine only, requires a token, and uses this environment's kernel.
+    The server is for this machine only and requires a token.
 
     Example: labkit lab 01
     """
