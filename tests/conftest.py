@@ -67,7 +67,7 @@ def pytest_collection_modifyitems(items):
 
     The whole run waits for a long file that starts last.
     """
-    listed = slow_tests.listed()
+    listed = set(slow_tests.LIST.read_text().splitlines())
     for item in items:
         if "runtime" in getattr(item, "fixturenames", ()):
             _COMPILES.add(item.path)
@@ -96,10 +96,9 @@ def pytest_collection_finish(session):
 def _module(request):
     """Pin this worker to one core for a module that computes here; release its graphs at its end.
 
-    MindSpore's calling thread spins while its other threads compute, which takes time from other
-    workers: pinned, six files on two cores took 138 s instead of 167. MindSpore keeps every
-    compiled cell, 30 MB for a small step of THOR: keeping all took 9 GB per process, releasing all
-    350 s of 4900, so they are released once the process holds ``_ROOM`` bytes.
+    Pinned, six files on two cores took 138 s instead of 167: MindSpore's calling thread spins. It
+    keeps every compiled cell, 30 MB for a small step of THOR: keeping all took 9 GB per process,
+    releasing all 350 s of 4900, so they are released once the process holds ``_ROOM`` bytes.
     """
     os.sched_setaffinity(0, "runtime" in request.fixturenames and _OWN_CORE or _CORES)
     yield

@@ -78,19 +78,19 @@ def tasks(names: Sequence[str], asked: Mapping[str, Any]) -> list[Task]:
         InputError: if one cannot, or a lab, preset, device or parameter is unknown.
     """
     default = {"preset": os.environ.get("LABKIT_PRESET") or "lab", "device": "auto"}
-    asked = plain(default | dict(asked), "parameters")
-    refuse_unknown("preset", asked["preset"], PRESETS)
-    refuse_unknown("device", asked["device"], DEVICES)
+    chosen = plain(default | dict(asked), "parameters")
+    refuse_unknown("preset", chosen["preset"], PRESETS)
+    refuse_unknown("device", chosen["device"], DEVICES)
     labs = pick(find_labs(find_project()), names)
     for lab in labs:
-        known, parameters = parameter_names(lab), parameters_of(asked)
+        known, parameters = parameter_names(lab), parameters_of(chosen)
         for name in parameters:
             refuse_unknown(f"parameter of lab {lab.name}", name, known)
         if lab.name in LABS:
-            choose(lab.name, asked["preset"], **parameters)
+            choose(lab.name, chosen["preset"], **parameters)
         if sum(other.name == lab.name for other in labs) > 1:
             raise InputError(f"LAB: expected one notebook called {lab.name}, got two")
-    return [Task(lab, asked, lab.name) for lab in labs]
+    return [Task(lab, chosen, lab.name) for lab in labs]
 
 
 def values(texts: Iterable[str], read: Callable[[str], Any] = parse) -> dict[str, Any]:

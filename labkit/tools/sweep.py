@@ -33,7 +33,7 @@ def tasks(lab: str, grid: Grid, options: Mapping[str, str]) -> list[run.Task]:
     made = {}
     for point in itertools.product(*grid.values()):
         parameters = dict(zip(grid, point, strict=True))
-        (task,) = run.tasks([lab], parameters | options)
+        (task,) = run.tasks([lab], {**parameters, **options})
         name = ",".join(f"{key}={parameters[key]}" for key in sorted(parameters))
         made[name] = replace(task, folder="runs/" + quote(name, safe="=,+[] "))
     return list(made.values())

@@ -7,13 +7,15 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 
+import psutil
 import pytest
 
 from labkit.base.files import locked
 from labkit.tools.run import jobs_of
 from tests.support.lab_projects import write_lab
-from tests.support.living import MARK, kill_marked, marked, wait_until
+from tests.support.living import wait_until
 from tests.support.trainings import ROOT
 
 pytestmark = pytest.mark.usefixtures("project")
@@ -88,20 +90,21 @@ def test_a_lab_that_exceeds_a_limit_or_dies(call, results, project, source, limi
 
 def test_ctrl_c_ends_the_kernels_and_is_130(project, results):
     command = [sys.executable, "-m", "labkit.tools.cli", "run", "03", "--out", "r"]
-    variables = os.environ | {"PYTHONPATH": str(ROOT), MARK: str(project)}
-    process = subprocess.Popen(
-        command, cwd=project, env=variables, stdout=subprocess.PIPE, start_new_session=True
-    )
+    variables = os.environ | {"PYTHONPATH": str(ROOT)}
+    process = psutil.Popen(command, cwd=project, env=variables, stdout=subprocess.PIPE)
+    started = []
     try:
-        output = project / "r/03_hangs/03_hangs.ipynb"
-        wait_until(lambda: output.exists() and "papermill" in output.read_text(), 60)
-        os.kill(process.pid, signal.SIGINT)
+        wait_until(lambda: len(process.children(recursive=True)) > 1, 60)  # papermill, the kernel
+        started = process.children(recursive=True)
+        process.send_signal(signal.SIGINT)
         said = process.communicate(timeout=30)[0].decode()
         assert process.returncode == 130
         assert "03_hangs  interrupted" in said  # the closing table
-        wait_until(lambda: marked(project) == [], 10)
+        assert psutil.wait_procs(started, 10)[1] == []
     finally:
-        kill_marked(project)
+        for each in (process, *started):
+            with suppress(psutil.NoSuchProcess):
+                each.kill()
     assert results("r", "03_hangs")["status"] == "interrupted"
 
 
