@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 try:
     import typer
-    from typer.core import TyperGroup
+    from typer.core import TyperCommand, TyperGroup
 except ModuleNotFoundError as missing:
     raise SystemExit(
         f"labkit: {missing}. The command needs the extra labs: in the clone, "
@@ -37,12 +37,26 @@ class _Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except InputError as error:
+        except (InputError, PermissionError) as error:
             print(f"labkit: {error}", file=sys.stderr)
             raise typer.Exit(2) from None
         except KeyboardInterrupt:
             print("labkit: interrupted", file=sys.stderr)
             raise typer.Exit(130) from None
+
+
+class _Run(TyperCommand):
+    """Takes papermill's ``-p NAME VALUE`` beside ``-p NAME=VALUE``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        words, joined = list(args), [""]
+        while words:
+            word = words.pop(0)
+            is_name = joined[-1] in ("-p", "--parameter") and word.isidentifier()
+            if is_name and words and not words[0].startswith("--"):
+                word += f"={words.pop(0)}"
+            joined.append(word)
+        return super().parse_args(ctx, joined[1:])
 
 
 app = typer.Typer(
@@ -94,7 +108,7 @@ def list_labs() -> None:
     _table(("number", "lab", "title", "minutes"), rows)
 
 
-@app.command()
+@app.command(cls=_Run)
 def run(
     labs: _Labs = None,
     preset: _Preset = None,

@@ -75,7 +75,10 @@ def parameter_names(lab: Lab) -> list[str]:
         InputError: if papermill could not set preset and device there.
     """
     cells = [cell for cell in read_notebook(lab.path)["cells"] if "parameters" in tags(cell)]
-    nodes = ast.walk(ast.parse("\n".join(cell["source"] for cell in cells)))
+    try:
+        nodes = list(ast.walk(ast.parse("\n".join(cell["source"] for cell in cells))))
+    except SyntaxError as error:
+        raise wrong(f"the parameters of {lab.path}", error.text, "assignments in Python") from error
     stored = (node for node in nodes if isinstance(node, ast.Name))
     names = [name.id for name in stored if isinstance(name.ctx, ast.Store)]
     if len(cells) != 1 or not {"preset", "device"} <= set(names):

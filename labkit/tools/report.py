@@ -11,11 +11,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from labkit.base.arguments import is_number
+from labkit.base.arguments import is_number, wrong
 from labkit.base.files import write_text
 from labkit.errors import InputError
 from labkit.labs.run import FIGURES, RESULTS
-from labkit.tools.run import headline
+from labkit.tools.run import headline, read_results
 
 _HERE = Path(__file__).parent
 # Stored runs: preset -> lab -> parameters and metrics: name -> value, kind and amount of the
@@ -33,16 +33,26 @@ def read(folder: Path) -> dict[str, dict[str, Any]]:
     """Return lab -> results of a run's folder, of a sweep's, or of one lab's.
 
     Raises:
-        InputError: if there is no results.json in it.
+        InputError: if there is no results.json in it, or one is damaged.
     """
     labs = {}
     for path in sorted(folder.resolve().glob(f"**/{RESULTS}")):
         name = path.parent.relative_to(folder.resolve()).as_posix()
-        results = json.loads(path.read_text("utf-8")) | {"folder": path.parent}
+        results = read_results(path.parent) | {"folder": path.parent}
+        if "lab" not in results:
+            raise InputError(f"{path} is damaged: expected a lab's results")
         labs[results["lab"] if name == "." else name] = results
     if not labs:
         raise InputError(f"{folder} holds no run: expected a folder with {RESULTS} in it")
     return labs
+
+
+def read_all(folders: Sequence[Path]) -> dict[str, dict[str, dict[str, Any]]]:
+    """Return path -> ``read`` of each run; raise ``InputError`` if one is given twice."""
+    runs = {os.path.relpath(folder.resolve()): read(folder) for folder in folders}
+    if len(runs) < len(folders):
+        raise wrong("RUN", " ".join(map(str, folders)), "different runs")
+    return runs
 
 
 def differences(runs: Sequence[Mapping[str, dict[str, Any]]]) -> list[tuple[Any, ...]]:
@@ -73,7 +83,7 @@ def _flat(results: Mapping[str, Any]) -> dict[str, Any]:
 
 def check(folders: Sequence[Path]) -> list[str]:
     """Return a line for each difference of runs and each headline number outside its tolerance."""
-    runs, lines = [read(folder) for folder in folders], []
+    runs, lines = list(read_all(folders).values()), []
     for lab, name, *values in itertools.filterfalse(is_time, differences(runs)):
         lines.append(f"{lab}: {name}: {' | '.join(map(str, values))}")
     for lab, results in itertools.chain(*map(dict.items, runs)):
@@ -125,7 +135,7 @@ def write(folders: Sequence[Path], out: Path | None = None, notebooks: bool = Tr
     """Write the page about runs, and a page of each executed notebook; return the first's path."""
     from jinja2 import Environment, FileSystemLoader
 
-    runs = {os.path.relpath(folder.resolve()): read(folder) for folder in folders}
+    runs = read_all(folders)
     place = out or (folders[0] if len(folders) == 1 else Path()) / "report.html"
     differ = differences(list(runs.values()))
     labs = [(run, lab, each) for run, known in runs.items() for lab, each in known.items()]

@@ -29,7 +29,7 @@ from labkit.labs.run import LOG, RESULTS, describe, last_lines, new_folder, now,
 from labkit.ranks import cluster
 from labkit.ranks.launch import child_environment
 from labkit.runtime import DEVICES
-from labkit.tools.labs import Lab, find_labs, parameter_names, pick, read_notebook
+from labkit.tools.labs import Lab, find_labs, parameter_names, pick, read_notebook, tags
 
 GB = 10**9
 MEMORY = 3 * GB  # of one lab, where several run at once: lab 02's header states 3 GB
@@ -126,8 +126,9 @@ def output_folder(out: str | None, again: bool = False) -> Path:
     if out is None:
         folder = new_folder(find_project() / "runs")
         latest = folder.with_name("latest")
-        latest.unlink(missing_ok=True)
-        latest.symlink_to(folder.name)
+        if latest.is_symlink() or not latest.exists():
+            latest.unlink(missing_ok=True)
+            latest.symlink_to(folder.name)
         return folder
     if not out.strip() or "://" in out:
         raise wrong("--out", out, "a folder of this machine")
@@ -177,7 +178,12 @@ def run(
             return before
         say(f"{name}: preset {preset}, device {device}")
         share = free.pop()
-        results = _run_lab(task, place, share, seconds, memory, stop)
+        try:
+            results = _run_lab(task, place, share, seconds, memory, stop)
+        except (OSError, InputError) as error:  # a full disk is this lab's failure alone
+            fault = {"cause": "exception", "name": "OSError", "message": str(error), "cell": None}
+            results = {"lab": name, "status": "failed", "requested": task.asked, "device": None}
+            results |= {"total_seconds": 0.0, "peak_memory_mb": 0.0, "error": fault | {"log": []}}
         free.append(share)
         say(f"{name}: {results['status']} after {results['total_seconds']:.1f} s")
         return results
@@ -212,7 +218,8 @@ def read_request(folder: Path) -> dict[str, Any]:
 def read_results(folder: Path) -> dict[str, Any]:
     """Return what results.json in ``folder`` holds; {} if there is none or it is damaged."""
     with suppress(OSError, ValueError):
-        return json.loads((folder / RESULTS).read_text("utf-8"))
+        content = json.loads((folder / RESULTS).read_text("utf-8"))
+        return content if isinstance(content, dict) else {}
     return {}
 
 
@@ -228,6 +235,7 @@ def _run_lab(
     began, asked = time.monotonic(), task.asked
     source, notebook = task.lab.path, folder / task.lab.path.name
     folder.mkdir(parents=True, exist_ok=True)
+    notebook.unlink(missing_ok=True)  # of an earlier run: its error is not this one's
     results = describe(task.lab.name, asked["preset"], parameters_of(asked), None)
     results |= {"status": "running", "started": now()}
     files.write_json(folder / RESULTS, results, "results.json")
@@ -307,11 +315,11 @@ def _watch(
 
 
 def _failure(notebook: Path) -> _Why:
-    """Return the error in an executed notebook, or that papermill itself has ended."""
+    """Return the error that ended an executed notebook, or that papermill itself has ended."""
     with suppress(InputError):
-        for cell in read_notebook(notebook)["cells"]:
+        for cell in reversed(read_notebook(notebook)["cells"]):
             for each in cell.get("outputs", ()):
-                if each["output_type"] == "error":
+                if each["output_type"] == "error" and "raises-exception" not in tags(cell):
                     return "exception", each["ename"], each["evalue"], cell["execution_count"]
     return "died", "DeadKernelError", "papermill itself ended: see the log", None
 
