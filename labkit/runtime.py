@@ -62,18 +62,14 @@ def pynative() -> Iterator[None]:
 
 def available_devices() -> tuple[str, ...]:
     """Return the devices that this process can really use, best first; always ends with ``CPU``."""
-    _quieten()
+    if "mindspore" not in sys.modules:  # MindSpore reads its log level at its first import
+        # In a notebook it logs "[ERROR] Get realpath failed" for a Cell, although it compiles.
+        os.environ.setdefault("GLOG_v", "4" if "ipykernel" in sys.modules else "3")
     from mindspore._c_expression import MSContext
 
     # hal.is_available makes the same check, but also prints warnings of the plugin loader.
     handle = MSContext.get_instance()
     return tuple(name for name in DEVICES[1:] if handle.is_pkg_support_device(name))
-
-
-def needs_onednn_workaround(mindspore_version: str) -> bool:
-    """Return whether convolutions take the slow reference kernel on this CPU and version."""
-    version = tuple(int(part) for part in mindspore_version.split(".")[:2])
-    return version >= _SLOW_CONVOLUTION_SINCE and _has_avx512()
 
 
 def start(device: str = "auto", seed: int = 1, *, distribute: bool = False) -> Runtime:
@@ -116,7 +112,8 @@ def start(device: str = "auto", seed: int = 1, *, distribute: bool = False) -> R
         chosen, reason = present[0], f"first of {', '.join(present)}"
         reason = reason if len(present) > 1 else "no Ascend or GPU that MindSpore can use"
     version = _set_global_state(chosen, seed)
-    if chosen == "CPU" and needs_onednn_workaround(version):
+    is_slow = tuple(map(int, version.split(".")[:2])) >= _SLOW_CONVOLUTION_SINCE
+    if chosen == "CPU" and is_slow and has_avx512():
         os.environ.setdefault(_ONEDNN_VARIABLE, "AVX2")
     onednn = os.environ.get(_ONEDNN_VARIABLE, "default")
     cores = _join(chosen) if distribute else ()
@@ -137,10 +134,9 @@ def _set_global_state(device: str, seed: int) -> str:
 
     mindspore.set_context(mode=mindspore.GRAPH_MODE)
     if not cluster.joined():  # after joining, the device is set and MindSpore refuses a second call
-        if device != "CPU" and os.environ.get("DEVICE_ID"):
-            mindspore.set_device(device, cluster.environment_number("DEVICE_ID"))
-        else:
-            mindspore.set_device(device)
+        numbered = device != "CPU" and os.environ.get("DEVICE_ID")
+        number = [cluster.environment_number("DEVICE_ID")] if numbered else []
+        mindspore.set_device(device, *number)
     mindspore.set_seed(seed)
     numpy.random.seed(seed)
     random.seed(seed)
@@ -201,14 +197,6 @@ def _keep_to_share() -> tuple[int, ...]:
     return tuple(share)
 
 
-def _quieten() -> None:
-    """Reduce MindSpore's logging before its first import, unless the user has chosen a level.
-
-    For a Cell of a notebook it logs "[ERROR] Get realpath failed", although it compiles.
-    """
-    if "mindspore" not in sys.modules:
-        os.environ.setdefault("GLOG_v", "4" if "ipykernel" in sys.modules else "3")
-
-
-def _has_avx512() -> bool:
+def has_avx512() -> bool:
+    """Return whether this machine's cores have AVX-512."""
     return " avx512f " in Path("/proc/cpuinfo").read_text()

@@ -51,10 +51,7 @@ def runtime():
 
 @pytest.fixture
 def eager(runtime):
-    """Run in PyNative mode, which compiles nothing; compiling a graph takes seconds.
-
-    tests/steps/test_step.py shows for every step that both modes agree.
-    """
+    """Run in PyNative mode, which compiles nothing; tests/steps/test_step.py: both modes agree."""
     from labkit.runtime import pynative
 
     with pynative():
@@ -63,11 +60,8 @@ def eager(runtime):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Mark the tests of tests/slow.txt; sort files with slow tests first, then by number of tests.
-
-    The whole run waits for a long file that starts last.
-    """
-    listed = slow_tests.listed()
+    """Mark the tests of tests/slow.txt; files that take long come first: all wait for the last."""
+    listed = set(slow_tests.LIST.read_text().splitlines())
     for item in items:
         if "runtime" in getattr(item, "fixturenames", ()):
             _COMPILES.add(item.path)
@@ -79,10 +73,7 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish(session):
-    """Exclude all imported objects, 575 000, from garbage collection.
-
-    MindSpore collects garbage before it compiles a graph: 0.2 to 0.3 s of a second and a half.
-    """
+    """Exclude what is imported from the garbage collections that MindSpore starts."""
     gc.collect()
     gc.freeze()
     worker = os.environ.get("PYTEST_XDIST_WORKER")  # gw0, gw1, ... if several run
@@ -96,10 +87,9 @@ def pytest_collection_finish(session):
 def _module(request):
     """Pin this worker to one core for a module that computes here; release its graphs at its end.
 
-    MindSpore's calling thread spins while its other threads compute, which takes time from other
-    workers: pinned, six files on two cores took 138 s instead of 167. MindSpore keeps every
-    compiled cell, 30 MB for a small step of THOR: keeping all took 9 GB per process, releasing all
-    350 s of 4900, so they are released once the process holds ``_ROOM`` bytes.
+    Pinned, six files on two cores took 138 s instead of 167: MindSpore's calling thread spins. It
+    keeps every compiled cell, 30 MB for a small step of THOR: keeping all took 9 GB per process,
+    releasing all 350 s of 4900, so they are released once the process holds ``_ROOM`` bytes.
     """
     os.sched_setaffinity(0, "runtime" in request.fixturenames and _OWN_CORE or _CORES)
     yield
@@ -114,11 +104,7 @@ def _module(request):
 
 @pytest.fixture(scope="class")
 def released(runtime):
-    """Release the graphs that a class of tests has compiled; for classes that compile many.
-
-    The time to release a graph grows with the number of all graphs. What ``once`` compiled before
-    the class is kept.
-    """
+    """Release the graphs that a class of tests has compiled, which are many; those before stay."""
     before = _STAY | set(map(id, _compiled_cells()))
     yield
     _release_graphs(but=before)

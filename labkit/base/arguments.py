@@ -3,10 +3,8 @@
     decay = number("decay", decay, at_least=0, below=1)     0 <= decay < 1
 
 Each check returns a plain Python value or raises ``InputError``. NumPy's integers and floats are
-accepted everywhere; True and False never count as numbers.
-
-Values that users write are YAML with the words that people use, not all of YAML 1.1: ``010`` is the
-number 10, ``1e-3`` a number, ``1:30`` a text, ``None``, ``null`` and ``~`` are null; ``yes`` and
+accepted everywhere; True and False never count as numbers. Values that users write are YAML with
+the words that people use: ``010`` is 10, ``1e-3`` a number, ``None`` is null; ``1:30``, ``yes`` and
 ``on`` are texts. After ``-p`` the characters ``#``, ``&`` and ``*`` have no meaning of their own.
 """
 
@@ -24,18 +22,20 @@ import yaml
 
 from labkit.errors import InputError, nearest
 
-MAX_SEED = 2**32 - 1
 _COMPARED = {">=": operator.ge, ">": operator.gt, "<=": operator.le, "<": operator.lt}
 
 
 def is_integer(value: object) -> bool:
-    """Return whether ``value`` is an integer, Python's or NumPy's, and not a bool."""
+    """Return whether ``value`` is an integer, and not a bool."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def is_number(value: object) -> bool:
-    """Return whether ``value`` is a finite real number, Python's or NumPy's, and not a bool."""
-    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    """Return whether ``value`` is a finite real number, and not a bool."""
+    try:
+        return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:  # an integer beyond the floats
+        return False
 
 
 def integer(name: str, value: object, at_least: int = 1, at_most: int | None = None) -> int:
@@ -80,7 +80,7 @@ def choice(name: str, value: object, words: Iterable[str]) -> str:
     return value
 
 
-def path(name: str, value: object, expected: str = "a path") -> Path:
+def path(name: str, value: object, expected: str) -> Path:
     """Return ``value`` as a Path; raise ``InputError`` unless it is a text or a path."""
     if not isinstance(value, str | os.PathLike):
         raise wrong(name, value, expected)
@@ -89,7 +89,7 @@ def path(name: str, value: object, expected: str = "a path") -> Path:
 
 def seed(value: object, name: str = "seed") -> int:
     """Return a seed that NumPy and MindSpore both take: an integer from 0 to 2**32 - 1."""
-    return integer(name, value, 0, MAX_SEED)
+    return integer(name, value, 0, 2**32 - 1)
 
 
 def wrong(name: str, value: object, expected: str, hint: str = "") -> InputError:
@@ -114,16 +114,13 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print the message, with the nearest name, and exit with code 2."""
-        start, colon, unknown = message.partition("unrecognized arguments: ")
-        if colon and not start:
+        if found := re.match(r"unrecognized arguments: ([^\s=]+)", message):
             known = [name for name in self._option_string_actions if name.startswith("--")]
-            message += "." + nearest(unknown.split()[0].partition("=")[0], known)
+            message += "." + nearest(found[1], known)
         elif found := re.search(r"invalid choice: '(.*)' \(choose from (.*)\)$", message):
             message += "." + nearest(found[1], re.findall(r"'([^']*)'", found[2]))
         super().error(message)
 
-
-# --- values that users write -------------------------------------------------------------------
 
 _TAG = "tag:yaml.org,2002:"
 _BEGINS = set("[{'\"")  # of what is YAML's; everything else is one word
@@ -187,5 +184,5 @@ def parse_several(text: str) -> list[Any]:
 def _plain(text: str) -> Any:
     try:
         return _Loader(text).get_single_data()
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise InputError(f"not YAML: {error}") from error

@@ -14,7 +14,6 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from labkit.base import arguments
 from labkit.errors import InputError
 
 _PART = ".part-"
@@ -29,7 +28,7 @@ def whole_file(path: str | os.PathLike, what: str) -> Iterator[Path]:
     Raises:
         InputError: ``cannot write {what} {path}``, if that is so.
     """
-    path = arguments.path("path", path)
+    path = Path(path)
     temporary = path.parent / f"{_PART}{secrets.token_hex(4)}{path.suffix}"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -9,9 +9,8 @@ from collections.abc import Callable
 def has_front_end() -> bool:
     """Return whether a Jupyter server started this kernel for a page that somebody looks at.
 
-    False under papermill, nbconvert, nbval and ``labkit run``: a saved widget is an empty box, or
-    a bar stuck at 0 %. A server names its session; a program that executes a notebook, even if it
-    was started from such a session, accepts no input for it.
+    A server names its session; a program that executes a notebook (papermill, nbval), even if
+    started from such a session, accepts no input for it. A saved widget would be an empty box.
     """
     if not os.environ.get("JPY_SESSION_NAME") or os.environ.get("LABKIT_HEADLESS"):
         return False
@@ -43,14 +42,13 @@ class Progress:
         """Count ``steps`` more; show what ``text`` returns after the count."""
         self.done += steps
         now = time.monotonic()
+        due = now - self._last >= self._between or self.done == self.total
+        self._last = now if due else self._last
         if self._bar is not None:
             self._bar.update(steps)
-        if now - self._last < self._between and self.done != self.total:
-            return
-        self._last = now
-        if self._bar is not None:
-            self._bar.set_postfix_str(text())
-        else:
+            if due:
+                self._bar.set_postfix_str(text())
+        elif due:
             seconds = f"{now - self._start:.0f} s"
             print(f"{self.name} {self.done}/{self.total} {text()} {seconds}", flush=True)
 

@@ -16,8 +16,7 @@ def own_checkout() -> Path | None:
 
 def version() -> str:
     """Return labkit's version: its checkout's, else the installed one, else "unknown"."""
-    root = own_checkout()
-    if root is not None:
+    if root := own_checkout():
         return tomllib.loads((root / "pyproject.toml").read_text("utf-8"))["project"]["version"]
     from importlib import metadata  # takes 40 ms, and only an installed copy needs it
 
@@ -39,10 +38,9 @@ def find_project() -> Path:
     Raises:
         InputError: outside a checkout.
     """
-    root = project_root() or own_checkout()
-    if root is None:
-        raise InputError(f"no labs here: {Path.cwd()} is in no checkout. Change into the clone")
-    return root
+    if root := project_root() or own_checkout():
+        return root
+    raise InputError(f"no labs here: {Path.cwd()} is in no checkout. Change into the clone")
 
 
 def _is_project(folder: Path) -> bool:

@@ -4,7 +4,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -37,7 +37,7 @@ class _Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except InputError as error:
+        except (InputError, PermissionError) as error:
             print(f"labkit: {error}", file=sys.stderr)
             raise typer.Exit(2) from None
         except KeyboardInterrupt:
@@ -52,7 +52,8 @@ class _Run(TyperCommand):
         words, joined = list(args), [""]
         while words:
             word = words.pop(0)
-            if joined[-1] in ("-p", "--parameter") and word.isidentifier() and words:
+            is_name = joined[-1] in ("-p", "--parameter") and word.isidentifier()
+            if is_name and words and not words[0].startswith("--"):
                 word += f"={words.pop(0)}"
             joined.append(word)
         return super().parse_args(ctx, joined[1:])
@@ -98,13 +99,13 @@ def _main(version: Annotated[bool, _VERSION] = False) -> None:
 
 @app.command("list")
 def list_labs() -> None:
-    """Show the labs: number, name, title, presets, and the minutes stated on their header card.
+    """Show the labs: number, name, title, and the minutes stated on their header card.
 
     Example: labkit list
     """
     labs = find_labs(find_project())
-    rows = [(lab.number, lab.name, lab.title, " ".join(lab.presets), lab.minutes) for lab in labs]
-    _table(("number", "lab", "title", "presets", "minutes"), rows)
+    rows = [(lab.number, lab.name, lab.title, lab.minutes) for lab in labs]
+    _table(("number", "lab", "title", "minutes"), rows)
 
 
 @app.command(cls=_Run)
@@ -131,31 +132,16 @@ def run(
 
     Example: labkit run 01 --preset smoke -p micro_steps=8
     """
-    before = runner.read_request(resume) if resume else {}
+    before = runner.read_request(resume) if resume else {"labs": (), "parameters": {}}
     named = read_yaml(parameters) if parameters else {}
     if not isinstance(named, dict):
         raise wrong("-f", str(parameters), "a file of NAME: VALUE lines")
-    own = {name: named.pop(name, before.get(name)) for name in ("preset", "device")}
-    chosen = runner.tasks(
-        labs or before.get("labs", ()),
-        preset=preset or own["preset"] or _preset(),
-        device=device or own["device"] or "auto",
-        parameters=before.get("parameters", {}) | named | runner.values(parameter or ()),
-    )
+    named |= runner.values(parameter or ()) | _given(preset, device)
+    chosen = runner.tasks(labs or before["labs"], before["parameters"] | named)
     if resume and out is not None:
         raise wrong("--out", out, "none beside --resume, which goes on in its folder")
     folder = resume.resolve() if resume else runner.output_folder(out)
-    results = runner.run(chosen, folder, jobs, timeout, memory, quiet=as_json)
-    rows = [
-        (
-            *_row(each),
-            os.path.relpath(folder / each["lab"] / each["notebook"]),
-            each["device"] or "-",
-        )
-        for each in results
-    ]
-    head = ("lab", "status", "seconds", "headline", "notebook", "device")
-    _finish(results, folder, as_json, head, rows)
+    _finish(runner.run(chosen, folder, jobs, timeout, memory, as_json), folder, as_json)
 
 
 @app.command()
@@ -176,16 +162,14 @@ def sweep(
 
     Example: labkit sweep 01 --preset smoke -p micro_steps=1,2,4 -p seed=1,2
     """
-    preset, grid = preset or _preset(), sweeps.grid_of(parameter or ())
-    chosen = sweeps.tasks(lab, grid, preset=preset, device=device or "auto")
-    default = find_project() / "runs" / "sweeps" / f"{chosen[0].lab.name}-{preset}"
+    grid = sweeps.grid_of(parameter or ())
+    chosen = sweeps.tasks(lab, grid, _given(preset, device))
+    name = f"{chosen[0].lab.name}-{chosen[0].asked['preset']}"
+    default = find_project() / "runs" / "sweeps" / name
     folder = runner.output_folder(str(default) if out is None else out, again=True)
-    results = runner.run(chosen, folder, jobs, timeout, memory, quiet=as_json)
-    written = sweeps.write(results, grid, folder)
-    rows = [(*runner.parameters_of(each["requested"]).values(), *_row(each)) for each in results]
-    if not as_json:
-        print("written:", *map(os.path.relpath, written))
-    _finish(results, folder, as_json, (*grid, "lab", "status", "seconds", "headline"), rows)
+    results = runner.run(chosen, folder, jobs, timeout, memory, as_json)
+    sweeps.write(results, grid, folder)
+    _finish(results, folder, as_json, tuple(grid))
 
 
 @app.command()
@@ -240,43 +224,39 @@ for _name, _example in (
     )(_recipe)
 
 
-def _preset() -> str:
-    """Return the preset of a new run for which none is given."""
-    return os.environ.get("LABKIT_PRESET") or "lab"
-
-
-def _row(results: dict[str, Any]) -> tuple[str, ...]:
-    """Return lab, status, seconds and headline of a lab for the closing table."""
-    seconds = f"{results['total_seconds']:.1f}"
-    return results["lab"], results["status"], seconds, runner.headline(results) or "-"
+def _given(preset: str | None, device: str | None) -> dict[str, str]:
+    return {name: text for name, text in (("preset", preset), ("device", device)) if text}
 
 
 def _finish(
-    results: list[dict[str, Any]],
-    folder: Path,
-    as_json: bool,
-    head: Sequence[str],
-    rows: Iterable[Sequence[Any]],
+    results: list[dict[str, Any]], folder: Path, as_json: bool, grid: Sequence[str] = ()
 ) -> None:
     """Print how labs ended and why some failed, and exit with the code that says so."""
-    code = runner.exit_code(results)
+    code, place = runner.exit_code(results), os.path.relpath(folder)
     if as_json:
         print(json.dumps({"folder": str(folder), "exit": code, "labs": results}))
     else:
-        _table(head, rows)
+        rows = []
+        for each in results:
+            row = [*(each["requested"][name] for name in grid), each["lab"], each["status"]]
+            seconds, numbers = f"{each['total_seconds']:.1f}", runner.headline(each)
+            rows.append([*row, seconds, each["device"] or "-", numbers or "-"])
+        _table((*grid, "lab", "status", "seconds", "device", "headline"), rows)
+        print(f"executed notebooks, logs and results are in {place}")
     for text in runner.complaints(results):
         print(text, file=sys.stderr)
     if code in (1, 130):
-        print(f"the same command with --resume {os.path.relpath(folder)} goes on", file=sys.stderr)
+        again = "the same command" if grid else f"labkit run --resume {place}"
+        print(f"{again} goes on", file=sys.stderr)
     raise typer.Exit(code)
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+def _table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     """Print aligned columns, a line per row, nothing cut off."""
-    rows = [tuple(map(str, row)) for row in rows]
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    for row in (head, *rows):
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+    lines = [list(map(str, row)) for row in (head, *rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
         print("  ".join(cells).rstrip())
 
 

@@ -43,8 +43,8 @@ def convert(
     if back and (entry or prefix):
         raise InputError("entry and prefix: expected none with a checkpoint, which has neither")
     renames = dict(text.partition("=")[::2] for text in rename or ())
-    if not all(renames.values()):
-        raise wrong("rename", " ".join(renames), "MINDSPORE=PYTORCH")
+    if len(renames) < len(rename or ()) or not all(map(all, renames.items())):
+        raise wrong("rename", rename, "different parts, each as MINDSPORE=PYTORCH")
     from labkit import runtime
 
     runtime.start("CPU")

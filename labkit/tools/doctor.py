@@ -87,7 +87,7 @@ def doctor(
     raise typer.Exit(0 if passed == len(checks) else 1)
 
 
-Finding = tuple[bool, str, str]  # whether it is right, what was found, the remedy
+Finding = tuple[bool, str, str]  # as in Check, without the name
 
 
 def _python(root: Path) -> Finding:
@@ -158,10 +158,12 @@ def _variables(root: Path) -> Finding:
 
 
 def _wrong_variables() -> list[str]:
-    def is_right(name: str, value: str) -> bool:
-        return not value or value in _VARIABLES[name][0] or value.startswith("module://")
-
-    return [name for name in _VARIABLES if not is_right(name, os.environ.get(name, ""))]
+    set_here = {name: os.environ[name] for name in _VARIABLES if os.environ.get(name)}
+    return [
+        name
+        for name, value in set_here.items()
+        if value not in _VARIABLES[name][0] and not value.startswith("module://")
+    ]
 
 
 def _disk(root: Path) -> Finding:

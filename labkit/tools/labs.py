@@ -10,7 +10,6 @@ from typing import Any
 
 from labkit.base.arguments import wrong
 from labkit.errors import InputError, nearest
-from labkit.labs.presets import LABS, PRESETS
 
 _TITLE = re.compile(r"^#\s+(?:\d+\s*·\s*)?(.+?)\s*$", re.MULTILINE)
 _MINUTES = re.compile(r"(\d+(?:\.\d+)?(?:\s*[-–]\s*\d+)?)\s*min", re.IGNORECASE)
@@ -18,16 +17,12 @@ _MINUTES = re.compile(r"(\d+(?:\.\d+)?(?:\s*[-–]\s*\d+)?)\s*min", re.IGNORECAS
 
 @dataclass(frozen=True)
 class Lab:
-    """One notebook: ``number`` "01", ``name`` "01_gradient_accumulation", and its header card.
-
-    ``minutes`` is the duration stated on the header card, as text; empty if it states none.
-    """
+    """One notebook, number "01", and what its header card states; ``minutes`` may be empty."""
 
     number: str
     name: str
     title: str
     minutes: str
-    presets: tuple[str, ...]
     path: Path
 
 
@@ -69,14 +64,8 @@ def read_lab(path: Path) -> Lab:
     cells = read_notebook(path)["cells"]
     card = next((cell["source"] for cell in cells if cell["cell_type"] == "markdown"), "")
     title, minutes = _TITLE.search(card), _MINUTES.search(card)
-    return Lab(
-        number=number,
-        name=path.stem,
-        title=title[1] if title else short_name.replace("_", " "),
-        minutes=minutes[1] if minutes else "",
-        presets=tuple(name for name in PRESETS if name in LABS.get(path.stem, PRESETS)),
-        path=path,
-    )
+    shown = title[1] if title else short_name.replace("_", " ")
+    return Lab(number, path.stem, shown, minutes[1] if minutes else "", path)
 
 
 def parameter_names(lab: Lab) -> list[str]:
@@ -86,7 +75,10 @@ def parameter_names(lab: Lab) -> list[str]:
         InputError: if papermill could not set preset and device there.
     """
     cells = [cell for cell in read_notebook(lab.path)["cells"] if "parameters" in tags(cell)]
-    nodes = ast.walk(ast.parse("\n".join(cell["source"] for cell in cells)))
+    try:
+        nodes = list(ast.walk(ast.parse("\n".join(cell["source"] for cell in cells))))
+    except SyntaxError as error:
+        raise wrong(f"the parameters of {lab.path}", error.text, "assignments in Python") from error
     stored = (node for node in nodes if isinstance(node, ast.Name))
     names = [name.id for name in stored if isinstance(name.ctx, ast.Store)]
     if len(cells) != 1 or not {"preset", "device"} <= set(names):

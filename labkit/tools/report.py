@@ -1,8 +1,4 @@
-"""`labkit report`: one HTML page about runs that needs no network.
-
-What differs between the runs comes first, then what ran, failures, headline numbers beside the
-stored run's, figures, and each executed notebook as a page of its own (nbconvert).
-"""
+"""`labkit report`: one HTML page about runs that needs no network."""
 
 import base64
 import itertools
@@ -11,14 +7,15 @@ import os
 import re
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from labkit.base.arguments import is_number
+from labkit.base.arguments import is_number, wrong
 from labkit.base.files import write_text
 from labkit.errors import InputError
 from labkit.labs.run import FIGURES, RESULTS
-from labkit.tools.run import headline
+from labkit.tools.run import headline, read_results
 
 _HERE = Path(__file__).parent
 # Stored runs: preset -> lab -> parameters and metrics: name -> value, kind and amount of the
@@ -36,16 +33,26 @@ def read(folder: Path) -> dict[str, dict[str, Any]]:
     """Return lab -> results of a run's folder, of a sweep's, or of one lab's.
 
     Raises:
-        InputError: if there is no results.json in it.
+        InputError: if there is no results.json in it, or one is damaged.
     """
     labs = {}
     for path in sorted(folder.resolve().glob(f"**/{RESULTS}")):
         name = path.parent.relative_to(folder.resolve()).as_posix()
-        results = json.loads(path.read_text("utf-8")) | {"folder": path.parent}
+        results = read_results(path.parent) | {"folder": path.parent}
+        if "lab" not in results:
+            raise InputError(f"{path} is damaged: expected a lab's results")
         labs[results["lab"] if name == "." else name] = results
     if not labs:
         raise InputError(f"{folder} holds no run: expected a folder with {RESULTS} in it")
     return labs
+
+
+def read_all(folders: Sequence[Path]) -> dict[str, dict[str, dict[str, Any]]]:
+    """Return path -> ``read`` of each run; raise ``InputError`` if one is given twice."""
+    runs = {os.path.relpath(folder.resolve()): read(folder) for folder in folders}
+    if len(runs) < len(folders):
+        raise wrong("RUN", " ".join(map(str, folders)), "different runs")
+    return runs
 
 
 def differences(runs: Sequence[Mapping[str, dict[str, Any]]]) -> list[tuple[Any, ...]]:
@@ -69,23 +76,20 @@ def _flat(results: Mapping[str, Any]) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name in _COMPARED:
         value = results.get(name, "(none)")
-        nested = isinstance(value, Mapping)
-        flat |= {f"{name}: {key}": each for key, each in value.items()} if nested else {name: value}
+        nested = value if isinstance(value, Mapping) else {}
+        flat |= {f"{name}: {key}": each for key, each in nested.items()} or {name: value}
     return flat
 
 
 def check(folders: Sequence[Path]) -> list[str]:
     """Return a line for each difference of runs and each headline number outside its tolerance."""
-    runs = [read(folder) for folder in folders]
-    lines = [
-        f"{lab}: {name}: {' | '.join(map(str, values))}"
-        for lab, name, *values in itertools.filterfalse(is_time, differences(runs))
-    ]
-    for run in runs:
-        for lab, results in run.items():
-            for name, value, stored, tolerance, verdict in judged(results):
-                if verdict == "outside":
-                    lines.append(f"{lab}: {name} is {value}, stored {stored} {tolerance}: outside")
+    runs, lines = list(read_all(folders).values()), []
+    for lab, name, *values in itertools.filterfalse(is_time, differences(runs)):
+        lines.append(f"{lab}: {name}: {' | '.join(map(str, values))}")
+    for lab, results in itertools.chain(*map(dict.items, runs)):
+        for name, value, stored, tolerance, verdict in judged(results):
+            if verdict == "outside":
+                lines.append(f"{lab}: {name} is {value}, stored {stored} {tolerance}: outside")
     return lines
 
 
@@ -128,13 +132,10 @@ def is_within(value: Any, reference: Any, kind: str, amount: float | None) -> bo
 
 
 def write(folders: Sequence[Path], out: Path | None = None, notebooks: bool = True) -> Path:
-    """Write the page about runs (to report.html in a run's folder, here for several).
-
-    Each executed notebook becomes a page too, if wanted. Return the page's path.
-    """
+    """Write the page about runs, and a page of each executed notebook; return the first's path."""
     from jinja2 import Environment, FileSystemLoader
 
-    runs = {os.path.relpath(folder.resolve()): read(folder) for folder in folders}
+    runs = read_all(folders)
     place = out or (folders[0] if len(folders) == 1 else Path()) / "report.html"
     differ = differences(list(runs.values()))
     labs = [(run, lab, each) for run, known in runs.items() for lab, each in known.items()]
@@ -181,10 +182,7 @@ def _mathml(match: re.Match) -> str:
     """Return a formula as MathML, which a browser draws without any script; code as it is."""
     from latex2mathml.converter import convert
 
-    tex = match[1] or match[2]
-    if tex is None:
-        return match[0]
-    try:
-        return convert(tex.replace("{aligned}", "{split}"), "block" if match[1] else "inline")
-    except Exception:  # latex2mathml raises errors of its own, and any others
-        return match[0]
+    if tex := match[1] or match[2]:
+        with suppress(Exception):  # latex2mathml raises errors of its own, and any others
+            return convert(tex.replace("{aligned}", "{split}"), "block" if match[1] else "inline")
+    return match[0]

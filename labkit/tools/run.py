@@ -1,7 +1,6 @@
 """`labkit run`: each lab by papermill in a process of its own, with limits of time and memory.
 
-A lab's own notebook writes results.json (``lab.finish``); the runner adds how it ended. In a lab's
-folder are also the executed notebook, log.txt, records.csv and figures.
+A lab's own notebook writes results.json (``lab.finish``); the runner adds how it ended.
 """
 
 import json
@@ -30,7 +29,7 @@ from labkit.labs.run import LOG, RESULTS, describe, last_lines, new_folder, now,
 from labkit.ranks import cluster
 from labkit.ranks.launch import child_environment
 from labkit.runtime import DEVICES
-from labkit.tools.labs import Lab, find_labs, parameter_names, pick, read_notebook
+from labkit.tools.labs import Lab, find_labs, parameter_names, pick, read_notebook, tags
 
 GB = 10**9
 MEMORY = 3 * GB  # of one lab, where several run at once: lab 02's header states 3 GB
@@ -63,35 +62,35 @@ _SETTINGS = {
 
 @dataclass(frozen=True)
 class Task:
-    """One lab to execute with everything that papermill sets; its folder within the run's."""
+    """One lab to execute, all parameters that papermill sets, and its folder within the run's."""
 
     lab: Lab
     asked: dict[str, Any]
     folder: str
 
 
-def tasks(
-    names: Sequence[str], *, preset: str, device: str, parameters: Mapping[str, Any]
-) -> list[Task]:
+def tasks(names: Sequence[str], asked: Mapping[str, Any]) -> list[Task]:
     """Return a task for each of the labs ``names`` (all if empty), which can run with the values.
+
+    The preset is that of the environment, LABKIT_PRESET, if ``asked`` has none, else lab.
 
     Raises:
         InputError: if one cannot, or a lab, preset, device or parameter is unknown.
     """
-    refuse_unknown("preset", preset, PRESETS)
-    refuse_unknown("device", device, DEVICES)
-    asked = {"preset": preset, "device": device, **parameters}
-    made: dict[str, Task] = {}
-    for lab in pick(find_labs(find_project()), names):
-        known = parameter_names(lab)
+    default = {"preset": os.environ.get("LABKIT_PRESET") or "lab", "device": "auto"}
+    chosen = plain(default | dict(asked), "parameters")
+    refuse_unknown("preset", chosen["preset"], PRESETS)
+    refuse_unknown("device", chosen["device"], DEVICES)
+    labs = pick(find_labs(find_project()), names)
+    for lab in labs:
+        known, parameters = parameter_names(lab), parameters_of(chosen)
         for name in parameters:
             refuse_unknown(f"parameter of lab {lab.name}", name, known)
         if lab.name in LABS:
-            choose(lab.name, preset, **parameters)
-        if lab.name in made:
+            choose(lab.name, chosen["preset"], **parameters)
+        if sum(other.name == lab.name for other in labs) > 1:
             raise InputError(f"LAB: expected one notebook called {lab.name}, got two")
-        made[lab.name] = Task(lab, asked, lab.name)
-    return list(made.values())
+    return [Task(lab, chosen, lab.name) for lab in labs]
 
 
 def values(texts: Iterable[str], read: Callable[[str], Any] = parse) -> dict[str, Any]:
@@ -127,8 +126,9 @@ def output_folder(out: str | None, again: bool = False) -> Path:
     if out is None:
         folder = new_folder(find_project() / "runs")
         latest = folder.with_name("latest")
-        latest.unlink(missing_ok=True)
-        latest.symlink_to(folder.name)
+        if latest.is_symlink() or not latest.exists():
+            latest.unlink(missing_ok=True)
+            latest.symlink_to(folder.name)
         return folder
     if not out.strip() or "://" in out:
         raise wrong("--out", out, "a folder of this machine")
@@ -159,8 +159,8 @@ def run(
     may take ``seconds`` (``SECONDS`` of its preset) and ``memory`` in GB (all). The folder is
     locked. Ctrl-C interrupts the labs that run, and those not yet begun have no results.
     """
-    asked = dict(chosen[0].asked)
-    preset, device = asked.pop("preset"), asked.pop("device")
+    preset, device = chosen[0].asked["preset"], chosen[0].asked["device"]
+    seconds = seconds or SECONDS[preset]
     jobs = jobs_of(jobs, preset, device, len(chosen))
     cores = sorted(os.sched_getaffinity(0))
     free = [set(cores[number % len(cores) :: jobs]) for number in range(jobs)]
@@ -172,14 +172,18 @@ def run(
 
     def execute(task: Task) -> dict[str, Any]:
         place, name = folder / task.folder, task.lab.name
-        before, now_asked = read_results(place), plain(task.asked, "parameters")
-        if before.get("status") == "passed" and before.get("requested") == now_asked:
+        before = read_results(place)
+        if before.get("status") == "passed" and before.get("requested") == task.asked:
             say(f"{name}: passed before with the same parameters, not executed again")
             return before
         say(f"{name}: preset {preset}, device {device}")
         share = free.pop()
-        limit = seconds or SECONDS[preset]
-        results = _run_lab(task, place, share, limit, memory, stop)
+        try:
+            results = _run_lab(task, place, share, seconds, memory, stop)
+        except (OSError, InputError) as error:  # a full disk is this lab's failure alone
+            fault = {"cause": "exception", "name": "OSError", "message": str(error), "cell": None}
+            results = {"lab": name, "status": "failed", "requested": task.asked, "device": None}
+            results |= {"total_seconds": 0.0, "peak_memory_mb": 0.0, "error": fault | {"log": []}}
         free.append(share)
         say(f"{name}: {results['status']} after {results['total_seconds']:.1f} s")
         return results
@@ -188,13 +192,8 @@ def run(
         project = own_checkout()
         if project is not None and not (project / "datasets" / "MNIST_Data").is_dir():
             prepare("mnist")  # once, for all labs
-        request = {
-            "preset": preset,
-            "device": device,
-            "labs": [str(task.lab.path) for task in chosen],
-            "parameters": asked,
-            "started": now(),
-        }
+        labs = [str(task.lab.path) for task in chosen]
+        request = {"labs": labs, "parameters": chosen[0].asked, "started": now()}
         files.write_json(folder / RUN, request, "the run")
         pool = ThreadPoolExecutor(jobs)
         futures = [pool.submit(execute, task) for task in chosen]
@@ -219,7 +218,8 @@ def read_request(folder: Path) -> dict[str, Any]:
 def read_results(folder: Path) -> dict[str, Any]:
     """Return what results.json in ``folder`` holds; {} if there is none or it is damaged."""
     with suppress(OSError, ValueError):
-        return json.loads((folder / RESULTS).read_text("utf-8"))
+        content = json.loads((folder / RESULTS).read_text("utf-8"))
+        return content if isinstance(content, dict) else {}
     return {}
 
 
@@ -232,9 +232,10 @@ def _run_lab(
     stop: threading.Event,
 ) -> dict[str, Any]:
     """Execute one lab in its folder within its limits; return what results.json then holds."""
-    began, asked = time.monotonic(), plain(task.asked, "parameters")
+    began, asked = time.monotonic(), task.asked
     source, notebook = task.lab.path, folder / task.lab.path.name
     folder.mkdir(parents=True, exist_ok=True)
+    notebook.unlink(missing_ok=True)  # of an earlier run: its error is not this one's
     results = describe(task.lab.name, asked["preset"], parameters_of(asked), None)
     results |= {"status": "running", "started": now()}
     files.write_json(folder / RESULTS, results, "results.json")
@@ -243,10 +244,14 @@ def _run_lab(
         cluster.die_with_parent()
         os.sched_setaffinity(0, cores)
 
-    words = [str(source), str(notebook), json.dumps(asked), str(source.parent)]
-    own = {"LABKIT_PRESET": asked["preset"], "LABKIT_RUN": str(folder), "LABKIT_HEADLESS": "1"}
-    own["IPYTHONDIR"] = str(folder / ".ipython")
+    own = {
+        "LABKIT_PRESET": asked["preset"],
+        "LABKIT_RUN": str(folder),
+        "LABKIT_HEADLESS": "1",
+        "IPYTHONDIR": str(folder / ".ipython"),
+    }
     with (folder / LOG).open("wb") as log:
+        words = [str(source), str(notebook), json.dumps(asked), str(source.parent)]
         child = subprocess.Popen(
             [sys.executable, "-c", _PROGRAM, *words],
             env=child_environment() | _SETTINGS | own,
@@ -257,14 +262,14 @@ def _run_lab(
             preexec_fn=begin,
         )
         try:
-            error, peak = _watch(child, seconds, memory, stop)
+            why, peak = _watch(child, seconds, memory, stop)
         finally:
             for process in _family(child.pid):  # a kernel leads a session of its own
                 with suppress(psutil.Error):
                     process.kill()
             child.wait()
-    if error is None and child.returncode:
-        error = _failure(notebook)
+    if why is None and child.returncode:
+        why = _failure(notebook)
     results |= read_results(folder)
     results |= {
         "lab": task.lab.name,
@@ -274,46 +279,49 @@ def _run_lab(
         "total_seconds": round(time.monotonic() - began, 3),
         "peak_memory_mb": round(peak / 1e6, 1),
     }
-    if error is not None:
+    if why is not None:
+        error = dict(zip(("cause", "name", "message", "cell"), why, strict=True))
         results["status"] = "interrupted" if error["cause"] == "interrupted" else "failed"
         results["error"] = error | {"log": last_lines(folder / LOG, 10)}
     files.write_json(folder / RESULTS, results, "results.json")
     return results
 
 
+_Why = tuple[str, str, str, int | None]  # cause, name of the error, message, number of the cell
+
+
 def _watch(
     child: subprocess.Popen, seconds: float, memory: float | None, stop: threading.Event
-) -> tuple[dict[str, Any] | None, float]:
+) -> tuple[_Why | None, float]:
     """Wait for a process; return why it is to be killed, or None, and the most bytes it held."""
     peak, until = 0.0, time.monotonic() + seconds
     while child.poll() is None:
-        held = sum(map(_own_memory, _family(child.pid)))
+        held = 0
+        for process in _family(child.pid):
+            with suppress(psutil.Error):
+                its = process.memory_info()
+                held += its.rss - its.shared
         peak = max(peak, held)
         if stop.is_set():
-            return _error("KeyboardInterrupt", "stopped from outside", "interrupted"), peak
+            return ("interrupted", "KeyboardInterrupt", "stopped from outside", None), peak
         if time.monotonic() > until:
             words = f"the lab took more than {seconds:g} s"
-            return _error("TimeoutError", words, "timeout"), peak
+            return ("timeout", "TimeoutError", words, None), peak
         if memory is not None and held > memory * GB:
             words = f"the lab held more than {memory:g} GB of memory"
-            return _error("MemoryError", words, "memory"), peak
+            return ("memory", "MemoryError", words, None), peak
         time.sleep(0.2)
     return None, peak
 
 
-def _failure(notebook: Path) -> dict[str, Any]:
-    """Return the error in an executed notebook, or that papermill itself has ended."""
+def _failure(notebook: Path) -> _Why:
+    """Return the error that ended an executed notebook, or that papermill itself has ended."""
     with suppress(InputError):
-        for cell in read_notebook(notebook)["cells"]:
+        for cell in reversed(read_notebook(notebook)["cells"]):
             for each in cell.get("outputs", ()):
-                if each["output_type"] == "error":
-                    error = _error(each["ename"], each["evalue"], "exception")
-                    return error | {"cell": cell["execution_count"]}
-    return _error("DeadKernelError", "papermill itself ended: see the log", "died")
-
-
-def _error(name: str, message: str, cause: str) -> dict[str, Any]:
-    return {"name": name, "message": message, "cell": None, "cause": cause}
+                if each["output_type"] == "error" and "raises-exception" not in tags(cell):
+                    return "exception", each["ename"], each["evalue"], cell["execution_count"]
+    return "died", "DeadKernelError", "papermill itself ended: see the log", None
 
 
 def _family(pid: int) -> list[psutil.Process]:
@@ -321,14 +329,6 @@ def _family(pid: int) -> list[psutil.Process]:
         parent = psutil.Process(pid)
         return [parent, *parent.children(recursive=True)]
     return []
-
-
-def _own_memory(process: psutil.Process) -> int:
-    """Return the bytes that a process holds, shared pages excluded."""
-    with suppress(psutil.Error):
-        held = process.memory_info()
-        return held.rss - held.shared
-    return 0
 
 
 def exit_code(results: Iterable[Mapping[str, Any]]) -> int:

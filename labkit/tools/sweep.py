@@ -28,12 +28,12 @@ def grid_of(texts: Iterable[str]) -> dict[str, list[Any]]:
     return grid
 
 
-def tasks(lab: str, grid: Grid, **options: str) -> list[run.Task]:
+def tasks(lab: str, grid: Grid, options: Mapping[str, str]) -> list[run.Task]:
     """Return a task for each point of the grid, the last parameter changing fastest."""
     made = {}
     for point in itertools.product(*grid.values()):
         parameters = dict(zip(grid, point, strict=True))
-        (task,) = run.tasks([lab], parameters=parameters, **options)
+        (task,) = run.tasks([lab], {**parameters, **options})
         name = ",".join(f"{key}={parameters[key]}" for key in sorted(parameters))
         made[name] = replace(task, folder="runs/" + quote(name, safe="=,+[] "))
     return list(made.values())

@@ -15,6 +15,7 @@ import typer
 from labkit.base.arguments import wrong
 from labkit.base.files import write_json
 from labkit.base.project import find_project
+from labkit.errors import InputError
 from labkit.tools.labs import find_labs, pick, read_notebook
 
 _RECORD = ".copied.json"  # name of a copy -> digests of the notebooks that were put there
@@ -45,13 +46,16 @@ def lab(
 
     Missing copies are made first. Where the project's notebook has changed, a copy you have not
     edited is replaced; beside one that you have, the new notebook is put as NAME.new.ipynb.
-    The server is for this machine only, requires a token, and uses this environment's kernel.
+    The server is for this machine only and requires a token.
 
     Example: labkit lab 01
     """
     project = root = find_project()
     labs = find_labs(project)
-    (chosen,) = pick(labs, [notebook])
+    picked = pick(labs, [notebook])
+    if len(picked) != 1:
+        raise wrong("LAB", notebook, "one lab")
+    (chosen,) = picked
     if notebook.endswith(".ipynb"):
         place = chosen.path
         root = project if project in place.parents else place.parent
@@ -63,7 +67,11 @@ def lab(
         for message in copy([each.path for each in labs], folder):
             print(message)
         for each in labs:
-            asked, solved = exercises(each.path, folder / each.path.name)
+            try:
+                asked, solved = exercises(each.path, folder / each.path.name)
+            except InputError as error:
+                print(f"{error}; move it away for a new copy")
+                continue
             if asked:
                 names = f": {', '.join(solved)}" if solved else ""
                 print(f"{each.name}: {len(solved)} of {len(asked)} exercises solved{names}")
@@ -85,11 +93,11 @@ def copy(notebooks: Sequence[Path], folder: Path) -> list[str]:
     for source in notebooks:
         notebook, copied = _for_learners(source, folder), folder / source.name
         known, now = record.setdefault(source.name, []), _digest(notebook)
-        if copied.exists() and (known[-1:] == [now] or _digest(read_notebook(copied)) == now):
+        if copied.exists() and (known[-1:] == [now] or _digest_of(copied) == now):
             continue
         for place in (copied, copied.with_name(f"{copied.stem}.new.ipynb")):
             there = place.exists()
-            if not there or _digest(read_notebook(place)) in known:
+            if not there or _digest_of(place) in known:
                 why = "" if place == copied else " beside yours, which is edited"
                 messages.append(f"{place}: {'replaced' if there else 'copied'}{why}")
                 write_json(place, notebook, "the notebook")
@@ -139,6 +147,13 @@ def _for_learners(source: Path, folder: Path) -> dict[str, Any]:
 def _digest(notebook: dict[str, Any]) -> str:
     cells = [(cell["cell_type"], cell["source"]) for cell in notebook["cells"]]
     return hashlib.sha256(json.dumps(cells).encode()).hexdigest()
+
+
+def _digest_of(copied: Path) -> str:
+    try:
+        return _digest(read_notebook(copied))
+    except InputError:  # damaged: it stays, as an edited copy does
+        return ""
 
 
 def _command(root: Path, notebook: Path, port: int, browser: bool) -> list[str]:

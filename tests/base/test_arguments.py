@@ -20,6 +20,9 @@ from labkit.base.arguments import (
 from labkit.errors import InputError
 
 NAN, INFINITY = float("nan"), float("inf")
+TAILS = ("flush", "drop", "carry")
+NO_INTEGERS = [True, np.True_, 3.0, np.float32(3), "3", None, [3], NAN, np.array([3]), 0]
+NO_NUMBERS = [True, "2", None, [2.0], 2j, NAN, -INFINITY, np.float32("inf")]
 
 
 @pytest.mark.parametrize("value", [2, np.int64(2), np.uint8(2), 2.0, np.float32(2), Fraction(2)])
@@ -30,25 +33,12 @@ def test_numbers_are_python_s_and_numpy_s(value):
         assert integer("epochs", value) == 2 and type(integer("epochs", value)) is int
 
 
-TAILS = ("flush", "drop", "carry")
-
-
 @pytest.mark.parametrize(
     ("check", "arguments", "values", "words"),
     [
-        (
-            integer,
-            {},
-            [True, np.True_, 3.0, np.float32(3), "3", None, [3], NAN, np.array([3]), 0],
-            "an integer >= 1",
-        ),
+        (integer, {}, NO_INTEGERS, "an integer >= 1"),
         (integer, {"at_least": 2, "at_most": 4}, [1, 5], "an integer >= 2 and <= 4"),
-        (
-            number,
-            {},
-            [True, "2", None, [2.0], 2j, NAN, -INFINITY, np.float32("inf")],
-            "a finite number",
-        ),
+        (number, {}, NO_NUMBERS, "a finite number"),
         (number, {"at_least": 0}, [-1e-300], "a finite number >= 0"),
         (number, {"above": 0}, [0, -1], "a finite number > 0"),
         (number, {"at_most": 1}, [1.0000001], "a finite number <= 1"),
@@ -81,25 +71,12 @@ def test_workers_are_at_most_the_cores(monkeypatch, capsys):
     assert capsys.readouterr().out.count("3 asked for, 2 used: there are 2 cores") == 1
 
 
+TEXTS = ["1:30", "yes", "on", "1_000", "2024-01-01"]
 VALUES = {
-    "010": 10,
-    "-3": -3,
-    "1:30": "1:30",
-    "None": None,
-    "null": None,
-    "~": None,
-    "1e-3": 1e-3,
-    ".5": 0.5,
-    "1.": 1.0,
-    "True": True,
-    "false": False,
-    "yes": "yes",
-    "on": "on",
-    "1_000": "1_000",
-    "2024-01-01": "2024-01-01",
-    "[1, 2]": [1, 2],
-    "{a: 1e-3}": {"a": 1e-3},
-    "'1'": "1",
+    **dict.fromkeys(("None", "null", "~")),
+    **{"010": 10, "-3": -3, "1e-3": 1e-3, ".5": 0.5, "1.": 1.0, "True": True, "false": False},
+    **{text: text for text in TEXTS},
+    **{"[1, 2]": [1, 2], "{a: 1e-3}": {"a": 1e-3}, "'1'": "1"},
 }
 
 

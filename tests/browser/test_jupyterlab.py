@@ -20,7 +20,7 @@ def server(tmp_path_factory):
     """JupyterLab on copies of the notebooks inside the project, where they find its data sets."""
     kept = ROOT / "runs" / "browser" / time.strftime("%Y%m%d-%H%M%S")
     kept.mkdir(parents=True)
-    with Server(kept / "work", tmp_path_factory.mktemp("user"), kept / "server.log") as lab_server:
+    with Server(kept / "work", tmp_path_factory.mktemp("home"), kept / "server.log") as lab_server:
         yield lab_server
 
 

@@ -44,17 +44,19 @@ written = (folder / "results.json").write_text(json.dumps(results))
 
 @pytest.fixture(scope="module")
 def executed(tmp_path_factory):
-    project = tmp_path_factory.mktemp("notebooks") / "project"
-    for folder in ("notebooks", "labkit", "data_scripts"):
-        (project / folder).mkdir(parents=True)
-    (project / "pyproject.toml").write_text('[project]\nname = "mindspore-labs"\n')
-    (project / "constraints.txt").write_text("numpy==1.26.4\n")
-    (project / "labkit" / "step.py").write_text("rate = 1\n")
-    shutil.copy(FOLDER / "sanitize.cfg", project / "notebooks")
     compared = new_code_cell('print("preset", preset)\nprint("gap │", time.time(), "│ 1")')
     compared.metadata["tags"] = [COMPARED]
     cells = [new_code_cell(RUN), compared, new_code_cell("print(time.time())")]
-    nbformat.write(new_notebook(cells=cells), project / "notebooks" / "01_tiny.ipynb")
+    project = tmp_path_factory.mktemp("notebooks") / "project"
+    for name, text in {
+        "pyproject.toml": '[project]\nname = "mindspore-labs"\n',
+        "labkit/step.py": "rate = 1\n",
+        "data_scripts/digits.py": "",
+        "notebooks/sanitize.cfg": (FOLDER / "sanitize.cfg").read_text(),
+        "notebooks/01_tiny.ipynb": nbformat.writes(new_notebook(cells=cells)),
+    }.items():
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / name).write_text(text)
     assert call(project) == 0
     return project
 
@@ -87,13 +89,13 @@ def test_outputs_come_back_with_a_stamp_and_nothing_is_executed_twice(project, c
     assert (stamp["device"], stamp["preset"], stamp["versions"]) == ("CPU", "lab", {"labkit": "1"})
     assert call(project) == 0 and "up to date" in capsys.readouterr().out
     assert read(project) == first
+    (project / "labkit" / "tools").mkdir()
     for file, why in {
         "labkit/tools/report.py": "",
         "labkit/step.py": "changed: labkit",
         "data_scripts/digits.gz": "changed: labkit, data",
         "constraints.txt": "changed: labkit, data, versions",
     }.items():
-        (project / file).parent.mkdir(exist_ok=True)
         (project / file).write_text("changed")
         assert notebooks.why_stale(project, first) == why
 

@@ -4,7 +4,6 @@ import os
 import random
 import re
 
-import nbformat
 import numpy as np
 import pytest
 from nbclient import NotebookClient
@@ -12,7 +11,7 @@ from nbformat.v4 import new_code_cell, new_notebook
 
 from labkit import runtime
 from labkit.errors import InputError
-from labkit.runtime import needs_onednn_workaround, start
+from labkit.runtime import has_avx512, start
 from tests.support.programs import run_code
 from tests.support.trainings import ROOT
 
@@ -32,39 +31,7 @@ assert os.environ["GLOG_v"] == "2"
 """
 
 
-@pytest.fixture
-def mindspore(runtime):
-    """MindSpore; it is started again afterwards for the tests that follow."""
-    import mindspore
-
-    yield mindspore
-    start("CPU", seed=1)
-
-
-class TestInAProcessOfItsOwn:
-    def test_one_line_and_nothing_else(self):
-        code = "import labkit; r = labkit.start(seed=5); assert r.device == 'CPU'"
-        done = run_code(code, env={"ONEDNN_MAX_CPU_ISA": None, "GLOG_v": None})
-        assert (done.returncode, done.stderr) == (0, "")
-        seed, onednn = re.fullmatch(LINE, done.stdout.strip()).groups()
-        assert seed == "5" and "(no Ascend or GPU that MindSpore can use)" in done.stdout
-        slow = needs_onednn_workaround("2.10.0")
-        assert onednn == ("AVX2" if slow else "default")
-
-    @pytest.mark.parametrize("module", ["steps.schedules", "labs.run", "reference"])
-    def test_a_module_that_needs_no_mindspore_imports_none(self, module):
-        """It imports neither PyTorch nor SciPy, which must not be needed either."""
-        heavy = "{'mindspore', 'torch', 'scipy'}"
-        done = run_code(f"import sys, labkit.{module}; print(*{heavy} & set(sys.modules))")
-        assert (done.returncode, done.stdout) == (0, "\n"), done.stderr
-
-    def test_what_the_user_has_set_is_respected_and_garbage_is_frozen_once(self):
-        done = run_code(FROZEN, env={"ONEDNN_MAX_CPU_ISA": "SSE41", "GLOG_v": "2"})
-        assert done.returncode == 0, done.stderr
-        assert "oneDNN up to SSE41" in done.stdout
-
-    def test_a_cell_defined_in_a_notebook_prints_no_errors(self, tmp_path):
-        define = """
+DOUBLE = """
 from mindspore import Tensor, nn
 
 class Double(nn.Cell):
@@ -75,64 +42,95 @@ class Double(nn.Cell):
 
 print(Double()(Tensor([1.0, 2.0])))
 """
-        cells = [new_code_cell("import labkit\nlabkit.start()"), new_code_cell(define)]
-        notebook = new_notebook(cells=cells)
-        variables = {**os.environ, "PYTHONPATH": str(ROOT)}
-        variables.pop("GLOG_v", None)
-        client = NotebookClient(notebook, timeout=120, kernel_name="python3")
-        client.execute(cwd=str(tmp_path), env=variables)
-        nbformat.validate(notebook)
-        first, second = (cell.outputs for cell in notebook.cells)
-        assert [output.get("name", output.output_type) for output in first] == [
-            "stdout",
-            "execute_result",
-        ]
-        assert [(output.name, output.text) for output in second] == [("stdout", "[2. 4.]\n")]
 
 
-class TestDevice:
-    def test_unknown_or_not_there_is_an_error_and_changes_nothing(self, mindspore, monkeypatch):
-        monkeypatch.setattr(runtime, "available_devices", lambda: ("CPU",))
-        mindspore.set_seed(77)
-        words = "unknown device 'cpu'; expected one of: auto, Ascend, GPU, CPU. Did you .*'CPU'"
+@pytest.fixture
+def mindspore(runtime):
+    """MindSpore; it is started again afterwards for the tests that follow."""
+    import mindspore
+
+    yield mindspore
+    start("CPU", seed=1)
+
+
+def test_one_line_and_nothing_else():
+    code = "import labkit; r = labkit.start(seed=5); assert r.device == 'CPU'"
+    done = run_code(code, env={"ONEDNN_MAX_CPU_ISA": None, "GLOG_v": None})
+    assert (done.returncode, done.stderr) == (0, "")
+    seed, onednn = re.fullmatch(LINE, done.stdout.strip()).groups()
+    assert seed == "5" and "(no Ascend or GPU that MindSpore can use)" in done.stdout
+    assert onednn == ("AVX2" if has_avx512() else "default")
+
+
+@pytest.mark.parametrize("module", ["steps.schedules", "labs.run", "reference"])
+def test_a_module_that_needs_no_mindspore_imports_none(module):
+    """It imports neither PyTorch nor SciPy, which must not be needed either."""
+    heavy = "{'mindspore', 'torch', 'scipy'}"
+    done = run_code(f"import sys, labkit.{module}; print(*{heavy} & set(sys.modules))")
+    assert (done.returncode, done.stdout) == (0, "\n"), done.stderr
+
+
+def test_what_the_user_has_set_is_respected_and_garbage_is_frozen_once():
+    done = run_code(FROZEN, env={"ONEDNN_MAX_CPU_ISA": "SSE41", "GLOG_v": "2"})
+    assert done.returncode == 0, done.stderr
+    assert "oneDNN up to SSE41" in done.stdout
+
+
+def test_a_cell_defined_in_a_notebook_prints_no_errors(tmp_path):
+    notebook = new_notebook(cells=[new_code_cell("import labkit\nlabkit.start();")])
+    notebook.cells.append(new_code_cell(DOUBLE))
+    variables = {**os.environ, "PYTHONPATH": str(ROOT)}
+    variables.pop("GLOG_v", None)
+    client = NotebookClient(notebook, timeout=120, kernel_name="python3")
+    client.execute(cwd=str(tmp_path), env=variables)
+    (start_line,), (answer,) = (cell.outputs for cell in notebook.cells)
+    assert start_line.name == "stdout"
+    assert (answer.name, answer.text) == ("stdout", "[2. 4.]\n")
+
+
+def test_a_device_that_is_unknown_or_not_there_is_an_error_and_changes_nothing(
+    mindspore, monkeypatch
+):
+    monkeypatch.setattr(runtime, "available_devices", lambda: ("CPU",))
+    mindspore.set_seed(77)
+    there = "was requested but is not available; this MindSpore can use: CPU"
+    for device, words in (
+        ("cpu", "unknown device 'cpu'; expected one of: auto, Ascend, GPU, CPU. Did you .*'CPU'"),
+        ("Ascend", f"Ascend {there}"),
+        ("GPU", f"GPU {there}"),
+    ):
         with pytest.raises(InputError, match=words):
-            start("cpu")
-        for device in ("Ascend", "GPU"):
-            words = f"{device} was requested but is not available; this MindSpore can use: CPU"
-            with pytest.raises(InputError, match=words):
-                start(device)
-        assert mindspore.get_seed() == 77 and mindspore.get_context("device_target") == "CPU"
-
-    def test_auto_takes_the_best_and_says_why(self, monkeypatch, capsys):
-        chosen = []
-        monkeypatch.setattr(runtime, "available_devices", lambda: ("GPU", "CPU"))
-        monkeypatch.setattr(
-            runtime, "_set_global_state", lambda device, seed: chosen.append(device) or "2.10.0"
-        )
-        assert [start(device).device for device in ("auto", "GPU", "CPU")] == chosen
-        assert chosen == ["GPU", "GPU", "CPU"]
-        lines = capsys.readouterr().out.splitlines()
-        assert lines[0].startswith("labkit: GPU (first of GPU, CPU), MindSpore")
-        assert "oneDNN" not in lines[0]  # stated for the CPU only
-        assert lines[1].startswith("labkit: GPU (asked for)")
+            start(device)
+    assert mindspore.get_seed() == 77 and mindspore.get_context("device_target") == "CPU"
 
 
-class TestSeed:
-    def test_not_in_range(self):
-        with pytest.raises(InputError, match="seed: expected an integer >= 0"):
-            start("CPU", seed=2**32)
+def test_auto_takes_the_best_device_and_says_why(monkeypatch, capsys):
+    chosen = []
+    monkeypatch.setattr(runtime, "available_devices", lambda: ("GPU", "CPU"))
+    monkeypatch.setattr(
+        runtime, "_set_global_state", lambda device, seed: chosen.append(device) or "2.10.0"
+    )
+    assert [start(device).device for device in ("auto", "GPU", "CPU")] == chosen
+    assert chosen == ["GPU", "GPU", "CPU"]
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("labkit: GPU (first of GPU, CPU), MindSpore")
+    assert "oneDNN" not in lines[0]  # stated for the CPU only
+    assert lines[1].startswith("labkit: GPU (asked for)")
 
-    @pytest.mark.parametrize("seed", [0, 7, 2**32 - 1, np.int64(7)])
-    def test_every_generator_is_seeded(self, mindspore, seed):
-        drawn = []
-        for _ in range(2):
-            assert start("CPU", seed=seed).seed == seed
-            assert mindspore.get_seed() == mindspore.dataset.config.get_seed() == seed
-            data = mindspore.dataset.NumpySlicesDataset(list(range(50)), shuffle=True)
-            order = [int(row[0].asnumpy()) for row in data.create_tuple_iterator(num_epochs=1)]
-            weights = mindspore.common.initializer.initializer("normal", (5,)).init_data()
-            drawn.append((order, weights.asnumpy().tolist(), np.random.random(), random.random()))
-        assert drawn[0] == drawn[1]
+
+@pytest.mark.parametrize("seed", [0, 7, 2**32 - 1, np.int64(7)])
+def test_every_generator_is_seeded(mindspore, seed):
+    drawn = []
+    for _ in range(2):
+        assert start("CPU", seed=seed).seed == seed
+        assert mindspore.get_seed() == mindspore.dataset.config.get_seed() == seed
+        data = mindspore.dataset.NumpySlicesDataset(list(range(50)), shuffle=True)
+        order = [int(row[0].asnumpy()) for row in data.create_tuple_iterator(num_epochs=1)]
+        weights = mindspore.common.initializer.initializer("normal", (5,)).init_data()
+        drawn.append((order, weights.asnumpy().tolist(), np.random.random(), random.random()))
+    assert drawn[0] == drawn[1]
+    with pytest.raises(InputError, match="seed: expected an integer >= 0"):
+        start("CPU", seed=2**32)
 
 
 def test_graph_mode_and_exact_resume_of_data(mindspore):
@@ -157,7 +155,7 @@ def test_graph_mode_and_exact_resume_of_data(mindspore):
 def test_the_slow_kernel_is_avoided_since_2_9_where_there_is_avx512(
     mindspore, monkeypatch, version, avx512, user, expected
 ):
-    monkeypatch.setattr(runtime, "_has_avx512", lambda: avx512)
+    monkeypatch.setattr(runtime, "has_avx512", lambda: avx512)
     monkeypatch.setattr(mindspore, "__version__", version)
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", user or "")
     if user is None:

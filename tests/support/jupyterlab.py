@@ -20,16 +20,6 @@ from tests.support.living import wait_until
 ROOT = Path(__file__).resolve().parents[2]
 _CHROMIUM = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
 _ADDRESS = re.compile(r"(http://127\.0\.0\.1:(\d+))/lab\S*\?token=(\w+)")
-_FOLDERS = {
-    "JUPYTER_CONFIG_DIR": "config",
-    "JUPYTER_DATA_DIR": "data",
-    "JUPYTER_RUNTIME_DIR": "runtime",
-    "JUPYTERLAB_SETTINGS_DIR": "settings",
-    "JUPYTERLAB_WORKSPACES_DIR": "workspaces",
-    "IPYTHONDIR": "ipython",
-    # In the user's folders alone, the kernel would lose to that of the Python environment.
-    "JUPYTER_PATH": "data",
-}
 _STATE = """() => {
   const prompts = [...document.querySelectorAll('.jp-CodeCell .jp-InputPrompt')];
   const dialog = document.querySelector('.jp-Dialog');
@@ -65,23 +55,22 @@ def chromium():
 class Server:
     """Context manager that runs `labkit lab` on the copies in ``folder``.
 
-    The first port that it tries is taken. ``user`` is a folder for the user's Jupyter settings:
-    JUPYTER_PATH has another "python3" kernel, which does not start, and the server listens to all.
+    The first port that it tries is taken. ``home`` is the user's: JUPYTER_PATH has another
+    "python3" kernel, which does not start, and by their settings the server listens to all.
     """
 
-    def __init__(self, folder: Path, user: Path, log: Path):
-        self.folder, self.user, self.log = folder, user, log
+    def __init__(self, folder: Path, home: Path, log: Path):
+        self.folder, self.home, self.log = folder, home, log
 
     def __enter__(self) -> "Server":
-        _spoil(self.user)
-        own = {name: str(self.user / folder) for name, folder in _FOLDERS.items()}
+        _spoil(self.home)
+        # In the user's folders alone, the kernel would lose to that of the Python environment.
+        own = {"HOME": str(self.home), "JUPYTER_PATH": str(self.home / "jupyter")}
         # Variables that a shell may hold after `labkit run`, and a user's own matplotlib setting.
         own |= {"LABKIT_RUN": "/nowhere", "LABKIT_HEADLESS": "1", "MPLBACKEND": "Agg"}
         own |= {"PYTHONPATH": str(ROOT), "LABKIT_PRESET": "smoke"}
         command = [sys.executable, "-m", "labkit.tools.cli", "lab", "--folder", str(self.folder)]
-        with socket.socket() as taken, self.log.open("wb") as log:
-            taken.bind(("127.0.0.1", 0))
-            taken.listen()
+        with socket.create_server(("127.0.0.1", 0)) as taken, self.log.open("wb") as log:
             self.taken = taken.getsockname()[1]
             self.process = subprocess.Popen(
                 [*command, "--no-browser", "--port", str(self.taken)], env=os.environ | own,
@@ -123,17 +112,17 @@ class Server:
         return json.loads(text) if text else None
 
 
-def _spoil(user: Path) -> None:
-    kernel = user / "data" / "kernels" / "python3"
-    kernel.mkdir(parents=True)
+def _spoil(home: Path) -> None:
     spec = {"argv": ["/bin/false"], "display_name": "Another", "language": "python"}
-    (kernel / "kernel.json").write_text(json.dumps(spec))
-    (user / "config").mkdir()
-    (user / "config" / "jupyter_server_config.py").write_text("c.ServerApp.ip = '0.0.0.0'\n")
-    # Otherwise JupyterLab removes cells that are out of view from the page, with their outputs.
-    settings = user / "settings" / "@jupyterlab" / "notebook-extension"
-    settings.mkdir(parents=True)
-    (settings / "tracker.jupyterlab-settings").write_text('{"windowingMode": "none"}')
+    settings = ".jupyter/lab/user-settings/@jupyterlab/notebook-extension"
+    for name, text in {
+        "jupyter/kernels/python3/kernel.json": json.dumps(spec),
+        ".jupyter/jupyter_server_config.py": "c.ServerApp.ip = '0.0.0.0'\n",
+        # Otherwise JupyterLab removes cells that are out of view from the page, with their outputs.
+        f"{settings}/tracker.jupyterlab-settings": '{"windowingMode": "none"}',
+    }.items():
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).write_text(text)
 
 
 class LabPage:

@@ -22,11 +22,9 @@ def write_labs(project, labs):
     return project
 
 
-def write_lab(project, name, *sources, parameters=(PARAMETERS,)):
-    """Write one lab: its card, the cells tagged ``parameters``, and the cells of ``sources``."""
+def write_lab(project, name, *sources):
+    """Write one lab: its card, the cell tagged ``parameters``, and the cells of ``sources``."""
     card = f"# {name[:2]} · {name[3:]}\n\n[The project](../pyproject.toml), `[a](../b)`, $x^2$"
-    tagged = [new_code_cell(source) for source in parameters]
-    for cell in tagged:
-        cell.metadata["tags"] = ["parameters"]
-    cells = [new_markdown_cell(card), *tagged, *map(new_code_cell, sources)]
+    tagged = new_code_cell(PARAMETERS, metadata={"tags": ["parameters"]})
+    cells = [new_markdown_cell(card), tagged, *map(new_code_cell, sources)]
     nbformat.write(new_notebook(cells=cells), project / "notebooks" / f"{name}.ipynb")

@@ -71,10 +71,7 @@ class Undocumented(LookupError):
 
 
 def platforms(name: str) -> frozenset[str]:
-    """Return the platforms that MindSpore documents the primitive ``name`` for.
-
-    Raises ``Undocumented``.
-    """
+    """Return the platforms of the primitive ``name``; raise ``Undocumented`` if there are none."""
     if name in NO_KERNEL:
         return PLATFORMS
     if name in GRADIENT_OF:
@@ -87,27 +84,18 @@ def platforms(name: str) -> frozenset[str]:
             named = _documented(documented)
             if named is not None:
                 return named
-    raise Undocumented(
-        f"{name} has no docstring with platforms and is in no table of operator_platforms.py"
-    )
+    raise Undocumented(f"{name} has no docstring with platforms and is in no table of this file")
 
 
 def missing(operators: Iterable[str]) -> dict[str, frozenset[str]]:
-    """Return the names that are not documented for all platforms, and the platforms each lacks.
-
-    The platforms in ``EXCEPTIONS`` do not count as lacking. Raises ``Undocumented``.
-    """
-    lacking = {
-        name: PLATFORMS - platforms(name) - EXCEPTIONS.get(name, frozenset()) for name in operators
-    }
+    """Return name -> platforms that an operator lacks, ``EXCEPTIONS`` apart."""
+    lacking = {name: PLATFORMS - platforms(name) for name in operators}
+    lacking = {name: lacks - EXCEPTIONS.get(name, set()) for name, lacks in lacking.items()}
     return {name: lacks for name, lacks in lacking.items() if lacks}
 
 
 def _documented(object_: object) -> frozenset[str] | None:
-    """Return the platforms that a docstring names, or None if it has no such section.
-
-    Each overload has a section: a platform must be in all of them. "Deprecated" is not a platform.
-    """
+    """Return the platforms in all sections of a docstring, one an overload; None if it has none."""
     sections = re.findall(r"Supported Platforms:\s*\n(.*)", getattr(object_, "__doc__", "") or "")
     if not sections:
         return None
@@ -116,9 +104,8 @@ def _documented(object_: object) -> frozenset[str] | None:
 
 def _referred(primitive: object) -> object | None:
     """Return the function that a primitive's docstring refers to, or None."""
-    reference = re.search(
-        r"Refer to :func:`([\w.]+)` for more details", getattr(primitive, "__doc__", "") or ""
-    )
+    text = getattr(primitive, "__doc__", "") or ""
+    reference = re.search(r"Refer to :func:`([\w.]+)` for more details", text)
     return _named(reference[1]) if reference else None
 
 

@@ -14,22 +14,20 @@ from pathlib import Path
 LIST = Path(__file__).resolve().parents[1] / "slow.txt"
 LEAST = 2.0  # seconds, on two cores
 FIXTURE = 5.0  # seconds of a fixture; a class or file whose tests share it is slow
-_WRONG = (
-    "tests/labs/exercises/test_exercises.py"
-    "::test_a_wrong_solution_gets_its_hint_which_gives_nothing_away"
-)
-# What `make test` runs however long it takes: batteries of all steps, resuming, types, runs,
-# sweeps, ranks that end well and one that fails, answers in MindSpore, memory; and fast tests in a
-# file that is slow because of a fixture that they do not use.
+# What `make test` runs however long it takes, and what is fast in a file that is slow because of a
+# fixture.
+_EXERCISES = "tests/labs/exercises/test_exercises.py"
+_WRONG = f"{_EXERCISES}::test_a_wrong_solution_gets_its_hint_which_gives_nothing_away"
+_LAUNCH = "tests/ranks/test_launch.py"
 KEPT = {
-    "tests/labs/exercises/test_exercises.py::test_a_right_solution_passes",
+    f"{_EXERCISES}::test_a_right_solution_passes",
     f"{_WRONG}[lenet_adasum]",
     f"{_WRONG}[lenet_gradient]",
     "tests/migration/test_trace.py::test_one_training_step_is_pytorchs",  # marked itself
     "tests/notebooks/test_sanitizer.py::test_nothing_is_masked_in_the_notebooks",
     "tests/project/test_packaging.py",
-    "tests/ranks/test_launch.py::test_an_error_names_the_rank_and_shows_its_lines",
-    "tests/ranks/test_launch.py::test_output_arguments_folder_and_variables_of_ranks_that_end_well",
+    f"{_LAUNCH}::test_an_error_names_the_rank_and_shows_its_lines",
+    f"{_LAUNCH}::test_output_arguments_folder_and_variables_of_ranks_that_end_well",
     "tests/steps/test_step.py::TestEveryStep",
     "tests/steps/test_step.py::TestNonfinite",
     "tests/training/test_resume.py::test_from_any_checkpoint[plain]",
@@ -37,14 +35,9 @@ KEPT = {
 _LINE = re.compile(r"^([\d.]+)s (setup|call) +(tests/\S.*?)\s*$", re.MULTILINE)
 
 
-def listed():
-    """Return the ids in the list: of tests, or of functions with all their parameters."""
-    return set(LIST.read_text().splitlines())
-
-
-def is_slow(name, names):
-    """Return whether the test id ``name`` is among the list's ``names`` and not in ``KEPT``."""
-    return is_among(name, names) and not is_among(name, KEPT)
+def is_slow(name, listed):
+    """Return whether the test id ``name`` is among those ``listed`` and not in ``KEPT``."""
+    return is_among(name, listed) and not is_among(name, KEPT)
 
 
 def is_among(name, names):
@@ -60,9 +53,10 @@ def slow_in(log):
     for took, when, name in _LINE.findall(log):
         if is_among(name, KEPT) or "on_ranks.py" in name:
             continue
-        functions[name.partition("[")[0]][name] += float(took)
+        function = name.partition("[")[0]
+        functions[function][name] += float(took)
         if when == "setup" and float(took) >= FIXTURE:
-            names.add(name.partition("[")[0].rpartition("::")[0])
+            names.add(function.rpartition("::")[0])
     for function, tests in functions.items():
         slow = {name for name, took in tests.items() if took >= LEAST}
         if not is_among(function, names):
@@ -71,6 +65,4 @@ def slow_in(log):
 
 
 if __name__ == "__main__":
-    names = slow_in(Path(sys.argv[1]).read_text())
-    LIST.write_text("".join(f"{name}\n" for name in sorted(names)))
-    print(f"{len(names)} lines in {LIST.name}")
+    LIST.write_text("".join(f"{name}\n" for name in sorted(slow_in(Path(sys.argv[1]).read_text()))))

@@ -29,9 +29,7 @@ def call(project):
     """A function that calls the command and returns (exit code, stdout, stderr)."""
 
     def invoke(*arguments):
-        done = labkit(*arguments)
-        if done.exception is not None and not isinstance(done.exception, SystemExit):
-            raise done.exception
+        done = labkit(*arguments, catch_exceptions=False)
         return done.exit_code, done.stdout, done.stderr
 
     return invoke

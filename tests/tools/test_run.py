@@ -7,13 +7,15 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 
+import psutil
 import pytest
 
 from labkit.base.files import locked
 from labkit.tools.run import jobs_of
 from tests.support.lab_projects import write_lab
-from tests.support.living import MARK, kill_marked, marked, wait_until
+from tests.support.living import wait_until
 from tests.support.trainings import ROOT
 
 pytestmark = pytest.mark.usefixtures("project")
@@ -23,7 +25,7 @@ def test_a_lab_that_passes(call, results, project):
     code, out, err = call("run", "01", "--preset", "smoke", "-p", "rate=010", "--out", "r")
     assert (code, err) == (0, "")
     line = next(line for line in out.splitlines() if line.startswith("01_one  "))
-    assert "doubled 20" in line and "  r/01_one/01_one.ipynb" in line
+    assert "doubled 20" in line and out.endswith("results are in r\n")
     held = results("r", "01_one")
     assert held["status"] == "passed" and held["metrics"] == {"doubled": 20, "word": "w"}
     assert held["requested"] == {"preset": "smoke", "device": "auto", "rate": 10}
@@ -32,23 +34,22 @@ def test_a_lab_that_passes(call, results, project):
 
 
 @pytest.mark.parametrize(
-    "words",
+    ("words", "preset", "rate"),
     [
-        ["mine.ipynb", "-p", "rate", "-1e-3"],
-        ["mine.ipynb", "-f", "some.yaml"],
-        ["mine.ipynb", "-f", "some.yaml", "--preset", "lab", "-p", "rate=-1e-3"],
+        (["-p", "rate=-1e-3"], "lab", -1e-3),
+        (["-f", "some.yaml"], "smoke", 2),
+        (["-f", "some.yaml", "--preset", "lab", "-p", "rate=3"], "lab", 3),
     ],
 )
-def test_papermills_own_forms(call, monkeypatch, project, words):
+def test_where_parameters_come_from(call, monkeypatch, project, words, preset, rate):
     """And a folder of home, a run that is resumed there, and the preset of the environment."""
-    (project / "some.yaml").write_text("rate: -1e-3\npreset: smoke\n")
+    (project / "some.yaml").write_text("rate: 2\npreset: smoke\n")
     (project / "mine.ipynb").write_bytes((project / "notebooks/01_one.ipynb").read_bytes())
     monkeypatch.setenv("HOME", str(project / "home"))
     monkeypatch.setenv("LABKIT_PRESET", "lab")
-    assert call("run", *words, "--out", "~/r")[0] == 0
+    assert call("run", "mine.ipynb", *words, "--out", "~/r")[0] == 0
     held = json.loads((project / "home/r/mine/results.json").read_text())
-    preset = "smoke" if words[-1] == "some.yaml" else "lab"
-    assert held["requested"] == {"preset": preset, "device": "auto", "rate": -0.001}
+    assert held["requested"] == {"preset": preset, "device": "auto", "rate": rate}
     monkeypatch.setenv("LABKIT_PRESET", "paper")
     code, out, _ = call("run", "--resume", project / "home/r")
     assert code == 0 and "mine: passed before" in out
@@ -58,14 +59,16 @@ def test_a_failing_lab_is_named_with_its_cell_and_the_others_go_on(call, results
     code, _, err = call("run", "02,01", "--out", "r", "--jobs", "1")
     assert code == 1
     assert "02_fails failed in cell 4: ValueError: of this cell" in err
-    assert "--resume r goes on" in err
+    assert "labkit run --resume r goes on" in err
     error = results("r", "02_fails")["error"]
     assert (error["name"], error["cell"], error["cause"]) == ("ValueError", 4, "exception")
     before = (project / "r/01_one/01_one.ipynb").stat().st_mtime_ns
     code, out, _ = call("run", "--resume", "r")
     assert code == 1 and "01_one: passed before with the same parameters" in out
     assert (project / "r/01_one/01_one.ipynb").stat().st_mtime_ns == before
-    assert "passed before" not in call("run", "01", "--resume", "r", "-p", "rate=2")[1]
+    code, out, _ = call("run", "01", "--resume", "r", "-p", "rate=2", "--json")
+    made = json.loads(out)  # one object and nothing else
+    assert made["exit"] == code == 0 and made["labs"][0]["metrics"]["doubled"] == 4
 
 
 @pytest.mark.parametrize(
@@ -85,28 +88,23 @@ def test_a_lab_that_exceeds_a_limit_or_dies(call, results, project, source, limi
     assert results("r", "04_own")["error"]["cause"] == cause
 
 
-def test_json_is_one_object_at_the_end(call):
-    code, out, _ = call("run", "01", "--json", "--out", "r")
-    made = json.loads(out)
-    assert made["exit"] == code == 0 and made["labs"][0]["lab"] == "01_one"
-
-
 def test_ctrl_c_ends_the_kernels_and_is_130(project, results):
     command = [sys.executable, "-m", "labkit.tools.cli", "run", "03", "--out", "r"]
-    variables = os.environ | {"PYTHONPATH": str(ROOT), MARK: str(project)}
-    process = subprocess.Popen(
-        command, cwd=project, env=variables, stdout=subprocess.PIPE, start_new_session=True
-    )
+    variables = os.environ | {"PYTHONPATH": str(ROOT)}
+    process = psutil.Popen(command, cwd=project, env=variables, stdout=subprocess.PIPE)
+    started = []
     try:
-        output = project / "r/03_hangs/03_hangs.ipynb"
-        wait_until(lambda: output.exists() and "papermill" in output.read_text(), 60)
-        os.kill(process.pid, signal.SIGINT)
+        wait_until(lambda: len(process.children(recursive=True)) > 1, 60)  # papermill, the kernel
+        started = process.children(recursive=True)
+        process.send_signal(signal.SIGINT)
         said = process.communicate(timeout=30)[0].decode()
         assert process.returncode == 130
         assert "03_hangs  interrupted" in said  # the closing table
-        wait_until(lambda: marked(project) == [], 10)
+        assert psutil.wait_procs(started, 10)[1] == []
     finally:
-        kill_marked(project)
+        for each in (process, *started):
+            with suppress(psutil.NoSuchProcess):
+                each.kill()
     assert results("r", "03_hangs")["status"] == "interrupted"
 
 
@@ -120,6 +118,7 @@ def test_ctrl_c_ends_the_kernels_and_is_130(project, results):
         (["--device", "TPU"], "unknown device 'TPU'"),
         (["-p", "rte=1"], "unknown parameter of lab 01_one 'rte'"),
         (["-p", "rate=1", "-p", "rate=2"], "expected each parameter once, got 'rate' twice"),
+        (["-p", "rate", "1"], "-p: expected NAME=VALUE, as in -p epochs=2, got 'rate'"),
         (["-p", "preset=lab"], "Use --preset lab"),
         (["-p", "rate=[1"], "-p rate=[1: not YAML"),
         (["--out", ""], "--out: expected a folder of this machine, got ''"),

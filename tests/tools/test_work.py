@@ -51,7 +51,7 @@ def append(text):
     return lambda cells: cells[-1].update(source=[*cells[-1]["source"], text])
 
 
-def copies(project):
+def copies():
     done = labkit("lab", "--no-server")
     assert done.exit_code == 0, done.stderr
     return [line for line in done.stdout.splitlines() if "exercises" not in line]
@@ -60,27 +60,27 @@ def copies(project):
 def test_an_unedited_copy_follows_and_an_edited_one_gets_a_neighbour(project):
     source, path = project / "notebooks" / "01_sums.ipynb", project / "work" / "01_sums.ipynb"
     new = path.with_name("01_sums.new.ipynb")
-    assert [line.rsplit(": ", 1)[1] for line in copies(project)] == ["copied", "copied"]
-    assert copies(project) == []
+    assert [line.rsplit(": ", 1)[1] for line in copies()] == ["copied", "copied"]
+    assert copies() == []
     edit(path, say("0.5"))  # outputs do not count
     edit(source, append("\n# one"))
-    assert copies(project) == [f"{path}: replaced"]
+    assert copies() == [f"{path}: replaced"]
     edit(path, append("\n# mine"))
     mine = path.read_bytes()
     edit(source, append("\n# two"))
-    assert copies(project) == [f"{new}: copied beside yours, which is edited"]
+    assert copies() == [f"{new}: copied beside yours, which is edited"]
     assert "# two" in new.read_text() and path.read_bytes() == mine
-    assert copies(project) == []
+    assert copies() == []
     edit(source, append("\n# three"))
-    assert f"{new}: replaced" in copies(project)[0] and "# three" in new.read_text()
+    assert f"{new}: replaced" in copies()[0] and "# three" in new.read_text()
     edit(new, append("\n# merged"))
     edit(source, append("\n# four"))
-    assert "edited and stays" in copies(project)[0] and "# four" not in new.read_text()
+    assert "edited and stays" in copies()[0] and "# four" not in new.read_text()
     edit(new, lambda cells: cells[-1]["source"].pop())
-    copies(project)
+    copies()
     new.replace(path)  # the new one taken: a copy without edits again
     edit(source, append("\n# five"))
-    assert copies(project) == [f"{path}: replaced"] and not new.exists()
+    assert copies() == [f"{path}: replaced"] and not new.exists()
 
 
 def test_a_copy_has_no_outputs_and_links_that_lead_somewhere(project):
@@ -97,17 +97,14 @@ def test_a_copy_has_no_outputs_and_links_that_lead_somewhere(project):
     )
 
 
-@pytest.mark.parametrize(
-    ("printed", "solved"),
-    [
+def test_saved_outputs_say_what_is_solved(project):
+    copies()
+    for printed, solved in (
         ("mean: passed (4 of 4 public checks)\n", "1 of 1 exercises solved: mean"),
         ("mean: 2 of 4 public checks passed; you divided\n", "0 of 1 exercises solved"),
-    ],
-)
-def test_saved_outputs_say_what_is_solved(project, printed, solved):
-    copies(project)
-    edit(project / "work" / "01_sums.ipynb", say(printed))
-    assert labkit("lab", "--no-server").stdout == f"01_sums: {solved}\n"
+    ):
+        edit(project / "work" / "01_sums.ipynb", say(printed))
+        assert labkit("lab", "--no-server").stdout == f"01_sums: {solved}\n"
 
 
 def test_every_exercise_of_the_labs_is_counted(root):
@@ -134,9 +131,9 @@ def test_a_lab_or_a_notebook_is_opened(project, started, monkeypatch, arguments,
     assert done.exit_code == 0, done.stderr
     ((options, environment),) = started
     assert options["LabApp.default_url"] == f"/lab/tree/{url}"
-    assert options["ServerApp.root_dir"] == str((project / root).resolve())
-    own = [options[f"ServerApp.{name}"] for name in ("ip", "port", "open_browser")]
-    assert own == ["127.0.0.1", "9000", "False"]
+    names = ("root_dir", "ip", "port", "open_browser")
+    own = [options[f"ServerApp.{name}"] for name in names]
+    assert own == [str((project / root).resolve()), "127.0.0.1", "9000", "False"]
     assert not set(work._NOT_FOR_KERNELS) & environment.keys()
     assert (project / "work").exists() == url.startswith("work")
 
