@@ -1,7 +1,6 @@
 """Device, seeds, graph mode: the one place that sets global state, through ``start``.
 
-MindSpore is imported inside the functions, so that ``start``, when called first, can set what
-MindSpore reads only once, at its own import (its log level).
+MindSpore is imported inside the functions: ``start`` sets what it reads at its own import alone.
 """
 
 import contextlib
@@ -102,14 +101,15 @@ def start(device: str = "auto", seed: int = 1, *, distribute: bool = False) -> R
             "environment. labkit.launch(..., workers=N) or msrun --worker_num=N starts N ranks"
         )
     present = available_devices()
-    if device != "auto" and device not in present:
+    usable = ", ".join(present)
+    if device not in ("auto", *present):
         raise InputError(
             f"device {device} was requested but is not available; this MindSpore can use: "
-            f"{', '.join(present)}. `labkit doctor` says more"
+            f"{usable}. `labkit doctor` says more"
         )
     chosen, reason = device, "asked for"
     if device == "auto":
-        chosen, reason = present[0], f"first of {', '.join(present)}"
+        chosen, reason = present[0], f"first of {usable}"
         reason = reason if len(present) > 1 else "no Ascend or GPU that MindSpore can use"
     version = _set_global_state(chosen, seed)
     is_slow = tuple(map(int, version.split(".")[:2])) >= _SLOW_CONVOLUTION_SINCE

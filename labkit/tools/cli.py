@@ -242,7 +242,8 @@ def _finish(
             seconds, numbers = f"{each['total_seconds']:.1f}", runner.headline(each)
             rows.append([*row, seconds, each["device"] or "-", numbers or "-"])
         _table((*grid, "lab", "status", "seconds", "device", "headline"), rows)
-        print(f"executed notebooks, logs and results are in {place}")
+        what = "table, figure and runs" if grid else "notebooks, logs and results"
+        print(f"{what} are in {place}")
     for text in runner.complaints(results):
         print(text, file=sys.stderr)
     if code in (1, 130):

@@ -55,7 +55,7 @@ class Check:
 
 
 def run() -> list[Check]:
-    """Run all checks, for the project around the working folder; takes under 10 s."""
+    """Run all checks, for the project around the working folder."""
     root, checks = project_root() or Path.cwd(), []
     for name, look in CHECKS.items():
         try:
@@ -75,16 +75,16 @@ def doctor(
     Example: labkit doctor
     """
     checks = run()
-    passed = sum(check.ok for check in checks)
+    failed = [check for check in checks if not check.ok]
     if as_json:
-        typer.echo(json.dumps({check.name: asdict(check) for check in checks}))
-        raise typer.Exit(0 if passed == len(checks) else 1)
-    for check in checks:
-        typer.echo(f"{'pass' if check.ok else 'FAIL'}  {check.name:12}  {check.found}")
-        if not check.ok:
-            typer.echo(f"{'':20}remedy: {check.remedy}")
-    typer.echo(f"{passed} of {len(checks)} checks passed")
-    raise typer.Exit(0 if passed == len(checks) else 1)
+        print(json.dumps({check.name: asdict(check) for check in checks}))
+    else:
+        for check in checks:
+            print(f"{'pass' if check.ok else 'FAIL'}  {check.name:12}  {check.found}")
+            if check in failed:
+                print(f"{'':20}remedy: {check.remedy}")
+        print(f"{len(checks) - len(failed)} of {len(checks)} checks passed")
+    raise typer.Exit(1 if failed else 0)
 
 
 Finding = tuple[bool, str, str]  # as in Check, without the name
@@ -114,10 +114,8 @@ def _packages(root: Path) -> Finding:
     from packaging.utils import canonicalize_name
 
     project = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))["project"]
-    needed = {
-        canonicalize_name(Requirement(text).name)
-        for text in (*project["dependencies"], *project["optional-dependencies"]["labs"])
-    }
+    texts = [*project["dependencies"], *project["optional-dependencies"]["labs"]]
+    needed = {canonicalize_name(Requirement(text).name) for text in texts}
     lines = (root / "constraints.txt").read_text("utf-8").splitlines()
     wrong = []
     for pin in (Requirement(line) for line in lines if line and not line.startswith("#")):

@@ -1,8 +1,4 @@
-"""`labkit sweep`: one lab over a grid of parameters, several runs at once, each on a core.
-
-Runs that have passed with the same parameters are not repeated, so an interrupted sweep continues
-where it stopped, and with one more seed in the grid only that seed is run.
-"""
+"""`labkit sweep`: one lab over a grid of parameters; what has passed is not repeated."""
 
 import csv
 import itertools
@@ -39,25 +35,21 @@ def tasks(lab: str, grid: Grid, options: Mapping[str, str]) -> list[run.Task]:
     return list(made.values())
 
 
-def write(results: Sequence[Mapping[str, Any]], grid: Grid, folder: Path) -> list[Path]:
-    """Write sweep.csv, a row per run, and sweep.png into ``folder``; return their paths.
+def write(results: Sequence[Mapping[str, Any]], grid: Grid, folder: Path) -> None:
+    """Write sweep.csv, a row per run, and sweep.png into ``folder``.
 
     Columns: parameters, status, seconds, memory, and every metric that is a number.
     """
     lines = [_line(each) for each in results]
     columns = dict.fromkeys(name for line in lines for name in line)
-    table, picture = folder / "sweep.csv", folder / "sweep.png"
-    with whole_file(table, "the table") as temporary:
+    with whole_file(folder / "sweep.csv", "the table") as temporary:
         with temporary.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, columns, lineterminator="\n")
             writer.writeheader()
             writer.writerows(lines)
-    passed = [each for each in results if each["status"] == "passed"]
-    if not passed:
-        return [table]
-    with whole_file(picture, "the figure") as temporary:
-        figure(passed, grid).savefig(temporary, format="png", dpi=110, bbox_inches="tight")
-    return [table, picture]
+    if passed := [each for each in results if each["status"] == "passed"]:
+        with whole_file(folder / "sweep.png", "the figure") as temporary:
+            figure(passed, grid).savefig(temporary, format="png", dpi=110, bbox_inches="tight")
 
 
 def _line(results: Mapping[str, Any]) -> dict[str, Any]:

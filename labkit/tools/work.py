@@ -87,9 +87,8 @@ def copy(notebooks: Sequence[Path], folder: Path) -> list[str]:
     An edited copy is never written to: it is one whose sources differ from those copied, whatever
     its outputs. Outputs are left out: a copy shows only what its owner's code printed.
     """
-    path = folder / _RECORD
+    path, messages = folder / _RECORD, []
     record: dict[str, list[str]] = json.loads(path.read_text("utf-8")) if path.exists() else {}
-    messages = []
     for source in notebooks:
         notebook, copied = _for_learners(source, folder), folder / source.name
         known, now = record.setdefault(source.name, []), _digest(notebook)
@@ -114,11 +113,8 @@ def exercises(source: Path, copied: Path) -> tuple[list[str], list[str]]:
 
     Nothing is executed: what counts is the check's line in the saved output of its cell.
     """
-    unsolved = [
-        cell["source"]
-        for cell in read_notebook(source)["cells"]
-        if "raise NotImplementedError" in cell["source"]
-    ]
+    sources = [cell["source"] for cell in read_notebook(source)["cells"]]
+    unsolved = [text for text in sources if "raise NotImplementedError" in text]
     asked = _EXERCISE.findall("\n".join(unsolved))
     outputs = [o for cell in read_notebook(copied)["cells"] for o in cell.get("outputs", ())]
     passed = _PASSED.findall("".join("".join(output.get("text", "")) for output in outputs))

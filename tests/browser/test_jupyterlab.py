@@ -4,7 +4,6 @@ import sys
 import time
 import urllib.error
 
-import psutil
 import pytest
 
 from tests.support.jupyterlab import ROOT, LabPage, Server, chromium
@@ -30,8 +29,7 @@ def test_it_is_for_this_machine_behind_a_token_on_this_interpreter(server):
     with pytest.raises(urllib.error.HTTPError, match="403"):
         server.ask("kernels", token="")
     kernel = server.ask("kernels", "POST")
-    processes = psutil.Process(server.process.pid).children(recursive=True)
-    lines = [process.cmdline() for process in processes]
+    lines = [process.cmdline() for process in server.process.children(recursive=True)]
     assert [line[0] for line in lines if kernel["id"] in " ".join(line)] == [sys.executable]
     server.ask(f"kernels/{kernel['id']}", "DELETE")
     assert "0.0.0.0" not in server.log.read_text()
@@ -42,8 +40,8 @@ def test_every_cell_runs_and_is_to_be_seen(server):
     """nbval runs the cells of all notebooks; this one has figures, a slider and a bar."""
     with chromium() as browser:
         page = browser.new_page(viewport={"width": 1280, "height": 900})
-        lab = LabPage(page, server)
-        lab.open("01_gradient_accumulation")
+        lab = LabPage(page)
+        lab.open(server, "01_gradient_accumulation")
         lab.run_all(300)  # 20 to 80 s while another test runs
         assert lab.noise() == []
         pictures = page.evaluate(_PICTURES)

@@ -7,7 +7,7 @@ from pathlib import Path
 import mindspore as ms
 import numpy as np
 import pytest
-from mindspore import nn
+from mindspore import Tensor, nn, ops
 
 from labkit.algorithms.adasum import AdasumStep
 from labkit.algorithms.subspace import SubspaceStep
@@ -33,14 +33,8 @@ from tests.support.subspace_cells import basis_of
 pytestmark = pytest.mark.usefixtures("runtime")
 
 FLOAT16 = {"precision": "O2", "loss_scale": DynamicLossScale()}
-EVERY_OPTION = {
-    "split": 32,
-    "factor_decay": 0.9,
-    "damping_split": "pi",
-    "kl_clip": 1e-3,
-    "trace_rule": TraceRule(),
-    "clip_norm": 1.0,
-}
+EVERY_OPTION = {"split": 32, "factor_decay": 0.9, "damping_split": "pi", "kl_clip": 1e-3}
+EVERY_OPTION |= {"trace_rule": TraceRule(), "clip_norm": 1.0}
 
 
 def accumulated_thor(loss_net, optimizer):
@@ -50,12 +44,6 @@ def accumulated_thor(loss_net, optimizer):
 
 def subspace(loss_net, optimizer, **options):
     return SubspaceStep(loss_net, optimizer, basis_of(optimizer.parameters, 4), **options)
-
-
-def loss_net_of(network):
-    if isinstance(network, NextToken):
-        return TokenLossNet(network)
-    return LossNet(network, nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean"))
 
 
 def small():
@@ -90,12 +78,15 @@ def by_epoch(loss_net, optimizer):
     return PlainStep(loss_net, optimizer, clip_norm=1.0)
 
 
-def batch_of(network):
-    """Return three token sequences, two colour images or four grey ones, with their labels."""
+def loss_net_and_batch(network):
+    """Return it for three token sequences, two colour images or four grey ones, with labels."""
     if isinstance(network, NextToken):
-        return tensors(*[np.arange(15, dtype=np.int32).reshape(3, 5) % 12] * 2)
+        tokens = np.arange(15, dtype=np.int32).reshape(3, 5) % 12
+        return TokenLossNet(network), tensors(tokens, tokens)
     images, labels = digits(2 if isinstance(network, ResNet) else 4)
-    return tensors(np.repeat(images, 3, axis=1) if isinstance(network, ResNet) else images, labels)
+    images = np.repeat(images, 3, axis=1) if isinstance(network, ResNet) else images
+    loss_fn = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
+    return LossNet(network, loss_fn), tensors(images, labels)
 
 
 thor = partial(ThorStep, damping=0.3)
@@ -143,13 +134,42 @@ def every_cell(step, *batch):
 @pytest.mark.parametrize(("make", "build", "options"), STEPS.values(), ids=STEPS)
 def test_every_operator_of_a_step_is_documented_for_all_platforms(make, build, options):
     network = build()
-    optimizer = momentum(network, weight_decay=1e-4)
-    step = make(loss_net_of(network), optimizer, **options)
-    operators = compiled_operators(every_cell, step, *batch_of(network))
+    loss_net, batch = loss_net_and_batch(network)
+    step = make(loss_net, momentum(network, weight_decay=1e-4), **options)
+    operators = compiled_operators(every_cell, step, *batch)
     names = {o.name for o in operators}
     # The graphs of the step were read: they hold its optimizer and a backward pass.
     assert "ApplyMomentum" in names and any(o.scope.startswith("Gradients/") for o in operators)
     assert missing(names) == {}
+
+
+class Branches(nn.Cell):
+    """A loop around a condition that only the device knows; two products in it are equal."""
+
+    def construct(self, inputs, count):
+        while count > 0:
+            if count > 2:
+                inputs = ops.MatMul()(inputs, inputs) * ops.tanh(ops.MatMul()(inputs, inputs))
+            else:
+                inputs = ops.tan(inputs)
+            count = count - 1
+        return ops.exp(inputs)
+
+
+def test_what_a_call_compiles_is_read_in_order_and_once():
+    """Equal nodes are one; a branch and the body of a loop count once."""
+    tanh, sigmoid, ones = nn.Tanh(), nn.Sigmoid(), Tensor(np.ones((3, 3), np.float32))
+    names = [o.name for o in compiled_operators(Branches(), ones, Tensor(5))]
+    assert [names.count(name) for name in ("MatMul", "Tanh", "Tan", "Exp")] == [1] * 4
+
+    def both(inputs):
+        return sigmoid(tanh(inputs))
+
+    for inputs in (ones, ones[:2]):  # a different shape compiles a different graph
+        names = [o.name for o in compiled_operators(both, inputs)]
+        assert [name for name in names if name in ("Tanh", "Sigmoid")] == ["Tanh", "Sigmoid"]
+        with pytest.raises(AssertionError, match="compiled nothing"):
+            compiled_operators(both, inputs)
 
 
 def test_known_primitives():

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -72,7 +71,7 @@ class Server:
         command = [sys.executable, "-m", "labkit.tools.cli", "lab", "--folder", str(self.folder)]
         with socket.create_server(("127.0.0.1", 0)) as taken, self.log.open("wb") as log:
             self.taken = taken.getsockname()[1]
-            self.process = subprocess.Popen(
+            self.process = psutil.Popen(
                 [*command, "--no-browser", "--port", str(self.taken)], env=os.environ | own,
                 cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
             )  # fmt: skip
@@ -92,16 +91,12 @@ class Server:
             return asking.connect_ex(("127.0.0.1", self.port)) == 0
 
     def __exit__(self, *exception: object) -> None:
-        kernels = psutil.Process(self.process.pid).children(recursive=True)
-        self.process.send_signal(signal.SIGTERM)
-        try:
-            self.process.wait(30)
-        finally:
-            self.process.kill()
-            _, left = psutil.wait_procs(kernels, timeout=15)
-            for kernel in left:
-                kernel.kill()
-        assert not left, f"kernels outlived their server: {left}"
+        processes = [self.process, *self.process.children(recursive=True)]
+        self.process.terminate()
+        _, left = psutil.wait_procs(processes, timeout=30)
+        for process in left:
+            process.kill()
+        assert not left, f"the server or its kernels did not end: {left}"
 
     def ask(self, path: str, method: str = "GET", token: str | None = None):
         """Return the answer of the server's REST interface as a Python object."""
@@ -128,16 +123,14 @@ def _spoil(home: Path) -> None:
 class LabPage:
     """One browser page on one server's JupyterLab."""
 
-    def __init__(self, page, server):
-        self.page, self.server = page, server
-        self.complaints: list[str] = []
+    def __init__(self, page):
+        self.page, self.complaints = page, []
         page.on("pageerror", lambda error: self.complaints.append(str(error)))
 
-    def open(self, name: str) -> None:
+    def open(self, server: Server, name: str) -> None:
         """Open the copy of a notebook, and wait for its kernel."""
-        path = (self.server.folder / f"{name}.ipynb").relative_to(ROOT).as_posix()
-        address = f"{self.server.address}/lab/tree/{path}?reset&token={self.server.token}"
-        self.page.goto(address)
+        path = (server.folder / f"{name}.ipynb").relative_to(ROOT).as_posix()
+        self.page.goto(f"{server.address}/lab/tree/{path}?reset&token={server.token}")
         self.page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=90_000)
         wait_until(self._is_idle, 90)
 

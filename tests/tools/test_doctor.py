@@ -109,11 +109,8 @@ def test_the_limits_of_a_container_count(monkeypatch, tmp_path, root):
 
 def test_a_process_that_dies_fails_what_it_has_not_answered(monkeypatch, tmp_path):
     """A wrong variable has a check of its own, and is not blamed on the packages."""
-    program = tmp_path / "python"
-    program.write_text(
-        '#!/bin/sh\necho \'answer {"devices": ["CPU"]}\'\n'
-        'echo "GLOG_v is $GLOG_v" >&2\nkill -11 $$\n'
-    )
+    program, answer = tmp_path / "python", """'answer {"devices": ["CPU"]}'"""
+    program.write_text(f'#!/bin/sh\necho {answer}\necho "GLOG_v is $GLOG_v" >&2\nkill -11 $$\n')
     program.chmod(0o755)
     monkeypatch.setenv("GLOG_v", "9")
     monkeypatch.setattr("sys.executable", str(program))
