@@ -46,7 +46,7 @@ while True:
     assert time.monotonic() < until, held
     time.sleep(0.2)
 read = imagefolder.read_folder(folder)
-imagefolder.read_folder = lambda path: read
+imagefolder.read_folder = lambda path, deep: read
 for path in Path(folder).rglob("*.png"):
     path.write_bytes(b"no image")
 after = images(cache_session_id=session)

@@ -118,7 +118,7 @@ def test_ctrl_c_ends_the_kernels_and_is_130(project, results):
         (["--device", "TPU"], "unknown device 'TPU'"),
         (["-p", "rte=1"], "unknown parameter of lab 01_one 'rte'"),
         (["-p", "rate=1", "-p", "rate=2"], "expected each parameter once, got 'rate' twice"),
-        (["-p", "rate", "1"], "-p: expected NAME=VALUE, as in -p epochs=2, got 'rate'"),
+        (["-p", "rate", "--json"], "-p: expected NAME=VALUE, as in -p epochs=2, got 'rate'"),
         (["-p", "preset=lab"], "Use --preset lab"),
         (["-p", "rate=[1"], "-p rate=[1: not YAML"),
         (["--out", ""], "--out: expected a folder of this machine, got ''"),
