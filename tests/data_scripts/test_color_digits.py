@@ -18,7 +18,7 @@ from labkit.data import prepare as prepare_module
 from labkit.data.imagefolder import create_datasets
 from labkit.data.prepare import color_digits_folder
 from labkit.errors import InputError
-from tests.support.data_archives import SCRIPTS, load
+from tests.support.data_archives import SCRIPTS, load, quiet
 from tests.support.data_archives import tree_sums as tree
 
 
@@ -40,16 +40,8 @@ def mnist_set(prefix):
     return idx.read_pair(*(SCRIPTS / "bundled" / "mnist" / name for name in names))
 
 
-def pixels(path: Path) -> np.ndarray:
-    with Image.open(path) as image:
-        assert image.format == "JPEG" and image.mode == "RGB"
-        return np.asarray(image)
-
-
 def make(script, out, **options):
-    return script.prepare(
-        **({"train": 20, "val": 10, "out": out, "say": lambda line: None} | options)
-    )
+    return script.prepare(**({"train": 20, "val": 10, "out": out, "say": quiet} | options))
 
 
 # ---- what is drawn
@@ -68,8 +60,9 @@ def test_the_files_are_the_drawings_of_mnists_rows(script, few):
         for path in paths:
             row = int(path.stem)
             drawn = script.draw(digits[row], 32, script.generator(1, usage, row)).astype(int)
-            assert pixels(path).shape == (32, 32, 3)
-            assert np.abs(pixels(path) - drawn).mean() < 10  # 21 for a different row
+            with Image.open(path) as image:
+                assert (image.format, image.mode, image.size) == ("JPEG", "RGB", (32, 32))
+                assert np.abs(np.asarray(image) - drawn).mean() < 10  # 21 for a different row
 
 
 @pytest.mark.parametrize("size", [16, 32, 97])
@@ -188,21 +181,12 @@ def test_it_runs_as_a_program_and_killed_it_leaves_nothing(script, few, tmp_path
     assert tree(out) == tree(few) and [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-# ---- the command, and prepare
-
-
-@pytest.fixture
-def project(tmp_path, monkeypatch):
-    """A separate project with copies of this project's scripts."""
-    place = tmp_path / "project"
-    place.mkdir()
-    shutil.copytree(SCRIPTS, place / "data_scripts")
-    monkeypatch.setattr(prepare_module, "own_checkout", lambda: place)
+def test_prepare_makes_each_choice_once_side_by_side(tmp_path, monkeypatch):
+    """In a project of its own, with copies of this project's scripts."""
+    project = tmp_path / "project"
+    shutil.copytree(SCRIPTS, project / "data_scripts")
+    monkeypatch.setattr(prepare_module, "own_checkout", lambda: project)
     monkeypatch.setenv("PYTHONPATH", str(SCRIPTS.parent))
-    return place
-
-
-def test_prepare_makes_each_choice_once_side_by_side(project):
     assert color_digits_folder() == "color_digits_32px_6000_1000"
     first = prepare_module.prepare("color-digits", train=20, val=10)
     second = prepare_module.prepare("color-digits", train=20, val=10, seed=2, size=20)
@@ -212,8 +196,7 @@ def test_prepare_makes_each_choice_once_side_by_side(project):
     assert prepare_module.prepare("color-digits", train=20, val=10) == first
     assert {path: path.stat().st_mtime_ns for path in first.rglob("*")} == before
     train, val, names = create_datasets(first, 5, image_size=32)
-    assert names == tuple("0123456789")
-    assert (train.get_dataset_size(), val.get_dataset_size()) == (4, 2)
+    assert (train.get_dataset_size(), val.get_dataset_size(), *names) == (4, 2, *"0123456789")
     for name, options, message in (
         ("colour-digits", {}, "unknown data set 'colour-digits'.*'color-digits'"),
         ("mnist", {"size": 32}, "unknown option of mnist 'size'; expected one of: none"),
