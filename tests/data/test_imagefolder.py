@@ -15,15 +15,7 @@ from labkit.data.imagefiles import class_names
 from labkit.data.imagefolder import MEAN, STD, create_dataset, create_dataset2, create_datasets
 from labkit.errors import InputError
 from labkit.ranks import cluster
-from tests.support.image_files import (
-    batches,
-    encode,
-    numbered,
-    picture,
-    store,
-    usable,
-    write_pictures,
-)
+from tests.support.image_files import batches, encode, numbered, store, usable, write_pictures
 
 COUNTS = {"ant": 7, "bee": 7, "cow": 9}
 COUNT = sum(COUNTS.values())
@@ -188,7 +180,7 @@ def test_both_sets_and_their_classes(tmp_path):
     _, val, _ = create_datasets(tmp_path, 11, 2, 1, backend="pillow", **SMALL)
     assert numbers(val) == [[*range(11, 22)], [22]]
     for place in ("train/bat", "val/dog", "val/elk"):
-        store(tmp_path / place, {"a.png": encode(Image.fromarray(picture()), "PNG")})
+        store(tmp_path / place, {"a.png": usable()["rgb.png"]})
     message = "expected the same classes in both, got bat in train alone, dog, elk in val alone"
     with pytest.raises(InputError, match=message):
         create_datasets(tmp_path, 4, **SMALL)

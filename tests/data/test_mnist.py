@@ -1,5 +1,7 @@
 """The MNIST pipeline: values, and refusal of what does not fit."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -101,10 +103,6 @@ def test_without_shuffle_the_file_order_and_the_remainder_are_kept(numbered):
 # ---- what is refused
 
 
-def call(folder, **arguments):
-    return pipeline.create_dataset(folder, **({"batch_size": 10} | arguments))
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -118,11 +116,12 @@ def call(folder, **arguments):
 )
 def test_arguments_that_do_not_fit_are_refused(numbered, arguments, message):
     with pytest.raises(InputError, match=message):
-        call(numbered / "train", **arguments)
+        pipeline.create_dataset(numbered / "train", **({"batch_size": 10} | arguments))
 
 
 def test_folders_that_hold_no_set_two_or_too_much_are_refused(tmp_path, numbered):
     """test_idx.py tests broken files, test_imagefiles.py paths that are not folders."""
+    call = partial(pipeline.create_dataset, batch_size=10)
     with pytest.raises(InputError, match="not hold train-images-idx3-ubyte or t10k-images"):
         call(tmp_path)
     with pytest.raises(InputError, match='two sets; expected usage="train" or usage="test"'):
