@@ -5,7 +5,6 @@ import json
 import shutil
 import subprocess
 import sys
-import time
 from functools import cache
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from labkit.data.prepare import color_digits_folder
 from labkit.errors import InputError
 from tests.support.data_archives import SCRIPTS, load, quiet
 from tests.support.data_archives import tree_sums as tree
+from tests.support.living import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -136,9 +136,8 @@ def test_pixels_are_a_function_of_seed_set_row_and_size(script):
 
 
 def test_the_manifest_says_what_the_folder_holds(script, few, tmp_path):
-    """The same parameters give the same bytes, another seed others."""
+    """The same parameters give the same bytes (as the program does, below), another seed others."""
     files = tree(few)
-    assert tree(make(script, tmp_path / "again")) == files and len(files) == 31
     assert not tree(make(script, tmp_path / "other", seed=2)).items() & files.items()
     manifest = json.loads((few / "manifest.json").read_text())
     del files["manifest.json"]
@@ -171,9 +170,7 @@ def test_it_runs_as_a_program_and_killed_it_leaves_nothing(script, few, tmp_path
     slow = "import time, runpy, sys, os; os.rename = lambda *_: time.sleep(60); sys.argv = sys.argv"
     slow += "[1:]; sys.path.insert(0, os.path.dirname(sys.argv[0])); runpy.run_path(sys.argv[0], "
     with subprocess.Popen([sys.executable, "-c", f"{slow}run_name='__main__')", *command[1:]]) as p:
-        until = time.monotonic() + 60
-        while not list(tmp_path.rglob("manifest.json")) and time.monotonic() < until:
-            time.sleep(0.05)
+        wait_until(lambda: list(tmp_path.rglob("manifest.json")))
         p.kill()
     assert not out.exists() and list(tmp_path.glob(".part-*"))
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)

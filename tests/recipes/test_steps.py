@@ -13,7 +13,7 @@ from labkit.recipes.adasum import AdasumConfig
 from labkit.recipes.thor import ThorConfig
 from labkit.steps import schedules
 from labkit.steps.plain import PlainStep
-from tests.support.idx_files import write_set
+from tests.support.idx_files import write_idx
 from tests.support.recipes import main, newest, rates_of, settings
 
 pytestmark = pytest.mark.usefixtures("runtime", "small")
@@ -66,8 +66,10 @@ def test_adasum_of_one_worker_is_refused(data, tmp_path):
 def test_accumulation_trains_lenet_and_is_evaluated(mnist, tmp_path, capsys):
     """30 updates of 4 micro-batches of 50 images; the first 1000 test images."""
     for usage, rows in {"train": 6000, "test": 1000}.items():
-        images, labels = idx.read_pair(*sorted((mnist / usage).iterdir()))
-        write_set(tmp_path / usage, usage, images[:rows], labels[:rows])
+        files = sorted((mnist / usage).iterdir())
+        (tmp_path / usage).mkdir()
+        for path, array in zip(files, idx.read_pair(*files), strict=True):
+            write_idx(tmp_path / usage / path.name, array[:rows])
     given = ["--data_path", str(tmp_path), "--device_target", "CPU"]
     options = (
         f"--epoch_size 1 --batch_size 50 --learning_rate 0.1 --save_checkpoint_path {tmp_path}/run"
