@@ -48,8 +48,6 @@ from labkit.errors import InputError, nearest, refuse_unknown
 SPLITS = ("train", "val")
 SIDE = 32
 ADDRESS = "https://www.cs.toronto.edu/~kriz/"
-
-
 DATASETS = published("cifar10", "cifar100")
 
 

@@ -50,8 +50,6 @@ from labkit.errors import InputError, refuse_unknown
 SPLITS = ("train", "val")
 META = "meta.mat"
 TRUTH = "ILSVRC2012_validation_ground_truth.txt"
-
-
 ILSVRC2012 = published("imagenet")["imagenet"]
 
 

@@ -42,8 +42,6 @@ FILES = {
     "t10k-images-idx3-ubyte": "test",
     "t10k-labels-idx1-ubyte": "test",
 }
-
-
 DATASETS = published("mnist", "fashion-mnist")
 
 

@@ -68,12 +68,8 @@ def build(depth: int, dtype: torch.dtype = torch.float64) -> tuple:
         momentum=SETTINGS["momentum"],
     )
     loss_fn = torch.nn.CrossEntropyLoss(label_smoothing=SETTINGS["smoothing"])
-    return (
-        module,
-        loss_fn,
-        optimizer,
-        *rule.batch(*(SETTINGS[k] for k in ("batch", "side", "classes"))),
-    )
+    batch = rule.batch(*(SETTINGS[k] for k in ("batch", "side", "classes")))
+    return module, loss_fn, optimizer, *batch
 
 
 def _with_the_rules_weights(module: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:

@@ -20,45 +20,32 @@ LABELS_MAGIC = 2049
 CLASSES = 10
 
 
-def read_images(path: str | os.PathLike) -> np.ndarray:
-    """Return the images of an IDX file: uint8, (count, rows, columns), read-only.
-
-    Pixels of a plain file are read when they are used: opening MNIST takes 0.1 ms.
-
-    Raises:
-        InputError: names the file, the fault and what was expected.
-    """
-    return _read(Path(path), IMAGES_MAGIC)
-
-
-def read_labels(path: str | os.PathLike) -> np.ndarray:
-    """Return the labels of an IDX file: uint8, (count,), each below ``CLASSES``.
-
-    Raises:
-        InputError: as in ``read_images``, and for a label of no class.
-    """
-    labels = _read(Path(path), LABELS_MAGIC)
-    if (wrong := labels >= CLASSES).any():
-        raise InputError(
-            f"{path}: label {labels[wrong.argmax()]} at position {wrong.argmax()} "
-            f"({wrong.sum()} such labels); expected 0 to {CLASSES - 1}"
-        )
-    return labels
-
-
 def read_pair(
     images_path: str | os.PathLike,
     labels_path: str | os.PathLike,
     size: tuple[int, int] = (28, 28),
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return images of ``size`` = (rows, columns) and labels of one set, of one length."""
-    images, labels = read_images(images_path), read_labels(labels_path)
+    """Return the images (N, rows, columns) and the labels (N,) of one set, uint8 and read-only.
+
+    Pixels of a plain file are read when they are used: opening MNIST takes 0.1 ms.
+
+    Raises:
+        InputError: names the file, the fault and what was expected: images of ``size`` = (rows,
+            columns), a label below ``CLASSES`` for each.
+    """
+    images = _read(Path(images_path), IMAGES_MAGIC)
+    labels = _read(Path(labels_path), LABELS_MAGIC)
     if images.shape[1:] != size:
         raise InputError(f"{images_path}: images of {images.shape[1:]} pixels; expected {size}")
     if len(images) != len(labels):
         raise InputError(
             f"{images_path} has {len(images)} images and {labels_path} has {len(labels)} labels; "
             "expected one label for each image"
+        )
+    if (wrong := labels >= CLASSES).any():
+        raise InputError(
+            f"{labels_path}: label {labels[wrong.argmax()]} at position {wrong.argmax()} "
+            f"({wrong.sum()} such labels); expected 0 to {CLASSES - 1}"
         )
     return images, labels
 

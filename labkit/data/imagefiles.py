@@ -30,8 +30,8 @@ def class_names(dataset_path: str | os.PathLike) -> tuple[str, ...]:
     root = existing_folder(dataset_path, "one folder a class")
     names = sorted(path.name for path in root.iterdir() if path.is_dir())
     # MindSpore would make a class of a hidden one, which shifts the labels of the others.
-    _refuse(root, [f"{name} is a hidden folder" for name in names if name.startswith(".")])
-    _refuse(root, [] if names else ["it holds no class"])
+    hidden = [f"{name} is a hidden folder" for name in names if name.startswith(".")]
+    _refuse(root, hidden if names else ["it holds no class"])
     return tuple(names)
 
 

@@ -95,7 +95,7 @@ def create_dataset(
     names, count, side = read_folder(dataset_path, deep=random or backend != "pillow")
     if random:
         crop = vision.RandomCropDecodeResize(image_size, scale=SCALE, ratio=RATIO)
-        operations = [crop, vision.RandomHorizontalFlip(0.5), _normalise(), vision.HWC2CHW()]
+        operations = [crop, vision.RandomHorizontalFlip(0.5), *_normalise()]
     elif length is None and side < image_size:
         # CenterCrop would frame them in black.
         raise InputError(
@@ -150,13 +150,11 @@ def create_datasets(
     folders = Path(folder, train), Path(folder, val)
     names, others = map(class_names, folders)
     if names != others:  # the labels of all classes after an additional one would be shifted
-        odd = [
-            ", ".join(sorted({*these} - {*those})) or "none"
-            for these, those in ((names, others), (others, names))
-        ]
+        pairs = (names, others), (others, names)
+        alone = [", ".join(sorted({*own} - {*other})) or "none" for own, other in pairs]
         raise InputError(
-            f"{folder}: expected the same classes in both, got {odd[0]} in {train} alone, "
-            f"{odd[1]} in {val} alone"
+            f"{folder}: expected the same classes in both, got {alone[0]} in {train} alone, "
+            f"{alone[1]} in {val} alone"
         )
     share = (batch_size, rank_size, rank_id)
     of_training = "mindspore" if augment else backend
@@ -227,23 +225,19 @@ def create_dataset2(
     )
 
 
-def plain_operations(image_size: int, resize: int | None, backend: str = "mindspore") -> list:
-    """Return the operations without randomness: file bytes -> (3, S, S) float32.
-
-    ``resize`` is the length of the shorter side before the centre crop, or None for no resize.
-    """
+def plain_operations(image_size: int, length: int | None, backend: str = "mindspore") -> list:
+    """Return the operations without randomness, with the ``length`` of ``resize_length``."""
     pillow = choice("backend", backend, BACKENDS) == "pillow"
-    operations = [vision.Decode(to_pil=pillow)]
-    if resize is not None:
-        operations.append(vision.Resize(resize, vision.Inter.LINEAR))
-    operations.append(vision.CenterCrop(image_size))
+    resize = [] if length is None else [vision.Resize(length, vision.Inter.LINEAR)]
+    operations = [vision.Decode(to_pil=pillow), *resize, vision.CenterCrop(image_size)]
     if pillow:
         return [*operations, vision.ToTensor(), vision.Normalize(MEAN, STD, is_hwc=False)]
-    return [*operations, _normalise(), vision.HWC2CHW()]
+    return [*operations, *_normalise()]
 
 
-def _normalise() -> vision.Normalize:
-    return vision.Normalize(mean=[255 * value for value in MEAN], std=[255 * v for v in STD])
+def _normalise() -> list:
+    scaled = ([255 * value for value in values] for values in (MEAN, STD))
+    return [vision.Normalize(*scaled), vision.HWC2CHW()]
 
 
 def resize_length(image_size: int, resize: int | str | None) -> int | None:
@@ -259,22 +253,22 @@ def choose_images(
 ) -> ds.Sampler:
     """Return the sampler of one rank, of the shards that ``create_dataset`` describes.
 
-    MindSpore's num_shards pads shards with images of other shards, in evaluation too: of 23 images
-    on 4 ranks it shows one twice.
+    MindSpore's num_shards, and a DistributedSampler without num_samples, pad shards with images of
+    other shards, in evaluation too: of 23 images on 4 ranks one is there twice.
     """
     rank_size = integer("rank_size", rank_size)
     rank_id = integer("rank_id", rank_id, 0, rank_size - 1)
-    of = f" of each of {rank_size} ranks" if rank_size > 1 else ""
     share = count // rank_size
     if do_train and batch_size > share:
-        images = f"the number of images{of} in {path}"
-        raise wrong("batch_size", batch_size, f"at most {share}, {images}")
+        of = f" of each of {rank_size} ranks" if rank_size > 1 else ""
+        raise wrong(
+            "batch_size", batch_size, f"at most {share}, the number of images{of} in {path}"
+        )
     if share == 0:  # SequentialSampler would take 0 to mean all images
         raise wrong("rank_size", rank_size, f"at most {count}, the number of images in {path}")
     if do_train and rank_size == 1:
         return ds.RandomSampler()
     if do_train:
-        # Without num_samples, shards are padded with images of other shards.
         return ds.DistributedSampler(rank_size, rank_id, shuffle=True, num_samples=share)
     first, last = (count * rank // rank_size for rank in (rank_id, rank_id + 1))
     return ds.SequentialSampler(first, last - first)

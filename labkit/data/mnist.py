@@ -20,16 +20,19 @@ import numpy as np
 from mindspore.dataset import transforms, vision
 
 from labkit.base.arguments import choice, fit_workers, integer
-from labkit.data import RESCALES, idx
+from labkit.data import idx
 from labkit.data.imagefiles import existing_folder
 from labkit.data.imagefolder import choose_images
 from labkit.errors import InputError
 
+# "seed" is the tutorial's order: x -> (x / STD - MEAN / STD) / 255, so black is -0.00166 and white
+# 3.244. "correct" is (x / 255 - MEAN) / STD: black is -0.4242 and white 2.8215.
+RESCALES = ("correct", "seed")
 MEAN = 0.1307
 STD = 0.3081
 SIDE = 32
 SHUFFLE_BUFFER = 10_000
-USAGES = ("train", "test")
+USAGES = {"train": "train", "test": "t10k"}  # name of a set -> how its files begin
 
 _EVALUATION_BATCH = 1000
 
@@ -139,11 +142,12 @@ def load_arrays(
 def _find_set(data_path: str | os.PathLike, usage: str | None) -> tuple[Path, str, int]:
     """Find and check the two files of one set; return their folder, usage and number of images."""
     root = existing_folder(data_path, "MNIST's IDX files")
-    usages = USAGES if usage is None else (choice("usage", usage, USAGES),)
+    usages = [*USAGES] if usage is None else [choice("usage", usage, USAGES)]
+    files = {name: f"{USAGES[name]}-images-idx3-ubyte" for name in usages}
     places = [(folder, name) for name in usages for folder in (root, root / name)]
-    found = [(folder, name) for folder, name in places if _path(folder, name, "images").exists()]
+    found = [(folder, name) for folder, name in places if (folder / files[name]).exists()]
     if not found:
-        expected = " or ".join(_path(root, name, "images").name for name in usages)
+        expected = " or ".join(files.values())
         raise InputError(
             f"data folder {root} does not hold {expected} and its labels, unpacked "
             "(data_scripts/mnist.py prepares them)"
@@ -151,15 +155,11 @@ def _find_set(data_path: str | os.PathLike, usage: str | None) -> tuple[Path, st
     if usage is None and len(found) > 1:
         raise InputError(f'{root} holds two sets; expected usage="train" or usage="test"')
     folder, usage = found[0]
-    images, labels = (_path(folder, usage, content) for content in ("images", "labels"))
+    images = folder / files[usage]
+    labels = folder / f"{USAGES[usage]}-labels-idx1-ubyte"
     # MnistDataset opens every file whose name contains these words, including a .gz or a copy, and
     # fails on it in the middle of a run.
     others = {*folder.glob(f"*{images.name[:-11]}*"), *folder.glob(f"*{labels.name[:-11]}*")}
     for path in others - {images, labels}:
         raise InputError(f"{path} lies beside the unpacked files; MindSpore would read it: move it")
     return folder, usage, len(idx.read_pair(images, labels)[0])
-
-
-def _path(folder: Path, usage: str, content: str) -> Path:
-    prefix, dimensions = {"train": "train", "test": "t10k"}[usage], {"images": 3, "labels": 1}
-    return folder / f"{prefix}-{content}-idx{dimensions[content]}-ubyte"

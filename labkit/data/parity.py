@@ -14,7 +14,7 @@ Sources: torchvision 0.19 `transforms/functional.py`; Pillow `Resample.c`.
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from PIL import Image
@@ -116,6 +116,11 @@ def _one_image(path: str | os.PathLike, image_size: int, length: int | None) -> 
     index[..., 0], index[..., 1] = np.indices(shape)
     offset = (crop(index) - centre_crop(index, image_size))[..., :2]
     expected = normalise(cropped)
+    whole = pillows = content
+    for operation in plain:
+        whole = operation(whole)
+    for operation in pillow:
+        pillows = operation(pillows)
     return {
         "decode": decode(content).astype(np.int32) - decoded,
         "resize": shrunk.astype(np.int32) - resized,
@@ -125,12 +130,6 @@ def _one_image(path: str | os.PathLike, image_size: int, length: int | None) -> 
         "crop": crop(resized).astype(np.int32) - cropped,
         "crop: offset": offset.max(axis=(0, 1)),
         "normalise": transpose(scale(cropped)) - expected,
-        "whole": _run(plain, content) - expected,
-        'whole, backend="pillow"': _run(pillow, content) - expected,
+        "whole": whole - expected,
+        'whole, backend="pillow"': pillows - expected,
     }
-
-
-def _run(operations: Sequence[Callable], content: np.ndarray) -> np.ndarray:
-    for operation in operations:
-        content = operation(content)
-    return np.asarray(content)

@@ -7,7 +7,6 @@ A rank is one process of a distributed training (one device each). ``labkit.star
 from __future__ import annotations
 
 import ctypes
-import functools
 import hashlib
 import os
 import signal
@@ -19,7 +18,7 @@ from labkit.errors import InputError
 
 if TYPE_CHECKING:
     import numpy as np
-    from mindspore import Parameter, Tensor, nn
+    from mindspore import Parameter, nn
 
 # Variables with the number of ranks: of msrun and the source documents' scripts, msrun, mpirun.
 SIZES = ("RANK_SIZE", "MS_WORKER_NUM", "OMPI_COMM_WORLD_SIZE")
@@ -121,29 +120,13 @@ def gather_bytes(data: bytes) -> np.ndarray:
     _, ranks = rank_and_size()
     if ranks == 1:
         return own[None]
-    from mindspore import Tensor
+    from mindspore import Tensor, ops
 
     # Collectives on CPU support neither integers nor float64: each float32, which holds all
     # integers up to 2^24, carries two bytes.
     pairs = np.append(own, np.zeros(len(own) % 2, np.uint8)).view(np.uint16)
-    gathered = _gatherer()(Tensor(pairs.astype(np.float32))).asnumpy().astype(np.uint16)
+    gathered = ops.AllGather()(Tensor(pairs.astype(np.float32))).asnumpy().astype(np.uint16)
     return gathered.view(np.uint8).reshape(ranks, 2 * len(pairs))[:, : len(own)]
-
-
-@functools.cache
-def _gatherer() -> nn.Cell:
-    """Return the one cell that gathers, so that it is compiled only once for each length."""
-    from mindspore import nn, ops
-
-    class Gather(nn.Cell):
-        def __init__(self) -> None:
-            super().__init__()
-            self.gather = ops.AllGather()
-
-        def construct(self, values: Tensor) -> Tensor:
-            return self.gather(values)
-
-    return Gather()
 
 
 def take_from_first(parameters: Iterable[Parameter]) -> None:

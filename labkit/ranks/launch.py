@@ -17,14 +17,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import psutil
 
-from labkit.base.arguments import integer, wrong
+from labkit.base.arguments import integer, number, wrong
 from labkit.base.files import make_folder
 from labkit.errors import WorkerFailed, WorkersTimedOut
 from labkit.ranks import cluster
@@ -44,15 +42,6 @@ _NOISE = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What ``launch`` starts: msrun's command, its variables, and the ranks of this machine."""
-
-    command: list[str]
-    variables: dict[str, str]
-    ranks: range
-
-
 def launch(
     script: str | os.PathLike,
     *args: str | os.PathLike | float,
@@ -61,7 +50,11 @@ def launch(
     log_dir: str | os.PathLike | None = None,
     cwd: str | os.PathLike | None = None,
     show: bool = False,
-    **options: Any,
+    cluster_timeout: int = 60,
+    nodes: int = 1,
+    node_rank: int = 0,
+    master: str | None = None,
+    env: Mapping[str, str] | None = None,
 ) -> dict[int, str]:
     """Run a program on ``workers`` ranks of this machine; return rank -> all that it wrote.
 
@@ -73,61 +66,13 @@ def launch(
             it on every rank, and once more as the scheduler, where ``labkit.start`` with
             ``distribute=True`` does not return before the ranks have ended.
         *args: arguments of the program.
-        workers: number of ranks on this machine, see ``plan``.
+        workers: number of ranks on this machine. On a CPU, each uses an equal share of the cores
+            from ``labkit.start`` on, if they can be divided equally; with ``LOCAL_WORLD_SIZE`` set
+            to "1" in ``env``, every rank uses all cores.
         timeout: seconds for the whole call; None for no limit.
         log_dir: folder for worker_<rank>.log, scheduler.log and msrun.log; None: not kept.
         cwd: working folder of the ranks; None for that of this process.
         show: print what this machine's first rank writes, but for MindSpore's own log.
-        **options: as for ``plan``: nodes, node_rank, master, env, cluster_timeout.
-
-    Raises:
-        InputError: for an argument out of range, and if ``log_dir`` cannot be written.
-        WorkerFailed: as soon as a rank ends with a nonzero exit code or by a signal.
-        WorkersTimedOut: when the time is up.
-    """
-    until = math.inf if timeout is None else time.monotonic() + timeout
-    with contextlib.ExitStack() as stack:
-        if log_dir is None:
-            logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="labkit-ranks-")))
-        else:
-            logs = Path(log_dir).absolute()
-            make_folder(logs)
-            for old in logs.glob("worker_*.log"):  # of an earlier call
-                old.unlink()
-        made = plan((script, *args), logs, workers=workers, **options)
-        ranks = stack.enter_context(_started(made, logs, cwd, log_dir is not None))
-        shown, over = 0, False
-        while not over:
-            time.sleep(_POLL)
-            over = ranks.are_over()
-            if show:
-                shown = _show(ranks.log(made.ranks[0]), shown, over)
-            if not over and time.monotonic() > until:
-                raise ranks.timed_out(timeout)
-        if ranks.failed():
-            raise ranks.error()
-        return {rank: ranks.log(rank) for rank in made.ranks}
-
-
-def plan(
-    program: Sequence[str | os.PathLike | float],
-    logs: Path,
-    *,
-    workers: int,
-    cluster_timeout: int = 60,
-    nodes: int = 1,
-    node_rank: int = 0,
-    master: str | None = None,
-    env: Mapping[str, str] | None = None,
-) -> Plan:
-    """Return what ``launch`` would start.
-
-    Args:
-        program: the program and its arguments.
-        logs: folder for the logs.
-        workers: number of ranks on this machine. On a CPU, each uses an equal share of the cores
-            from ``labkit.start`` on, if they can be divided equally; with ``LOCAL_WORLD_SIZE`` set
-            to "1" in ``env``, every rank uses all cores.
         cluster_timeout: seconds for the ranks to find each other.
         nodes: number of machines, on each of which ``launch`` is called.
         node_rank: number of this machine; the numbering of ranks continues from node to node.
@@ -137,36 +82,66 @@ def plan(
         env: variables for the ranks, in addition to this process's.
 
     Raises:
-        InputError: for an argument out of range.
+        InputError: for an argument out of range, and if ``log_dir`` cannot be written.
+        WorkerFailed: as soon as a rank ends with a nonzero exit code or by a signal.
+        WorkersTimedOut: when the time is up.
     """
+    until = math.inf if timeout is None else time.monotonic() + number("timeout", timeout, above=0)
     workers, nodes = integer("workers", workers), integer("nodes", nodes)
-    integer("node_rank", node_rank, 0, nodes - 1)
+    first = workers * integer("node_rank", node_rank, 0, nodes - 1)
     if nodes == 1 and master is None:
         master = f"127.0.0.1:{free_port()}"
     host, _, port = str(master).rpartition(":")
     if not host or not port.isdigit():
         raise wrong("master", master, f"HOST:PORT of node 0 for {nodes} nodes")
-    beside = Path(sys.executable).with_name("msrun")
-    msrun = beside if beside.is_file() else "msrun"
-    command = [
-        *(msrun, "--worker_num", nodes * workers),
-        *("--local_worker_num", workers, "--join", "True"),
-        *("--master_addr", host, "--master_port", port, "--cluster_time_out", cluster_timeout),
-        # Otherwise msrun follows each log with a "tail -f". There is no rank with this number.
-        *("--log_dir", logs, "--tail_worker_log", nodes * workers),
-        *(("--node_rank", node_rank) if nodes > 1 else ()),
-        *("python", *program),
-    ]
-    ranks = range(node_rank * workers, (node_rank + 1) * workers)
-    return Plan([str(part) for part in command], _variables(workers, nodes, env or {}), ranks)
+    with contextlib.ExitStack() as stack:
+        if log_dir is None:
+            logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="labkit-ranks-")))
+        else:
+            logs = Path(log_dir).absolute()
+            make_folder(logs)
+            for old in logs.glob("worker_*.log"):  # of an earlier call
+                old.unlink()
+        beside = Path(sys.executable).with_name("msrun")
+        command = [
+            *(beside if beside.is_file() else "msrun", "--worker_num", nodes * workers),
+            *("--local_worker_num", workers, "--join", "True"),
+            *("--master_addr", host, "--master_port", port, "--cluster_time_out", cluster_timeout),
+            # Otherwise msrun follows each log with a "tail -f". There is no rank with this number.
+            *("--log_dir", logs, "--tail_worker_log", nodes * workers),
+            *(("--node_rank", node_rank) if nodes > 1 else ()),
+            *("python", script, *args),
+        ]
+        with (logs / "msrun.log").open("wb") as log:
+            msrun = subprocess.Popen(
+                [str(part) for part in command],
+                cwd=cwd,
+                env=os.environ | _variables(workers, nodes, env or {}),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=_alone,
+            )
+        ranks = _Ranks(msrun, logs, range(first, first + workers), log_dir is not None)
+        stack.callback(ranks.end)
+        shown, over = 0, False
+        while not over:
+            time.sleep(_POLL)
+            over = ranks.are_over()
+            if show:
+                shown = _show(ranks.log(first), shown, over)
+            if not over and time.monotonic() > until:
+                raise ranks.timed_out(timeout)
+        if ranks.failed():
+            raise ranks.error()
+        return {rank: ranks.log(rank) for rank in ranks.numbers}
 
 
 def _variables(workers: int, nodes: int, env: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that msrun gets on top of this process's."""
-    own = {
-        "PYTHONFAULTHANDLER": "1",  # a rank that hangs says where
-        "PYTHONUNBUFFERED": "1",  # the last lines of a killed rank are in its log
-    }
+    # A rank that hangs says where; the last lines of a killed one are in its log.
+    own = {"PYTHONFAULTHANDLER": "1", "PYTHONUNBUFFERED": "1"}
     if nodes == 1:
         # Seconds after which ranks that wait for each other ask again. MindSpore's 3 to 5 are for
         # thousands: two that add three numbers took 12 to 16 s, now 8 to 10.
@@ -198,27 +173,6 @@ def free_port() -> int:
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         return holder.getsockname()[1]
-
-
-@contextlib.contextmanager
-def _started(made: Plan, logs: Path, cwd: str | os.PathLike | None, kept: bool) -> Iterator[_Ranks]:
-    """Start msrun and yield its ranks; on leaving, end whatever is left of them."""
-    with (logs / "msrun.log").open("wb") as log:
-        msrun = subprocess.Popen(
-            made.command,
-            cwd=cwd,
-            env=os.environ | made.variables,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            preexec_fn=_alone,
-        )
-    ranks = _Ranks(msrun, logs, made.ranks, kept)
-    try:
-        yield ranks
-    finally:
-        ranks.end()
 
 
 def _alone() -> None:

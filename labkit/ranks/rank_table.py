@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from labkit.base.arguments import wrong
 from labkit.base.files import write_json
 from labkit.errors import InputError
 
@@ -107,26 +108,23 @@ def check(table: Any, source: object = "this") -> Any:
     ``InputError`` names ``source`` and what is wrong.
     """
     try:
-        fault = _fault(table)
+        _check(table)
     except KeyError as error:
-        fault = f"expected the key {error}"
+        raise InputError(f"{source} is not a usable rank table: no key {error}") from error
     except (TypeError, ValueError, IndexError) as error:
-        fault = str(error)
-    if fault:
-        raise InputError(f"{source} is not a usable rank table: {fault}")
+        raise InputError(f"{source} is not a usable rank table: {error}") from error
     return table
 
 
-def _fault(table: Any) -> str:
-    """Return what is wrong with a table of the right form, or ""; raise for another form."""
+def _check(table: Any) -> None:
     servers, every = table["server_list"], devices(table)
     for key, expected in _table(servers).items():
         if table[key] != expected:
-            return f"{key}: expected {expected!r}, got {table[key]!r}"
+            raise wrong(key, table[key], repr(expected))
     for device in every:
         for key in _DEVICE:
             if not isinstance(device[key], str):
-                return f"{key}: expected a text, in quotation marks, got {device[key]!r}"
+                raise wrong(key, device[key], "a text, in quotation marks")
     values: dict[str, list] = {
         "server_id": [ipaddress.ip_address(server["server_id"]) for server in servers],
         "device_ip": [ipaddress.ip_address(device["device_ip"]) for device in every],
@@ -135,8 +133,7 @@ def _fault(table: Any) -> str:
     for name, held in values.items():
         value, count = Counter(map(str, held)).most_common(1)[0]
         if count > 1:
-            return f"{name}: {value} is there {count} times; expected once"
+            raise InputError(f"{name}: {value} is there {count} times; expected once")
     ranks = sorted(int(device["rank_id"]) for device in every)
     if ranks != list(range(len(ranks))):
-        return f"rank_id: expected 0, 1, ... one for each of the devices, got {ranks}"
-    return ""
+        raise wrong("rank_id", ranks, "0, 1, ... one for each of the devices")

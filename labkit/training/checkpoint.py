@@ -31,21 +31,13 @@ _POSITION = "labkit_position"
 
 @dataclass(frozen=True)
 class Position:
-    """Where a training stood when its checkpoint was written.
+    """Where a training stood when its checkpoint was written."""
 
-    Attributes:
-        micro_batches: Batches consumed since the start, over all epochs.
-        updates: Updates made.
-        seconds: Training time so far.
-        records: Rows of the records so far.
-        settings: What a resumed training must share, as ``resume.settings_of`` returns it.
-    """
-
-    micro_batches: int
+    micro_batches: int  # since the start, over all epochs
     updates: int
-    seconds: float
-    records: int
-    settings: dict[str, Any]
+    seconds: float  # of training
+    records: int  # rows
+    settings: dict[str, Any]  # that a resumed training must share, of resume.settings_of
 
 
 def save(cell: nn.Cell, position: Position, folder: str | os.PathLike) -> Path:
@@ -139,8 +131,7 @@ def load_into(cell: nn.Cell, values: Mapping, origin: object = "the checkpoint")
             f"{origin} is of another network or step: it lacks {lacks} ({len(missing)} in all) and "
             f"holds {holds} ({len(unknown)}) beside what was expected"
         )
-    held = {name: values[name] for name in parameters}
-    tensors = {n: v if isinstance(v, Tensor) else Tensor(v) for n, v in held.items()}
+    tensors = {n: v if isinstance(v, Tensor) else Tensor(v) for n, v in values.items()}
     for name, parameter in parameters.items():
         value = tensors[name]
         if (value.shape, value.dtype) != (parameter.shape, parameter.dtype):

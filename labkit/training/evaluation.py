@@ -34,9 +34,9 @@ def evaluate(
         network: Inputs -> logits (B, classes), or (B, T, classes). The layout (B, classes, T) of
             nn.CrossEntropyLoss is refused, unless T is the number of classes and the two layouts
             cannot be distinguished: transpose it first.
-        loss_fn: (logits, labels) -> mean loss over the labels that count: all but the known loss's
-            ignore_index, or -100. The losses that ``LossNet`` knows get all axes of the labels as
-            one: (B T, classes), (B T,).
+        loss_fn: (logits, labels) -> mean loss over the labels that count: all but its attribute
+            ``ignore_index`` or, for a function of your own without one, -100. The losses that
+            ``LossNet`` knows get all axes of the labels as one: (B T, classes), (B T,).
         dataset: Batches of inputs and, last, labels (B,) or (B, T), integers.
         top: Further values of k: ``top_<k>_accuracy`` is the share of labels that are among the k
             largest logits.
@@ -51,7 +51,9 @@ def evaluate(
     loss_net = LossNet(network, loss_fn)
     if loss_net.is_sum:
         raise InputError(f"the {loss_net.loss_name} is a sum: expected a mean over labels")
-    ignored = IGNORE_INDEX if loss_net.over is None else loss_net.ignore_index
+    ignored = loss_net.ignore_index
+    if loss_net.over is None:
+        ignored = getattr(loss_fn, "ignore_index", IGNORE_INDEX)
     sums = np.zeros((len(ks) + 1, 2))  # (sum, weight) of each accuracy and of the loss
     # If one rank refused a label, the others would wait for its counts.
     with _in_evaluation(network), cluster.together() if over_ranks else contextlib.nullcontext():

@@ -47,7 +47,7 @@ def fit(
 
     On CPU a resumed training is bit-identical to an uninterrupted one, unless the network draws
     random numbers (Dropout): MindSpore's kernels do not expose their state, and draw from the start
-    again.
+    again. Rows that a power cut took from records.csv stay missing, which a resume prints.
 
     On several ranks, call it on all of them; if one raises, all do. The first writes ``folder``,
     rank r the folder ``rank_r`` in it: some state, as BatchNorm's statistics, is each rank's own.
@@ -91,7 +91,7 @@ def fit(
                 raise wrong("folder", folder, "a path, for resume and checkpoint_every")
             if dataset_sink_mode and not step.one_graph:
                 raise InputError(f"dataset_sink_mode: {type(step).__name__} is more than one graph")
-            run = _Run(step, dataset, int(epochs), folder, intervals, int(keep), progress)
+            run = _Run(step, dataset, int(epochs), folder, int(keep), progress, **intervals)
             if not resume:
                 run.check_schedules()
         same = {"number of batches in an epoch": run.epoch_size, "folder": folder is not None}
@@ -110,7 +110,34 @@ def fit(
     return run.records
 
 
-class _Run(Callback):
+class EndOfEpoch(Callback):
+    """Tell a step that an epoch is over, for training by ``Model(step).train`` without ``fit``.
+
+    Put it first: it acts right after an epoch's last micro-batch, so that the flushed update comes
+    before any save. ``ModelCheckpoint`` also saves at that point, not at the end of the epoch.
+
+    Args:
+        step: The step cell that is trained.
+    """
+
+    def __init__(self, step: Step) -> None:
+        super().__init__()
+        self.step = step
+
+    def on_train_begin(self, run_context: RunContext) -> None:
+        dataset = run_context.original_args().train_dataset
+        self.micro_batches, self.epoch_size = dataset.get_init_step(), dataset.get_dataset_size()
+
+    def on_train_step_end(self, run_context: RunContext) -> None:
+        arguments = run_context.original_args()
+        # A step of Model is an epoch in sink mode.
+        self.last = arguments.batch_num if arguments.get("dataset_sink_mode") else 1
+        self.micro_batches += self.last
+        if self.micro_batches % self.epoch_size == 0:
+            self.step.end_epoch()
+
+
+class _Run(EndOfEpoch):
     """One training on one rank, and the callback that counts, records and saves it.
 
     It comes first of all callbacks: an epoch's flushed update precedes what others save.
@@ -122,13 +149,14 @@ class _Run(Callback):
         dataset: Dataset,
         epochs: int,
         folder: str | os.PathLike | None,
-        intervals: dict[str, int | None],
         keep: int,
         progress: str | None,
+        checkpoint_every: int | None,
+        checkpoint_epochs: int | None,
     ) -> None:
-        super().__init__()
-        self.step, self.dataset, self.epochs, self._keep = step, dataset, epochs, keep
-        self._every, self._epochs = intervals.values()
+        super().__init__(step)
+        self.dataset, self.epochs = dataset, epochs
+        self._keep, self._every, self._epochs = keep, checkpoint_every, checkpoint_epochs
         self._name = progress
         self._progress: Progress | None = None
         self.folder = None if folder is None else arguments.path("folder", folder, "a path or None")
@@ -141,7 +169,7 @@ class _Run(Callback):
         self.micro_batches = 0
         self._due = False  # a checkpoint, for which a step that keeps a group's rows is not ready
         self._resumed_from: Position | None = None
-        self._started = time.monotonic()
+        self._began = time.monotonic()  # the training, if it had not been interrupted
         self._rates = own_rates(step)  # those it begins with: a callback may change them
 
     def resume(self, anyway: bool) -> None:
@@ -154,25 +182,24 @@ class _Run(Callback):
                 )
             paths = checkpoint.readable(self.folder / CHECKPOINTS)
         # A rank may have been killed before it wrote the newest one.
-        own = sorted(paths)[-_LOOKED_AT:]
-        gathered = cluster.gather(own + [-1] * (_LOOKED_AT - len(own)))
+        newest = sorted(paths)[-_LOOKED_AT:]
+        gathered = cluster.gather(newest + [-1] * (_LOOKED_AT - len(newest)))
         common = set.intersection(*(set(row[row >= 0].astype(int)) for row in gathered))
         with cluster.together():
             if common:
-                self._take_up(paths[max(common)], anyway)
+                path = paths[max(common)]
+                position, values = checkpoint.load(path)
+                if not anyway:
+                    own = settings_of(self.step, self.dataset, self._rates, position.updates)
+                    refuse_other(own, position.settings)
+                # An array of rates may be longer than it was.
+                rates = {n: rate for n, rate in self._rates.items() if anyway or rate.size > 1}
+                checkpoint.load_into(self.step, {**values, **rates}, path)
+                self.micro_batches, self._resumed_from = position.micro_batches, position
+                self._began -= position.seconds
             elif checkpoint.checkpoints(self.folder / CHECKPOINTS):
                 raise InputError(f"{self.folder} has no checkpoint that is whole on every rank")
             self.check_schedules()
-
-    def _take_up(self, path: os.PathLike, anyway: bool) -> None:
-        position, values = checkpoint.load(path)
-        if not anyway:
-            own = settings_of(self.step, self.dataset, self._rates, position.updates)
-            refuse_other(own, position.settings)
-        # An array of rates may be longer than it was.
-        rates = {name: rate for name, rate in self._rates.items() if anyway or rate.size > 1}
-        checkpoint.load_into(self.step, {**values, **rates}, path)
-        self.micro_batches, self._resumed_from = position.micro_batches, position
 
     def check_schedules(self) -> None:
         """Refuse arrays of rates or damping that are too short for what is left of the training."""
@@ -224,18 +251,14 @@ class _Run(Callback):
             self._progress = Progress(self._name, total, self.micro_batches)
 
     def on_train_step_end(self, run_context: RunContext) -> None:
-        count = _micro_batches_of(run_context)
-        self.micro_batches += count
-        # Now, not in on_train_epoch_end: ModelCheckpoint saves in this very event.
-        at_the_end = self.micro_batches % self.epoch_size == 0
-        if at_the_end:
-            self.step.end_epoch()
+        super().on_train_step_end(run_context)
         if int(self.step.updates.asnumpy()) != self._updates:
             self._record()
         if self._progress is not None:
-            self._progress.advance(self._text, count)
+            self._progress.advance(self._text, self.last)
         # At an epoch's last micro-batch the epoch's own checkpoint follows.
-        if self._every and self.micro_batches % self._every == 0 and not at_the_end:
+        in_epoch = self.micro_batches % self.epoch_size
+        if self._every and self.micro_batches % self._every == 0 and in_epoch:
             self._due = True
         if self._due and self.step.update.can_be_saved:
             self._save()
@@ -265,7 +288,7 @@ class _Run(Callback):
             gradient_norm=last.gradient_norm,
             **rates,
             **self.step.update.more_to_record,
-            seconds=round(self._seconds(), 3),
+            seconds=round(time.monotonic() - self._began, 3),
             # macOS counts it in bytes, others in kB.
             peak_memory_mb=round(peak / 1e6 * (1 if sys.platform == "darwin" else 1024), 1),
         )
@@ -277,48 +300,13 @@ class _Run(Callback):
         self._due = False
         updates = int(self.step.updates.asnumpy())
         settings = settings_of(self.step, self.dataset, self._rates, updates)
-        done = self.micro_batches, updates, self._seconds(), len(self.records)
+        done = self.micro_batches, updates, time.monotonic() - self._began, len(self.records)
         with cluster.together():
             path = checkpoint.save(self.step, Position(*done, settings), self.folder / CHECKPOINTS)
         checkpoint.keep_newest(path.parent, self._keep, path)
-
-    def _seconds(self) -> float:
-        """Return the seconds of training so far, including those before a resume."""
-        before = 0.0 if self._resumed_from is None else self._resumed_from.seconds
-        return before + time.monotonic() - self._started
 
     def _text(self) -> str:
         if not self.records.rows:
             return ""
         row = self.records.rows[-1]
         return f"epoch {row['epoch']} update {row['update']} loss {row['loss']:.4f}"
-
-
-class EndOfEpoch(Callback):
-    """Tell a step that an epoch is over, for training by ``Model(step).train`` without ``fit``.
-
-    Put it first: it acts right after an epoch's last micro-batch, so that the flushed update comes
-    before any save. ``ModelCheckpoint`` also saves at that point, not at the end of the epoch.
-
-    Args:
-        step: The step cell that is trained.
-    """
-
-    def __init__(self, step: Step) -> None:
-        super().__init__()
-        self._step = step
-
-    def on_train_begin(self, run_context: RunContext) -> None:
-        dataset = run_context.original_args().train_dataset
-        self._done, self._size = dataset.get_init_step(), dataset.get_dataset_size()
-
-    def on_train_step_end(self, run_context: RunContext) -> None:
-        self._done += _micro_batches_of(run_context)
-        if self._done % self._size == 0:
-            self._step.end_epoch()
-
-
-def _micro_batches_of(run_context: RunContext) -> int:
-    """Return how many micro-batches one step of ``Model`` stands for: in sink mode an epoch."""
-    arguments = run_context.original_args()
-    return arguments.batch_num if arguments.get("dataset_sink_mode") else 1

@@ -44,10 +44,12 @@ class Records:
         return len(self.rows)
 
     def go_on_from(self, count: int) -> None:
-        """Take over the first ``count`` rows of the file, which is cut there."""
+        """Take over the file's first ``count`` rows, and cut it there; print which it lacks."""
         if self.path is None:
             return
         self.rows = read_records(self.path).rows[:count] if self.path.is_file() else []
+        if len(self) < count:  # after a power cut
+            print(f"labkit: {self.path} lacks rows {len(self) + 1} to {count}; it goes on without")
         with whole_file(self.path, "the records") as part, part.open("w", newline="") as file:
             _write(file, self.rows, header=bool(self.rows))
 

@@ -87,7 +87,8 @@ def _of_cell(cell: nn.Cell, rates: Rates, updates: int) -> dict[str, Any]:
             values[name] = _plain(part, rates, updates)
     for name in _RATES:
         if held := _parameters(getattr(cell, name, None)):
-            numbers = [_rate(rates[parameter.name].asnumpy(), updates) for parameter in held]
+            arrays = [rates[parameter.name].asnumpy() for parameter in held]
+            numbers = [_number(a) if a.size == 1 else _used(a, updates) for a in arrays]
             values[name] = numbers[0] if len(numbers) == 1 else numbers
     return {name: value for name, value in values.items() if value is not None}
 
@@ -108,10 +109,6 @@ def _plain(value: Any, rates: Rates, updates: int) -> Any:
     return None
 
 
-def _rate(values: np.ndarray, updates: int) -> float | str:
-    return _number(values) if values.size == 1 else _used(values, updates)
-
-
 def _number(array: np.ndarray) -> float:
     number = array.ravel()[0]
     return float(str(number)) if array.dtype.kind == "f" else number.item()  # 0.1 of float32
@@ -125,8 +122,7 @@ def _used(schedule: Callable | np.ndarray, updates: int) -> str:
 
 
 def _sha256(array: np.ndarray) -> str:
-    digest = hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
-    return f"{array.size} values, SHA-256 {digest}"
+    return f"{array.size} values, SHA-256 {hashlib.sha256(array.tobytes()).hexdigest()}"
 
 
 def _parameters(value: object) -> list[Parameter]:

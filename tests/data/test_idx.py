@@ -61,4 +61,4 @@ def test_gzip_cut_short_and_missing_files_are_named(tmp_path):
     (tmp_path / "cut.gz").write_bytes(whole[:30])
     for name in ("cut.gz", "absent"):
         with pytest.raises(InputError, match=f"{name}: cannot be read"):
-            idx.read_images(tmp_path / name)
+            idx.read_pair(tmp_path / name, tmp_path / name)

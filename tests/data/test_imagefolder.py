@@ -1,5 +1,6 @@
-"""The image-folder pipeline: values, order, shards, resume, cache, and refusal of bad input."""
+"""The image-folder pipeline: values, shards, and refusal of bad input."""
 
+import inspect
 from pathlib import Path
 
 import mindspore as ms
@@ -9,10 +10,12 @@ import pytest
 from mindspore.dataset import vision
 from PIL import Image
 
+from labkit.data import imagefolder
 from labkit.data.imagefiles import class_names
-from labkit.data.imagefolder import MEAN, STD, create_dataset, create_datasets
+from labkit.data.imagefolder import MEAN, STD, create_dataset, create_dataset2, create_datasets
 from labkit.errors import InputError
-from tests.support.image_files import encode, numbered, picture, store, usable, write_pictures
+from labkit.ranks import cluster
+from tests.support.image_files import batches, encode, numbered, store, usable, write_pictures
 
 COUNTS = {"ant": 7, "bee": 7, "cow": 9}
 COUNT = sum(COUNTS.values())
@@ -33,11 +36,6 @@ def folder(tmp_path_factory) -> Path:
 def pictures(tmp_path_factory) -> Path:
     """Two classes of 12 pictures each."""
     return write_pictures(tmp_path_factory.mktemp("pictures"), ("ant", "bee"), 12)
-
-
-def batches(dataset, epochs=1):
-    iterator = dataset.create_tuple_iterator(num_epochs=epochs, output_numpy=True)
-    return [batch for _ in range(epochs) for batch in iterator]
 
 
 def numbers(dataset, epochs=1):
@@ -140,7 +138,7 @@ def test_every_usable_kind_becomes_three_channels(tmp_path, name, backend):
     assert np.abs(actual - expected).max() <= limit + 255 * FLOAT32
 
 
-# ---- shards, and resuming; the order is in test_order.py
+# ---- shards; order and resuming are in test_order.py
 
 
 @pytest.mark.parametrize("ranks", [1, 3, 23])
@@ -168,22 +166,6 @@ def test_training_shards_are_disjoint_of_one_size_and_change(folder, ranks):
     assert len({tuple(epoch[:share]) for epoch in epochs}) == 4
 
 
-@pytest.mark.parametrize(("ranks", "step"), [(1, 5), (1, 6), (2, 9)])
-def test_resume_at_any_step_is_the_tail_of_the_whole(pictures, ranks, step):
-    def epochs_of_batches(start):
-        dataset = create_dataset(pictures, 4 // ranks, ranks, ranks - 1, image_size=24)
-        dataset.set_init_step(start)
-        iterator = dataset.create_tuple_iterator(num_epochs=2, output_numpy=True)
-        collected = []
-        while len(collected) < 12 - start:
-            collected += [(images.tobytes(), labels.tolist()) for images, labels in iterator]
-        return collected
-
-    whole = epochs_of_batches(0)
-    assert len(whole) == 12 and len({images for images, _ in whole}) == 12
-    assert epochs_of_batches(step) == whole[step:]
-
-
 # ---- both sets together
 
 
@@ -198,10 +180,72 @@ def test_both_sets_and_their_classes(tmp_path):
     _, val, _ = create_datasets(tmp_path, 11, 2, 1, backend="pillow", **SMALL)
     assert numbers(val) == [[*range(11, 22)], [22]]
     for place in ("train/bat", "val/dog", "val/elk"):
-        store(tmp_path / place, {"a.png": encode(Image.fromarray(picture()), "PNG")})
+        store(tmp_path / place, {"a.png": usable()["rgb.png"]})
     message = "expected the same classes in both, got bat in train alone, dog, elk in val alone"
     with pytest.raises(InputError, match=message):
         create_datasets(tmp_path, 4, **SMALL)
+
+
+# ---- create_dataset2: the tutorials' arguments
+
+
+def test_the_arguments_are_the_tutorials():
+    names = (
+        "dataset_path do_train repeat_num batch_size target distribute enable_cache "
+        "cache_session_id train_image_size eval_image_size"
+    ).split()
+    parameters = inspect.signature(create_dataset2).parameters
+    assert list(parameters) == names
+    defaults = [parameters[name].default for name in names[2:]]
+    assert defaults == [1, 32, "Ascend", False, False, None, 224, 224]
+
+
+def test_training_is_that_of_create_dataset(pictures):
+    actual = batches(create_dataset2(pictures, True, 2, 5, "CPU"))
+    ms.set_seed(1)
+    options = {"repeat_size": 2, "num_parallel_workers": 8}
+    expected = batches(create_dataset(pictures, 5, **options))
+    assert len(actual) == len(expected) == 8
+    for batch, other in zip(actual, expected, strict=True):
+        assert batch[0].shape == (5, 3, 224, 224) and batch[1].dtype == np.int32
+        np.testing.assert_array_equal(batch[0], other[0])
+        np.testing.assert_array_equal(batch[1], other[1])
+
+
+@pytest.mark.parametrize(
+    ("target", "distribute", "parts"),
+    [("Ascend", False, 2), ("CPU", True, 2), ("Ascend", True, 2), ("CPU", False, 1)],
+)
+def test_who_shares_the_images(pictures, monkeypatch, target, distribute, parts):
+    monkeypatch.setattr(cluster, "joined", lambda: True)
+    monkeypatch.setattr(cluster, "rank_and_size", lambda: (1, 2))
+    pairs = batches(create_dataset2(pictures, False, 1, 4, target, distribute))
+    labels = np.concatenate([labels for _, labels in pairs]).tolist()
+    assert labels == ([1] * 12 if parts == 2 else [0] * 12 + [1] * 12)
+
+
+def test_ranks_that_have_not_met_are_refused(pictures, monkeypatch):
+    for name in cluster.SIZES:
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(InputError, match=r"labkit.start\(distribute=True\) before"):
+        create_dataset2(pictures, True, target="CPU", distribute=True)
+    monkeypatch.setenv("RANK_SIZE", "8")
+    with pytest.raises(InputError, match="8 ranks were started, and this one has joined no other"):
+        create_dataset2(pictures, True)
+    create_dataset2(pictures, True, batch_size=2, target="CPU")
+
+
+def test_the_cache_is_for_evaluation(pictures, monkeypatch):
+    """Without a session it is refused, in the tutorial's words."""
+    given = []
+    taken = lambda *_, cache_session_id, **__: given.append(cache_session_id)  # noqa: E731
+    monkeypatch.setattr(imagefolder, "create_dataset", taken)
+    for do_train, enable_cache in ((True, True), (False, False), (False, True)):
+        options = {"enable_cache": enable_cache, "cache_session_id": "1456416665"}
+        create_dataset2(pictures, do_train, **options)
+    assert given == [None, None, 1456416665]
+    with pytest.raises(ValueError, match="A cache session_id must be provided to use cache."):
+        create_dataset2(pictures, False, enable_cache=True)
 
 
 # ---- what is refused

@@ -1,6 +1,7 @@
-"""The MNIST pipeline: values, order, resume, and refusal of what does not fit."""
+"""The MNIST pipeline: values, and refusal of what does not fit."""
 
-import mindspore as ms
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -9,6 +10,7 @@ from labkit.data import mnist as pipeline
 from labkit.data.parity import exact_bilinear
 from labkit.errors import InputError
 from tests.support.idx_files import write_set
+from tests.support.image_files import batches
 
 COUNT = 200
 # MindSpore resizes uint8 in integers; the weights for 28 -> 32 are exact in 1/2048. It truncates
@@ -31,18 +33,14 @@ def numbered(tmp_path_factory):
     return root
 
 
-def numbers(dataset, epochs=1, steps=None):
+def numbers(dataset, epochs=1):
     """Return the row numbers of each batch, over ``epochs`` of one iterator."""
-    iterator = dataset.create_tuple_iterator(num_epochs=epochs, output_numpy=True)
-    batches = []
-    for _ in range(epochs):
-        for images, labels in iterator:
-            row = np.rint((images[:, 0, 16, 16] * 0.3081 + 0.1307) * 255).astype(int)
-            np.testing.assert_array_equal(labels, row % 10)
-            batches.append(row.tolist())
-        if steps is not None and len(batches) >= steps:
-            break
-    return batches
+    rows = []
+    for images, labels in batches(dataset, epochs):
+        row = np.rint((images[:, 0, 16, 16] * 0.3081 + 0.1307) * 255).astype(int)
+        np.testing.assert_array_equal(labels, row % 10)
+        rows.append(row.tolist())
+    return rows
 
 
 # ---- shapes and values
@@ -58,8 +56,8 @@ def test_the_tutorials_call_gives_its_1875_batches(mnist):
 
 def test_evaluation_sees_all_10000_images_once_in_file_order(mnist):
     dataset = pipeline.create_eval_dataset(mnist)
-    labels = [b for _, b in dataset.create_tuple_iterator(num_epochs=1, output_numpy=True)]
-    expected = idx.read_labels(mnist / "test" / "t10k-labels-idx1-ubyte")
+    labels = [labels for _, labels in batches(dataset)]
+    _, expected = idx.read_pair(*sorted((mnist / "test").iterdir()))
     np.testing.assert_array_equal(np.concatenate(labels), expected)
     assert {len(batch) for batch in labels} == {1000}
 
@@ -88,12 +86,12 @@ def test_black_and_white_by_the_order_of_the_rescales(tmp_path, rescale, black, 
     np.testing.assert_allclose(values[1], white, rtol=1e-4)
 
 
-# ---- which images; their order is in test_order.py
+# ---- which images; their order, and resuming, are in test_order.py
 
 
 def test_images_takes_the_first_in_every_epoch(numbered):
-    batches = numbers(pipeline.create_dataset(numbered, 10, usage="test", images=50), epochs=2)
-    for epoch in (batches[:5], batches[5:]):
+    shown = numbers(pipeline.create_dataset(numbered, 10, usage="test", images=50), epochs=2)
+    for epoch in (shown[:5], shown[5:]):
         assert sorted(sum(epoch, [])) == list(range(50))
 
 
@@ -102,29 +100,7 @@ def test_without_shuffle_the_file_order_and_the_remainder_are_kept(numbered):
     assert numbers(dataset) == [list(range(25)), list(range(25, 50)), list(range(50, 57))]
 
 
-@pytest.mark.parametrize(
-    ("buffer", "step", "fast"),
-    [(10_000, 10, True), (32, 9, True), (32, 11, False)],
-)
-def test_resume_at_any_step_is_the_tail_of_the_whole(numbered, monkeypatch, buffer, step, fast):
-    monkeypatch.setattr(pipeline, "SHUFFLE_BUFFER", buffer)
-    before = ms.dataset.config.get_fast_recovery()
-    ms.dataset.config.set_fast_recovery(fast)
-    try:
-        whole = numbers(pipeline.create_dataset(numbered / "train", 20), epochs=2)
-        resumed = pipeline.create_dataset(numbered / "train", 20)
-        resumed.set_init_step(step)
-        assert numbers(resumed, epochs=2, steps=20 - step) == whole[step:]
-        assert max(whole[0]) > 100  # the buffer alone would begin with some of the first 52 rows
-    finally:
-        ms.dataset.config.set_fast_recovery(before)
-
-
 # ---- what is refused
-
-
-def call(folder, **arguments):
-    return pipeline.create_dataset(folder, **({"batch_size": 10} | arguments))
 
 
 @pytest.mark.parametrize(
@@ -140,11 +116,12 @@ def call(folder, **arguments):
 )
 def test_arguments_that_do_not_fit_are_refused(numbered, arguments, message):
     with pytest.raises(InputError, match=message):
-        call(numbered / "train", **arguments)
+        pipeline.create_dataset(numbered / "train", **({"batch_size": 10} | arguments))
 
 
 def test_folders_that_hold_no_set_two_or_too_much_are_refused(tmp_path, numbered):
     """test_idx.py tests broken files, test_imagefiles.py paths that are not folders."""
+    call = partial(pipeline.create_dataset, batch_size=10)
     with pytest.raises(InputError, match="not hold train-images-idx3-ubyte or t10k-images"):
         call(tmp_path)
     with pytest.raises(InputError, match='two sets; expected usage="train" or usage="test"'):

@@ -14,10 +14,7 @@ CLASSES = {"cifar10": ("cat", "dog", "ship"), "cifar100": ("apple", "bed", "wolf
 
 
 def records(label_bytes: int, labels, seed: int) -> tuple[bytes, np.ndarray]:
-    """Return the content of a .bin file and its images (n, 32, 32, 3).
-
-    The bytes are written channel by channel and row by row, as the format specifies.
-    """
+    """Return a .bin file's bytes, channel by channel, row by row, and its images (n, 32, 32, 3)."""
     random = np.random.default_rng(seed)
     images = random.integers(0, 256, (len(labels), 32, 32, 3), dtype=np.uint8)
     content = bytearray()
@@ -41,23 +38,18 @@ class Cifar:
                 self._add(split, name)
         folder.mkdir()
         self.source = folder / self.known["archive"]["name"]
-        self.be_official(tar(self.files.items(), "w:gz"))
+        self.source.write_bytes(tar(self.files.items(), "w:gz"))
+        described = published(self.source.name, self.source.read_bytes())
+        self.script.DATASETS[dataset] = self.known | {"archive": described}
 
     def _add(self, split: str, name: str) -> None:
-        seed, count = len(self.files), 4 * len(self.classes)
-        per_class = self.known["per_class"]
+        seed, per_class = len(self.files), self.known["per_class"]
         per_class[split] = per_class.get(split, 0) + 4
-        labels = np.random.default_rng(seed).permutation(np.arange(count) % len(self.classes))
+        labels = np.random.default_rng(seed).permutation(4 * [*range(len(self.classes))])
         self.files[name], images = records(self.known["label_bytes"], labels, seed)
         for index, label in enumerate(labels):
             place = f"{split}/{self.classes[label]}/{Path(name).stem}_{index:05d}.png"
             self.pixels[place] = images[index]
-
-    def be_official(self, content: bytes) -> None:
-        """Store ``content`` as the archive, and make the script accept it as the official one."""
-        self.source.write_bytes(content)
-        described = published(self.known["archive"]["name"], content)
-        self.script.DATASETS[self.dataset] = self.known | {"archive": described}
 
     def prepare(self, out, source=None, say=quiet) -> Path:
         return self.script.prepare(self.dataset, source or self.source, out, say)
@@ -84,12 +76,6 @@ def assert_same_images(folder, expected):
         shown = Image.open(io.BytesIO(content))
         assert (shown.format, shown.mode) == ("PNG", "RGB")
         np.testing.assert_array_equal(np.asarray(shown), expected[name], err_msg=name)
-
-
-def refused(small, source, out, message):
-    with pytest.raises(InputError, match=message):
-        small.prepare(out, source)
-    assert not out.exists()
 
 
 def test_the_official_numbers_and_checksums_are_the_published_ones():
@@ -159,5 +145,6 @@ def test_what_is_no_cifar_is_refused_and_nothing_is_written(small, tmp_path):
     for number, (message, content) in enumerate(sources.items()):
         path = small.source if number < 2 else tmp_path / "mine.tar"
         path.write_bytes(content)
-        refused(small, path, tmp_path / "deep" / "out", message)
+        with pytest.raises(InputError, match=message):
+            small.prepare(tmp_path / "deep" / "out", path)
         assert not (tmp_path / "deep").exists()

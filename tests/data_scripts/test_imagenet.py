@@ -85,13 +85,6 @@ def archives(tmp_path):
     return ImageNet(tmp_path / "archives")
 
 
-@pytest.fixture
-def labels(tmp_path):
-    path = tmp_path / "labels.txt"
-    path.write_text("".join(f"{WNIDS[label - 1]}\n" for label in TRUTH))
-    return path
-
-
 def test_the_official_numbers_and_checksums_are_the_published_ones():
     known = load("imagenet").ILSVRC2012
     assert known["classes"] == 1000
@@ -127,8 +120,9 @@ def test_the_folders_may_have_other_names(archives, tmp_path):
     }
 
 
-def test_a_part_needs_its_own_archives_alone_and_the_rest_follows(archives, tmp_path, labels):
-    whole = archives.expected()
+def test_a_part_needs_its_own_archives_alone_and_the_rest_follows(archives, tmp_path):
+    whole, labels = archives.expected(), tmp_path / "labels.txt"
+    labels.write_text("".join(f"{WNIDS[label - 1]}\n" for label in TRUTH))
     for which in ("val", "devkit"):
         archives.path(which).rename(tmp_path / which)
     out = archives.prepare(tmp_path / "out", only="train", first=2)
@@ -138,7 +132,7 @@ def test_a_part_needs_its_own_archives_alone_and_the_rest_follows(archives, tmp_
     assert tree(archives.prepare(out, labels=labels)) == whole
 
 
-def test_what_differs_is_refused_by_name(archives, tmp_path, labels):
+def test_what_differs_is_refused_by_name(archives, tmp_path):
     spoiled, labels_of_one = ImageNet(tmp_path / "spoiled"), tmp_path / "one.txt"
     content = bytearray(spoiled.path("train").read_bytes())
     content[700] ^= 1

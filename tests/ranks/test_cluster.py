@@ -1,7 +1,9 @@
 """Ranks as one process sees them; recipes/test_on_ranks.py runs two of them."""
 
+import mindspore as ms
 import numpy as np
 import pytest
+from mindspore import Parameter, Tensor
 
 from labkit import runtime
 from labkit.errors import InputError
@@ -45,8 +47,6 @@ def test_one_rank_holds_its_own():
 
 
 def test_a_digest_tells_one_bit_and_one_name():
-    import mindspore as ms
-
     cell = network()
     before = cluster.digest(cell)
     assert cluster.digest(network()) == before
@@ -61,13 +61,9 @@ def test_a_digest_tells_one_bit_and_one_name():
 
 
 class TestStart:
-    def test_distribute_in_a_process_started_alone(self):
+    def test_alone_and_in_another_parallel_mode_it_refuses_to_distribute(self, environment):
         with pytest.raises(InputError, match="was started alone: RANK_SIZE is not"):
             runtime.start("CPU", distribute=True)
-
-    def test_another_parallel_mode_is_refused(self, environment):
-        import mindspore as ms
-
         environment.setenv("RANK_SIZE", "2")
         ms.set_auto_parallel_context(parallel_mode="semi_auto_parallel")
         try:
@@ -123,8 +119,6 @@ class TestStart:
 
 def test_what_the_first_rank_holds_is_taken_in_its_own_type(monkeypatch, runtime):
     """BatchNorm of ``mint`` counts its batches in int64; float32 ends at 2**24."""
-    import mindspore as ms
-    from mindspore import Parameter, Tensor
 
     def parameters(mean, count):
         values = Tensor(np.array(mean, np.float32)), Tensor(count, ms.int64)

@@ -5,19 +5,16 @@ instead of 12 s.
 """
 
 import concurrent.futures
-import os
 import signal
 import subprocess
 import sys
 import time
 
-import psutil
 import pytest
 
 from labkit.errors import InputError, WorkerFailed, WorkersTimedOut
-from labkit.ranks.launch import free_port, launch
-from tests.support.living import wait_until
-from tests.support.trainings import ROOT
+from labkit.ranks.launch import child_environment, free_port, launch
+from tests.support.living import MARK, marked, wait_until
 
 TIMEOUT = 120
 # Precedes the code of a test, which runs on ranks 0 and 1 and not on the scheduler.
@@ -40,8 +37,9 @@ for call in range(int(sys.argv[1])):
 
 
 @pytest.fixture
-def program(tmp_path):
+def program(tmp_path, monkeypatch):
     """A function that writes a program; the test fails if one of its processes is left."""
+    monkeypatch.setenv(MARK, str(tmp_path))
 
     def write(code, head=HEAD):
         path = tmp_path / "program.py"
@@ -49,17 +47,7 @@ def program(tmp_path):
         return path
 
     yield write
-    wait_until(lambda: about(tmp_path) == [], 10)
-
-
-def about(folder):
-    """Return the PIDs of processes with ``folder`` in their command line or working folder."""
-    return [
-        process.pid
-        for process in psutil.process_iter(["cwd", "cmdline", "status"])
-        if process.pid != os.getpid() and process.info["status"] != psutil.STATUS_ZOMBIE
-        if str(folder) in " ".join([process.info["cwd"] or "", *(process.info["cmdline"] or ())])
-    ]
+    wait_until(lambda: not marked(tmp_path), 10)
 
 
 def failure(script, *args, kind=WorkerFailed, **options):
@@ -79,21 +67,23 @@ def test_output_arguments_folder_and_variables_of_ranks_that_end_well(program, t
         assert said[rank].splitlines() == words
 
 
-def test_an_error_names_the_rank_and_shows_its_lines(program, capsys):
+def test_an_error_names_the_rank_and_shows_its_lines(program, tmp_path, capsys):
     code = "print('[INFO] CORE(1,2,python): x', flush=True)\nprint('half', end='', flush=True)\n"
     code += "if rank == 1: raise ValueError('of this rank')\ntime.sleep(60)"
-    error = failure(program(code), show=True)
+    error = failure(program(code), show=True, log_dir=tmp_path / "log")
     assert capsys.readouterr().out == "begins as 0\nhalf"  # of the first rank, but for the log
     assert (error.rank, error.exit_code) == (1, 1)
-    assert str(error).startswith("rank 1 ended with exit code 1; log: ")
+    where = tmp_path / "log" / "worker_1.log"
+    assert str(error).startswith(f"rank 1 ended with exit code 1; log: {where}\n")
     assert "ValueError: of this rank" in error.tail
 
 
 def test_a_killed_rank_and_its_children_end(program):
-    code = "subprocess.Popen(['sleep', '300'], cwd=os.path.dirname(__file__))\n"
+    code = "subprocess.Popen(['sleep', '300'])\n"
     code += "if rank == 0: os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(60)"
     error = failure(program(code))
-    assert (error.rank, error.exit_code) == (0, -9) and "rank 0 was ended by SIGKILL" in str(error)
+    assert (error.rank, error.exit_code) == (0, -9)
+    assert str(error).startswith("rank 0 was ended by SIGKILL\n")  # and no log that is gone
 
 
 def test_a_rank_that_hangs_shows_where(program):
@@ -116,29 +106,31 @@ def test_the_calling_process_is_killed(program, tmp_path):
     """The kernel ends msrun with its caller, and the ranks that have joined with msrun."""
     path = program("", head=JOINED)
     code = f"import labkit; labkit.launch({str(path)!r}, 100000, workers=2, timeout=None)"
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    caller = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, env=environment)
-    wait_until(lambda: len(about(path)) >= 5, 60)
+    caller = subprocess.Popen([sys.executable, "-c", code], env=child_environment())
+    wait_until(lambda: len(marked(tmp_path)) >= 5, 60)
     time.sleep(15)  # they join
     caller.send_signal(signal.SIGKILL)
     caller.wait()
-    wait_until(lambda: about(path) == [], 60)
+    wait_until(lambda: not marked(tmp_path), 60)
 
 
 @pytest.mark.slow
 def test_two_nodes_by_address(program):
+    """The ranks of a node go on from those of the one before."""
     path, master = program("", head=JOINED), f"127.0.0.1:{free_port()}"
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        options = {"workers": 1, "timeout": TIMEOUT, "nodes": 2, "master": master}
+        options = {"workers": 2, "timeout": TIMEOUT, "nodes": 2, "master": master}
         calls = [pool.submit(launch, path, 2, node_rank=node, **options) for node in (0, 1)]
         outputs = [call.result() for call in calls]
-    assert [list(output) for output in outputs] == [[0], [1]]
-    assert all("sum 3.0 of rank" in text for output in outputs for text in output.values())
+    assert [list(output) for output in outputs] == [[0, 1], [2, 3]]
+    for rank, text in (outputs[0] | outputs[1]).items():
+        assert f"sum 10.0 of rank {rank}\n" in text
 
 
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
+        ({"timeout": 0}, "timeout: expected a finite number > 0, got 0"),
         ({"workers": 0}, "workers: expected an integer >= 1, got 0"),
         ({"nodes": 2}, "master: expected HOST:PORT of node 0 for 2 nodes, got None"),
         ({"master": "here"}, "master: expected HOST:PORT .* got 'here'"),

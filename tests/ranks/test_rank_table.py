@@ -56,29 +56,16 @@ def table_of(*servers, **more):
     return {**count, "server_list": server_list, "status": "completed"}
 
 
-# rank_table_16pcs.json as the tutorial on Adasum prints it; its servers are starred out there.
 SERVERS = ("10.155.111.140", "10.155.111.141")
 
 
 def sixteen():
+    """rank_table_16pcs.json as the tutorial on Adasum prints it; its servers are starred there."""
     nodes = [
         (server, [(n, address, 8 * node + n) for n, address in enumerate(addresses)])
         for node, (server, addresses) in enumerate(zip(SERVERS, (NODE_0, NODE_1), strict=True))
     ]
     return table_of(*nodes, host_nic_ip="reserve")
-
-
-class TestForms:
-    def test_eight_devices(self):
-        table = json.loads(EIGHT)
-        assert ranktable.check(table) is table
-        made = ranktable.make("10.155.111.140", NODE_0)
-        assert made == table and json.dumps(made) == json.dumps(table)  # in key order too
-
-    def test_sixteen_devices(self):
-        nodes = [ranktable.make(*node) for node in zip(SERVERS, (NODE_0, NODE_1), strict=True)]
-        merged = ranktable.merge(*nodes)
-        assert json.dumps(merged) == json.dumps(sixteen())
 
 
 def put(table, path, value):
@@ -95,7 +82,7 @@ WRONG = [
     ("version", "1.2", "version: expected '1.0', got '1.2'"),
     ("status", "initializing", "status: expected 'completed', got 'initializing'"),
     ("server_count", "1", "server_count: expected '2', got '1'"),
-    ("0.device", [{"device_id": "0"}], "expected the key 'device_ip'"),
+    ("0.device", [{"device_id": "0"}], "no key 'device_ip'"),
     ("0.2.rank_id", 2, "rank_id: expected a text, in quotation marks, got 2"),
     ("1.1.rank_id", "8", "rank_id: expected 0, 1, ... one for each of the devices, got [0, 1"),
     ("1.4.device_id", "3", "device_id: (1, 3) is there 2 times; expected once"),
@@ -123,46 +110,33 @@ def test_what_is_wrong_is_said(path, value, message, tmp_path):
 def tables(draw):
     """Draw one to four valid tables of one to three servers, with ranks in any order in a table."""
     result, numbers = [], itertools.count(1)
-    addresses = (f"192.0.0.{number}" for number in itertools.count(1))
-    for _ in range(draw(st.integers(1, 4))):
-        counts = draw(st.lists(st.integers(1, 4), min_size=1, max_size=3))
-        ranks = iter(draw(st.permutations(range(sum(counts)))))
-        servers = []
+    for counts in draw(
+        st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=3), min_size=1, max_size=4)
+    ):
+        ranks, servers = iter(draw(st.permutations(range(sum(counts))))), []
         for count in counts:
-            device = [
-                (number, next(addresses), next(ranks))
-                for number in draw(st.permutations(range(count)))
-            ]
+            ids = draw(st.permutations(range(count)))
+            device = [(each, f"192.0.0.{next(numbers)}", next(ranks)) for each in ids]
             servers.append((f"10.0.0.{next(numbers)}", device))
         result.append(table_of(*servers))
     return result
-
-
-def devices(table):
-    return [entry for server in table["server_list"] for entry in server["device"]]
 
 
 class TestMerge:
     @settings(max_examples=100)
     @given(tables())
     def test_ranks_go_on_and_all_else_stays(self, given):
-        before = copy.deepcopy(given)
+        before, expected, first = copy.deepcopy(given), [], 0
+        for table in copy.deepcopy(given):
+            expected += table["server_list"]
+            devices = [device for server in table["server_list"] for device in server["device"]]
+            for device in devices:
+                device["rank_id"] = str(first + int(device["rank_id"]))
+            first += len(devices)
         merged = ranktable.merge(*given)
         assert given == before  # the arguments are not changed
-        ranks = [int(entry["rank_id"]) for entry in devices(merged)]
-        assert sorted(ranks) == list(range(len(ranks)))
-        first = 0
-        for table in given:
-            own = [int(entry["rank_id"]) for entry in devices(table)]
-            assert ranks[first : first + len(own)] == [first + rank for rank in own]
-            first += len(own)
-        assert first == len(ranks)
-        kept = [(entry["device_id"], entry["device_ip"]) for t in given for entry in devices(t)]
-        assert [(entry["device_id"], entry["device_ip"]) for entry in devices(merged)] == kept
-        names = [server["server_id"] for t in given for server in t["server_list"]]
-        assert [server["server_id"] for server in merged["server_list"]] == names
-        assert merged["server_count"] == str(len(names))
-        ranktable.check(merged)
+        assert merged["server_list"] == expected
+        assert merged["server_count"] == str(len(expected))
         # Merging again changes nothing, and merging in two steps gives the same table.
         assert ranktable.merge(merged) == merged
         assert ranktable.merge(ranktable.merge(*given[:1]), *given[1:]) == merged
@@ -197,11 +171,12 @@ class TestProgram:
             said = f"{name}: servers: 1, devices: 8, ranks 0 to 7\n"
             assert call("make", SERVERS[node], "--hccn", f"hccn{node}.conf") == (0, said, "")
         first = json.loads((folder / f"hccl_8p_01234567_{SERVERS[0]}.json").read_text())
-        assert first == json.loads(EIGHT)
+        assert json.dumps(first) == json.dumps(json.loads(EIGHT))  # in key order too
         said = "hccl_2s_16p.json: servers: 2, devices: 16, ranks 0 to 15\n"
         merged = call("merge", *(f"hccl_8p_01234567_{server}.json" for server in SERVERS))
         assert merged == (0, said, "")
-        assert json.loads((folder / "hccl_2s_16p.json").read_text()) == sixteen()
+        both = json.loads((folder / "hccl_2s_16p.json").read_text())
+        assert json.dumps(both) == json.dumps(sixteen())
         assert call("check", "hccl_2s_16p.json") == (0, said, "")
 
     @pytest.mark.parametrize(

@@ -66,10 +66,10 @@ def test_adasum_of_one_worker_is_refused(data, tmp_path):
 def test_accumulation_trains_lenet_and_is_evaluated(mnist, tmp_path, capsys):
     """30 updates of 4 micro-batches of 50 images; the first 1000 test images."""
     for usage, rows in {"train": 6000, "test": 1000}.items():
+        files = sorted((mnist / usage).iterdir())
         (tmp_path / usage).mkdir()
-        for path in (mnist / usage).iterdir():
-            read = idx.read_images if "images" in path.name else idx.read_labels
-            write_idx(tmp_path / usage / path.name, read(path)[:rows])
+        for path, array in zip(files, idx.read_pair(*files), strict=True):
+            write_idx(tmp_path / usage / path.name, array[:rows])
     given = ["--data_path", str(tmp_path), "--device_target", "CPU"]
     options = (
         f"--epoch_size 1 --batch_size 50 --learning_rate 0.1 --save_checkpoint_path {tmp_path}/run"

@@ -106,6 +106,12 @@ def write_pictures(root: Path, classes: Sequence[str], each: int) -> Path:
     return root
 
 
+def batches(dataset, epochs=1) -> list[list[np.ndarray]]:
+    """Return the batches of a pipeline over ``epochs`` of one iterator."""
+    iterator = dataset.create_tuple_iterator(num_epochs=epochs, output_numpy=True)
+    return [batch for _ in range(epochs) for batch in iterator]
+
+
 def numbered(root: Path, counts: dict[str, int]) -> Path:
     """Store flat 16 x 16 PNGs whose grey level is their index in sorted order, from 0 on."""
     number = 0

@@ -16,16 +16,20 @@ from mindspore.train import Callback
 
 import labkit
 from labkit.ranks import cluster
+from labkit.ranks.launch import child_environment
 from labkit.steps.accumulation import AccumulatedStep
 from labkit.steps.losses import LossNet
 from labkit.steps.options import DynamicLossScale
 from labkit.training import checkpoint, records
-from labkit.training.fit import fit
 from labkit.training.records import read_records
-from tests.support.resuming import accumulated_thor, adasum, plain, subspace
+from tests.support.resuming import accumulated_thor, adasum, plain, quiet_fit, subspace
 from tests.support.trainings import ROOT, comparable, dataset, loss_fn, make_step, network
 
 EPOCHS, EVERY = 4, 3
+MOMENTS = (
+    *("in_a_checkpoint", "before_the_rename", "after_the_rename"),
+    *("in_a_record", "in_the_resume"),
+)
 SECONDS = 300  # for a process to end
 
 
@@ -53,33 +57,16 @@ def die(*_, **__):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def in_a_checkpoint():
-    """Die when half of a checkpoint's bytes are written."""
-    save = checkpoint.save_file
+def arm(moment):
+    """Let this process die at a moment of ``MOMENTS``."""
+    save, write, written = checkpoint.save_file, records._write, []
 
-    def half(values, path, metadata):
+    def half_a_checkpoint(values, path, metadata):
         save(values, path, metadata)
         os.truncate(path, Path(path).stat().st_size // 2)
         die()
 
-    checkpoint.save_file = half
-
-
-def before_the_rename():
-    """Die when a checkpoint is written and does not have its name yet."""
-    os.replace = die
-
-
-def after_the_rename():
-    """Die when a checkpoint has its name and the one it supersedes is not yet deleted."""
-    checkpoint.keep_newest = die
-
-
-def in_a_record():
-    """Die when half of a line is written, in every third row, so that other rows are whole."""
-    write, written = records._write, []
-
-    def half(file, rows, header):
+    def half_a_line(file, rows, header):  # in every third row, so that other rows are whole
         write(file, rows, header)
         written.append(rows)
         if len(written) % 3 == 0:
@@ -87,27 +74,26 @@ def in_a_record():
             os.truncate(file.name, Path(file.name).stat().st_size - 25)
             die()
 
-    records._write = half
-
-
-MOMENTS = {
-    "in_a_checkpoint": in_a_checkpoint,
-    "before_the_rename": before_the_rename,
-    "after_the_rename": after_the_rename,
-    "in_a_record": in_a_record,
-    "in_the_resume": before_the_rename,
-}
+    if moment == "in_a_checkpoint":
+        checkpoint.save_file = half_a_checkpoint
+    elif moment == "in_a_record":
+        records._write = half_a_line
+    elif moment == "after_the_rename":  # of a checkpoint, before what it supersedes is deleted
+        checkpoint.keep_newest = die
+    else:
+        os.replace = die
 
 
 class Kill(Callback):
-    """Prepares the moment, or dies after as many micro-batches."""
+    """Arms the moment, or dies after as many micro-batches."""
 
     def __init__(self, moment):
         super().__init__()
         self.moment, self.left = moment, int(moment) if moment.isdigit() else 0
 
     def on_train_begin(self, run_context):
-        MOMENTS.get(self.moment, lambda: None)()
+        if self.moment in MOMENTS:
+            arm(self.moment)
 
     def on_train_step_end(self, run_context):
         self.left -= 1
@@ -125,16 +111,10 @@ class Training:
     def go_on(self, *moment):
         """Continue the training in a process, which kills itself at a moment; return its code."""
         command = [sys.executable, "-m", "tests.support.killed_training", self.kind]
+        command += [str(self.folder), *map(str, moment)]
+        options = {"cwd": ROOT, "env": child_environment(), "timeout": SECONDS}
         with (self.folder / "log").open("ab") as log:
-            return subprocess.run(
-                [*command, str(self.folder), *map(str, moment)],
-                cwd=ROOT,
-                stdout=log,
-                stderr=log,
-                env=os.environ | {"PYTHONPATH": str(ROOT)},
-                timeout=SECONDS,
-                check=False,
-            ).returncode
+            return subprocess.run(command, stdout=log, stderr=log, **options).returncode
 
     def to_its_end(self):
         """Train to the end without a kill; return the digest of all Parameters and the records."""
@@ -153,17 +133,9 @@ def main(kind, folder, moment=""):
     labkit.start("CPU", seed=1)
     step, data = STEPS[kind](), dataset(46, augment=True, drop=kind != "wide")
     if moment == "in_the_resume":
-        MOMENTS[moment]()
-    fit(
-        step,
-        data,
-        EPOCHS,
-        folder=Path(folder) / "run",
-        resume=True,
-        checkpoint_every=EVERY,
-        progress=None,
-        callbacks=[Kill(moment)],
-    )
+        arm(moment)
+    options = {"resume": True, "checkpoint_every": EVERY, "callbacks": [Kill(moment)]}
+    quiet_fit(step, data, EPOCHS, folder=Path(folder) / "run", **options)
     (Path(folder) / "ended").write_text(cluster.digest(step))
 
 

@@ -27,16 +27,15 @@ class Launches:
     """
 
     def __init__(self, program, sizes: Sequence[int], root, folder):
-        self._program, self._root, self._folder = program, root, folder
+        def launched(size):
+            out = folder / f"ranks{size}"
+            out.mkdir()
+            return rank_results(out, program, out, root=root, ranks=size)
+
         pool = ThreadPoolExecutor(2)
-        self._launched = {size: pool.submit(self._launch, size) for size in sizes}
+        self._launched = {size: pool.submit(launched, size) for size in sizes}
         pool.shutdown(wait=False)
 
     def __call__(self, size):
         """Return the arrays of each rank; fail if a rank fails, hangs or stays behind."""
         return self._launched[size].result()
-
-    def _launch(self, size):
-        out = self._folder / f"ranks{size}"
-        out.mkdir()
-        return rank_results(out, self._program, out, root=self._root, ranks=size)

@@ -2,6 +2,7 @@
 
 import shutil
 
+import numpy as np
 from mindspore import nn
 
 from labkit.algorithms.adasum import AdasumStep
@@ -31,7 +32,7 @@ def accumulated_thor():
     loss_net = LossNet(net, loss_fn())
     adam = nn.Adam(net.trainable_params(), 0.02)
     options = {"frequency": 2, "factor_decay": 0.5, "trace_rule": TraceRule(0.2, 0.02)}
-    update = ThorUpdate(loss_net, adam, lambda number: 0.3 * 0.9**number, **options)
+    update = ThorUpdate(loss_net, adam, 0.3 * 0.9 ** np.arange(20), **options)
     return AccumulatedStep(loss_net, adam, 4, update=update)
 
 
@@ -45,11 +46,8 @@ def thor(**options):
     net = network(norm=True)
     rates = nn.ExponentialDecayLR(0.05, 0.9, 1)
     momentum = nn.Momentum(net.trainable_params(), rates, 0.9, 1e-3)
-    options = {
-        "frequency": 3,
-        "factor_decay": 0.7,
-        "trace_rule": TraceRule(0.2, 0.02),
-    } | options
+    own = {"frequency": 3, "factor_decay": 0.7, "trace_rule": TraceRule(0.2, 0.02)}
+    options = own | options
     return ThorStep(LossNet(net, loss_fn()), momentum, 0.3, **options)
 
 

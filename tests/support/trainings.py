@@ -59,13 +59,6 @@ def loss_fn():
     return nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
 
 
-def cross_entropy(logits, labels):
-    """Mean cross entropy over the rows, in NumPy."""
-    shifted = logits - logits.max(1, keepdims=True)
-    log_probability = shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
-    return -log_probability[np.arange(len(labels)), labels].mean()
-
-
 def make_step(micro_steps=4, width=7, rate=0.02, **options):
     """AccumulatedStep on ``network`` with Adam, whose state is moments, powers of beta, a rate."""
     net = network(width)

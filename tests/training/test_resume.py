@@ -4,12 +4,9 @@ One battery tests every step: a new step adds a line to ``SCENARIOS``. ``test_ki
 killed process leaves, ``test_on_ranks.py`` several ranks.
 """
 
-import numpy as np
 import pytest
 from mindspore import nn
 
-from labkit.steps.accumulation import AccumulatedStep
-from labkit.steps.losses import LossNet
 from labkit.steps.options import DynamicLossScale
 from labkit.training import checkpoint
 from labkit.training.records import read_records
@@ -23,15 +20,23 @@ from tests.support.resuming import (
     subspace,
     thor,
 )
-from tests.support.step_cells import assert_bit_equal, restore, snapshot
-from tests.support.trainings import comparable, dataset, loss_fn, make_step, network
+from tests.support.step_cells import assert_bit_equal
+from tests.support.trainings import comparable, dataset, make_step
 
 pytestmark = [
     pytest.mark.usefixtures("runtime"),
     pytest.mark.filterwarnings("ignore:the network holds a trainable BatchNorm"),
 ]
 
-SCALE = DynamicLossScale(2.0**10, 2.0, 3)
+DROPPED = {"loss_scale": DynamicLossScale(2.0**10, 2.0, 3), "nonfinite": "drop_group"}
+
+
+def scheduled():
+    """A step in which every part of the state changes: rate, size of the group, loss scale."""
+    rates = nn.ExponentialDecayLR(0.02, 0.5, 2)
+    return make_step(lambda updates: 2 + updates % 3, rate=rates, **DROPPED)
+
+
 # name -> (function that makes the step, its options, options of the data). In an epoch of 11
 # micro-batches in groups of 4, the last group holds 3. A spoiled row 5 is not finite.
 SPOILED = {"spoiled_row": 5}
@@ -40,10 +45,10 @@ SCENARIOS = {
     "flush": (make_step, {}, {}),
     "carry": (make_step, {"tail": "carry"}, {}),
     "drop": (make_step, {"tail": "drop"}, {}),
-    "schedule": (make_step, {"micro_steps": lambda updates: 2 + updates % 3}, {}),
+    "schedule": (scheduled, {}, SPOILED),
     "smaller last batch": (make_step, {}, {"drop": False}),
     "augmentation by two workers": (make_step, {}, {"augment": True, "workers": 2}),
-    "loss scale and nan": (make_step, {"loss_scale": SCALE, "nonfinite": "drop_group"}, SPOILED),
+    "loss scale and nan": (make_step, DROPPED, SPOILED),
     # 6 micro-batches an epoch: in groups of 4 the second group is a flushed tail.
     "thor": (thor, {}, {"rows": 26}),
     "accumulated thor": (accumulated_thor, {}, {"rows": 26}),
@@ -98,81 +103,3 @@ def assert_remembers(name, whole):
         held = checkpoint.read(whole.paths[0])
         # The basis, of 6 rows, is not in the checkpoint.
         assert max(value.size for value in held.values()) < 6 * 16 * 7
-
-
-@pytest.fixture(scope="module")
-def whole(runtime, tmp_path_factory):
-    """A training in which every Parameter of the state changes.
-
-    It has schedules of rate and group size, a dynamic loss scale and a row that is not finite.
-    """
-
-    def make():
-        net = network()
-        return AccumulatedStep(
-            LossNet(net, loss_fn()),
-            nn.Adam(net.trainable_params(), nn.ExponentialDecayLR(0.02, 0.5, 2)),
-            lambda updates: 4 + updates % 3,
-            loss_scale=DynamicLossScale(2.0**10, 2.0, 4),
-            nonfinite="drop_group",
-        )
-
-    return Training(tmp_path_factory.mktemp("whole"), make, lambda: dataset(spoiled_row=5))
-
-
-@pytest.fixture(scope="module")
-def in_a_group(whole):
-    """Two checkpoints in the middle of an epoch and of a group.
-
-    In the first, the group has a non-finite micro-batch, and nothing else in it matters; in the
-    second it has none.
-    """
-    by_spoiled = {}
-    for path in whole.paths:
-        values = {n: v for n, v in checkpoint.read(path).items() if n.startswith("step.")}
-        state = {name: float(np.ravel(value.asnumpy())[0]) for name, value in values.items()}
-        if position_of(path).micro_batches % 11 and state["step.updates"] > 1:
-            if state["step.weight_sum"] and state["step.dropped"]:
-                by_spoiled.setdefault(bool(state["step.spoiled"]), path)
-    return [by_spoiled[True], by_spoiled[False]]
-
-
-class TestNothingLeftOut:
-    """If a resume leaves out any part of the state, the training ends differently."""
-
-    # last_* leave no trace: they describe an update and are overwritten by the next one.
-    WITHOUT_TRACE = {"step.last_loss", "step.last_norm", "step.last_images", "step.last_rates"}
-
-    def left_out(self, whole, path, folder, monkeypatch, left_out):
-        load_into = checkpoint.load_into
-
-        def partly(step, values, origin):
-            load_into(step, values, origin)
-            restore(step, {**snapshot(step), **{n: whole.fresh[n] for n in left_out}})
-
-        with monkeypatch.context() as patch:
-            patch.setattr(checkpoint, "load_into", partly)
-            return whole.resumed(path, folder, whole.step)
-
-    def test_each_parameter_of_the_state_counts(self, whole, in_a_group, tmp_path, monkeypatch):
-        without_trace = set(whole.fresh)
-        for path in in_a_group:
-            folder = tmp_path / path.stem
-            _, final = self.left_out(whole, path, folder / "all", monkeypatch, [])
-            assert_bit_equal(final, whole.final)
-            for number, name in enumerate(sorted(without_trace)):
-                own = folder / str(number)
-                rows, final = self.left_out(whole, path, own, monkeypatch, [name])
-                same = all(np.array_equal(final[n], whole.final[n]) for n in final)
-                if not same or rows != whole.rows:
-                    without_trace.remove(name)
-        assert without_trace == self.WITHOUT_TRACE
-
-    def test_the_position_of_the_data_counts(self, whole, in_a_group, tmp_path, monkeypatch):
-        data = whole.data()
-        monkeypatch.setattr(data, "set_init_step", lambda step: None)
-        monkeypatch.setattr(whole, "data", lambda: data)
-        # At the end of an epoch MindSpore by itself repeats the first epoch's order.
-        for path in (in_a_group[1], whole.paths[10]):
-            _, final = whole.resumed(path, tmp_path / path.stem, whole.step)
-            assert not np.array_equal(final["1.weight"], whole.final["1.weight"])
