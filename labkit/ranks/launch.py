@@ -91,6 +91,8 @@ def launch(
     first = workers * integer("node_rank", node_rank, 0, nodes - 1)
     if nodes == 1 and master is None:
         master = f"127.0.0.1:{free_port()}"
+    if script != "-m" and not (Path(cwd or ".") / script).is_file():
+        raise wrong("script", str(script), "a Python file, or -m and a module")
     host, _, port = str(master).rpartition(":")
     if not host or not port.isdigit():
         raise wrong("master", master, f"HOST:PORT of node 0 for {nodes} nodes")

@@ -34,7 +34,9 @@ def make(
     Raises:
         InputError: as for ``check``.
     """
-    ids = range(len(device_ips)) if device_ids is None else device_ids
+    ids = list(range(len(device_ips)) if device_ids is None else device_ids)
+    if len(ids) != len(device_ips):
+        raise wrong("device_ids", ids, f"{len(device_ips)} numbers, one for each address")
     device = [
         dict(zip(_DEVICE, (str(number), address, str(rank)), strict=True))
         for rank, (number, address) in enumerate(zip(ids, device_ips, strict=True))
@@ -78,7 +80,7 @@ def read(path: str | os.PathLike) -> dict[str, Any]:
     """Return the table in a file; raise ``InputError`` if it is missing or invalid."""
     try:
         return check(json.loads(Path(path).read_text("utf-8")), path)
-    except (OSError, json.JSONDecodeError) as error:
+    except (OSError, json.JSONDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read {path}: {error}; expected a rank table") from error
 
 
@@ -92,12 +94,13 @@ def read_addresses(path: str | os.PathLike) -> dict[int, str]:
     """Return device number -> address of a server's hccn.conf (``address_0=192.1.27.6``)."""
     try:
         lines = Path(path).read_text("utf-8").splitlines()
-    except OSError as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read {path}: {error}") from error
     found = [match.groups() for line in lines if (match := _CONF.fullmatch(line.strip()))]
-    if not found:
-        raise InputError(f"{path} has no line such as address_0=192.1.27.6")
-    return dict(sorted((int(number), address) for number, address in found))
+    addresses = {int(number): address for number, address in found}
+    if not found or len(addresses) < len(found):
+        raise InputError(f"{path}: expected a line such as address_0=192.1.27.6 for each device")
+    return dict(sorted(addresses.items()))
 
 
 def check(table: Any, source: object = "this") -> Any:
@@ -117,14 +120,17 @@ def check(table: Any, source: object = "this") -> Any:
 
 
 def _check(table: Any) -> None:
+    if not isinstance(table, dict) or not table["server_list"] or not devices(table):
+        raise InputError("expected servers with devices, got none")
     servers, every = table["server_list"], devices(table)
     for key, expected in _table(servers).items():
         if table[key] != expected:
             raise wrong(key, table[key], repr(expected))
-    for device in every:
-        for key in _DEVICE:
-            if not isinstance(device[key], str):
-                raise wrong(key, device[key], "a text, in quotation marks")
+    texts = [(key, device[key]) for device in every for key in _DEVICE]
+    texts += [(key, server[key]) for server in servers for key in ("server_id", "host_nic_ip")]
+    for key, text in texts:
+        if not isinstance(text, str) or (key == "device_id" and not text.isdigit()):
+            raise wrong(key, text, "a text, in quotation marks")
     values: dict[str, list] = {
         "server_id": [ipaddress.ip_address(server["server_id"]) for server in servers],
         "device_ip": [ipaddress.ip_address(device["device_ip"]) for device in every],

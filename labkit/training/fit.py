@@ -82,7 +82,12 @@ def fit(
         with cluster.together():
             if not isinstance(step, Step):
                 raise wrong("step", type(step).__name__, "a step cell, such as PlainStep")
-            for name, value in {"epochs": epochs, "keep": keep, **intervals}.items():
+            if not isinstance(dataset, Dataset):
+                raise wrong("dataset", type(dataset).__name__, "a MindSpore dataset")
+            # Model.train also accepts a single callback.
+            callbacks = [callbacks] if isinstance(callbacks, Callback) else list(callbacks)
+            epochs, keep = integer("epochs", epochs), integer("keep", keep)
+            for name, value in intervals.items():
                 if value is not None:
                     integer(name, value)
             if resume not in (True, False, "anyway"):
@@ -91,7 +96,7 @@ def fit(
                 raise wrong("folder", folder, "a path, for resume and checkpoint_every")
             if dataset_sink_mode and not step.one_graph:
                 raise InputError(f"dataset_sink_mode: {type(step).__name__} is more than one graph")
-            run = _Run(step, dataset, int(epochs), folder, int(keep), progress, **intervals)
+            run = _Run(step, dataset, epochs, folder, keep, progress, **intervals)
             if not resume:
                 run.check_schedules()
         same = {"number of batches in an epoch": run.epoch_size, "folder": folder is not None}
