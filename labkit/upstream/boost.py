@@ -112,9 +112,8 @@ def boost_step(
     mode, on, values, notes = read(boost_level, boost_config_dict)
     if basis is not None and "dim_reduce" not in on:
         raise InputError("basis: expected None where dim_reduce is off, got a Basis")
-    used = {}
-    if "grad_accumulation" in on:
-        used["micro_steps"] = values["grad_accumulation_step"]
+    accumulated = "grad_accumulation" in on
+    used = {"micro_steps": values["grad_accumulation_step"]} if accumulated else {}
     step: Step
     if "adasum" in on:
         used["node_size"] = node_size(values)

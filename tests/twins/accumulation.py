@@ -5,29 +5,24 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from labkit.base.arguments import choice, wrong
+from labkit.base.arguments import choice
 from labkit.reference.thor import Arrays
 
 
 def weight(rows: int, reduction: str = "mean") -> float:
     """Return w_i, the weight of a micro-batch of ``rows`` rows: means by rows, sums by 1."""
-    return float(rows) if reduction == "mean" else 1.0
+    return {"mean": float(rows), "sum": 1.0}[reduction]
 
 
 def weighted_mean(gradients: Sequence[Arrays], weights: Sequence[float]) -> Arrays:
     """Return sum_i w_i g_i / sum_i w_i for micro-batches i, each a list of arrays."""
-    if not len(gradients) or len(gradients) != len(weights) or not sum(weights) > 0:
-        expected = f"one for each of {len(gradients)} gradients, at least one, with a sum > 0"
-        raise wrong("weights", list(weights), expected)
     leaves = zip(*gradients, strict=True)
     return [np.average(np.asarray(leaf, np.float64), axis=0, weights=weights) for leaf in leaves]
 
 
 def global_norm(gradients: Arrays) -> float:
     """Return the Euclidean norm of all entries of all arrays together."""
-    return float(
-        np.linalg.norm(np.concatenate([np.ravel(g).astype(np.float64) for g in gradients]))
-    )
+    return float(np.sqrt(sum(np.sum(np.square(g, dtype=np.float64)) for g in gradients)))
 
 
 def clip_by_global_norm(gradients: Arrays, clip_norm: float) -> Arrays:
@@ -58,21 +53,13 @@ def dynamic_loss_scale(
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """What the gradient stage knows about one micro-batch.
+    """What the gradient stage knows about one micro-batch."""
 
-    Attributes:
-        loss: mean loss L_i.
-        weight: w_i.
-        gradients: gradients of L_i, unweighted.
-        rows: number of samples.
-        finite: whether loss and gradients are finite.
-    """
-
-    loss: float
-    weight: float
-    gradients: Arrays
+    loss: float  # L_i, a mean
+    weight: float  # w_i
+    gradients: Arrays  # of L_i, unweighted
     rows: int
-    finite: bool = True
+    finite: bool = True  # loss and gradients are
 
 
 @dataclass(frozen=True)
@@ -89,27 +76,18 @@ class Update:
 class Accumulation:
     """Accumulation by keeping a list of the group's micro-batches, which are averaged at its end.
 
-    Attributes:
-        micro_steps: group size, or a function of the number of updates so far.
-        tail: as in ``labkit.steps.accumulation.AccumulatedStep``.
-        nonfinite: likewise.
-        reduction: likewise.
-        clip_norm: likewise.
-        members: the micro-batches that are waiting.
-        micro_step: number of micro-batches that the group has counted.
-        dropped: number of non-finite micro-batches so far, except with ``propagate``.
-        updates: all updates in order.
+    The options are those of ``labkit.steps.accumulation.AccumulatedStep``.
     """
 
-    micro_steps: int | Callable[[int], int]
+    micro_steps: int | Callable[[int], int]  # of the number of updates so far
     tail: str = "flush"
     nonfinite: str = "drop_micro"
     reduction: str = "mean"
     clip_norm: float | None = None
-    members: list[MicroBatch] = field(default_factory=list)
-    micro_step: int = 0
-    dropped: int = 0
-    updates: list[Update] = field(default_factory=list)
+    members: list[MicroBatch] = field(default_factory=list)  # those that are waiting
+    micro_step: int = 0  # micro-batches that the group has counted
+    dropped: int = 0  # those not finite so far, except with ``propagate``
+    updates: list[Update] = field(default_factory=list)  # all, in order
 
     def __post_init__(self) -> None:
         choice("tail", self.tail, ("flush", "drop", "carry"))
@@ -161,6 +139,5 @@ class Accumulation:
         return Update(gradients, norm, loss, sum(member.rows for member in members))
 
     def _next_size(self) -> int:
-        return (
-            self.micro_steps(len(self.updates)) if callable(self.micro_steps) else self.micro_steps
-        )
+        given = self.micro_steps
+        return given(len(self.updates)) if callable(given) else given
