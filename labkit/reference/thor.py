@@ -193,9 +193,8 @@ def upstream_factors(
 ) -> tuple[np.ndarray, np.ndarray, Positions]:
     """Return (A (1, in, in), G (1, out, out), (T of A, T of G)) as MindSpore's THOR makes them.
 
-    They follow nn/layer/thor_layer.py (DenseThor, Conv2dThor) and nn/optim/thor.py (ThorGpu) of
-    MindSpore 2.10.0; ``labkit.algorithms.thor.layers.UpstreamTap`` says how they differ. The
-    damping is sqrt(damping / T_a) and sqrt(damping / T_g); the update is divided by T_a.
+    Source: DenseThor, Conv2dThor and ThorGpu of 2.10.0; ``labkit.algorithms.thor.layers`` says how
+    they differ. The damping is sqrt(damping / T_a) and sqrt(damping / T_g), U is divided by T_a.
     """
     if window is None:
         a_factor, g_factor, _ = kronecker_factors(inputs, derivatives, homogeneous=False)

@@ -195,10 +195,7 @@ class GradientAccumulation:
 
 
 def _weight_beside(grad_sum: ParameterTuple, reduction: str | None = None) -> Parameter:
-    """Return the sum of weights of ``grad_sum``: one for all cells that share it.
-
-    They must share ``reduction``, too: one cell weights what it adds, the other divides by the sum.
-    """
+    """Return the sum of weights of ``grad_sum``, one for all cells, which share ``reduction``."""
     first = grad_sum[0]
     if not hasattr(first, "labkit_weight_sum"):
         name = f"{first.name}.weight_sum"

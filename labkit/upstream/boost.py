@@ -144,7 +144,7 @@ def boost_step(
 
 
 def read(level: str, dictionary: Mapping[str, Mapping[str, Any]] | str | None = None) -> Boost:
-    """Return what a level and a dictionary turn on; arguments and errors as in ``boost_step``."""
+    """Return what a level and a dictionary turn on; errors as in ``boost_step``."""
     choice("boost_level", level, LEVELS)
     sections: Any = {} if dictionary in (None, "") else dictionary
     if not isinstance(sections, Mapping):
