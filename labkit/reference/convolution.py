@@ -11,21 +11,13 @@ Sides = tuple[int, int, int, int]
 
 @dataclass(frozen=True)
 class Window:
-    """The window of a convolution.
-
-    Attributes:
-        kernel: (height, width).
-        stride: (height, width).
-        padding: zeros at (top, bottom, left, right).
-        dilation: (height, width).
-        groups: number of groups into which the channels are split.
-    """
+    """The window of a convolution; pairs are (height, width)."""
 
     kernel: Pair
     stride: Pair = (1, 1)
-    padding: Sides = (0, 0, 0, 0)
+    padding: Sides = (0, 0, 0, 0)  # zeros at (top, bottom, left, right)
     dilation: Pair = (1, 1)
-    groups: int = 1
+    groups: int = 1  # groups into which the channels are split
 
 
 def same_padding(size: Pair, kernel: Pair, stride: Pair = (1, 1), dilation: Pair = (1, 1)) -> Sides:
@@ -33,11 +25,10 @@ def same_padding(size: Pair, kernel: Pair, stride: Pair = (1, 1), dilation: Pair
 
     Each axis has ceil(size / stride) positions; an odd zero goes to the bottom or to the right.
     """
-    totals = []
-    for length, k, s, d in zip(size, kernel, stride, dilation, strict=True):
-        positions = -(-length // s)
-        totals.append(max((positions - 1) * s + (k - 1) * d + 1 - length, 0))
-    rows, columns = totals
+    rows, columns = (
+        max((-(-length // s) - 1) * s + (k - 1) * d + 1 - length, 0)
+        for length, k, s, d in zip(size, kernel, stride, dilation, strict=True)
+    )
     return rows // 2, rows - rows // 2, columns // 2, columns - columns // 2
 
 

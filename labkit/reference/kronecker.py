@@ -34,14 +34,14 @@ def columns_of(
     inputs of ``patches`` and derivatives (N, O, H', W').
     """
     choice("layout", layout, ("dense", "patches"))
-    rows = len(inputs)
     columns, slopes = np.asarray(inputs, np.float64), np.asarray(derivatives, np.float64)
     if layout == "patches":
-        groups = columns.shape[1]
-        slopes = slopes.reshape(rows, groups, slopes.shape[1] // groups, -1)
+        slopes = slopes.reshape(*columns.shape[:2], -1, columns.shape[3])
     else:
-        columns = columns.reshape(rows, -1, columns.shape[-1]).swapaxes(1, 2)[:, None]
-        slopes = slopes.reshape(rows, -1, slopes.shape[-1]).swapaxes(1, 2)[:, None]
+        columns, slopes = (
+            each.reshape(len(inputs), -1, each.shape[-1]).swapaxes(1, 2)[:, None]
+            for each in (columns, slopes)
+        )
     if homogeneous:
         columns = np.concatenate([columns, np.ones_like(columns[:, :, :1])], axis=2)
     return columns, slopes
@@ -111,6 +111,7 @@ def damping_pair(
     and 1e3: a factor of zeros must not take the damping away.
     """
     a_positions, g_positions = _pair(positions)
+    choice("damping_split", damping_split, ("equal", "pi"))
     pi = 1.0
     if damping_split == "pi":
         a_mean = np.trace(a_factor, axis1=1, axis2=2).mean() / a_factor.shape[-1]

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from labkit.base.arguments import choice
 from labkit.errors import InputError
 
 LossOf = Callable[[np.ndarray], float]
@@ -33,21 +34,11 @@ def bfgs_inverse(inverse: np.ndarray, s: np.ndarray, y: np.ndarray) -> np.ndarra
 class ProjectedBFGS:
     """Whole updates: ``weights = search.update(weights, gradient, loss_of)``.
 
-    The options are those of ``labkit.algorithms.subspace.Constants``; in addition:
-
-    Attributes:
-        basis: P (K, M), with orthonormal rows.
-        optimizer: function (weights, slope) -> weights; by default MindSpore's SGD at rate 1, as in
-            the source's rule.
-        inverse: B.
-        pair: (P g, s) of the last update, or None.
-        residual: r (M,).
-        made: number of losses that the last search computed.
-        rate: rho^m of the last search, or 0.0 if no loss was low enough.
-        failures: number of searches without a step.
+    The options are those of ``labkit.algorithms.subspace.Constants``. ``optimizer`` is (weights,
+    slope) -> weights; by default MindSpore's SGD at rate 1, as in the source's rule.
     """
 
-    basis: np.ndarray
+    basis: np.ndarray  # P (K, M), with orthonormal rows
     rho: float = 0.55
     sigma: float = 0.4
     trials: int = 20
@@ -56,14 +47,15 @@ class ProjectedBFGS:
     curvature: float = 1e-8
     failure: str = "reset"
     optimizer: Callable = np.subtract
-    pair: tuple | None = None
-    made: int = 0
-    rate: float = 0.0
-    failures: int = 0
-    inverse: np.ndarray = field(init=False)
-    residual: np.ndarray = field(init=False)
+    pair: tuple | None = None  # (P g, s) of the last update
+    made: int = 0  # losses that the last search computed
+    rate: float = 0.0  # rho^m of the last search; 0.0 if no loss was low enough
+    failures: int = 0  # searches without a step
+    inverse: np.ndarray = field(init=False)  # B
+    residual: np.ndarray = field(init=False)  # r (M,)
 
     def __post_init__(self) -> None:
+        choice("failure", self.failure, ("reset", "rollback"))
         self.basis = np.asarray(self.basis, np.float64)
         components, numbers = self.basis.shape
         self.inverse = np.eye(components)
@@ -91,24 +83,20 @@ class ProjectedBFGS:
             return self.inverse
         last, s = self.pair
         y = projected - last
-        if y @ s <= self.curvature * np.linalg.norm(y) * np.linalg.norm(s):
-            return self.inverse
-        return bfgs_inverse(self.inverse, s, y)
+        curved = y @ s > self.curvature * np.linalg.norm(y) * np.linalg.norm(s)
+        return bfgs_inverse(self.inverse, s, y) if curved else self.inverse
 
     def _search(
         self, weights: np.ndarray, direction: np.ndarray, slope: float, loss_of: LossOf
     ) -> None:
         self.made, self.rate = 0, 0.0
-        if slope >= 0:
-            return
         before = loss_of(weights)
-        for m in range(self.trials):
+        while slope < 0 and not self.rate and self.made < self.trials:
+            rate = self.rho**self.made
             self.made += 1
-            rate = self.rho**m
             bound = before + self.sigma * rate * slope
             if loss_of(weights + rate * (self.basis.T @ direction)) < bound:
                 self.rate = rate
-                return
 
 
 def projected_gradient(basis: np.ndarray, gradient: np.ndarray) -> np.ndarray:
@@ -140,8 +128,7 @@ def principal_components(snapshots: np.ndarray, components: int) -> PrincipalCom
     left, values, right = np.linalg.svd(centred, full_matrices=False)
     matrix = np.array(right[:components])
     for k in range(components):
-        places = left[:, k][np.abs(left[:, k]) > 1e-6]
-        if places[-1] < 0:
+        if left[:, k][np.abs(left[:, k]) > 1e-6][-1] < 0:
             matrix[k] = -matrix[k]
     variance = values**2 / (len(rows) - 1)
     return PrincipalComponents(matrix, variance[:components], float(variance.sum()))

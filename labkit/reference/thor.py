@@ -49,14 +49,10 @@ def running_average(old: np.ndarray | None, new: np.ndarray, decay: float) -> np
     return new if old is None else decay * old + (1 - decay) * new
 
 
-def trace_of_fisher(
-    a_factor: np.ndarray, g_factor: np.ndarray, positions: int, damping: float
-) -> float:
+def trace_of_fisher(a_factor: np.ndarray, g_factor: np.ndarray, t: int, damping: float) -> float:
     """Return tr(T G (x) A + damping I) = sum over groups of T tr A tr G + damping dim A dim G."""
-    trace = 0.0
-    for a, g in zip(a_factor, g_factor, strict=True):
-        trace += positions * np.trace(a) * np.trace(g) + damping * len(a) * len(g)
-    return float(trace)
+    pairs = zip(a_factor, g_factor, strict=True)
+    return float(sum(t * np.trace(a) * np.trace(g) + damping * len(a) * len(g) for a, g in pairs))
 
 
 def momentum_update(
@@ -74,24 +70,12 @@ def momentum_update(
 
 @dataclass(frozen=True)
 class Layer:
-    """Inputs and derivatives of a layer with factors in one batch.
-
-    Attributes:
-        name: its parameters are ``name.weight`` and, if it has a bias, ``name.bias``.
-        inputs: (N, ..., in), or (N, C, H, W) for a convolution.
-        derivatives: dL/dy, L the mean loss: (N, ..., out) or (N, O, H', W').
-        window: that of a convolution, None for a fully connected layer.
-    """
+    """Inputs and derivatives of a layer with factors, ``name.weight`` and ``.bias``, in a batch."""
 
     name: str
-    inputs: np.ndarray
-    derivatives: np.ndarray
-    window: Window | None = None
-
-    @property
-    def groups(self) -> int:
-        """Number of groups of channels; 1 for a fully connected layer."""
-        return self.window.groups if self.window else 1
+    inputs: np.ndarray  # (N, ..., in), or (N, C, H, W) for a convolution
+    derivatives: np.ndarray  # dL/dy, L the mean loss: (N, ..., out) or (N, O, H', W')
+    window: Window | None = None  # that of a convolution
 
     def factors(
         self, *, homogeneous: bool, formulas: str = "thor"
@@ -102,27 +86,17 @@ class Layer:
             return upstream_factors(self.inputs, self.derivatives, self.window)
         if self.window is None:
             return kronecker_factors(self.inputs, self.derivatives, homogeneous=homogeneous)
-        columns = patches(self.inputs, **vars(self.window))
-        return kronecker_factors(
-            columns, self.derivatives, homogeneous=homogeneous, layout="patches"
-        )
+        seen = patches(self.inputs, **vars(self.window)), self.derivatives
+        return kronecker_factors(*seen, homogeneous=homogeneous, layout="patches")
 
 
 @dataclass
 class Thor:
     """Whole updates: ``parameters = thor.update(parameters, gradients, layers)``.
 
-    The fields are the options of ``labkit.algorithms.thor.ThorUpdate``. ``learning_rate`` and
+    The options are those of ``labkit.algorithms.thor.ThorOptions``. ``learning_rate`` and
     ``damping`` are a number or have one entry per update; ``weight_decay`` is a number, or a dict
     by parameter name (0 for missing names).
-
-    Attributes:
-        updates: number of updates made so far.
-        factors: name -> (A, G, positions), the running averages.
-        refreshed: name -> (A, G, positions, damping) from which the inverses were last made.
-        frozen: names that the trace rule has frozen.
-        decisions: name -> decision at the last refresh.
-        velocities: name -> velocity of the momentum.
     """
 
     learning_rate: float | Sequence[float]
@@ -136,11 +110,12 @@ class Thor:
     damping_split: str = "equal"
     trace_rule: TraceRule | None = None
     kl_clip: float | None = None
-    updates: int = 0
-    factors: dict = field(default_factory=dict)
+    updates: int = 0  # made so far
+    factors: dict = field(default_factory=dict)  # name -> (A, G, positions), running averages
+    # name -> (A, G, positions, damping) from which the inverses were last made
     refreshed: dict = field(default_factory=dict)
-    frozen: set = field(default_factory=set)
-    decisions: dict = field(default_factory=dict)
+    frozen: set = field(default_factory=set)  # names that the trace rule has frozen
+    decisions: dict = field(default_factory=dict)  # name -> decision at the last refresh
     velocities: Parameters = field(default_factory=dict)
 
     def update(
@@ -149,31 +124,28 @@ class Thor:
         """Return the new parameters; ``layers`` has a ``Layer`` for each layer with factors."""
         if self.updates % self.frequency == 0:
             self._refresh(layers, parameters)
-        directions = self.directions(gradients, layers)
-        names, decays = list(parameters), self.weight_decay
+        made, decays = self.directions(gradients, layers), self.weight_decay
         if not isinstance(decays, dict):
-            decays = dict.fromkeys(names, decays)
-        slopes = [directions[n] + decays.get(n, 0.0) * parameters[n] for n in names]
-        velocities = [self.velocities.get(n, np.zeros_like(parameters[n])) for n in names]
-        values = [np.asarray(parameters[n], dtype=np.float64) for n in names]
-        rate = _at(self.learning_rate, self.updates)
-        values, velocities = momentum_update(values, velocities, slopes, rate, self.momentum)
-        self.velocities = dict(zip(names, velocities, strict=True))
+            decays = dict.fromkeys(parameters, decays)
+        rate, new = _at(self.learning_rate, self.updates), {}
+        for name, value in parameters.items():
+            slope, old = made[name] + decays.get(name, 0.0) * value, self.velocities.get(name)
+            velocity = np.zeros_like(slope) if old is None else old
+            moved = momentum_update([value], [velocity], [slope], rate, self.momentum)
+            (new[name],), (self.velocities[name],) = moved
         self.updates += 1
-        return dict(zip(names, values, strict=True))
+        return new
 
     def directions(self, gradients: Parameters, layers: Sequence[Layer]) -> Parameters:
         """Return U by parameter name, or the gradient itself for layers without factors."""
         before, after = {}, {}
         for layer in layers:
             weight, bias = self._parts(layer, gradients)
-            before[layer.name] = gradient_matrix(weight, bias, layer.groups)
-            a_factor, g_factor, positions, damping = self.refreshed[layer.name]
-            after[layer.name] = thor_direction(
-                *(a_factor, g_factor, positions, before[layer.name], damping),
-                split=self.split,
-                damping_split=self.damping_split,
-            )
+            groups = layer.window.groups if layer.window else 1
+            before[layer.name] = matrix = gradient_matrix(weight, bias, groups)
+            a, g, positions, damping = self.refreshed[layer.name]
+            options: Any = {"split": self.split, "damping_split": self.damping_split}
+            after[layer.name] = thor_direction(a, g, positions, matrix, damping, **options)
         factor = 1.0
         if self.kl_clip is not None:  # min(1, sqrt(kl_clip / sum |rate^2 <U, grad>|))
             rate = _at(self.learning_rate, self.updates)
@@ -191,7 +163,8 @@ class Thor:
 
     def _parts(self, layer: Layer, values: Parameters) -> tuple[np.ndarray, np.ndarray | None]:
         """Return a layer's weight, and its bias if that is homogeneous."""
-        bias = values.get(f"{layer.name}.bias") if self.bias == "homogeneous" else None
+        homogeneous = {"homogeneous": True, "plain": False}[self.bias]
+        bias = values.get(f"{layer.name}.bias") if homogeneous else None
         return values[f"{layer.name}.weight"], bias
 
     def _refresh(self, layers: Sequence[Layer], parameters: Parameters) -> None:
@@ -210,8 +183,7 @@ class Thor:
                 now = trace_of_fisher(a, g, positions, damping)
                 decision = self.trace_rule.decide(now, trace_of_fisher(*self.refreshed[name]))
             self.decisions[name] = decision
-            if decision == "freeze":
-                self.frozen.add(name)
+            self.frozen |= {name} if decision == "freeze" else set()
             if decision == "refresh":
                 self.refreshed[name] = (a, g, positions, damping)
 
@@ -221,9 +193,8 @@ def upstream_factors(
 ) -> tuple[np.ndarray, np.ndarray, Positions]:
     """Return (A (1, in, in), G (1, out, out), (T of A, T of G)) as MindSpore's THOR makes them.
 
-    They follow nn/layer/thor_layer.py (DenseThor, Conv2dThor) and nn/optim/thor.py (ThorGpu) of
-    MindSpore 2.10.0; ``labkit.algorithms.thor.layers.UpstreamTap`` says how they differ. The
-    damping is sqrt(damping / T_a) and sqrt(damping / T_g); the update is divided by T_a.
+    Source: DenseThor, Conv2dThor and ThorGpu of 2.10.0; ``labkit.algorithms.thor.layers`` says how
+    they differ. The damping is sqrt(damping / T_a) and sqrt(damping / T_g), U is divided by T_a.
     """
     if window is None:
         a_factor, g_factor, _ = kronecker_factors(inputs, derivatives, homogeneous=False)

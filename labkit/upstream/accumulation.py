@@ -31,13 +31,11 @@ _clear_op = ops.MultitypeFuncGraph("clear_op")
 
 @_sum_op.register("Tensor", "Tensor")
 def _cumulative_grad(grad_sum: Parameter, grad: Tensor) -> Tensor:
-    """Add a gradient to its sum."""
     return ops.assign_add(grad_sum, grad)
 
 
 @_clear_op.register("Tensor", "Tensor")
 def _clear_grad_sum(grad_sum: Parameter, zero: Tensor) -> bool:
-    """Set a sum to zero."""
     return ops.depend(True, ops.assign(grad_sum, zero))
 
 
@@ -62,16 +60,11 @@ class TrainForwardBackward(nn.Cell):
         reduction: str = "mean",
     ) -> None:
         super().__init__(auto_prefix=False)
-        self.network = network
+        self.network, self.optimizer, self.grad_sum = network, optimizer, grad_sum
         self.network.set_grad()
         self.network.add_flags(defer_inline=True)
-        self.optimizer = optimizer
-        self.grad_sum = grad_sum
-        self.gradient = GradientStage(
-            as_loss_net(network),
-            optimizer.parameters,
-            GradientOptions(reduction=reduction, loss_scale=sens, nonfinite="propagate"),
-        )
+        own = GradientOptions(reduction=reduction, loss_scale=sens, nonfinite="propagate")
+        self.gradient = GradientStage(as_loss_net(network), optimizer.parameters, own)
         self.left_in = sens if reduction == "sum" else 1.0
         self.weight_sum = _weight_beside(grad_sum, reduction)
         self.hyper_map = ops.HyperMap()
@@ -94,8 +87,7 @@ class TrainOptim(nn.Cell):
         self, optimizer: nn.Optimizer, grad_sum: ParameterTuple, *, reduction: str = "mean"
     ) -> None:
         super().__init__(auto_prefix=False)
-        self.optimizer = optimizer
-        self.grad_sum = grad_sum
+        self.optimizer, self.grad_sum = optimizer, grad_sum
         self.mean = choice("reduction", reduction, REDUCTION) == "mean"
         self.weight_sum = _weight_beside(grad_sum, reduction)
         self.hyper_map = ops.HyperMap()
@@ -113,8 +105,7 @@ class TrainClear(nn.Cell):
 
     def __init__(self, grad_sum: ParameterTuple, zeros: ParameterTuple) -> None:
         super().__init__(auto_prefix=False)
-        self.grad_sum = grad_sum
-        self.zeros = zeros
+        self.grad_sum, self.zeros = grad_sum, zeros
         self.weight_sum = _weight_beside(grad_sum)
         self.hyper_map = ops.HyperMap()
 
@@ -184,20 +175,17 @@ class GradientAccumulation:
             done = 0
             for batch in batches:
                 loss = step(*batch)
-                done += self._print_update(step, number, done, loss)
+                done += self._print_update(number, done, loss)
             step.end_epoch()
-            self._print_update(step, number, done, loss)
+            self._print_update(number, done, loss)
         if not float(step.weight_sum.asnumpy()):
             for buffer in step.gradient_sum:  # holds sums already applied; the tutorial's is zero
                 set_state(buffer, np.zeros(buffer.shape, np.float32))
         ms.save_checkpoint(step, str(path))
 
-    def _print_update(self, step: AccumulatedStep, epoch: int, done: int, loss: Tensor) -> bool:
-        """Return whether the last call made an update, after the tutorial's line for it.
-
-        epoch: 1 step: 1 loss is  2.302572
-        """
-        last = step.last_update
+    def _print_update(self, epoch: int, done: int, loss: Tensor) -> bool:
+        """Return whether the last call made an update, after the tutorial's line for it."""
+        last = self._step.last_update
         made = last.number != self._printed
         if made:
             shown = loss if self._reduction == "sum" else np.float32(last.loss)
@@ -207,10 +195,7 @@ class GradientAccumulation:
 
 
 def _weight_beside(grad_sum: ParameterTuple, reduction: str | None = None) -> Parameter:
-    """Return the sum of weights of ``grad_sum``: one for all cells that share it.
-
-    They must share ``reduction``, too: one cell weights what it adds, the other divides by the sum.
-    """
+    """Return the sum of weights of ``grad_sum``, one for all cells, which share ``reduction``."""
     first = grad_sum[0]
     if not hasattr(first, "labkit_weight_sum"):
         name = f"{first.name}.weight_sum"

@@ -112,9 +112,8 @@ def boost_step(
     mode, on, values, notes = read(boost_level, boost_config_dict)
     if basis is not None and "dim_reduce" not in on:
         raise InputError("basis: expected None where dim_reduce is off, got a Basis")
-    used = {}
-    if "grad_accumulation" in on:
-        used["micro_steps"] = values["grad_accumulation_step"]
+    accumulated = "grad_accumulation" in on
+    used = {"micro_steps": values["grad_accumulation_step"]} if accumulated else {}
     step: Step
     if "adasum" in on:
         used["node_size"] = node_size(values)
@@ -145,7 +144,7 @@ def boost_step(
 
 
 def read(level: str, dictionary: Mapping[str, Mapping[str, Any]] | str | None = None) -> Boost:
-    """Return what a level and a dictionary turn on; arguments and errors as in ``boost_step``."""
+    """Return what a level and a dictionary turn on; errors as in ``boost_step``."""
     choice("boost_level", level, LEVELS)
     sections: Any = {} if dictionary in (None, "") else dictionary
     if not isinstance(sections, Mapping):

@@ -24,7 +24,6 @@ from typing import Any
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, amp, nn, ops
-from mindspore.dataset import Dataset
 from mindspore.nn.learning_rate_schedule import LearningRateSchedule
 from mindspore.train import Model
 
@@ -120,18 +119,13 @@ class ThorOptimizer(nn.Optimizer):
     options: ThorOptions
 
     def __init__(
-        self,
-        net: nn.Cell,
-        learning_rate: Any,
-        momentum: float,
-        weight_decay: float,
-        decay_filter: Callable[[Parameter], bool],
+        self, net: nn.Cell, learning_rate: Any, momentum: float, decay: float, decay_filter: Any
     ) -> None:
         if not isinstance(learning_rate, LearningRateSchedule):
             learning_rate = by_update("learning_rate", learning_rate, at_least=0)
         if isinstance(learning_rate, np.ndarray):
             learning_rate = Tensor(learning_rate, ms.float32)
-        decay = number("weight_decay", weight_decay, at_least=0)
+        decay = number("weight_decay", decay, at_least=0)
         super().__init__(learning_rate, net.trainable_params(), decay)
         self.decay_flags = tuple(bool(decay_filter(each)) for each in self.parameters)
         # Not as a child: the network is not part of the optimizer's state.
@@ -144,9 +138,9 @@ class ThorOptimizer(nn.Optimizer):
     def construct(self, gradients: tuple[Tensor, ...]) -> tuple:
         if not self.converted:
             raise ValueError(
-                "this optimizer of labkit.thor was called without THOR: by itself it would train "
-                "with plain momentum. Give the model to "
-                "labkit.ConvertModelUtils.convert_to_thor_model and train what it returns"
+                "this optimizer of labkit.thor was called without THOR: by itself it is plain "
+                "momentum. Give the model to labkit.ConvertModelUtils.convert_to_thor_model and "
+                "train what it returns"
             )
         gradients = self.decay_weight(gradients)
         if self.clips:
@@ -159,12 +153,7 @@ class ThorOptimizer(nn.Optimizer):
 
 
 def _moved(
-    nesterov: bool,
-    momentum: Parameter,
-    rate: Tensor,
-    gradient: Tensor,
-    weight: Parameter,
-    moment: Parameter,
+    nesterov: bool, momentum: Tensor, rate: Tensor, gradient: Tensor, weight: Tensor, moment: Tensor
 ) -> Tensor:
     new = momentum * moment + gradient
     step = gradient + momentum * new if nesterov else new
@@ -247,24 +236,21 @@ class ConvertModelUtils:
 
 def _loss_scale(manager: Any, of_thor: float) -> tuple[float | DynamicLossScale, str]:
     """Return (loss scale of the step, what it does if a batch is not finite)."""
-    scale: float | DynamicLossScale = 1.0
+    scale: Any = 1.0 if manager is None else float(manager.get_loss_scale())
     nonfinite = "drop_micro"
     if isinstance(manager, amp.DynamicLossScaleManager):
-        initial = float(manager.get_loss_scale())
-        scale = DynamicLossScale(initial, float(manager.scale_factor), manager.scale_window)
-    elif manager is not None:
-        scale = float(manager.get_loss_scale())
-        nonfinite = "drop_micro" if manager.get_drop_overflow_update() else "propagate"
+        scale = DynamicLossScale(scale, float(manager.scale_factor), manager.scale_window)
+    elif manager is not None and not manager.get_drop_overflow_update():
+        nonfinite = "propagate"
     if of_thor not in (1.0, scale):
         raise wrong("loss_scale of thor", of_thor, f"1.0, or {scale} as beside it in the manager")
     return scale, nonfinite
 
 
 class ThorModel(Model):
-    """A ``Model`` that trains with THOR's step; made by ``ConvertModelUtils``.
+    """A ``Model`` that trains with THOR's step, ``step``; made by ``ConvertModelUtils``.
 
-    ``step`` is that step: ``step.update.layers``, ``step.last_update`` and so on. ``train``,
-    ``fit``, ``eval`` and ``predict`` are those of ``Model``; ``train`` and ``fit`` raise
+    ``train``, ``fit``, ``eval`` and ``predict`` are those of ``Model``; ``train`` and ``fit`` raise
     ``InputError`` for dataset sink mode, and for fewer learning rates or dampings than updates.
     """
 
@@ -273,15 +259,15 @@ class ThorModel(Model):
         self.step, self.network = step, network
         self._predictor = Model(network)
 
-    def train(self, epoch: int, train_dataset: Dataset, *arguments: Any, **options: Any) -> None:
-        """Train up to epoch ``epoch``; see ``mindspore.train.Model.train``."""
-        self._check(super().train, epoch, train_dataset, *arguments, **options)
-        super().train(epoch, train_dataset, *arguments, **options)
+    def train(self, *arguments: Any, **options: Any) -> None:
+        """Train up to an epoch; see ``mindspore.train.Model.train``."""
+        self._check(super().train, *arguments, **options)
+        super().train(*arguments, **options)
 
-    def fit(self, epoch: int, train_dataset: Dataset, *arguments: Any, **options: Any) -> None:
+    def fit(self, *arguments: Any, **options: Any) -> None:
         """Train, and evaluate between epochs; see ``mindspore.train.Model.fit``."""
-        self._check(super().fit, epoch, train_dataset, *arguments, **options)
-        super().fit(epoch, train_dataset, *arguments, **options)
+        self._check(super().fit, *arguments, **options)
+        super().fit(*arguments, **options)
 
     def predict(self, *predict_data: Any, **options: Any) -> Any:
         """Return the network's outputs; see ``mindspore.train.Model.predict``."""

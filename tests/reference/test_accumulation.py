@@ -6,13 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit import reference
+from labkit.errors import InputError
 from tests import twins
 from tests.twins import Accumulation, MicroBatch
 
 
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=5))
 def test_weighted_mean_of_the_parts_is_the_whole(sizes):
-    random = np.random.default_rng(sum(sizes))  # a failing example is the same when tried again
+    random = np.random.default_rng(sum(sizes))
     inputs, labels = random.normal(size=(sum(sizes), 3)), random.integers(0, 4, sum(sizes))
     values = [random.normal(size=(4, 3)), random.normal(size=4)]
     ends = np.cumsum(sizes)
@@ -50,21 +51,17 @@ def micro(value, rows=2, finite=True):
     return MicroBatch(float(value), rows, [np.array([value])], rows, finite)
 
 
-def images(group, epochs, length):
-    """Return the number of rows in each update."""
-    for _ in range(epochs):
-        for _ in range(length):
-            group.micro_batch(micro(1.0, rows=1))
-        group.end_epoch()
-    return [update.images for update in group.updates]
-
-
 def test_tails_of_the_tutorial():
     """1875 micro-batches in fours leave three, which the tutorial carries into the next update."""
-    assert images(Accumulation(4, tail="flush"), 1, 1875) == [4] * 468 + [3]
-    assert images(Accumulation(4, tail="drop"), 2, 1875) == [4] * 936
-    carried = images(Accumulation(4, tail="carry"), 2, 1875)
-    assert carried == [4] * 468 + [7] + [4] * 467
+    one = [4] * 468
+    rows = {"flush": [*one, 3, *one, 3], "drop": one + one, "carry": [*one, 7, *one[1:]]}
+    for tail, expected in rows.items():
+        group = Accumulation(4, tail=tail)
+        for _ in range(2):
+            for _ in range(1875):
+                group.micro_batch(micro(1.0, rows=1))
+            group.end_epoch()
+        assert [update.images for update in group.updates] == expected
 
 
 def test_an_update_is_the_weighted_mean_or_the_sum_of_the_means():
@@ -74,6 +71,23 @@ def test_an_update_is_the_weighted_mean_or_the_sum_of_the_means():
             weight = rows if reduction == "mean" else 1.0
             update = group.micro_batch(MicroBatch(value, weight, [np.array([value])], rows))
         assert (update.loss, update.gradients[0][0], update.images) == (*expected, 4)
+
+
+def test_unknown_words_are_refused():
+    for option in ("tail", "nonfinite", "reduction"):
+        with pytest.raises(InputError, match=f"{option}: expected one of"):
+            Accumulation(2, **{option: "meen"})
+    with pytest.raises(KeyError):
+        twins.weight(3, "meen")
+    with pytest.raises(InputError, match="failure: expected one of"):
+        reference.ProjectedBFGS(np.eye(2), failure="rolback")
+    with pytest.raises(InputError, match="damping_split: expected one of"):
+        reference.damping_pair(np.eye(2)[None], np.eye(2)[None], 1, 1.0, "pie")
+    layer = reference.Layer("fc", np.ones((2, 3)), np.ones((2, 4)))
+    with pytest.raises(InputError, match="formulas: expected one of"):
+        layer.factors(homogeneous=False, formulas="upstream")
+    with pytest.raises(KeyError):
+        reference.Thor(0.1, 0.3, bias="plane").update({"fc.weight": np.ones((4, 3))}, {}, [layer])
 
 
 def test_nonfinite_micro_batches():

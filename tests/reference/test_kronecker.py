@@ -22,7 +22,7 @@ def factor(random, groups, n):
     return columns @ np.swapaxes(columns, 1, 2) / columns.shape[2]
 
 
-def problem(groups=1, outputs=4, inputs=6, positions=3, seed=0):
+def problem(groups, outputs, inputs, positions, seed):
     """A, G, T and a gradient."""
     random = np.random.default_rng(seed)
     gradient = random.normal(size=(groups, outputs, inputs))
@@ -30,21 +30,16 @@ def problem(groups=1, outputs=4, inputs=6, positions=3, seed=0):
     return a_factor, g_factor, positions, gradient
 
 
+SIZES = st.tuples(st.integers(1, 3), st.integers(1, 6), st.integers(1, 6), st.integers(1, 5))
+SPLITS = st.sampled_from([None, 1, 2, 3, 128]), st.sampled_from(["equal", "pi"])
+
+
 @settings(max_examples=25)
-@given(
-    st.integers(1, 3),
-    st.integers(1, 6),
-    st.integers(1, 6),
-    st.integers(1, 5),
-    st.sampled_from([None, 1, 2, 3, 128]),
-    st.sampled_from(["equal", "pi"]),
-    st.floats(1e-2, 1e2),
-    SEEDS,
-)
+@given(SIZES, *SPLITS, st.floats(1e-2, 1e2), SEEDS)
 def test_direction_solves_the_whole_damped_kronecker_system(
-    groups, outputs, inputs, positions, split, damping_split, damping, seed
+    sizes, split, damping_split, damping, seed
 ):
-    case = problem(groups, outputs, inputs, positions, seed)
+    case = problem(*sizes, seed)
     options = dict(split=split, damping_split=damping_split)
     actual = reference.thor_direction(*case, damping, **options)
     np.testing.assert_allclose(actual, twins.kronecker_solve(*case, damping, **options), **ALGEBRA)
@@ -189,13 +184,12 @@ def test_exact_fisher_by_hand():
     np.testing.assert_array_equal(reference.exact_fisher(gradients[1]), [[2, 0], [0, 8]])
 
 
-@pytest.mark.parametrize("positions", [1, 2, 7])
+@pytest.mark.parametrize("positions", [1, 7])
 def test_a_constant_convolution_is_underestimated_by_its_number_of_positions(positions):
     """p = D = 1 everywhere: the row's gradient is T, exact F = T^2; the factors give T."""
-    seen, slopes = np.ones((1, 1, 1, positions)), np.ones((1, 1, 1, positions))
-    options = dict(homogeneous=False, layout="patches")
-    exact = reference.exact_fisher(reference.per_sample_gradients(seen, slopes, **options))
-    actual = reference.kronecker_fisher(*reference.kronecker_factors(seen, slopes, **options))
+    seen, options = np.ones((1, 1, 1, positions)), dict(homogeneous=False, layout="patches")
+    exact = reference.exact_fisher(reference.per_sample_gradients(seen, seen, **options))
+    actual = reference.kronecker_fisher(*reference.kronecker_factors(seen, seen, **options))
     assert exact[0, 0] == positions**2 and actual[0, 0] == positions
     error = reference.relative_error(actual, exact)
     assert error == pytest.approx(1 - 1 / positions)

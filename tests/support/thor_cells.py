@@ -5,7 +5,6 @@ from mindspore import nn
 
 from labkit import reference
 from labkit.algorithms.thor import ThorOptions, ThorStep
-from labkit.labs.compare import parameter_values
 from labkit.steps.losses import LossNet
 from labkit.steps.state import set_state
 from tests.support.step_cells import INPUTS, OUTPUTS, momentum, rows, tensors
@@ -67,10 +66,7 @@ BETWEEN_GRAPHS = ("frequency", "trace_rule", "nan")
 
 
 def thor_step(once, damping=DAMPING, **options):
-    """Return (network, ThorStep) on ``mlp``, as new; steps with equal graphs are compiled once.
-
-    What is read between the graphs comes from the options alone.
-    """
+    """Return (network, ThorStep) on ``mlp``, as new; steps with equal graphs are compiled once."""
     in_graphs = {n: v for n, v in options.items() if n not in BETWEEN_GRAPHS}
     network, step = once(_thor_step, **in_graphs)
     own = {name: options[name] for name in BETWEEN_GRAPHS if name in options}
@@ -89,22 +85,18 @@ def call(step, seed, count=8, scale=1.0):
     return float(step(*tensors(inputs * np.float32(scale), targets)).asnumpy())
 
 
-def factors(update):
+def factors(update, names=("a_factor", "g_factor")):
     """Return copies of A and G of all layers."""
     return {
         f"{layer.layer_name}.{name}": getattr(layer, name).asnumpy().copy()
         for layer in update.layers
-        for name in ("a_factor", "g_factor")
+        for name in names
     }
 
 
 def inverses(update):
     """Return copies of the inverses of all layers."""
-    return {
-        f"{layer.layer_name}.{name}": getattr(layer, name).asnumpy().copy()
-        for layer in update.layers
-        for name in ("a_inverse", "g_inverse")
-    }
+    return factors(update, ("a_inverse", "g_inverse"))
 
 
 def same(values, others):
@@ -119,15 +111,10 @@ def three_updates(step, network, twin, parameters, batches, gradients_of):
     The twin, in float64, continues from its own parameters.
     """
     for batch in batches:
-        before = parameter_values(network)
+        before = values(network)
         step(*tensors(*batch))
-        after = parameter_values(network)
-        gradients, layers = gradients_of(parameters, *batch)
-        new = twin.update(parameters, gradients, layers)
-        yield {
-            name: (after[name].astype(np.float64) - before[name], new[name] - parameters[name])
-            for name in parameters
-        }
+        after, new = values(network), twin.update(parameters, *gradients_of(parameters, *batch))
+        yield {n: (after[n] - before[n], new[n] - parameters[n]) for n in parameters}
         parameters = new
 
 

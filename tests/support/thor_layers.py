@@ -1,5 +1,6 @@
 """Shared by the tests of THOR's layers: one layer, one batch, one update and its float64 twin."""
 
+import contextlib
 from dataclasses import dataclass
 
 import mindspore as ms
@@ -42,34 +43,22 @@ def fill(cell, seed=0):
     return cell
 
 
-class Block(nn.Cell):
-    """A dense layer, a norm, and two more dense layers in a CellList inside a CellList."""
-
-    def __init__(self):
-        super().__init__()
-        self.first = nn.Dense(4, 4)
-        self.norm = nn.LayerNorm((4,))
-        self.lists = nn.CellList([nn.CellList([nn.Dense(4, 4), nn.Dense(4, 4, activation="tanh")])])
-
-    def construct(self, x):
-        x = self.norm(self.first(x))
-        for inner in self.lists:
-            for layer in inner:
-                x = layer(x)
-        return x
-
-
 class Nested(nn.Cell):
-    """(N, 4) -> (N, 2) through sequences, lists and blocks."""
+    """(N, 4) -> (N, 2) through sequences, a norm, and a CellList inside a CellList."""
 
     def __init__(self):
         super().__init__()
         self.stem = nn.SequentialCell(nn.Dense(4, 4), nn.ReLU(), nn.SequentialCell(nn.Dense(4, 4)))
-        self.block = Block()
+        self.norm = nn.LayerNorm((4,))
+        self.lists = nn.CellList([nn.CellList([nn.Dense(4, 4), nn.Dense(4, 4, activation="tanh")])])
         self.head = mint.nn.Linear(4, 2)
 
     def construct(self, x):
-        return self.head(self.block(self.stem(x)))
+        x = self.norm(self.stem(x))
+        for inner in self.lists:
+            for layer in inner:
+                x = layer(x)
+        return self.head(x)
 
 
 @dataclass
@@ -86,23 +75,16 @@ class Updated:
 
 def updated(network, x, c, *, damping=0.1, compiled=False, **options):
     """Make one update at learning rate 1, operator by operator unless ``compiled``."""
-
-    def run():
+    with contextlib.nullcontext() if compiled else pynative():
         optimizer = nn.SGD(network.trainable_params(), 1.0)
-        options.setdefault("loss", "sample mean")
-        step = ThorStep(Weighted(network), optimizer, damping, **options)
+        step = ThorStep(Weighted(network), optimizer, damping, loss="sample mean", **options)
         before = {p.name: p.asnumpy().astype(np.float64) for p in network.trainable_params()}
         step(Tensor(x), Tensor(c))
         after = {p.name: p.asnumpy() for p in network.trainable_params()}
         held = zip(optimizer.parameters, step.update.pending_gradients, strict=True)
         gradients = {p.name: g.asnumpy() for p, g in held}
         step.update.release()
-        return Updated(step, gradients, {n: after[n] - before[n] for n in before})
-
-    if compiled:
-        return run()
-    with pynative():
-        return run()
+    return Updated(step, gradients, {n: after[n] - before[n] for n in before})
 
 
 def whole(factor, dimension, groups=1):

@@ -13,23 +13,18 @@ from tests.support.rank_programs import in_mode, save
 
 ROWS, UPDATES = 8, 4
 # name -> (network, micro-batches, options, NaN as (rank, call)); 8 rows per call over all ranks.
+RULE_AND_CLIP = {"trace_rule": (0.5, 0.05), "kl_clip": 1e-2, "factor_decay": 0.5}
 CASES = {
     "lenet": ("lenet", 0, {"frequency": 2, "split": 32}, None),
-    "rule and clip": (
-        "mlp",
-        0,
-        {"frequency": 1, "trace_rule": (0.5, 0.05), "kl_clip": 1e-2, "factor_decay": 0.5},
-        None,
-    ),
+    "rule and clip": ("mlp", 0, {"frequency": 1} | RULE_AND_CLIP, None),
     "accumulated": ("mlp", 2, {"frequency": 2}, None),
     "nan on one rank": ("mlp", 0, {"frequency": 2, "nan": "drop"}, (1, 2)),
     "retried": ("degenerate", 0, {"frequency": 1, "split": None}, None),
 }
 # Cases that run operator by operator: the same collectives, without four graphs on each rank.
 EAGER = ("accumulated",)
-# name -> the call of one training at which every rank must stop: one call between refreshes, and
-# one that refreshes.
-FAILURES = {"nan stops": 1, "no inverse": 2}
+# Where every rank must stop: in a call between refreshes, and in one that refreshes.
+FAILURES = ("nan stops", "no inverse")
 NAN_RANK = 1
 # The case whose step, reset to its initial state, is used for the failures.
 SHARED = "nan on one rank"
@@ -50,6 +45,7 @@ def build(kind, micro_steps, options):
     from labkit.steps.state import set_state
     from tests.support.step_cells import momentum
     from tests.support.thor_cells import mlp
+    from tests.support.thor_layers import fill
 
     options, damping = dict(options), 0.1
     if kind == "lenet":
@@ -62,11 +58,7 @@ def build(kind, micro_steps, options):
             nn.Flatten(),
             nn.Dense(6 * 3 * 3, 10),
         )
-        loss_net = LossNet(network, nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean"))
-        random = np.random.default_rng(11)
-        for parameter in network.get_parameters():
-            value = random.normal(size=parameter.shape) / np.sqrt(parameter[0].size)
-            set_state(parameter, value.astype(np.float32))
+        loss_net = LossNet(fill(network), nn.CrossEntropyLoss())
     else:
         network, loss_net = mlp()
     if kind == "degenerate":
@@ -113,8 +105,7 @@ def state(network, step):
 
 def run(case, rank=0, ranks=1):
     """Return the result of ``train`` on a new network."""
-    kind, micro_steps, options, _ = CASES[case]
-    return train(case, *build(kind, micro_steps, options), rank, ranks)
+    return train(case, *build(*CASES[case][:3]), rank, ranks)
 
 
 def train(case, network, step, rank, ranks):
@@ -122,7 +113,14 @@ def train(case, network, step, rank, ranks):
     from tests.support.step_cells import tensors
 
     kind, _, _, nan = CASES[case]
-    arrays, seen = {}, inverted(step.update.inverses)
+    arrays, seen = {}, []
+    invert = step.update.inverses._invert
+
+    def noted(group, damping):
+        seen.extend(group)
+        return invert(group, damping)
+
+    step.update.inverses._invert = noted
     for call in range(UPDATES):
         inputs, targets = batch(kind, call, rank, ranks)
         if nan is not None and call == nan[1] and rank in (0 if ranks == 1 else nan[0],):
@@ -134,51 +132,28 @@ def train(case, network, step, rank, ranks):
     return arrays
 
 
-def inverted(inverses):
-    """Return a list to which every inversion appends the numbers of its layers."""
-    seen, invert = [], inverses._invert
-
-    def noted(group, damping):
-        seen.extend(group)
-        return invert(group, damping)
-
-    inverses._invert = noted
-    return seen
-
-
 def fail(network, step, rank, ranks):
     """Return, by case, the error at its call, and whether the weights are unchanged."""
-    from tests.support.step_cells import tensors
+    from tests.support.step_cells import snapshot, tensors
 
-    arrays = {}
-    for call in range(max(FAILURES.values()) + 1):
-        batches = tensors(*batch("mlp", call, rank, ranks))
-        case = next((case for case, failing in FAILURES.items() if failing == call), None)
-        if case is not None:
-            arrays |= fail_at(case, network, step, batches, rank)
-        if case != "no inverse":
-            step(*batches)  # the training continues
+    def called(case, inputs, targets):
+        before, said = snapshot(network), "nothing"
+        try:
+            step(*tensors(inputs, targets))
+        except FloatingPointError as error:
+            said = str(error)
+        same = all(np.array_equal(before[name], now) for name, now in snapshot(network).items())
+        return {f"{case}/said": np.array(said), f"{case}/same": np.array(same)}
+
+    step(*tensors(*batch("mlp", 0, rank, ranks)))
+    inputs, targets = batch("mlp", 1, rank, ranks)
+    arrays = called("nan stops", inputs * np.float32(np.nan if rank == NAN_RANK else 1), targets)
+    step(*tensors(inputs, targets))  # the training continues
+    if rank == step.update.inverses.owners[0]:  # on this rank alone
+        step.update.inverses._invert = lambda group, damping: np.full(len(group), np.inf)
+    arrays |= called("no inverse", *batch("mlp", 2, rank, ranks))
     assert step.last_update.number == 2
     return arrays
-
-
-def fail_at(case, network, step, batches, rank):
-    """Cause the failure of the case on one rank, and call the step."""
-    from mindspore import Tensor
-
-    if case == "no inverse":
-        if rank == step.update.inverses.owners[0]:  # on this rank alone
-            step.update.inverses._invert = lambda group, damping: np.full(len(group), np.inf)
-    elif rank == NAN_RANK:
-        batches = Tensor(batches[0].asnumpy() * np.float32(np.nan)), batches[1]
-    before = {p.name: p.asnumpy().copy() for p in network.get_parameters()}
-    said = "nothing"
-    try:
-        step(*batches)
-    except FloatingPointError as error:
-        said = str(error)
-    same = all(np.array_equal(before[p.name], p.asnumpy()) for p in network.get_parameters())
-    return {f"{case}/said": np.array(said), f"{case}/same": np.array(same)}
 
 
 def main(out):
@@ -195,8 +170,7 @@ def main(out):
         with in_mode(case not in EAGER):
             arrays |= run(case, rank, ranks)
     if ranks == 2:
-        kind, micro_steps, options, _ = CASES[SHARED]
-        network, step = build(kind, micro_steps, options)
+        network, step = build(*CASES[SHARED][:3])
         new = snapshot(step)
         arrays |= train(SHARED, network, step, rank, ranks)
         # The graphs stay the same: the reaction to a NaN is decided between them.

@@ -10,7 +10,7 @@ from labkit.reference.thor import Arrays
 
 def weight(rows: int, reduction: str = "mean") -> float:
     """Return w_i, the weight of a micro-batch of ``rows`` rows: means by rows, sums by 1."""
-    return float(rows) if reduction == "mean" else 1.0
+    return {"mean": float(rows), "sum": 1.0}[reduction]
 
 
 def weighted_mean(gradients: Sequence[Arrays], weights: Sequence[float]) -> Arrays:
@@ -21,9 +21,7 @@ def weighted_mean(gradients: Sequence[Arrays], weights: Sequence[float]) -> Arra
 
 def global_norm(gradients: Arrays) -> float:
     """Return the Euclidean norm of all entries of all arrays together."""
-    return float(
-        np.linalg.norm(np.concatenate([np.ravel(g).astype(np.float64) for g in gradients]))
-    )
+    return float(np.sqrt(sum(np.sum(np.square(g, dtype=np.float64)) for g in gradients)))
 
 
 def clip_by_global_norm(gradients: Arrays, clip_norm: float) -> Arrays:
@@ -54,13 +52,13 @@ def dynamic_loss_scale(
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Mean loss L_i, weight w_i, gradients of L_i, unweighted, rows; whether all are finite."""
+    """What the gradient stage knows about one micro-batch."""
 
-    loss: float
-    weight: float
-    gradients: Arrays
+    loss: float  # L_i, a mean
+    weight: float  # w_i
+    gradients: Arrays  # of L_i, unweighted
     rows: int
-    finite: bool = True
+    finite: bool = True  # loss and gradients are
 
 
 @dataclass(frozen=True)
@@ -77,19 +75,18 @@ class Update:
 class Accumulation:
     """Accumulation by keeping a list of the group's micro-batches, which are averaged at its end.
 
-    The options are those of ``AccumulatedStep``; ``members`` are the micro-batches that wait,
-    ``micro_step`` is how many the group has counted, ``updates`` are all in order.
+    The options are those of ``labkit.steps.accumulation.AccumulatedStep``.
     """
 
-    micro_steps: int | Callable[[int], int]
+    micro_steps: int | Callable[[int], int]  # of the number of updates so far
     tail: str = "flush"
     nonfinite: str = "drop_micro"
     reduction: str = "mean"
     clip_norm: float | None = None
-    members: list[MicroBatch] = field(default_factory=list)
-    micro_step: int = 0
-    dropped: int = 0
-    updates: list[Update] = field(default_factory=list)
+    members: list[MicroBatch] = field(default_factory=list)  # those that are waiting
+    micro_step: int = 0  # micro-batches that the group has counted
+    dropped: int = 0  # those not finite so far, except with ``propagate``
+    updates: list[Update] = field(default_factory=list)  # all, in order
 
     def __post_init__(self) -> None:
         self.group_size = self._next_size()
@@ -138,6 +135,5 @@ class Accumulation:
         return Update(gradients, norm, loss, sum(member.rows for member in members))
 
     def _next_size(self) -> int:
-        return (
-            self.micro_steps(len(self.updates)) if callable(self.micro_steps) else self.micro_steps
-        )
+        given = self.micro_steps
+        return given(len(self.updates)) if callable(given) else given

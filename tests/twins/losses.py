@@ -42,6 +42,7 @@ def token_cross_entropy(
     for row, row_labels in zip(logits.astype(np.float64), labels, strict=True):
         for scores, label in zip(row, row_labels, strict=True):
             if label != ignore_index:
+                assert 0 <= label < len(scores)
                 largest = scores.max()
                 total += largest + np.log(np.exp(scores - largest).sum()) - scores[label]
                 count += 1

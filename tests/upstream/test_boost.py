@@ -1,11 +1,13 @@
-"""``boost_step``: what each dictionary builds, beside what MindSpore makes of the same words."""
+"""``boost_step``: MindSpore's boost words, the step that each dictionary builds, and refusals."""
 
 import copy
 import json
-import warnings
+import re
 
 import numpy as np
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from labkit import AccumulatedStep, AdasumStep, PlainStep, boost_step
 from labkit.algorithms.subspace import Basis, SubspaceStep
@@ -13,7 +15,7 @@ from labkit.algorithms.subspace.snapshots import write_snapshot
 from labkit.errors import InputError
 from labkit.steps.gradients import set_state
 from labkit.upstream import boost
-from tests.support.boost_words import ACCUMULATION, ADASUM, DIM_REDUCE, manual
+from labkit.upstream.boost import ABSENT, FUNCTIONS, LEVELS, MODES, OLD_NAMES, SECTIONS, read
 from tests.support.programs import run_code
 from tests.support.step_cells import assert_bit_equal, momentum, regression, snapshot
 from tests.support.subspace_cells import basis_of
@@ -22,8 +24,136 @@ pytestmark = [
     pytest.mark.usefixtures("runtime"),
     pytest.mark.filterwarnings("ignore:boost_step"),
 ]
+# The tutorials' dictionaries, with their names and values unchanged, and short ones.
+DIM_REDUCE = {
+    "boost": {"mode": "manual", "dim_reduce": True},
+    "common": {"device_num": 8},
+    "dim_reduce": {"rho": 0.55, "gamma": 0.9, "alpha": 0.001, "sigma": 0.4, "n_component": 32}
+    | {"pca_mat_path": None, "weight_load_dir": "./checkpoint_stage_1/checkpoint_pca"}
+    | {"timeout": 1200},
+}
+ADASUM = {"boost": {"mode": "manual"} | dict.fromkeys((*FUNCTIONS, *ABSENT[:2]), False)}
+ADASUM["boost"]["adasum"] = True
+ACCUMULATION = {
+    "boost": {"mode": "manual", "grad_accumulation": True},
+    "grad_accumulation": {"grad_accumulation_step": 4},
+}
 CHANGED = {"rho": 0.3, "sigma": 0.2, "gamma": 0.5, "alpha": 0.02}
 STEPS_2 = {"common": {"grad_accumulation_step": 2}}
+
+
+def manual(*on, **sections):
+    return {"boost": {"mode": "manual"} | dict.fromkeys(on, True)} | sections
+
+
+VALUES = DIM_REDUCE["dim_reduce"] | {"n_components": 32}
+del VALUES["n_component"], VALUES["timeout"]
+OFF = "without effect here: device_number (adasum is off), timeout (no rank waits for a file)"
+LEFT = "MindSpore's {} also turns on less_bn and grad_freeze, which are not part of labkit"
+STEP_4 = {"grad_accumulation_step": 4}
+# (level, dictionary) -> (functions that are on, values, notes)
+TAKEN = [
+    ("O0", None, (), {}, []),
+    ("O0", "", (), {}, []),
+    ("O1", None, (), {}, [LEFT.format("O1")]),
+    ("O2", None, ("adasum",), {}, [LEFT.format("O2")]),
+    ("O2", DIM_REDUCE, ("dim_reduce",), VALUES, [OFF]),
+    ("O2", ADASUM | {"common": {"device_num": 8}}, ("adasum",), {"device_number": 8}, []),
+    ("O2", manual("adasum", "grad_accumulation", common=STEP_4),
+     ("adasum", "grad_accumulation"), STEP_4, []),
+    ("O1", manual(common={"gradient_split_groups": 50}, grad_freeze={"freeze_p": 0.7}), (), {},
+     ["without effect here: gradient_split_groups (less_bn is off), freeze_p (grad_freeze is off)"
+      ]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("level", "dictionary", "on", "values", "notes"), TAKEN)
+def test_what_is_turned_on(level, dictionary, on, values, notes):
+    before = copy.deepcopy(dictionary)
+    made = read(level, dictionary)
+    assert (made.on, made.values, made.notes) == (on, values, notes)
+    assert dictionary == before
+
+
+@pytest.mark.parametrize(("name", "value"), [("n_component", 5), ("n_components", 5), ("rho", 0.3)])
+def test_every_value_counts_under_either_name(name, value):
+    words = manual("dim_reduce", dim_reduce={name: value})
+    assert read("O1", words).values == {OLD_NAMES.get(name, name): value}
+
+
+def test_the_levels_modes_and_names_are_mindspores():
+    from mindspore.boost import boost
+
+    left = {"O0": (), "O1": ABSENT[:2], "O2": ABSENT[:2]}
+    for level, table in boost._boost_config_level.items():
+        assert {name for name in table if table[name]} == {*LEVELS[level], *left[level]}
+        assert table.keys() == {*FUNCTIONS, *ABSENT}
+    assert boost._boost_config_level.keys() == LEVELS.keys()
+    assert tuple(boost._boost_config_mode) == MODES
+    known = {name for section, keys in SECTIONS.items() for name in keys if section != "boost"}
+    assert set(boost.AutoBoost._boost_config_func_map) == known
+
+
+# Level, dictionary, message.
+REFUSED = [
+    ("O3", None, "boost_level: expected one of 'O0', 'O1', 'O2', got 'O3'"),
+    ("O1", {"boost": {"mode": "enable_all"}}, "turns on less_bn and grad_freeze and loss_scale_gr"),
+    ("O2", {"boost": {"less_bn": True}}, "turns on less_bn, not part of labkit"),
+    ("O0", DIM_REDUCE, "boost_level: expected 'O1' or 'O2' where the dictionary turns on dim_redu"),
+    ("O1", manual("adasum", "dim_reduce"), "adasum and dim_reduce are both True"),
+    ("O0", {"boost": {"adasum": True}}, "adasum of boost is True, and mode 'auto' does not look a"),
+    ("O1", "boost.json", "boost_config_dict: expected a dictionary of sections, got a str"),
+    ("O1", {"boosts": {}}, "unknown section of boost_config_dict 'boosts'"),
+    ("O1", {"boost": {"mode": "Manual"}}, "unknown boost mode 'Manual'"),
+    ("O1", {"boost": {"adasum": 1}}, "adasum of boost: expected True or False, got 1"),
+    ("O1", manual(common={"rho": 0.5}), "unknown setting of common 'rho'; expected one of: gradi"),
+    ("O1", manual("grad_accumulation"), "grad_accumulation_step was not given"),
+    ("O1", ACCUMULATION | {"common": {"grad_accumulation_step": 2}},
+     "grad_accumulation_step is 4 and 2; expected one of them"),
+]  # fmt: skip
+ENDS = [
+    ("dim_reduce", "rho", 1, "a finite number > 0 and < 1"),
+    ("dim_reduce", "gamma", 1, "a finite number >= 0 and < 1"),
+    ("dim_reduce", "alpha", -1e-9, "a finite number >= 0"),
+    ("common", "device_num", 0, "an integer >= 1"),
+]
+REFUSED += [
+    ("O1", manual(**{section: {name: wrong}}), f"{name} of {section}: expected {expected}, got ")
+    for section, name, wrong, expected in ENDS
+]
+
+
+@pytest.mark.parametrize(("level", "dictionary", "message"), REFUSED)
+def test_what_is_refused(level, dictionary, message):
+    with pytest.raises(InputError, match=re.escape(message)):
+        read(level, dictionary)
+
+
+@given(
+    st.sampled_from(list(LEVELS)),
+    st.fixed_dictionaries({}, optional=dict.fromkeys((*FUNCTIONS, *ABSENT), st.booleans())),
+)
+def test_manual_turns_on_what_it_says_or_says_why_not(level, asked):
+    on = {name for name, value in asked.items() if value}
+    lacking, crossed = on & set(ABSENT), {"adasum", "dim_reduce"} <= on
+    try:
+        made = read(level, ACCUMULATION | {"boost": {"mode": "manual"} | asked})
+    except InputError:
+        assert lacking or crossed or (level == "O0" and on)
+    else:
+        assert set(made.on) == on and not lacking
+
+
+@given(st.sampled_from([(s, name) for s, keys in SECTIONS.items() for name in keys]), st.data())
+def test_a_dropped_letter_is_never_taken_and_is_led_back(setting, data):
+    section, name = setting
+    place = data.draw(st.integers(0, len(name) - 1))
+    typo = name[:place] + name[place + 1 :]
+    assume(typo not in {*SECTIONS[section], *OLD_NAMES} and len(name) > 3)
+    with pytest.raises(InputError) as error:
+        read("O1", {section: {typo: True}})
+    near = re.search(r"Did you mean '(\w+)'\?", str(error.value))
+    assert near and OLD_NAMES.get(near[1], near[1]) == name
 
 
 def parts():
@@ -32,8 +162,11 @@ def parts():
 
 
 def basis():
-    """Return three random components of the eight weights."""
     return basis_of(regression()[0].trainable_params(), 3)
+
+
+def with_basis(options):
+    return {name: value() if callable(value) else value for name, value in options.items()}
 
 
 SAME = {
@@ -86,8 +219,8 @@ class TestTheBasisOfTheDictionary:
 
     def basis(self, **changed):
         """Return the checksum of the basis of the tutorial's dictionary, with these changes."""
-        words = copy.deepcopy(DIM_REDUCE)
-        words["dim_reduce"] |= {"n_component": 3} | {n: str(v) for n, v in changed.items()}
+        own = {"n_component": 3} | {name: str(path) for name, path in changed.items()}
+        words = DIM_REDUCE | {"dim_reduce": DIM_REDUCE["dim_reduce"] | own}
         return boost_step(*parts(), "O1", words).settings["basis"]
 
     def test_it_is_made_once_and_then_loaded(self, folder, tmp_path, capsys):
@@ -105,29 +238,13 @@ class TestTheBasisOfTheDictionary:
         assert f"basis loaded from {own}, nothing computed" in capsys.readouterr().out
 
 
-NOT_PART = (
-    "boost_step: MindSpore's O2 also turns on less_bn and grad_freeze, which are not part of labkit"
-)
-
-
-@pytest.mark.parametrize(
-    ("given", "options", "line", "notes"),
-    [
-        ([], {}, "O0, mode auto: nothing is turned on, a plain step", []),
-        (["O2"], {"workers": 2}, "O2, mode auto: adasum (node_size 1)", [NOT_PART]),
-        (["O1", manual("dim_reduce", dim_reduce=CHANGED | {"timeout": 5})], {"basis": basis},
-         "O1, mode manual: dim_reduce (rho 0.3, sigma 0.2, gamma 0.5, alpha 0.02, n_components 3, "
-         "trials 20)", ["boost_step: without effect here: timeout (no rank waits for a file)"]),
-    ],
-)  # fmt: skip
-def test_one_line_says_what_is_on_and_one_what_is_left_off(given, options, line, notes, capsys):
-    options = {name: value() if callable(value) else value for name, value in options.items()}
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        boost_step(*parts(), *given, **options)
-    assert [str(each.message) for each in caught if "boost_step" in str(each.message)] == notes
-    lines = [each for each in capsys.readouterr().out.splitlines() if "boost_level" in each]
-    assert lines == [f"labkit: boost_level {line}"]
+@pytest.mark.filterwarnings("default:boost_step")
+def test_one_line_says_what_is_on_and_one_what_is_left_off(capsys):
+    words = manual("dim_reduce", dim_reduce=CHANGED | {"timeout": 5})
+    with pytest.warns(UserWarning, match=r"boost_step: without effect here: timeout \(no rank"):
+        boost_step(*parts(), "O1", words, basis=basis())
+    line = "dim_reduce (rho 0.3, sigma 0.2, gamma 0.5, alpha 0.02, n_components 3, trials 20)\n"
+    assert f"labkit: boost_level O1, mode manual: {line}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -143,24 +260,28 @@ def test_one_line_says_what_is_on_and_one_what_is_left_off(given, options, line,
         (manual("dim_reduce", dim_reduce={"weight_load_dir": "somewhere"}), {"basis": basis},
          "basis: expected None where pca_mat_path or weight_load_dir is said"),
         (manual("dim_reduce", dim_reduce={"n_component": 5}), {"basis": basis},
-         "n_components: expected 3, the number in the basis .*, got 5"),
+         "n_components: expected 3, the number in the basis, got 5"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit(words, options, message):
-    options = {name: value() if callable(value) else value for name, value in options.items()}
     with pytest.raises(InputError, match=message):
-        boost_step(*parts(), "O1", words, **options)
+        boost_step(*parts(), "O1", words, **with_basis(options))
 
 
-SERVERS = [(8, {}, 1), (20, {}, 1), (16, {}, 8), (16, {"device_num": 4}, 4)]
-SERVERS += [(1, {"device_number": 8}, 8)]
+SERVERS = [
+    (8, {}, 1),
+    (20, {}, 1),
+    (16, {}, 8),
+    (16, {"device_num": 4}, 4),
+    (1, {"device_number": 8}, 8),
+]
 
 
 @pytest.mark.parametrize(("ranks", "words", "expected"), SERVERS)
 def test_a_server_has_8_devices_where_mindspore_has_adasum(monkeypatch, ranks, words, expected):
     """The tutorial's dictionary lacks device_number; MindSpore takes 8 from 16 ranks on."""
     monkeypatch.setattr(boost.cluster, "rank_and_size", lambda: (0, ranks))
-    assert boost.node_size(boost.read("O2", ADASUM | {"common": words}).values) == expected
+    assert boost.node_size(read("O2", ADASUM | {"common": words}).values) == expected
 
 
 UPSTREAM = """
@@ -183,9 +304,8 @@ print(json.dumps(result))
 
 def test_mindspore_ignores_the_tutorials_keys_and_every_dictionary_but_the_first():
     """D-01, D-02, D-03 of MindSpore 2.10.0, in a separate process; and labkit beside it."""
-    words = copy.deepcopy(DIM_REDUCE)
-    words["common"]["device_num"], words["dim_reduce"]["n_component"] = 4, 5
-    words["dim_reduce"]["rho"] = 0.3
+    own = DIM_REDUCE["dim_reduce"] | {"n_component": 5, "rho": 0.3}
+    words = DIM_REDUCE | {"common": {"device_num": 4}, "dim_reduce": own}
     done = run_code(UPSTREAM, json.dumps([words, ACCUMULATION]))
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout.splitlines()[-1])
@@ -198,9 +318,7 @@ def test_mindspore_ignores_the_tutorials_keys_and_every_dictionary_but_the_first
     assert is_first and level == "O1" and steps == 1
     assert config["dim_reduce"] and not config["grad_accumulation"]
 
-    ours, second = boost.read("O1", words), boost.read("O2", ACCUMULATION)
+    ours, second = read("O1", words), read("O2", ACCUMULATION)
     assert ours.values["n_components"] == 5 and ours.values["rho"] == 0.3
-    with_adasum = copy.deepcopy(ADASUM) | {"common": words["common"]}
-    assert boost.read("O2", with_adasum).values["device_number"] == 4
-    assert second.on == ("grad_accumulation",)
-    assert second.values["grad_accumulation_step"] == 4
+    assert read("O2", ADASUM | {"common": words["common"]}).values["device_number"] == 4
+    assert (second.on, second.values) == (("grad_accumulation",), STEP_4)

@@ -56,17 +56,15 @@ def converted(net=None, metrics=None, manager=None, **options):
 def test_the_arguments_are_mindspores():
     def arguments(function):
         own = inspect.signature(function).parameters.values()
-        return [(each.name, each.default) for each in own]
+        return {each.name: each.default for each in own}
 
     theirs = arguments(ms.train.ConvertModelUtils.convert_to_thor_model)
-    assert arguments(ConvertModelUtils.convert_to_thor_model) == theirs
+    assert list(arguments(ConvertModelUtils.convert_to_thor_model).items()) == list(theirs.items())
     ours, theirs = arguments(thor), arguments(nn.thor)
-    assert [name for name, _ in ours] == [*(name for name, _ in theirs), "options"]
-    for (name, mine), (_, its) in zip(ours, theirs, strict=False):
-        if name == "decay_filter":
-            assert mine(linear().bias) is its(linear().bias) is True
-        else:
-            assert mine == its, name
+    assert list(ours) == [*theirs, "options"]
+    filters = ours.pop("decay_filter"), theirs.pop("decay_filter")
+    assert all(every(linear().bias) is True for every in filters)
+    assert {name: ours[name] for name in theirs} == theirs
 
 
 @pytest.fixture(scope="module")
@@ -117,12 +115,10 @@ class Seen(Callback):
 
 
 class TestTutorial:
-    def test_callbacks_see_every_step(self, tutorial):
-        """In MindSpore they see 2 of every ``frequency`` steps on a GPU."""
+    def test_the_factors_are_refreshed_every_third_update(self, tutorial):
+        """And callbacks see every step; in MindSpore 2 of every ``frequency`` steps on a GPU."""
         assert [row[:2] for row in tutorial[3].rows] == [(1 + i // 4, 1 + i) for i in range(8)]
         assert tutorial[0].step.last_update.loss == pytest.approx(tutorial[3].rows[-1][2])
-
-    def test_the_factors_are_refreshed_every_third_update(self, tutorial):
         update = tutorial[0].step.update
         assert update.refreshes.asnumpy().tolist() == [3] * 5
         assert int(update.last_refresh.asnumpy()) == 6
@@ -168,40 +164,29 @@ def with_norm():
     return converted(net=network(norm=True), metrics={"acc", "loss"})
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def without():
     """The Parameters of a training without evaluation."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        model, net = with_norm()
-        model.train(EPOCHS, dataset())
+    model, net = with_norm()
+    model.train(EPOCHS, dataset())
     return snapshot(net)
 
 
-class TestEvaluationDuringTraining:
-    """Upstream refuses: "Thor optimizer not support evaluation while training"."""
+def test_evaluation_and_prediction_during_training_change_nothing(without):
+    """Upstream refuses: "Thor optimizer not support evaluation while training".
 
-    def test_between_epochs(self, without):
-        model, net = with_norm()
-        seen = Seen()
-        model.fit(EPOCHS, dataset(), dataset(drop=False), callbacks=[seen])
-        assert [set(own) for own in seen.evaluated] == [{"acc", "loss", "eval_loss"}] * EPOCHS
-        assert_bit_equal(snapshot(net), without)
-
-
-def test_prediction_between_steps_changes_nothing(without):
-    """BatchNorm is in evaluation mode for each prediction, in training mode for the next step.
-
-    The model is new: the graph between refreshes is compiled after the first prediction, in the
-    mode that the prediction has left.
+    BatchNorm is in evaluation mode for each prediction, in training mode for the next step: the
+    graph between refreshes is compiled after the first prediction, in the mode that it has left.
     """
     model, net = with_norm()
     images = Tensor(np.ones((3, 1, 4, 4), np.float32))
-    model.train(EPOCHS, dataset(), callbacks=Seen(lambda: model.predict(images)))
+    seen = Seen(lambda: model.predict(images))
+    model.fit(EPOCHS, dataset(), dataset(drop=False), callbacks=[seen])
+    assert [set(own) for own in seen.evaluated] == [{"acc", "loss", "eval_loss"}] * EPOCHS
     assert_bit_equal(snapshot(net), without)
 
 
-SINK = "dataset_sink_mode: expected False, got True: THOR has a graph"
+SINK = "dataset_sink_mode: expected False, got True: THOR has two graphs"
 
 
 @pytest.mark.parametrize(
@@ -223,19 +208,20 @@ def test_what_would_stop_in_the_middle_is_refused_before_training(given, epochs,
     assert_bit_equal(snapshot(net), before)
 
 
-@pytest.mark.filterwarnings("default:batch_size is")
-def test_another_batch_size_than_was_said_warns():
-    model, _ = converted()  # whose batch_size is 32
+@pytest.mark.filterwarnings("default")
+def test_what_differs_warns_once_unless_upstreams_formulas_are_asked_for():
+    """For what those compute, see tests/algorithms/thor/test_taps.py."""
+    with pytest.warns(UserWarning, match="unlike mindspore.nn.thor.*formulas='upstream_gpu'") as w:
+        model, _ = converted()  # whose batch_size is 32
+    assert len(w) == 1 and w[0].filename == __file__
     with pytest.warns(UserWarning, match="batch_size is 32 in thor, .* in batches of 4") as warned:
         model.train(1, dataset())
     assert warned[0].filename == __file__
-
-
-def test_options_of_thor_are_those_of_the_step():
-    """For what upstream's formulas compute, see tests/algorithms/thor/test_taps.py."""
-    given = dict(formulas="upstream_gpu", split=16, trace_rule=TraceRule())
-    model, _ = converted(batch_size=BATCH, **given)
-    assert model.step.update.options == ThorOptions(0.3, frequency=4, **given)
+    options = dict(formulas="upstream_gpu", split=16, trace_rule=TraceRule())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model, _ = converted(batch_size=BATCH, **options)
+    assert model.step.update.options == ThorOptions(0.3, frequency=4, **options)
 
 
 FIXED = amp.FixedLossScaleManager
@@ -257,11 +243,6 @@ def test_the_loss_scale_that_the_step_gets(manager, said, scale, checked):
     assert (float(gradient.loss_scale.asnumpy()) if gradient.scaled else None) == scale
     assert gradient.dynamic == isinstance(manager, amp.DynamicLossScaleManager)
     assert not gradient.dynamic or (gradient.growth, gradient.interval) == (4.0, 50)
-
-
-def test_a_loss_scale_that_does_not_fit():
-    with pytest.raises(InputError, match="loss_scale of thor: expected 1.0, or 128.0 .*, got 64"):
-        converted(manager=FIXED(128), loss_scale=64)
 
 
 def half_precision(keep):
@@ -296,13 +277,16 @@ CHANGED = [
     (dict(optimizer=3), "optimizer: expected that of labkit.thor, got a int"),
     (dict(loss_fn=nn.MSELoss("sum")), "got a LossNet of MSELoss"),
     (dict(metrics={"accuracyy"}), "accuracyy"),
+    (dict(loss_scale_manager=FIXED(128)), "of thor: expected 1.0, or 128.0 .*, got 64"),
 ]
 
 
 @pytest.mark.parametrize(("changed", "message"), CHANGED, ids=str)
 def test_a_refused_conversion_leaves_the_network_to_be_converted(changed, message):
     net = network()
-    given = dict(model=None, network=net, loss_fn=loss_fn(), optimizer=thor(net, 0.1, 0.3, 0.9))
+    optimizer = thor(net, 0.1, 0.3, 0.9, loss_scale=64)
+    given = dict(model=None, network=net, loss_fn=loss_fn(), optimizer=optimizer)
+    given |= dict(loss_scale_manager=FIXED(64))
     cells = [type(cell) for _, cell in net.cells_and_names()]
     with pytest.raises((InputError, KeyError), match=message):
         ConvertModelUtils.convert_to_thor_model(**given | changed)
@@ -384,12 +368,10 @@ def test_the_network_stays_as_it_is():
     cells, names = [type(cell) for _, cell in net.cells_and_names()], list(snapshot(net))
     optimizer = make(net, weight_decay=0.1)
     assert [type(cell) for _, cell in net.cells_and_names()] == cells
-    assert list(snapshot(net)) == names
-    assert [parameter.name for parameter in optimizer.parameters] == names
-    frozen = network()
-    frozen[1].bias.requires_grad = False
+    assert list(snapshot(net)) == names == [parameter.name for parameter in optimizer.parameters]
+    net[1].bias.requires_grad = False
     names.remove("1.bias")
-    assert [parameter.name for parameter in make(frozen).parameters] == names
+    assert [parameter.name for parameter in make(net).parameters] == names
 
 
 @pytest.mark.parametrize(
@@ -419,13 +401,3 @@ def test_split_indices_are_those_of_resnet_50():
     net.fc.weight.requires_grad = False
     with pytest.raises(InputError, match="expected integers below 53,"):
         make(net, split_indices=[26, 53])
-
-
-@pytest.mark.filterwarnings("default:unlike mindspore.nn.thor")
-def test_one_notice_says_what_differs_unless_upstreams_formulas_are_asked_for():
-    with pytest.warns(UserWarning, match="unlike mindspore.nn.thor.*formulas='upstream_gpu'") as w:
-        make()
-    assert len(w) == 1 and w[0].filename == __file__
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        make(None, formulas="upstream_gpu")

@@ -1,4 +1,4 @@
-"""Curvature of each layer: factors, their damped inverses, and the preconditioned gradient.
+"""Curvature of each layer: factors, their inverses by one rank each, the gradient between them.
 
     A = A_sum / T,   G = G_sum / T,   F ~ T A (x) G
     A_inverse = (A + pi sqrt(damping / T) I)^-1
@@ -11,18 +11,23 @@ eigenvalue to G's ("pi": Martens and Grosse, "Optimizing Neural Networks with Kr
 Approximate Curvature", 2015, section 6.3).
 """
 
+from collections.abc import Sequence
+
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
-from mindspore.common.initializer import initializer
 
 from labkit.algorithms.thor.layers import Geometry
+from labkit.ranks.cluster import rank_and_size
+from labkit.steps.fusion import summed_in_order
 
 # Inverses are accepted up to this sum of A's residual, max |(A + damping I) A_inverse - I|, and
 # G's. Measured on matrices of 16 to 512 rows, by condition number: 1e5 at most 1.1e-3; 1e6 6e-3 to
 # 2e-2, the inverse being accurate to 5e-3 of its largest entry; from 1e7 on usually 1, because
 # ops.MatrixInverse returns zeros.
 RESIDUAL = 1e-2
+# A failed inversion is retried with 10, 100, ... 10^6 times the damping.
+TRIES = 7
 
 
 class LayerCurvature(nn.Cell):
@@ -31,10 +36,6 @@ class LayerCurvature(nn.Cell):
     Called with the gradients of the weight and the bias, it returns U in their shapes. If the layer
     is not homogeneous, the second argument is returned unchanged.
 
-    Args:
-        name: name of the layer in the network.
-        geometry: sizes of the factors, and their blocks.
-
     Attributes:
         a_factor: running average of A, (groups * blocks, b, b), float32. The layer's tap is
             differentiated with respect to it, ``g_factor`` and ``positions``.
@@ -42,40 +43,32 @@ class LayerCurvature(nn.Cell):
         positions: T of A and of G, (2,), float32.
         a_inverse: shaped like A; identities before the first refresh.
         g_inverse: shaped like G; likewise.
+        cost: multiplications in its inversions, up to a constant factor.
     """
 
     def __init__(self, name: str, geometry: Geometry) -> None:
         super().__init__(auto_prefix=False)
-        self.layer_name, self.geometry = name, geometry
-        self.inputs, self.outputs = geometry.inputs, geometry.outputs
-        self.groups, self.homogeneous = geometry.groups, geometry.homogeneous
-        self.a_blocks, self.g_blocks = geometry.a_blocks, geometry.g_blocks
-        a_shape = (self.groups * self.a_blocks.count, self.a_blocks.size, self.a_blocks.size)
-        g_shape = (self.groups * self.g_blocks.count, self.g_blocks.size, self.g_blocks.size)
+        self.layer_name, self.homogeneous = name, geometry.homogeneous
+        self.groups = groups = geometry.groups
+        self.inputs, self.outputs = inputs, outputs = geometry.inputs, geometry.outputs
+        self.a_blocks, self.g_blocks = a, g = geometry.a_blocks, geometry.g_blocks
+
+        def parameter(kind: str, value: np.ndarray, requires_grad: bool = False) -> Parameter:
+            value = Tensor(value.astype(np.float32))
+            return Parameter(value, name=f"thor.{name}.{kind}", requires_grad=requires_grad)
+
+        a_shape, g_shape = ((groups * each.count, each.size, each.size) for each in (a, g))
         # The tap is differentiated with respect to these. Without requires_grad, MindSpore would
         # return zeros for them in PyNative mode.
-        self.a_factor = self._parameter("a_factor", a_shape, requires_grad=True)
-        self.g_factor = self._parameter("g_factor", g_shape, requires_grad=True)
-        self.positions = self._parameter("positions", (2,), requires_grad=True)
-        self.a_inverse = self._parameter("a_inverse", a_shape, identity=True)
-        self.g_inverse = self._parameter("g_inverse", g_shape, identity=True)
+        self.a_factor = parameter("a_factor", np.zeros(a_shape), True)
+        self.g_factor = parameter("g_factor", np.zeros(g_shape), True)
+        self.positions = parameter("positions", np.zeros(2), True)
+        self.a_inverse = parameter("a_inverse", np.zeros(a_shape) + np.eye(a.size))
+        self.g_inverse = parameter("g_inverse", np.zeros(g_shape) + np.eye(g.size))
+        self.cost = float(self.a_factor.size * a.size + self.g_factor.size * g.size)
         self.product = ops.BatchMatMul()
-        self._set_shapes()
-
-    def _parameter(
-        self, name: str, shape: tuple, *, identity: bool = False, requires_grad: bool = False
-    ) -> Parameter:
-        value = initializer("zeros", shape, ms.float32)
-        if identity:
-            value = Tensor(np.broadcast_to(np.eye(shape[-1], dtype=np.float32), shape).copy())
-        name = f"thor.{self.layer_name}.{name}"
-        return Parameter(value, name=name, requires_grad=requires_grad)
-
-    def _set_shapes(self) -> None:
-        """Compute the shapes that the graphs reshape to once, not once in each graph."""
-        groups, inputs, outputs = self.groups, self.inputs, self.outputs
-        rows, columns = self.g_blocks.count, self.a_blocks.count
-        height, width = rows * self.g_blocks.size, columns * self.a_blocks.size
+        # The shapes that the graphs reshape to, computed once, not once in each graph.
+        height, width = g.count * g.size, a.count * a.size
         weight_width = inputs - self.homogeneous
         self.weight_shape = (groups, outputs, weight_width)
         self.bias_shape, self.bias_start = (groups, outputs, 1), (0, 0, weight_width)
@@ -85,10 +78,10 @@ class LayerCurvature(nn.Cell):
         self.padded_shape = (groups, height, width)
         # Shapes for cutting into blocks of rows, and of columns; () for one block. A product needs
         # the axis of the blocks first.
-        self.by_rows = (groups * rows, self.g_blocks.size, width) if rows > 1 else ()
-        self.by_columns = (groups, height, columns, self.a_blocks.size) if columns > 1 else ()
-        self.column_blocks = (groups * columns, height, self.a_blocks.size)
-        self.columns_first = (groups, columns, height, self.a_blocks.size)
+        self.by_rows = (groups * g.count, g.size, width) if g.count > 1 else ()
+        self.by_columns = (groups, height, a.count, a.size) if a.count > 1 else ()
+        self.column_blocks = (groups * a.count, height, a.size)
+        self.columns_first = (groups, a.count, height, a.size)
 
     def construct(self, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
         direction = self._between(self.g_inverse, self._matrix(weight, bias), self.a_inverse)
@@ -129,16 +122,10 @@ class LayerCurvature(nn.Cell):
     def averaged(
         self, a_sum: Tensor, positions: Tensor, g_sum: Tensor, keep: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the averages updated with a batch's sums, without storing them.
+        """Return the averages updated with a batch's sums, not stored: A, G and measured, (3,).
 
-        Args:
-            a_sum: in the shape of A.
-            positions: number of positions in ``a_sum`` and in ``g_sum``, (2,).
-            g_sum: in the shape of G.
-            keep: weight of the old average, 0 for the first; a scalar.
-
-        Returns:
-            A, G, and [T, tr A (x) G, whether they are finite], (3,).
+        ``positions`` (2,) counts those in ``a_sum`` and ``g_sum``, ``keep`` is the weight of the
+        old average, 0 for the first; measured is [T, tr A (x) G, whether they are finite].
         """
         a_count, g_count = ops.unstack(ops.maximum(positions, 1e-30))
         a_new = self.a_factor * keep + (a_sum / a_count) * (1.0 - keep)
@@ -171,11 +158,9 @@ class LayerCurvature(nn.Cell):
         return float(positions) * float(together) + damping * dimension
 
     def invert(self, damping: Tensor, balanced: bool) -> Tensor:
-        """Recompute the inverses, in a graph; return the sum of their residuals, a scalar.
+        """Recompute the inverses for a damping of F; return the sum of their residuals, a scalar.
 
-        Args:
-            damping: damping of F, a scalar.
-            balanced: whether A and G share the damping by pi instead of equally.
+        ``balanced``: A and G share the damping by pi instead of equally.
         """
         a_count, g_count = ops.unstack(self.positions)
         a_damping = ops.sqrt(damping / a_count)
@@ -199,13 +184,6 @@ class LayerCurvature(nn.Cell):
         )
         return ops.depend(residual, done)
 
-    @property
-    def cost(self) -> float:
-        """Number of multiplications in its inversions, up to a constant factor."""
-        return float(
-            self.a_factor.size * self.a_blocks.size + self.g_factor.size * self.g_blocks.size
-        )
-
     def memory(self) -> dict:
         """Return the layer's name, the shapes of A and G, and the bytes of factors and inverses."""
         size = 4 * (self.a_factor.size + self.g_factor.size)
@@ -219,7 +197,107 @@ def _damped_inverse(factor: Tensor, damping: Tensor) -> tuple[Tensor, Tensor]:
     damped = factor + damping * identity
     # ops.MatrixInverse refuses matrices of one row: a layer with one output, or one per group.
     inverse = 1.0 / damped if factor.shape[-1] == 1 else ops.MatrixInverse()(damped)
-    error = ops.BatchMatMul()(damped, inverse) - identity
-    error = error.reshape(-1)
+    error = (ops.BatchMatMul()(damped, inverse) - identity).reshape(-1)
     # The sum propagates a NaN, which is not <= RESIDUAL; a maximum may ignore it.
     return inverse, ops.reduce_max(ops.abs(error)) + 0.0 * ops.reduce_sum(error)
+
+
+class Inverses:
+    """The inversions of layers: all at once, or one by one, in compiled graphs.
+
+    On several ranks each layer is inverted by one of them; the others receive its inverses.
+    ``damping_split`` is ``equal`` or ``pi``.
+    """
+
+    def __init__(self, layers: Sequence[LayerCurvature], damping_split: str) -> None:
+        rank, ranks = rank_and_size()
+        self.layers, self.damping_split = list(layers), damping_split
+        self.owners = share_out([layer.cost for layer in layers], ranks)
+        self.own = [number for number, owner in enumerate(self.owners) if owner == rank]
+        self.exchange = _Exchange(self.layers, self.own) if ranks > 1 else None
+        self.inversions: dict[tuple[int, ...], Inversion] = {}
+
+    def make(self, due: Sequence[int], damping: float) -> dict[int, int]:
+        """Compute the inverses of the layers numbered ``due``; return layer -> number of retries.
+
+        Raises:
+            FloatingPointError: on all ranks, if no damping makes a layer's factors invertible.
+        """
+        retries = np.zeros(len(self.layers), np.float32)
+        left, tried = [number for number in due if number in self.own], damping
+        while left and retries.max() < TRIES:
+            # One graph for all of a rank's layers, and one for each that is inverted alone.
+            groups = [tuple(left)] if left == self.own else [(number,) for number in left]
+            residuals = [x for group in groups for x in self._invert(group, tried)]
+            left = [n for n, x in zip(left, residuals, strict=True) if not x <= RESIDUAL]
+            retries[left] += 1
+            tried *= 10
+        if self.exchange is not None and due:
+            retries = self.exchange(Tensor(retries)).asnumpy()
+        for number in due:
+            if retries[number] >= TRIES:
+                raise FloatingPointError(
+                    f"the factors of layer {self.layers[number].layer_name!r} have no inverse in "
+                    f"float32, not even with damping {damping * 10 ** (TRIES - 1):.3g}, "
+                    f"{10 ** (TRIES - 1):g} times what was asked for"
+                )
+        return {number: int(retries[number]) for number in due}
+
+    def _invert(self, group: tuple[int, ...], damping: float) -> np.ndarray:
+        if group not in self.inversions:
+            layers = [self.layers[number] for number in group]
+            self.inversions[group] = Inversion(layers, self.damping_split)
+        return self.inversions[group](Tensor(damping, ms.float32)).asnumpy()
+
+
+def share_out(costs: Sequence[float], ranks: int) -> list[int]:
+    """Return the rank of each layer: costliest first, to the rank with the least cost so far."""
+    owners, load = [0] * len(costs), [0.0] * ranks
+    for number in sorted(range(len(costs)), key=lambda i: (-costs[i], i)):
+        owners[number] = min(range(ranks), key=lambda rank: load[rank])
+        load[owners[number]] += costs[number]
+    return owners
+
+
+class Inversion(nn.Cell):
+    """Recompute layers' inverses: scalar damping -> sums of A's and G's residuals, (layers,).
+
+    A layer's inverses are stored only if its sum is at most ``RESIDUAL``: ops.MatrixInverse
+    silently returns zeros for a singular or NaN matrix; Cholesky raises, but leaves MindSpore's
+    runtime unusable.
+    """
+
+    def __init__(self, layers: Sequence[LayerCurvature], damping_split: str) -> None:
+        super().__init__(auto_prefix=False)
+        self.layers = nn.CellList(layers, auto_prefix=False)
+        self.balanced = damping_split == "pi"
+
+    def construct(self, damping: Tensor) -> Tensor:
+        residuals: tuple = ()
+        for layer in self.layers:
+            residuals += (layer.invert(damping, self.balanced),)
+        return ops.stack(residuals)
+
+
+class _Exchange(nn.Cell):
+    """Send each layer's inverses to all ranks; retries (layers,) -> their sums over ranks."""
+
+    def __init__(self, layers: list[LayerCurvature], own: list[int]) -> None:
+        super().__init__(auto_prefix=False)
+        self.layers = nn.CellList(layers, auto_prefix=False)
+        self.mine = tuple(1.0 if number in own else 0.0 for number in range(len(layers)))
+        self.all_reduce = ops.AllReduce()
+
+    def construct(self, retries: Tensor) -> Tensor:
+        inverses: tuple = ()
+        values: tuple = (retries,)
+        for i in range(len(self.layers)):
+            layer, mine = self.layers[i], self.mine[i]
+            # x + 0 + 0 is x: the ranks' copies are bitwise equal.
+            inverses += (layer.a_inverse, layer.g_inverse)
+            values += (layer.a_inverse * mine, layer.g_inverse * mine)
+        sums = summed_in_order(self.all_reduce, values)
+        done: tuple = ()
+        for i in range(len(inverses)):
+            done += (ops.assign(inverses[i], sums[i + 1]),)
+        return ops.depend(sums[0], done)

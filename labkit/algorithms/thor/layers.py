@@ -70,44 +70,30 @@ class Geometry:
 
 
 def geometry_of(layer: nn.Cell, *, homogeneous: bool, split: int | None) -> Geometry | None:
-    """Return the geometry of a layer that can have factors, or None.
-
-    Raises:
-        InputError: if it is a convolution whose axes are not in the order (N, C, H, W).
-    """
+    """Return the geometry of a layer that can have factors, or None."""
     if not isinstance(layer, nn.Dense | mint.nn.Linear | nn.Conv2d):
         return None
-    groups, of_convolution = 1, {}  # type: int, dict[str, Any]
+    groups, window = 1, ()  # type: int, tuple[Any, ...]
     if isinstance(layer, nn.Conv2d):
         if layer.data_format != "NCHW":
             raise wrong("data_format of a convolution", layer.data_format, "'NCHW'")
         groups, pad = layer.group, layer.padding
-        of_convolution = {
-            "kernel": tuple(layer.kernel_size),
-            "stride": _pair(layer.stride),
-            "dilation": _pair(layer.dilation),
-            "pad_mode": layer.pad_mode,
-            "pad": pad if isinstance(pad, tuple) else (pad,) * 4,
-        }
+        window = tuple(layer.kernel_size), _pair(layer.stride), _pair(layer.dilation)
+        window += layer.pad_mode, pad if isinstance(pad, tuple) else (pad,) * 4
     inputs = math.prod(layer.weight.shape[1:]) + homogeneous
     outputs = layer.weight.shape[0] // groups
     blocks = cut(inputs, split), cut(outputs, split)
-    return Geometry(inputs, outputs, homogeneous, *blocks, groups, **of_convolution)
+    return Geometry(inputs, outputs, homogeneous, *blocks, groups, *window)
 
 
 def _pair(value: int | tuple) -> tuple[int, int]:
-    """Return (height, width) from what nn.Conv2d stores: an int, 2 numbers, or 4 with N and C."""
+    """Return (height, width) of an int, 2 numbers, or 4 with N and C, as nn.Conv2d stores them."""
     return (value, value) if isinstance(value, int) else tuple(value[-2:])
 
 
 @ops.constexpr
 def padding(
-    pad_mode: str,
-    pad: tuple[int, int, int, int],
-    kernel: tuple[int, int],
-    stride: tuple[int, int],
-    dilation: tuple[int, int],
-    size: tuple[int, int],
+    pad_mode: str, pad: tuple, kernel: tuple, stride: tuple, dilation: tuple, size: tuple
 ) -> tuple[tuple[int, int], ...]:
     """Return ((top, bottom), (left, right)) of a convolution on a map of ``size``.
 
@@ -139,25 +125,13 @@ class Place:
 def find_layers(
     loss_net: nn.Cell,
     parameters: Sequence[Parameter],
-    *,
     bias: str,
     split: int | None,
     skip: Sequence[str],
 ) -> list[Place]:
     """Return the layers of ``loss_net``, in its order, whose weights are among ``parameters``.
 
-    Args:
-        loss_net: network and loss.
-        parameters: parameters of the optimizer.
-        bias: ``homogeneous`` includes a layer's bias in its factors, ``plain`` leaves it out.
-        split: largest block of a factor, or None.
-        skip: names or patterns of layers to leave out.
-
-    Raises:
-        InputError: if the network already has taps, a name or pattern in ``skip`` matches no layer,
-            or no layer is left; also, naming every such layer, if another Cell owns a layer's
-            weight or bias too, or the network uses a layer without calling it
-            (``nn.MultiheadAttention``).
+    Options are those of ``ThorOptions``; errors name every layer that they concern.
     """
     layers: dict[str, tuple[nn.Cell, str, nn.Cell]] = {}
     owners: dict[int, list[str]] = {}  # paths of the Cells that hold a Parameter
@@ -184,14 +158,12 @@ def find_layers(
         assert geometry is not None
         numbers = {kind: index[id(parameter)] for kind, parameter in own.items()}
         places.append(Place(name, parent, key, layer, geometry, **numbers))
-        for kind, parameter in own.items():
+        if isinstance(parent, nn.MultiheadAttention) and key == "out_proj":
+            problems[name] = "is never called: nn.MultiheadAttention takes its weight without it"
+        for kind, parameter in reversed(own.items()):  # a shared weight is named before a bias
             others = [repr(other) for other in owners[id(parameter)] if other != name]
             if others:
-                shared = f"shares its {kind} {parameter.name!r} with {' and '.join(others)}"
-                problems.setdefault(name, shared)
-        if isinstance(parent, nn.MultiheadAttention) and key == "out_proj":
-            uncalled = "is never called: nn.MultiheadAttention takes its weight without it"
-            problems.setdefault(name, uncalled)
+                problems[name] = f"shares its {kind} {parameter.name!r} with {' and '.join(others)}"
     refuse_layers(problems)
     if not places:
         raise InputError(
@@ -238,30 +210,19 @@ class Tap(nn.Cell):
     """Identity on ``y`` that returns factors as gradients: ``(x, y, a, t, g, scale) -> y``.
 
     x and y are the layer's input and output before any activation function, scale is the factor
-    that the loss was multiplied by, a float32 scalar. a, t and g are Parameters of shapes (blocks,
-    b, b), (2,) and (blocks', b', b') whose values are not used; the "gradient" of t counts the
-    positions in A_sum and G_sum.
+    that the loss was multiplied by, a scalar. a, t and g are Parameters whose values are not used;
+    the "gradient" of t counts the positions in A_sum and G_sum.
     """
 
     def __init__(self, geometry: Geometry) -> None:
         super().__init__(auto_prefix=False)
         self.geometry = geometry
 
-    def construct(
-        self, x: Tensor, y: Tensor, a: Tensor, t: Tensor, g: Tensor, scale: Tensor
-    ) -> Tensor:
+    def construct(self, x: Tensor, y: Tensor, a: Any, t: Any, g: Any, scale: Tensor) -> Tensor:
         return y
 
     def bprop(
-        self,
-        x: Tensor,
-        y: Tensor,
-        a: Tensor,
-        t: Tensor,
-        g: Tensor,
-        scale: Tensor,
-        out: Tensor,
-        dout: Tensor,
+        self, x: Tensor, y: Tensor, a: Any, t: Any, g: Any, scale: Tensor, out: Any, dout: Tensor
     ) -> tuple[Tensor, ...]:
         unscaled = ops.cast(dout, ms.float32) * (1.0 / scale)
         a_sum, positions, g_sum = self.sums(ops.cast(x, ms.float32), unscaled)
@@ -283,9 +244,8 @@ class Tap(nn.Cell):
     def patches(self, x: Tensor) -> Tensor:
         """Return the patches of a convolution's input (N, C, H, W): (N, C kh kw, T)."""
         own = self.geometry
-        vertical, horizontal = padding(
-            own.pad_mode, own.pad, own.kernel, own.stride, own.dilation, x.shape[2:]
-        )
+        sizes = own.kernel, own.stride, own.dilation, x.shape[2:]
+        vertical, horizontal = padding(own.pad_mode, own.pad, *sizes)
         pads = (vertical[0], horizontal[0])
         if vertical[0] != vertical[1] or horizontal[0] != horizontal[1]:
             # Im2Col pads both sides equally; ops.Pad is slower.

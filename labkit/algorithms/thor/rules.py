@@ -48,12 +48,7 @@ class TraceRule:
         number("freeze", self.freeze, at_least=0, at_most=refresh)
 
     def decide(self, trace: float, last: float) -> str:
-        """Return REFRESH, SKIP or FREEZE.
-
-        Args:
-            trace: tr(F + damping I).
-            last: tr(F' + damping I).
-        """
+        """Return REFRESH, SKIP or FREEZE for the trace now and at the last refresh."""
         change = abs(trace - last) / last
         if not change <= self.refresh:  # NaN if the traces are infinite
             return REFRESH

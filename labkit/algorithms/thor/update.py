@@ -9,8 +9,7 @@ import numpy as np
 from mindspore import ParameterTuple, Tensor, nn, ops
 
 from labkit.algorithms import THOR_ON_HOST
-from labkit.algorithms.thor.curvature import LayerCurvature
-from labkit.algorithms.thor.inverses import Inverses
+from labkit.algorithms.thor.curvature import Inverses, LayerCurvature
 from labkit.algorithms.thor.layers import Tap, Tapped, UpstreamTap, find_layers, refuse_layers
 from labkit.algorithms.thor.rules import (
     FREEZE,
@@ -66,8 +65,7 @@ class ThorUpdate(UpdateStage):
         self.settings = given.settings()
         upstream = given.formulas == "upstream_gpu"
         bias, tap = ("plain", UpstreamTap) if upstream else (given.bias, Tap)
-        skip, split = given.skip, given.split
-        self.places = find_layers(loss_net, self.parameters, bias=bias, split=split, skip=skip)
+        self.places = find_layers(loss_net, self.parameters, bias, given.split, given.skip)
         layers = [LayerCurvature(place.name, place.geometry) for place in self.places]
         self.layers = nn.CellList(layers, auto_prefix=False)
         self.tapped = []
@@ -164,10 +162,8 @@ class ThorUpdate(UpdateStage):
         factor = ops.sqrt(self.kl_clip / ops.maximum(ops.abs(total), self.kl_clip))
         clipped: tuple = ()
         for i in range(len(gradients)):
-            if self.origins[i] < self.made:
-                clipped += (ops.cast(directions[i] * factor, directions[i].dtype),)
-            else:
-                clipped += (directions[i],)
+            own = directions[i]
+            clipped += (ops.cast(own * factor, own.dtype) if self.origins[i] < self.made else own,)
         return clipped
 
     def take(self, gradients: tuple, extras: tuple, summary: Summary) -> object:
@@ -199,13 +195,12 @@ class ThorUpdate(UpdateStage):
     # --- between graphs ------------------------------------------------------------------------
 
     def wants_extras(self, updates: int) -> bool:
+        # Of an update that was due and was left out, the next one takes the place.
+        last = integer_of(self.last_refresh)
+        self.gathers = last < 0 or updates - last >= self.options.frequency
         # Each value that is read costs a step of LeNet half a percent: read only what can matter.
-        if self.options.trace_rule is not None and self.frozen.asnumpy().all():
-            self.gathers = False
-        else:
-            # Of an update that was due and was left out, the next one takes the place.
-            last = integer_of(self.last_refresh)
-            self.gathers = last < 0 or updates - last >= self.options.frequency
+        if self.gathers and self.options.trace_rule is not None:
+            self.gathers = not self.frozen.asnumpy().all()
         for cell in self.tapped:
             cell.gathers = self.gathers
         return self.gathers
@@ -235,15 +230,18 @@ class ThorUpdate(UpdateStage):
         damping = np.float32(given[update] if isinstance(given, np.ndarray) else given)
         _, _, _, *tables = (parameter.asnumpy().copy() for parameter in self.refreshed)
         traces, frozen, refreshes, retries = tables
+        rule, due = self.options.trace_rule, []
         for i, layer in enumerate(self.layers):
             trace = layer.trace(measured[i, 0], measured[i, 1], float(damping))
-            decision = self._decide(trace, float(traces[i]), bool(frozen[i]))
+            decision = FREEZE if frozen[i] else REFRESH
+            if rule is not None and traces[i] > 0 and not frozen[i]:
+                decision = rule.decide(trace, float(traces[i]))
             self.decisions[layer.layer_name] = decision
             frozen[i] = decision == FREEZE
             if decision == REFRESH:
                 traces[i] = trace
                 refreshes[i] += 1
-        due = [i for i, decision in enumerate(self.decisions.values()) if decision == REFRESH]
+                due.append(i)
         for i, more in self.inverses.make(due, float(damping)).items():
             retries[i] += more
         return [Tensor(value) for value in (np.int32(update), np.int32(update), damping, *tables)]
@@ -260,12 +258,6 @@ class ThorUpdate(UpdateStage):
             if not positions > 0:
                 uncalled[layer.layer_name] = "was not called, though its weight may be used"
         refuse_layers(uncalled)
-
-    def _decide(self, trace: float, last: float, frozen: bool) -> str:
-        if frozen:
-            return FREEZE
-        rule = self.options.trace_rule
-        return REFRESH if rule is None or last <= 0 else rule.decide(trace, last)
 
     def _stop_at_nan(self, stage: GradientStage, batch: tuple, loss: Tensor) -> None:
         """Raise ``FloatingPointError`` if a loss is not finite, naming the layer that caused it.
@@ -339,8 +331,7 @@ class ThorStep(PlainStep):
         damping: see ``ThorOptions``.
         **options: see ``ThorOptions`` and ``GradientOptions``.
 
-    Raises:
-        InputError: as ``ThorUpdate`` does, and ``FloatingPointError`` likewise.
+    It raises what ``ThorUpdate`` raises.
 
     >>> step = ThorStep(LossNet(network, loss_fn), optimizer, damping=0.3, frequency=10)
     >>> loss = step(images, labels)

@@ -1,4 +1,4 @@
-"""Factors, inverses and directions against float64; what the residual can and cannot tell."""
+"""Factors, inverses and directions against float64; the residual, retries, and ranks' shares."""
 
 import contextlib
 
@@ -10,8 +10,14 @@ from hypothesis import strategies as st
 from mindspore import Tensor, nn
 
 from labkit import reference
-from labkit.algorithms.thor.curvature import RESIDUAL, LayerCurvature, _damped_inverse
-from labkit.algorithms.thor.inverses import Inversion
+from labkit.algorithms.thor.curvature import (
+    RESIDUAL,
+    Inverses,
+    Inversion,
+    LayerCurvature,
+    _damped_inverse,
+    share_out,
+)
 from labkit.algorithms.thor.layers import geometry_of
 from labkit.runtime import pynative
 from labkit.steps.state import set_state
@@ -107,21 +113,16 @@ class TestObserve:
 
     @staticmethod
     def sums(layer, seed=0):
-        a_factor, g_factor, positions = factors_of(layer, seed=seed)
-        return (
-            positions * in_blocks(a_factor, layer.a_blocks),
-            np.array([positions, positions], np.float32),
-            positions * in_blocks(g_factor, layer.g_blocks),
-        )
+        a_factor, g_factor, t = factors_of(layer, seed=seed)
+        a_sum, g_sum = in_blocks(a_factor, layer.a_blocks), in_blocks(g_factor, layer.g_blocks)
+        return t * a_sum, np.array([t, t]), t * g_sum
 
     @staticmethod
     def observe(layer, sums, keep):
         with pynative():
-            a_sum, positions, g_sum = (Tensor(np.asarray(x, np.float32)) for x in sums)
-            a_new, g_new, summary = layer.averaged(
-                a_sum, positions, g_sum, Tensor(keep, ms.float32)
-            )
-            layer.observe(a_new, g_new, positions, summary[2] > 0)
+            sums = [Tensor(x.astype(np.float32)) for x in sums]
+            a_new, g_new, summary = layer.averaged(*sums, Tensor(keep, ms.float32))
+            layer.observe(a_new, g_new, sums[1], summary[2] > 0)
             return summary.asnumpy()
 
     @pytest.mark.parametrize("name", ["dense", "groups"])
@@ -163,46 +164,31 @@ def inverted(matrix, damping):
     return made[0].asnumpy()[0].astype(np.float64), float(made[1].asnumpy())
 
 
-def of_condition(condition, size, seed=0):
-    """Return a symmetric matrix with log-spaced eigenvalues from 1 down to 1 / condition."""
-    vectors = np.linalg.qr(np.random.default_rng(seed).normal(size=(size, size)))[0]
-    return vectors * np.geomspace(1, 1 / condition, size) @ vectors.T
-
-
 def refresh(layer, damping, damping_split="equal", *, compiled=False):
     with contextlib.nullcontext() if compiled else pynative():
         return float(Inversion([layer], damping_split)(Tensor(damping, ms.float32)).asnumpy()[0])
 
 
 # (condition, least and largest residual of four matrices)
-CONDITIONS = [
-    (1e1, 0, 4e-6),
-    (1e4, 0, 3e-4),
-    (1e5, 0, 2e-3),
-    (1e6, 3e-3, 4e-2),
-    (1e7, 5 * RESIDUAL, np.inf),
-    (1e12, 0.99, np.inf),
-]
+CONDITIONS = [(1e1, 0, 4e-6), (1e4, 0, 3e-4), (1e5, 0, 2e-3), (1e6, 3e-3, 4e-2)]
+CONDITIONS += [(1e7, 5 * RESIDUAL, np.inf), (1e12, 0.99, np.inf)]
 
 
 class TestResidual:
     """The figures in RESIDUAL's comment, measured again."""
 
-    @staticmethod
-    def measured(condition, size):
-        """Return (residual, largest error over the largest entry) for several matrices."""
-        made = []
-        for seed in range(4):
-            matrix = of_condition(condition, size, seed).astype(np.float32)
-            inverse, residual = inverted(matrix, 1e-30)
-            made.append((residual, off(inverse, np.linalg.inv(matrix.astype(np.float64)))))
-        return np.array(made).T
-
     @pytest.mark.parametrize("size", (16, 128))
     @pytest.mark.parametrize("condition, least, largest", CONDITIONS)
     def test_by_condition(self, condition, least, largest, size):
         """Sound inverses are right within it, accepted ones to 1 %, and lost ones are refused."""
-        residual, error = self.measured(condition, size)
+        made = []
+        for seed in range(4):
+            vectors = np.linalg.qr(np.random.default_rng(seed).normal(size=(size, size)))[0]
+            matrix = vectors * np.geomspace(1, 1 / condition, size) @ vectors.T
+            inverse, residual = inverted(matrix, 1e-30)
+            matrix = matrix.astype(np.float32).astype(np.float64)
+            made.append((residual, off(inverse, np.linalg.inv(matrix))))
+        residual, error = np.array(made).T
         assert least <= residual.min() and residual.max() <= largest
         assert (error[residual <= RESIDUAL] <= 1e-2).all()
         if condition <= 1e4:
@@ -227,17 +213,13 @@ def test_what_has_no_inverse_leaves_the_old_ones(place, fault, compiled):
     layer = curvature(nn.Dense(5, 4))
     assert refresh(layer, 0.1) <= RESIDUAL
     before = layer.a_inverse.asnumpy().copy(), layer.g_inverse.asnumpy().copy()
-    bad = getattr(layer, place).asnumpy().copy()
+    bad, damping = getattr(layer, place).asnumpy().copy(), 0.1
     if fault == "nan":
         bad[0, 1, 1] = np.nan
-        damping = 0.1
-    else:
-        # All ones: beside them the damping is lost in rounding.
-        bad[:] = 1.0
-        damping = 1e-20
+    else:  # all ones: beside them the damping is lost in rounding
+        bad[:], damping = 1.0, 1e-20
     set_state(getattr(layer, place), bad)
-    residual = refresh(layer, damping, compiled=compiled)
-    assert not residual <= RESIDUAL
+    assert not refresh(layer, damping, compiled=compiled) <= RESIDUAL
     np.testing.assert_array_equal(layer.a_inverse.asnumpy(), before[0])
     np.testing.assert_array_equal(layer.g_inverse.asnumpy(), before[1])
 
@@ -248,10 +230,7 @@ def test_a_factor_of_zeros_does_not_take_the_damping_away(zero):
     layer = curvature(nn.Dense(5, 4))
     a_factor, g_factor, positions = factors_of(layer)
     set_state(getattr(layer, zero), np.zeros(getattr(layer, zero).shape))
-    if zero == "a_factor":
-        a_factor = np.zeros_like(a_factor)
-    else:
-        g_factor = np.zeros_like(g_factor)
+    a_factor, g_factor = a_factor * (zero != "a_factor"), g_factor * (zero != "g_factor")
     refresh(layer, 0.1, "pi")
     pair = reference.damping_pair(a_factor, g_factor, positions, 0.1, "pi")
     expected = reference.kronecker.damped_inverse(a_factor[0], pair[0])
@@ -260,14 +239,77 @@ def test_a_factor_of_zeros_does_not_take_the_damping_away(zero):
     assert off(layer.g_inverse.asnumpy()[0], expected) <= 1e-4
 
 
-def test_names_and_memory():
+def test_memory_and_first_inverses():
     layer = LayerCurvature("fc1", geometry_of(nn.Dense(400, 120), homogeneous=True, split=128))
     a, g = (4, 101, 101), (1, 120, 120)
-    names = {"a_factor": a, "g_factor": g, "a_inverse": a, "g_inverse": g, "positions": (2,)}
-    expected = {f"thor.fc1.{name}": shape for name, shape in names.items()}
-    assert {p.name: p.shape for p in layer.get_parameters()} == expected
     size = 4 * (4 * 101**2 + 120**2)
     shapes = {"layer": "fc1", "a_factor": a, "g_factor": g}
     assert layer.memory() == shapes | {"factor_bytes": size, "inverse_bytes": size}
     np.testing.assert_array_equal(layer.g_inverse.asnumpy(), np.eye(120)[None])
     np.testing.assert_array_equal(layer.a_inverse.asnumpy()[3], np.eye(101))
+
+
+@given(st.lists(st.floats(0.1, 1e6), max_size=40), st.integers(1, 8))
+def test_every_layer_once_and_loads_balanced(costs, ranks):
+    owners = share_out(costs, ranks)
+    assert len(owners) == len(costs) and all(0 <= owner < ranks for owner in owners)
+    loads, cheapest = [0.0] * ranks, [0.0] * ranks
+    for owner, cost in sorted(zip(owners, costs, strict=True), key=lambda pair: -pair[1]):
+        loads[owner], cheapest[owner] = loads[owner] + cost, cost
+    # Before it got its last layer, the cheapest, each rank had the smallest load.
+    for load, last in zip(loads, cheapest, strict=True):
+        assert load - last <= min(loads) * (1 + 1e-9)
+
+
+# A matrix of ones has one eigenvalue 5 and four of 0, which only the damping lifts.
+ONES = np.ones((1, 5, 5))
+EYE = np.eye(4)[None]
+
+
+def layers(*factors):
+    """Return layers 5 -> 4, of one position, with the given A."""
+    made = []
+    for number, a_factor in enumerate(factors):
+        geometry = geometry_of(nn.Dense(5, 4), homogeneous=False, split=None)
+        layer = LayerCurvature(f"layer {number}", geometry)
+        set_state(layer.a_factor, a_factor)
+        set_state(layer.g_factor, EYE)
+        set_state(layer.positions, np.ones(2))
+        made.append(layer)
+    return made
+
+
+def made_with(layer):
+    """Return 1 over the largest eigenvalue of the layer's A_inverse: for ``ONES`` A's damping."""
+    values = np.linalg.eigvalsh(layer.a_inverse.asnumpy()[0].astype(np.float64))
+    return 1 / values.max()
+
+
+class TestMake:
+    def test_sound_ones_need_no_more(self):
+        several = layers(np.eye(5)[None], ONES)
+        with pynative():
+            assert Inverses(several, "equal").make([0, 1], 0.04) == {0: 0, 1: 0}
+        # sqrt(damping) is 0.2.
+        assert made_with(several[0]) == pytest.approx(1.2, rel=1e-6)
+        assert made_with(several[1]) == pytest.approx(0.2, rel=1e-4)
+        np.testing.assert_allclose(several[0].g_inverse.asnumpy(), EYE / 1.2, rtol=1e-6)
+
+    def test_others_are_tried_with_ten_times_the_damping(self):
+        """The condition is 5e6 at first and falls by the root of ten at each try."""
+        several = layers(np.eye(5)[None], ONES, np.eye(5)[None])
+        with pynative():
+            tries = Inverses(several, "equal").make([0, 1, 2], 1e-12)
+        assert tries[0] == tries[2] == 0 and 1 <= tries[1] <= 4
+        assert made_with(several[1]) == pytest.approx(1e-6 * 10 ** (tries[1] / 2), rel=0.02)
+        # The others keep the inverses made with the requested damping.
+        assert made_with(several[0]) == made_with(several[2]) == pytest.approx(1.0, rel=1e-6)
+
+    def test_what_no_damping_helps_is_named(self):
+        several = layers(np.eye(5)[None], np.full((1, 5, 5), np.nan))
+        with pynative(), pytest.raises(FloatingPointError) as caught:
+            Inverses(several, "equal").make([0, 1], 0.1)
+        said = str(caught.value)
+        assert "'layer 1' have no inverse in float32" in said
+        assert "damping 1e+05, 1e+06 times what was asked for" in said
+        np.testing.assert_array_equal(several[1].a_inverse.asnumpy()[0], np.eye(5))

@@ -18,36 +18,33 @@ from tests.support.thor_layers import Nested
 pytestmark = pytest.mark.usefixtures("runtime")
 
 
-class TestBlocks:
-    @given(st.integers(1, 5000), st.none() | st.integers(1, 600))
-    def test_as_few_as_possible_as_equal_as_possible(self, dimension, split):
-        blocks = cut(dimension, split)
-        most = split or dimension
-        assert blocks.size <= most and blocks.count * blocks.size >= dimension
-        assert (blocks.count - 1) * most < dimension, "one block fewer would have been enough"
-        padded = blocks.count * blocks.size - dimension
-        assert 0 <= padded < blocks.count, "a block smaller by one would have been enough"
-        bounds = reference.block_bounds(dimension, split)
-        starts = range(0, dimension, blocks.size)
-        assert bounds == [(first, min(first + blocks.size, dimension)) for first in starts]
+@given(st.integers(1, 5000), st.none() | st.integers(1, 600))
+def test_blocks_are_as_few_and_as_equal_as_possible(dimension, split):
+    blocks = cut(dimension, split)
+    most = split or dimension
+    assert blocks.size <= most and blocks.count * blocks.size >= dimension
+    assert (blocks.count - 1) * most < dimension, "one block fewer would have been enough"
+    padded = blocks.count * blocks.size - dimension
+    assert 0 <= padded < blocks.count, "a block smaller by one would have been enough"
+    bounds = reference.block_bounds(dimension, split)
+    starts = range(0, dimension, blocks.size)
+    assert bounds == [(first, min(first + blocks.size, dimension)) for first in starts]
 
 
 axes = st.tuples(st.integers(1, 4), st.integers(1, 4))
 
 
-class TestPadding:
-    @given(st.tuples(st.integers(1, 20), st.integers(1, 20)), axes, axes, axes)
-    def test_same_is_the_references(self, size, kernel, stride, dilation):
-        (top, bottom), (left, right) = padding("same", (9,) * 4, kernel, stride, dilation, size)
-        expected = reference.same_padding(size, kernel, stride, dilation)
-        assert (top, bottom, left, right) == expected
-        assert 0 <= bottom - top <= 1 and 0 <= right - left <= 1
-        for axis, around in enumerate((top + bottom, left + right)):
-            last = size[axis] + around - (kernel[axis] - 1) * dilation[axis] - 1
-            assert last // stride[axis] + 1 == -(-size[axis] // stride[axis])
+@given(st.tuples(st.integers(1, 20), st.integers(1, 20)), axes, axes, axes)
+def test_same_padding_is_the_references(size, kernel, stride, dilation):
+    (top, bottom), (left, right) = padding("same", (9,) * 4, kernel, stride, dilation, size)
+    assert (top, bottom, left, right) == reference.same_padding(size, kernel, stride, dilation)
+    assert 0 <= bottom - top <= 1 and 0 <= right - left <= 1
+    for axis, around in enumerate((top + bottom, left + right)):
+        last = size[axis] + around - (kernel[axis] - 1) * dilation[axis] - 1
+        assert last // stride[axis] + 1 == -(-size[axis] // stride[axis])
 
 
-NAMES = ["stem.0", "stem.2.0", "block.first", "block.lists.0.0", "block.lists.0.1", "head"]
+NAMES = ["stem.0", "stem.2.0", "lists.0.0", "lists.0.1", "head"]
 
 
 def convert(network, parameters=None, **options):

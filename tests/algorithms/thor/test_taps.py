@@ -80,16 +80,9 @@ def window(layer, size):
 
 def twin(layer, x, derivatives, homogeneous):
     """Return (A, G, T) in float64, and the number of groups."""
-    if isinstance(layer, nn.Conv2d):
-        frame = window(layer, x.shape[2:])
-        factors = reference.kronecker_factors(
-            reference.patches(x, **vars(frame)),
-            derivatives,
-            homogeneous=homogeneous,
-            layout="patches",
-        )
-        return factors, frame.groups
-    return reference.kronecker_factors(x, derivatives, homogeneous=homogeneous), 1
+    frame = window(layer, x.shape[2:]) if isinstance(layer, nn.Conv2d) else None
+    seen = reference.Layer("it", x, derivatives, frame)
+    return seen.factors(homogeneous=homogeneous), frame.groups if frame else 1
 
 
 def _check_moved(result, layer, factors, groups, homogeneous, split):
@@ -110,10 +103,7 @@ def _check_moved(result, layer, factors, groups, homogeneous, split):
 @pytest.mark.parametrize("split, bias", [(128, "plain"), (5, "homogeneous")])
 @pytest.mark.parametrize("name", LAYERS)
 def test_an_update_is_the_references(name, split, bias):
-    """Factors are the reference's, and so is the update, given the same gradient.
-
-    The tap's own patches give that gradient: the sum over rows and positions of d p^T.
-    """
+    """Factors and gradient are the reference's, and so is the update."""
     layer, x = LAYERS[name][0](), normal(LAYERS[name][1])
     network = fill(nn.SequentialCell(layer))
     with pynative():
@@ -125,24 +115,26 @@ def test_an_update_is_the_references(name, split, bias):
     assert_factors(result.layer(), *factors, split)
     _check_moved(result, layer, factors, groups, homogeneous, split)
     if isinstance(layer, nn.Conv2d):
-        tap = Tap(geometry_of(layer, homogeneous=False, split=None))
-        with pynative():
-            patches = tap.patches(Tensor(x)).asnumpy().astype(np.float64)
-        patches = patches.reshape(5, groups, -1, patches.shape[2])
-        slopes = slopes.reshape(5, groups, -1, patches.shape[3])
-        expected = np.einsum("ngot,ngpt->gop", slopes, patches).reshape(layer.weight.shape)
+        weight = layer.weight.asnumpy()
+        expected = reference.convolution_slopes(x, weight, slopes, window(layer, x.shape[2:]))[1]
         assert off(result.gradients[layer.weight.name], expected) <= FACTOR
 
 
-def sums(tap, x, dout):
-    """Return (A_sum, T of A and G, G_sum) of the tap's backward pass, as means over axis 0."""
-    x, dout, scale = Tensor(x), Tensor(dout), Tensor(1.0)
+def assert_sums(layer, x, dout, split):
+    """Compare the sums of a tap's backward pass with the twin; return the number of positions."""
+    (a_factor, g_factor, expected), groups = twin(layer, x, dout, layer.has_bias)
+    tap = Tap(geometry_of(layer, homogeneous=layer.has_bias, split=split))
+    x, dout, scale, rows = Tensor(x), Tensor(dout), Tensor(1.0), len(x)
     with pynative():
         dx, dy, a_sum, count, g_sum, ds = tap.bprop(x, dout, None, None, None, scale, dout, dout)
         assert not dx.asnumpy().any() and dx.dtype == x.dtype and not ds.asnumpy().any()
         np.testing.assert_array_equal(dy.asnumpy(), dout.asnumpy())
-        rows = x.shape[0]
-        return a_sum / rows, count.asnumpy() / rows, g_sum * rows
+        np.testing.assert_array_equal(count.asnumpy() / rows, [expected, expected])
+        for made, factor in ((a_sum / rows, a_factor), (g_sum * rows, g_factor)):
+            factor = expected * reference.block_diagonal(factor, split)
+            bound = FACTOR * max(np.abs(factor).max(), 1e-3)
+            assert np.abs(whole(made, factor.shape[-1], groups) - factor).max() <= bound
+    return expected
 
 
 @st.composite
@@ -169,33 +161,18 @@ def convolutions(draw):
         weight_init="zeros",
     )
     x = normal((rows, channels, *size), draw(st.integers(0, 99)))
-    patches = reference.patches(x, **vars(window(layer, size)))
     top = [-(-length // s) for length, s in zip(size, stride, strict=True)]
     if mode != "same":
         padded = (size[0] + around[0] + around[1], size[1] + around[2] + around[3])
         top = [(p - s) // t + 1 for p, s, t in zip(padded, spans, stride, strict=True)]
-    assert top[0] * top[1] == patches.shape[3]
-    return (
-        layer,
-        x,
-        normal((rows, outputs, *top), 7),
-        draw(st.sampled_from([None, 1, 2, 3, 5, 128])),
-    )
+    split = draw(st.sampled_from([None, 1, 2, 3, 5, 128]))
+    return layer, x, normal((rows, outputs, *top), 7), split
 
 
 @settings(deadline=None, max_examples=60)
 @given(convolutions())
 def test_any_convolution(case):
-    layer, x, dout, split = case
-    geometry = geometry_of(layer, homogeneous=layer.has_bias, split=split)
-    a_sum, positions, g_sum = sums(Tap(geometry), x, dout)
-    (a_factor, g_factor, expected), groups = twin(layer, x, dout, layer.has_bias)
-    np.testing.assert_array_equal(positions, [expected, expected])
-    for made, factor in ((a_sum, a_factor), (g_sum, g_factor)):
-        factor = expected * reference.block_diagonal(factor, split)
-        assert np.abs(whole(made, factor.shape[-1], groups) - factor).max() <= FACTOR * max(
-            np.abs(factor).max(), 1e-3
-        )
+    assert_sums(*case)
 
 
 @settings(deadline=None, max_examples=40)
@@ -211,14 +188,7 @@ def test_any_convolution(case):
 def test_any_dense_layer_and_every_remainder(rows, middle, inputs, outputs, bias, split, seed):
     layer = nn.Dense(inputs, outputs, weight_init="zeros", has_bias=bias)
     x, dout = normal((rows, *middle, inputs), seed), normal((rows, *middle, outputs), seed + 1)
-    geometry = geometry_of(layer, homogeneous=bias, split=split)
-    a_sum, positions, g_sum = sums(Tap(geometry), x, dout)
-    (a_factor, g_factor, expected), _ = twin(layer, x, dout, bias)
-    assert expected == np.prod(middle, dtype=int)
-    np.testing.assert_array_equal(positions, [expected, expected])
-    for made, factor in ((a_sum, a_factor), (g_sum, g_factor)):
-        factor = expected * reference.block_diagonal(factor, split)
-        assert off(whole(made, factor.shape[-1]), factor) <= FACTOR
+    assert assert_sums(layer, x, dout, split) == np.prod(middle, dtype=int)
 
 
 @pytest.mark.parametrize("activation", ["tanh", "relu", "prelu"])
@@ -259,16 +229,13 @@ def test_a_layer_used_twice_has_the_positions_of_both_uses(compiled):
     network, x, c = fill(TwiceOnMaps()), normal((6, 2, 5, 5)), normal((6, 68), 1)
     around = reference.Window((3, 3), padding=(1, 1, 1, 1))
     patches = [reference.patches(part, **vars(around)) for part in (x, x[:, :, 1:4, 1:4])]
-    patches = np.concatenate(patches, axis=3)
     slopes = np.concatenate([c[:, :50].reshape(6, 2, 25), c[:, 50:].reshape(6, 2, 9)], 2) / 6.0
-    factors = reference.kronecker_factors(
-        patches, slopes[:, :, None], homogeneous=True, layout="patches"
-    )
+    seen = np.concatenate(patches, axis=3), slopes[:, :, None]
+    factors = reference.kronecker_factors(*seen, homogeneous=True, layout="patches")
     assert factors[2] == 34
-    layer = network.conv
     result = updated(network, x, c, compiled=compiled)
     assert_factors(result.layer(), *factors, 128)
-    _check_moved(result, layer, factors, 1, True, 128)
+    _check_moved(result, network.conv, factors, 1, True, 128)
 
 
 # The factors of MindSpore's THOR on GPU, see ``UpstreamTap``.
@@ -299,38 +266,22 @@ def test_upstreams_formulas_are_the_references(name, split):
         assert off(whole(factor, expected.shape[-1]), expected) <= FACTOR
     np.testing.assert_array_equal(layer.positions.asnumpy(), factors[2])
     gradient = result.gradients["0.weight"].astype(np.float64)
-    if window is None:
-        assert off(gradient, c.T @ x / 6) <= FACTOR
-    direction = reference.thor_direction(
-        *factors, reference.gradient_matrix(gradient), 0.1, split=split
-    )
+    matrix = reference.gradient_matrix(gradient)
+    direction = reference.thor_direction(*factors, matrix, 0.1, split=split)
     assert off(result.moved["0.weight"], -direction.reshape(gradient.shape)) <= DIRECTION
     if "0.bias" in result.moved:
         assert off(result.moved["0.bias"], -result.gradients["0.bias"]) <= FACTOR
 
 
-def convert(network):
-    """Put taps into the network; return the update stage."""
-    loss_net = LossNet(network, nn.MSELoss())
-    return ThorUpdate(loss_net, momentum(network), 0.1)
-
-
-NETWORKS = {
-    "nested": (Nested, (5, 4)),
-    "norm": (NormNet, (3, 1, 32, 32)),
-}
-
-
 class TestConversion:
-    @pytest.mark.parametrize("name", NETWORKS)
-    def test_outputs_names_and_order_are_unchanged(self, name):
-        make, shape = NETWORKS[name]
+    @pytest.mark.parametrize("make, shape", [(Nested, (5, 4)), (NormNet, (3, 1, 32, 32))])
+    def test_outputs_names_and_order_are_unchanged(self, make, shape):
         network, x = fill(make()), Tensor(normal(shape))
         before = [p.name for p in network.get_parameters()], snapshot(network)
         cells = [cell for _, cell in network.cells_and_names()]
         with pynative():
             outputs = network(x).asnumpy()
-            update = convert(network)
+            update = ThorUpdate(LossNet(network, nn.MSELoss()), momentum(network), 0.1)
             assert [c for _, c in network.cells_and_names() if isinstance(c, Tapped)]
             np.testing.assert_array_equal(network(x).asnumpy(), outputs)
             assert [p.name for p in network.get_parameters()] == before[0]
