@@ -118,6 +118,8 @@ NOT_PART = (
         (["O1", manual("dim_reduce", dim_reduce=CHANGED | {"timeout": 5})], {"basis": basis},
          "O1, mode manual: dim_reduce (rho 0.3, sigma 0.2, gamma 0.5, alpha 0.02, n_components 3, "
          "trials 20)", ["boost_step: without effect here: timeout (no rank waits for a file)"]),
+        (["O1", manual("dim_reduce")], {"basis": basis, "method": "sgd"},
+         "O1, mode manual: dim_reduce (n_components 3)", []),
     ],
 )  # fmt: skip
 def test_one_line_says_what_is_on_and_one_what_is_left_off(given, options, line, notes, capsys):
@@ -134,6 +136,8 @@ def test_one_line_says_what_is_on_and_one_what_is_left_off(given, options, line,
     ("words", "options", "message"),
     [
         (manual("dim_reduce"), {"trails": 3, "basis": basis}, "'trails'.*Did you mean 'trials'"),
+        (manual("dim_reduce", dim_reduce=CHANGED), {"method": "sgd", "basis": basis},
+         "method='sgd' searches nothing.* for rho, sigma, gamma, alpha"),
         (manual("grad_freeze"), {}, "turns on grad_freeze, not part of labkit"),
         (manual("less_bn"), {}, "turns on less_bn, not part of labkit"),
         (ADASUM, {}, "nothing to combine: 1 worker"),
@@ -142,7 +146,7 @@ def test_one_line_says_what_is_on_and_one_what_is_left_off(given, options, line,
         (manual("dim_reduce", dim_reduce={"weight_load_dir": "somewhere"}), {"basis": basis},
          "basis: expected None where pca_mat_path or weight_load_dir is said"),
         (manual("dim_reduce", dim_reduce={"n_component": 5}), {"basis": basis},
-         "n_components: expected 3, the number in the basis .*, got 5"),
+         "n_components: expected 3, the number in the basis, got 5"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit(words, options, message):

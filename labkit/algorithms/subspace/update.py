@@ -6,7 +6,6 @@ import mindspore as ms
 import numpy as np
 from mindspore import ParameterTuple, Tensor, nn, ops
 
-from labkit.algorithms import SEARCH_METHODS, WHOLE_TAILS
 from labkit.algorithms.subspace.basis import Basis
 from labkit.algorithms.subspace.graphs import Descend, Finish, Prepare, Project, Shard, Trial
 from labkit.algorithms.subspace.search import (
@@ -41,13 +40,13 @@ class SubspaceUpdate(UpdateStage):
 
     needs_buffer = True
     chooses_ranks = True
-    tails = WHOLE_TAILS
+    tails = ("flush", "drop")
 
     def __init__(
         self, optimizer: nn.Optimizer, basis: Basis, *, method: str = "bfgs", **constants: Any
     ):
         super().__init__(optimizer)
-        choice("method", method, SEARCH_METHODS)
+        choice("method", method, ("bfgs", "sgd"))
         self.searches = method == "bfgs"
         if constants and not self.searches:
             raise InputError(f"{NO_SEARCH} {', '.join(constants)}")

@@ -8,7 +8,6 @@ import mindspore as ms
 import numpy as np
 from mindspore import ParameterTuple, Tensor, nn, ops
 
-from labkit.algorithms import THOR_ON_HOST
 from labkit.algorithms.thor.curvature import LayerCurvature
 from labkit.algorithms.thor.inverses import Inverses
 from labkit.algorithms.thor.layers import Tap, Tapped, UpstreamTap, find_layers, refuse_layers
@@ -28,6 +27,8 @@ from labkit.steps.plain import PlainStep
 from labkit.steps.schedules import check_length
 from labkit.steps.state import at, integer_of, rated, set_state, state, zeros_like
 from labkit.steps.update import Summary, UpdateStage
+
+ON_HOST = "THOR has two graphs, and inverts factors between them: the host chooses each time"
 
 
 class ThorUpdate(UpdateStage):
@@ -290,7 +291,7 @@ class ThorUpdate(UpdateStage):
         )
 
     def host_work(self) -> str:
-        return THOR_ON_HOST
+        return ON_HOST
 
     def schedules(self) -> dict[str, Callable | np.ndarray]:
         return self.options.schedules()

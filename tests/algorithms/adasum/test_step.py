@@ -13,9 +13,10 @@ from labkit.algorithms.adasum import update as update_module
 from labkit.algorithms.adasum.workers import states_of
 from labkit.errors import InputError
 from labkit.nets.small import NormNet
-from labkit.steps.gradients import set_state
+from labkit.steps.gradients import DynamicLossScale, set_state
 from labkit.steps.losses import LossNet
 from labkit.steps.plain import PlainStep
+from tests import twins
 from tests.support.adasum_twin import Twin
 from tests.support.step_cells import (
     assert_bit_equal,
@@ -26,6 +27,7 @@ from tests.support.step_cells import (
     rows,
     snapshot,
     tensors,
+    to_float16,
 )
 from tests.support.tolerances import TOLERANCE
 from tests.support.trainings import loss_fn
@@ -360,16 +362,42 @@ class TestUpdatesAhead:
         assert step.last_update.number - start == ahead
         step.micro_steps = 1
 
+    def test_a_schedule_that_is_too_short_is_refused(self):
+        net, loss_net = regression()
+        step = AdasumStep(loss_net, momentum(net, RATES[:3]), workers=2, micro_steps=2)
+        step.check_length(step.updates_ahead([5, 4]))
+        with pytest.raises(InputError, match="3 values"):
+            step.check_length(step.updates_ahead([5, 5]))
 
-def test_float16_and_its_loss_scale_are_undone_once(eager):
-    twin = Twin(2)
-    net, step = build({"workers": 2, "precision": "O2", "loss_scale": 1024.0})
-    for call in range(6):
+
+@pytest.mark.parametrize(
+    ("precision", "kept", "tolerance"),
+    [
+        ("O0", ms.float32, "float32, many updates"),
+        ("O2", ms.float32, "float16 network"),
+        ("O0", ms.float16, "float16 network"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Parameter 'weight' and 1 more is float16")
+def test_float16_and_a_dynamic_loss_scale(precision, kept, tolerance, eager):
+    """Every worker's micro-batch counts for the scale; vectors are float32, weights stay as is."""
+    twin, scale = Twin(2), DynamicLossScale(2.0**4, 2.0, 2)
+    net, loss_net = regression()
+    if kept == ms.float16:
+        to_float16(net)
+    step = AdasumStep(loss_net, momentum(net), workers=2, precision=precision, loss_scale=scale)
+    scales, finite = [], [call != 4 for call in range(9)]
+    for call in range(9):
         inputs, targets = rows(4, seed=call)
+        targets *= np.float32(1 if finite[call] else np.nan)
         step(*tensors(inputs, targets))
         twin.micro_batch(inputs, targets)
-    assert_weights(net, twin, "float16 network")
+        scales.append(float(step.gradient.loss_scale.asnumpy()))
+    assert scales == twins.dynamic_loss_scale(finite, 2.0**4, 2.0, 2) and len(set(scales)) > 2
+    assert_weights(net, twin, tolerance)
     assert step.last_update.gradient_norm == pytest.approx(twin.last["gradient_norm"], rel=1e-2)
+    assert {parameter.dtype for parameter in net.trainable_params()} == {kept}
+    assert {value.dtype for value in step.vectors().values()} == {np.dtype(np.float32)}
 
 
 class TestWhoIsCombined:

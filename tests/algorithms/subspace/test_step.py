@@ -15,7 +15,7 @@ from labkit.steps.gradients import DynamicLossScale, set_state
 from labkit.steps.losses import LossNet, TokenLossNet
 from labkit.steps.plain import PlainStep
 from labkit.steps.step import running_statistics
-from tests.support.step_cells import assert_bit_equal, digits, snapshot, tensors
+from tests.support.step_cells import assert_bit_equal, digits, snapshot, tensors, to_float16
 from tests.support.subspace_cells import SHAPES, basis_of, flat, small, small_loss, small_rows
 from tests.support.subspace_twin import Twin
 from tests.support.tolerances import TOLERANCE
@@ -215,6 +215,27 @@ class TestLossScale:
             ends.append(flat(network))
         for end in ends[1:]:
             np.testing.assert_allclose(end, ends[0], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("precision", "kept"), [("O2", ms.float32), ("O0", ms.float16)])
+@pytest.mark.filterwarnings("ignore:Parameter '0.weight' and 3 more is float16")
+def test_float16(precision, kept, eager):
+    """Float16 in the network or in the weights; P, B and the residual are float32."""
+    network, loss_net = small()
+    if kept == ms.float16:
+        to_float16(network)
+    parameters = network.trainable_params()
+    basis = basis_of(parameters, COMPONENTS)
+    options = {"precision": precision, "loss_scale": DynamicLossScale(), "clip_norm": 1.0}
+    step = SubspaceStep(loss_net, nn.SGD(parameters, 1.0), basis, alpha=0.1, **options)
+    twin = Twin(basis.matrix, constants={"alpha": 0.1}, clip_norm=1.0)
+    for call in range(4):
+        batch = small_rows(32, seed=call)
+        step(*tensors(*batch))
+        twin.micro_batch(*batch)
+        assert step.last_search.accepted and step.last_search.trials == twin.search.made
+    np.testing.assert_allclose(flat(network), twin.weights, rtol=0, atol=0.02)
+    assert step.last_update.number == 4 and {p.dtype for p in parameters} == {kept}
 
 
 class Steep(nn.Cell):
