@@ -383,7 +383,7 @@ def test_what_is_no_option(options, message):
 @pytest.mark.parametrize(
     ("matrix", "shapes", "message"),
     [
-        (np.eye(3, 70), ((6, 6), (6,), (6, 4), (4,)), r"'2.weight' is \(6, 4\) in the basis; exp"),
+        (np.eye(3, 70), ((6, 6), (6,), (6, 4), (4,)), r"2.weight is \(6, 4\); expected \(4, 6\)"),
         (2 * np.eye(3, 70), SHAPES, "not orthonormal: P P.T differs from I by 3; expected"),
         (np.full((3, 70), np.nan), SHAPES, "differs from I by nan"),
         (np.eye(3, 70), None, "basis: expected a Basis, .*, got array"),
