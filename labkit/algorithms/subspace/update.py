@@ -116,27 +116,26 @@ class SubspaceUpdate(UpdateStage):
         self.loss = state("subspace.loss", 0.0)
         if self.searches:
             self.settings |= {name: repr(value) for name, value in vars(self.constants).items()}
-            self._make_memory()
+            # All of this changes only with an update. residual: r (M,). inverse_hessian: B.
+            # last_gradient, last_step: P g and s of the last update, valid if has_pair is 1.
+            # trials, step_size: of the last search. failures: searches so far without a step.
+            memory = Memory.empty(self.basis_shard.components)
+            self.residual = state(
+                "subspace.residual", np.zeros(self.basis_shard.numbers, np.float32)
+            )
+            self.inverse_hessian = state("subspace.inverse_hessian", memory.inverse)
+            self.last_gradient = state("subspace.last_gradient", memory.gradient)
+            self.last_step = state("subspace.last_step", memory.step)
+            self.has_pair = state("subspace.has_pair", 0)
+            self.trials = state("subspace.trials", 0)
+            self.step_size = state("subspace.rate", 0.0)
+            self.failures = state("subspace.failures", 0)
+            pair = (self.inverse_hessian, self.last_gradient, self.last_step, self.has_pair)
+            # Parameters that Finish assigns, in this order.
+            self.remembered = ParameterTuple((*pair, self.trials, self.step_size, self.failures))
         # The group's finite micro-batches, and (updates, micro_step) after the last of them.
         self._rows: list[tuple] = []
         self._mark, self._dropped_before = (0, 0), 0
-
-    def _make_memory(self) -> None:
-        # All of this changes only with an update. residual: r (M,). inverse_hessian: B.
-        # last_gradient, last_step: P g and s of the last update, valid if has_pair is 1.
-        # trials, step_size: of the last search. failures: searches so far without a step.
-        memory = Memory.empty(self.basis_shard.components)
-        self.residual = state("subspace.residual", np.zeros(self.basis_shard.numbers, np.float32))
-        self.inverse_hessian = state("subspace.inverse_hessian", memory.inverse)
-        self.last_gradient = state("subspace.last_gradient", memory.gradient)
-        self.last_step = state("subspace.last_step", memory.step)
-        self.has_pair = state("subspace.has_pair", 0)
-        self.trials = state("subspace.trials", 0)
-        self.step_size = state("subspace.rate", 0.0)
-        self.failures = state("subspace.failures", 0)
-        pair = (self.inverse_hessian, self.last_gradient, self.last_step, self.has_pair)
-        # Parameters that Finish assigns, in this order.
-        self.remembered = ParameterTuple((*pair, self.trials, self.step_size, self.failures))
 
     def attach(self, step: nn.Cell) -> None:
         super().attach(step)
