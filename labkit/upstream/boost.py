@@ -41,7 +41,7 @@ MODES = ("auto", "manual", "enable_all", "disable_all")
 # The tutorials' names, and MindSpore's current ones.
 OLD_NAMES = {"device_num": "device_number", "n_component": "n_components"}
 
-_CONSTANTS = {"rho": 0.55, "sigma": 0.4, "gamma": 0.9, "alpha": 0.001}
+_CONSTANTS = ("rho", "sigma", "gamma", "alpha")  # MindSpore's defaults are those of labkit
 _COMPONENTS = 32
 SECTIONS = {
     "boost": ("mode", *FUNCTIONS, *ABSENT),
@@ -119,7 +119,7 @@ def boost_step(
         used["node_size"] = node_size(values)
         step = AdasumStep(loss_net, optimizer, **used, **options)
     elif "dim_reduce" in on:
-        used |= {name: values.get(name, default) for name, default in _CONSTANTS.items()}
+        used |= {name: values[name] for name in _CONSTANTS if name in values}
         path, folder = values.get("pca_mat_path"), values.get("weight_load_dir")
         if basis is None:
             components = values.get("n_components", _COMPONENTS)
@@ -130,7 +130,9 @@ def boost_step(
         if values.get("n_components", own) != own:
             raise wrong("n_components", values["n_components"], f"{own}, the number in the basis")
         step = SubspaceStep(loss_net, optimizer, basis, **used, **options)
-        used |= {"n_components": own, "trials": step.update.constants.trials}
+        constants = vars(step.update.constants) if step.update.searches else {}
+        used |= {name: constants[name] for name in _CONSTANTS if constants} | {"n_components": own}
+        used |= {"trials": constants["trials"]} if constants else {}
     else:
         kind: Any = AccumulatedStep if on else PlainStep
         step = kind(loss_net, optimizer, **used, **options)

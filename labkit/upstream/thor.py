@@ -27,9 +27,8 @@ from mindspore import Parameter, Tensor, amp, nn, ops
 from mindspore.nn.learning_rate_schedule import LearningRateSchedule
 from mindspore.train import Model
 
-from labkit.algorithms import THOR_ON_HOST
 from labkit.algorithms.thor.rules import ThorOptions, by_update, thor_options
-from labkit.algorithms.thor.update import ThorUpdate
+from labkit.algorithms.thor.update import ON_HOST, ThorUpdate
 from labkit.base.arguments import choice, integer, number, wrong
 from labkit.errors import InputError, warn
 from labkit.steps.losses import LossNet
@@ -286,7 +285,7 @@ class ThorModel(Model):
         bound.apply_defaults()
         given = bound.arguments
         if given["dataset_sink_mode"]:
-            raise InputError(f"dataset_sink_mode: expected False, got True: {THOR_ON_HOST}")
+            raise InputError(f"dataset_sink_mode: expected False, got True: {ON_HOST}")
         dataset, epochs = given["train_dataset"], integer("epoch", given["epoch"])
         batches = dataset.get_dataset_size() * (epochs - given["initial_epoch"])
         self.step.check_length(max(batches, 0))

@@ -27,10 +27,6 @@ def build(program, period=2, step_size=0.5, **options):
     return network, AccumulatedStep(loss_net, sgd, 2, update=update, **options)
 
 
-def test_it_is_at_most_eighty_lines(root):
-    assert len((root / "examples" / "own_technique.py").read_text().splitlines()) <= 80
-
-
 def test_its_weights_are_those_of_the_paper(program):
     """They match Algorithm 1 in float64 on averaged, clipped gradients of two micro-batches."""
     network, step = build(program, clip_norm=0.5)

@@ -5,10 +5,25 @@ Writes OUT/rank<n>.npz: by case, parameters, counters and reports; and messages 
 
 import sys
 from pathlib import Path
+from unittest import mock
 
+import mindspore as ms
 import numpy as np
+from mindspore import Tensor, nn
 
+from labkit.algorithms.adasum import AdasumStep
+from labkit.algorithms.adasum.combine import ByGram
+from labkit.algorithms.adasum.workers import Team
+from labkit.nets.lenet import LeNet5
+from labkit.ranks import cluster
+from labkit.runtime import start
+from labkit.steps.losses import LossNet
+from labkit.steps.state import set_state
+from labkit.training.fit import fit
 from tests.support.rank_programs import operator_names, refused, save
+from tests.support.step_cells import digits, momentum, regression, rows, tensors
+from tests.support.trainings import dataset, loss_fn
+from tests.support.trainings import network as classifier
 
 LEARNING_RATE = 0.05
 LENET_UPDATES = 20
@@ -27,8 +42,6 @@ CASES = {
 
 def batch(kind, update, worker, member, turn, nan=()):
     """Return the rows of a micro-batch: the same on every rank, different in each turn."""
-    from tests.support.step_cells import digits, rows
-
     make = digits if kind == "lenet" else rows
     seed = 1000 * update + 100 * worker + 10 * member + turn
     inputs, targets = make(4 + member, seed=seed)
@@ -39,14 +52,6 @@ def batch(kind, update, worker, member, turn, nan=()):
 
 def build(kind, options):
     """Return (network, step) with Momentum, weight decay and a rate for every update."""
-    import mindspore as ms
-    from mindspore import nn
-
-    from labkit.algorithms.adasum import AdasumStep
-    from labkit.nets.lenet import LeNet5
-    from labkit.steps.losses import LossNet
-    from tests.support.step_cells import momentum, regression
-
     rates = [LEARNING_RATE * 0.9**update for update in range(30)]
     if kind == "linear":
         network, loss_net = regression()
@@ -59,8 +64,6 @@ def build(kind, options):
 
 def run(case, rank=0, ranks=1):
     """Train one case on this rank, or for all ranks in one process; return what to compare."""
-    from tests.support.step_cells import tensors
-
     total, kind, options, updates, nan = CASES[case]
     node, workers = options.get("node_size", 1), options.get("workers", 1)
     members, worker_of_all = range(node), range(total // node * workers)
@@ -91,32 +94,20 @@ def run(case, rank=0, ranks=1):
 
 def planted_difference(rank):
     """Return the errors for a differing bias on rank 1: at an epoch's end, and when built."""
-    from mindspore import nn
-
-    from labkit.algorithms.adasum import AdasumStep
-    from labkit.steps.gradients import set_state
-    from tests.support.step_cells import momentum, regression
-
     network, loss_net = regression()
     step = AdasumStep(loss_net, momentum(network))
     if rank == 1:
         value = network.bias.asnumpy()
         value[1] = np.nextafter(value[1], np.float32(9))
         set_state(network.bias, value)
-    at_the_end = refused(step.end_epoch)
     sgd = nn.SGD(network.trainable_params(), 0.1)
-    return at_the_end, refused(lambda: AdasumStep(loss_net, sgd))
+    return refused(step.end_epoch), refused(lambda: AdasumStep(loss_net, sgd))
 
 
 def second_is_unsure(rank):
     """Train the case "not finite" with a second rank whose Gram form never counts as sound."""
-    from unittest import mock
-
-    from labkit.algorithms.adasum.combine import ByGram
-
-    coefficients = _unsure if rank == 1 else ByGram.coefficients
     ByGram.sound_or_not = ByGram.coefficients
-    with mock.patch.object(ByGram, "coefficients", coefficients):
+    with mock.patch.object(ByGram, "coefficients", _unsure if rank == 1 else ByGram.coefficients):
         return run("not finite", rank, 2)
 
 
@@ -135,25 +126,8 @@ def rows_of_node(node):
     return rows
 
 
-def exchanged_by_nodes(rank):
-    """Return what a rank holds of four that are two nodes, each of which sends its rows once."""
-    from mindspore import Tensor
-
-    from labkit.algorithms.adasum.workers import Team
-
-    return Team(workers=2, node_size=2)(Tensor(rows_of_node(rank // 2))).asnumpy()
-
-
 def resumed(out, rank):
     """Resume a training in the middle of a team; return whether it ends with the same bits."""
-    from mindspore import nn
-
-    from labkit.algorithms.adasum import AdasumStep
-    from labkit.steps.losses import LossNet
-    from labkit.training.fit import fit
-    from tests.support.trainings import dataset, loss_fn
-    from tests.support.trainings import network as classifier
-
     net = classifier()
     optimizer = nn.Adam(net.trainable_params(), 0.02)
     step = AdasumStep(LossNet(net, loss_fn()), optimizer, workers=2)
@@ -171,8 +145,6 @@ def resumed(out, rank):
 
 
 def main(out):
-    from labkit.ranks import cluster
-    from labkit.runtime import start
 
     start(device="CPU", seed=1, distribute=True)
     rank, ranks = cluster.rank_and_size()
@@ -182,11 +154,10 @@ def main(out):
             written |= run(case, rank, ranks)
     if ranks == 4:
         written["no divisor"] = refused(lambda: build("linear", {"node_size": 3}))
-        written["exchanged"] = exchanged_by_nodes(rank)
+        rows_here = Tensor(rows_of_node(rank // 2))
+        written["exchanged"] = Team(workers=2, node_size=2)(rows_here).asnumpy()
         written["one node"] = refused(lambda: build("linear", {"node_size": 4}))
     else:
-        from tests.support.step_cells import tensors
-
         _, step = build("lenet", {})
         images, labels = tensors(*batch("lenet", 0, 0, 0, 0))
         written["operators"] = operator_names(step, images, labels)

@@ -4,35 +4,21 @@ import numpy as np
 from safetensors.numpy import save_file
 
 SHAPES = {"conv.weight": (3, 2, 2), "bias": (4,), "dense.weight": (5, 7), "scale": ()}
+SIZE = 52  # M
 
 
-def split(row, shapes=None):
-    """Split a row of M numbers into arrays by name, in the order of ``shapes``."""
-    parts, start = {}, 0
-    for name, shape in (shapes or SHAPES).items():
-        count = int(np.prod(shape, dtype=int))
-        parts[name] = row[start : start + count].reshape(shape)
-        start += count
-    assert start == len(row), (start, len(row))
-    return parts
+def split(row):
+    """Split a row of M numbers into arrays by name, in the order of ``SHAPES``."""
+    ends = np.cumsum([int(np.prod(shape)) for shape in SHAPES.values()])
+    parts = zip(SHAPES.items(), np.split(np.asarray(row, np.float32), ends[:-1]), strict=True)
+    return {name: np.array(part).reshape(shape) for (name, shape), part in parts}
 
 
-def size(shapes=None):
-    """Return M, the number of entries in a snapshot."""
-    return sum(int(np.prod(shape, dtype=int)) for shape in (shapes or SHAPES).values())
-
-
-def write(folder, rows, shapes=None, name="step-{:09d}.safetensors", order=None):
-    """Write rows (N, M) as snapshots of parameters of ``shapes``; return pairs (name, shape).
-
-    order  indices of the rows in the order in which the files are written
-    """
+def write(folder, rows, name="step-{:09d}.safetensors"):
+    """Write rows (N, M) as snapshots 1 .. N."""
     folder.mkdir(parents=True, exist_ok=True)
-    for index in order if order is not None else range(len(rows)):
-        row = np.asarray(rows[index], np.float32)
-        arrays = {key: np.array(value) for key, value in split(row, shapes).items()}
-        save_file(arrays, folder / name.format(index + 1))
-    return list((shapes or SHAPES).items())
+    for number, row in enumerate(rows, 1):
+        save_file(split(row), folder / name.format(number))
 
 
 def with_spectrum(count, numbers, values, seed=0, mean=0.0):

@@ -72,6 +72,13 @@ def momentum(network, learning_rate=0.05, weight_decay=0.0):
     return nn.Momentum(network.trainable_params(), learning_rate, 0.9, weight_decay)
 
 
+def to_float16(network):
+    """Make a network compute in float16 with float16 weights."""
+    network.to_float(ms.float16)
+    for parameter in network.trainable_params():
+        parameter.set_dtype(ms.float16)
+
+
 def snapshot(cell):
     """Return a copy of every Parameter of a cell, by name."""
     return {parameter.name: parameter.asnumpy().copy() for parameter in cell.get_parameters()}

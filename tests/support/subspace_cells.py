@@ -1,9 +1,12 @@
 """Shared by the tests of the subspace step: a basis, and a network with a float64 twin."""
 
 import numpy as np
+from mindspore import nn
 
 from labkit.algorithms.subspace.basis import Basis
 from labkit.reference.lenet import cross_entropy
+from labkit.steps.losses import LossNet
+from labkit.steps.state import set_state
 
 
 def basis_of(parameters, components, seed=0):
@@ -17,8 +20,6 @@ def basis_of(parameters, components, seed=0):
 
 def small_network():
     """Return a network (B, 6) -> logits (B, 4) through six tanh: 70 weights, distinct names."""
-    from mindspore import nn
-
     return nn.SequentialCell(nn.Dense(6, 6), nn.Tanh(), nn.Dense(6, 4))
 
 
@@ -61,22 +62,12 @@ def parts_of(flat):
 
 def small(flat=None):
     """Return (network, loss_net) with the weights of a vector."""
-    from mindspore import nn
-
-    from labkit.steps.losses import LossNet
-
     network = small_network()
-    put(network, small_weights() if flat is None else flat)
+    parts = parts_of(small_weights() if flat is None else flat)
+    for parameter, part in zip(network.trainable_params(), parts, strict=True):
+        set_state(parameter, part.astype(np.float32))
     loss_fn = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
     return network, LossNet(network, loss_fn)
-
-
-def put(network, flat):
-    """Set the weights of ``small_network`` to a vector."""
-    from labkit.steps.gradients import set_state
-
-    for parameter, part in zip(network.trainable_params(), parts_of(flat), strict=True):
-        set_state(parameter, part.astype(np.float32))
 
 
 def flat(network):

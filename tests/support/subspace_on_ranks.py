@@ -8,8 +8,15 @@ import sys
 from pathlib import Path
 
 import numpy as np
+from mindspore import nn
 
+from labkit.algorithms.subspace import Basis, SubspaceStep, basis_from
+from labkit.ranks import cluster
+from labkit.runtime import start
 from tests.support.rank_programs import operator_names, refused, save
+from tests.support.snapshots import SHAPES, SIZE, with_spectrum, write
+from tests.support.step_cells import tensors
+from tests.support.subspace_cells import basis_of, flat, small, small_rows, small_weights
 
 RANKS = (2, 3)
 ROWS = 24  # of an update's micro-batch, over all ranks
@@ -35,8 +42,6 @@ def micro_batches(case, number, ranks):
 
     In one process all finite rows are one micro-batch.
     """
-    from tests.support.subspace_cells import small_rows
-
     inputs, labels = small_rows(ROWS, seed=number)
     sizes = np.full(ranks, ROWS // ranks) + np.r_[1, np.zeros(ranks - 2, int), -1]
     ends = np.cumsum(sizes)
@@ -48,12 +53,6 @@ def micro_batches(case, number, ranks):
 
 def run(case, ranks, rank=None):
     """Train one case on this rank, or on all rows in one process; return the arrays to compare."""
-    from mindspore import nn
-
-    from labkit.algorithms.subspace import SubspaceStep
-    from tests.support.step_cells import tensors
-    from tests.support.subspace_cells import basis_of, flat, small
-
     components, options, _ = CASES[case]
     network, loss_net = small()
     parameters = network.trainable_params()
@@ -82,10 +81,6 @@ def run(case, ranks, rank=None):
 
 def refusals(rank):
     """Return the errors of ranks whose bases differ, and of ranks whose weights differ."""
-    from mindspore import nn
-
-    from labkit.algorithms.subspace import SubspaceStep
-    from tests.support.subspace_cells import basis_of, small, small_weights
 
     def build(seed, weights):
         network, loss_net = small(weights)
@@ -103,11 +98,8 @@ def refusals(rank):
 
 def of_snapshots(out, rank):
     """Return the checksums and messages of the calls of ``basis_from`` on this rank."""
-    from labkit.algorithms.subspace import Basis, basis_from
-    from tests.support.snapshots import SHAPES, size, with_spectrum, write
-
     if rank == 0:  # the others wait for it in basis_from
-        write(out / "snapshots", with_spectrum(6, size(), 2.0 ** -np.arange(5.0)))
+        write(out / "snapshots", with_spectrum(6, SIZE, 2.0 ** -np.arange(5.0)))
     said, pairs = [], SHAPES.items()
     made, loaded = (basis_from(None, out / "snapshots", pairs, 3, said.append) for _ in range(2))
     other = out / "other.safetensors"
@@ -118,8 +110,6 @@ def of_snapshots(out, rank):
 
 
 def main(out):
-    from labkit.ranks import cluster
-    from labkit.runtime import start
 
     start(device="CPU", seed=1, distribute=True)
     rank, ranks = cluster.rank_and_size()

@@ -239,18 +239,27 @@ class TestTheBasisOfTheDictionary:
 
 
 @pytest.mark.filterwarnings("default:boost_step")
-def test_one_line_says_what_is_on_and_one_what_is_left_off(capsys):
-    words = manual("dim_reduce", dim_reduce=CHANGED | {"timeout": 5})
+@pytest.mark.parametrize(
+    ("method", "line"),
+    [
+        ({}, "rho 0.3, sigma 0.2, gamma 0.5, alpha 0.02, n_components 3, trials 20"),
+        ({"method": "sgd"}, "n_components 3"),
+    ],
+)
+def test_one_line_says_what_is_on_and_one_what_is_left_off(method, line, capsys):
+    words = manual("dim_reduce", dim_reduce=({} if method else CHANGED) | {"timeout": 5})
     with pytest.warns(UserWarning, match=r"boost_step: without effect here: timeout \(no rank"):
-        boost_step(*parts(), "O1", words, basis=basis())
-    line = "dim_reduce (rho 0.3, sigma 0.2, gamma 0.5, alpha 0.02, n_components 3, trials 20)\n"
-    assert f"labkit: boost_level O1, mode manual: {line}" in capsys.readouterr().out
+        boost_step(*parts(), "O1", words, basis=basis(), **method)
+    line = f"labkit: boost_level O1, mode manual: dim_reduce ({line})\n"
+    assert line in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("words", "options", "message"),
     [
         (manual("dim_reduce"), {"trails": 3, "basis": basis}, "'trails'.*Did you mean 'trials'"),
+        (manual("dim_reduce", dim_reduce=CHANGED), {"method": "sgd", "basis": basis},
+         "method='sgd' searches nothing.* for rho, sigma, gamma, alpha"),
         (manual("grad_freeze"), {}, "turns on grad_freeze, not part of labkit"),
         (manual("less_bn"), {}, "turns on less_bn, not part of labkit"),
         (ADASUM, {}, "nothing to combine: 1 worker"),

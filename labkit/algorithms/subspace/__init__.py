@@ -40,7 +40,6 @@ anything from 3e-7 to 0.2 after twenty updates on small batches.
 
 from labkit.algorithms.subspace.basis import Basis, basis_from
 from labkit.algorithms.subspace.search import Constants, LastSearch
-from labkit.algorithms.subspace.step import SubspaceStep
-from labkit.algorithms.subspace.update import SubspaceUpdate
+from labkit.algorithms.subspace.update import SubspaceStep, SubspaceUpdate
 
 __all__ = ["Basis", "Constants", "LastSearch", "SubspaceStep", "SubspaceUpdate", "basis_from"]

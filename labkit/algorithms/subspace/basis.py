@@ -16,7 +16,13 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from labkit.algorithms.subspace.components import principal_components
-from labkit.algorithms.subspace.snapshots import BASIS, SnapshotFolder, describe, mapped
+from labkit.algorithms.subspace.snapshots import (
+    BASIS,
+    SnapshotFolder,
+    check_network,
+    describe,
+    mapped,
+)
 from labkit.base.arguments import wrong
 from labkit.base.files import whole_file
 from labkit.errors import InputError
@@ -58,8 +64,7 @@ class Basis:
         if matrix.ndim != 2 or matrix.shape[1] != numbers or not len(matrix):
             expected = f"an array (K, {numbers}), a column for every weight"
             raise wrong("matrix of a basis", f"{matrix.dtype} {matrix.shape}", expected)
-        right = matrix.dtype == np.float32 and matrix.flags.c_contiguous
-        self.matrix = matrix if right else np.ascontiguousarray(matrix, np.float32)
+        self.matrix = np.require(matrix, np.float32, "C")
         self.names = tuple(name for name, _ in described)
         self.shapes = tuple(shape for _, shape in described)
         self.variance = np.asarray(variance, np.float64)
@@ -100,13 +105,7 @@ class Basis:
     def check(self, parameters: Parameters) -> None:
         """Raise ``InputError`` unless the columns belong to ``parameters``, in any order."""
         own = dict(zip(self.names, self.shapes, strict=True))
-        expected = dict(describe(parameters))
-        for name in [*expected, *own]:
-            if own.get(name) != expected.get(name):
-                raise InputError(
-                    f"the basis is of another network: {name!r} is {own.get(name, 'not there')} in "
-                    f"the basis; expected {expected.get(name, 'none')}"
-                )
+        check_network("the basis", own, dict(describe(parameters)))
 
     def save(self, path: str | Path) -> None:
         """Write the basis to ``path``, completely or not at all.
@@ -191,8 +190,14 @@ def basis_from(
     basis, file = None, Path(path or Path(folder or "") / "pca_mat.safetensors")
     with together():
         if rank_and_size()[0] == 0:
-            basis = _kept(file, folder if path is None else None, parameters, components)
-            if basis is not None:
+            basis = Basis.load(file, parameters) if file.exists() else None
+            if basis and path is None:
+                same = basis.snapshots == SnapshotFolder(folder or "", parameters).checksum()
+                basis = basis if same and len(basis.matrix) == components else None
+            elif basis and len(basis.matrix) != components:
+                expected = f"{len(basis.matrix)}, the number in the basis in {file}"
+                raise wrong("n_components", components, expected)
+            if basis:
                 report(f"labkit: basis loaded from {file}, nothing computed")
             else:
                 basis = Basis.of(folder or "", parameters, components)
@@ -202,22 +207,6 @@ def basis_from(
                     f"{folder}, {basis.explained.sum():.1%} of their variance; saved to {file}"
                 )
     return basis or Basis.load(file, parameters)
-
-
-def _kept(
-    file: Path, folder: str | Path | None, parameters: Parameters, components: int
-) -> Basis | None:
-    """Return the basis in a file, of the folder's snapshots if a folder is given; else None."""
-    if not file.exists():
-        return None
-    basis = Basis.load(file, parameters)
-    if folder is None:
-        if len(basis.matrix) != components:
-            expected = f"{len(basis.matrix)}, the number in the basis in {file}"
-            raise wrong("n_components", components, expected)
-        return basis
-    same = basis.snapshots == SnapshotFolder(folder, parameters).checksum()
-    return basis if same and len(basis.matrix) == components else None
 
 
 def _path(path: str | Path) -> Path:

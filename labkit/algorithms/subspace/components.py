@@ -50,16 +50,15 @@ def principal_components(
         raise wrong("components", components, f"at least 1 and {most}")
     # The bits do not depend on the number of threads.
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        blocks = _Blocks(snapshots, pool)
-        gram, size = blocks.gram()
+        gram, size = _gram(snapshots, pool)
         if not (np.isfinite(gram).all() and np.isfinite(size)):
             for index in range(len(snapshots)):
                 snapshots.load(index)  # refuses those that are not finite
         values, vectors = _eigen(gram, size, snapshots, components)
-        matrix = blocks.project(vectors.T / np.sqrt(values)[:, None])
+        matrix = _project(snapshots, pool, vectors.T / np.sqrt(values)[:, None])
         # G's own error over the smallest eigenvalue says how far the rows are from orthogonal.
         if _EPSILON * len(snapshots) * np.trace(gram) / values[-1] > 1e-9:
-            blocks.orthonormalise(matrix)
+            _orthonormalise(matrix, pool)
     total = np.trace(_centred(gram))
     return matrix, values / degrees, float(total / degrees)
 
@@ -92,73 +91,67 @@ def _centred(gram: np.ndarray) -> np.ndarray:
     return gram - gram.mean(1, keepdims=True)
 
 
-class _Blocks:
-    """The columns of the snapshots, a block at a time.
+def _gram(snapshots: SnapshotFolder, pool: ThreadPoolExecutor) -> tuple[np.ndarray, float]:
+    """Return G (N, N) of the rows minus the middle one, and the middle one's squared length."""
+    count = len(snapshots)
 
-    The middle snapshot is subtracted from the rows, in float64, instead of their mean: it saves one
-    pass. The small matrices account for the mean.
-    """
-
-    def __init__(self, snapshots: SnapshotFolder, pool: ThreadPoolExecutor):
-        self.snapshots, self.pool = snapshots, pool
-        self.count, self.size = len(snapshots), snapshots.size
-        self.chunks = range(0, self.size, _CHUNK)
-
-    def gram(self) -> tuple[np.ndarray, float]:
-        """Return G (N, N) of the rows minus the middle one, and the middle one's squared length."""
-
-        def chunk(start: int) -> tuple[np.ndarray, float]:
-            total, square = np.zeros((self.count, self.count)), 0.0
-            # Infinity minus infinity is detected in the result.
-            with np.errstate(invalid="ignore", over="ignore"):
-                for _, rows, middle in self._differences(start):
-                    total += _outer(rows)
-                    square += middle @ middle
-            return total, square
-
-        total, square = np.zeros((self.count, self.count)), 0.0
-        # In the order of the chunks, whichever thread finishes first.
-        for part, middle in self.pool.map(chunk, self.chunks):
-            total += part
-            square += middle
+    def chunk(start: int) -> tuple[np.ndarray, float]:
+        total, square = np.zeros((count, count)), 0.0
+        # Infinity minus infinity is detected in the result.
+        with np.errstate(invalid="ignore", over="ignore"):
+            for _, rows, middle in _differences(snapshots, start):
+                total += _outer(rows)
+                square += middle @ middle
         return total, square
 
-    def project(self, weights: np.ndarray) -> np.ndarray:
-        """Return ``weights`` (K, N), whose rows sum to 0 as for centred rows, times the rows."""
-        matrix = np.empty((len(weights), self.size), np.float32)
+    total, square = np.zeros((count, count)), 0.0
+    # In the order of the chunks, whichever thread finishes first.
+    for part, middle in pool.map(chunk, range(0, snapshots.size, _CHUNK)):
+        total += part
+        square += middle
+    return total, square
 
-        def chunk(start: int) -> None:
-            for begin, rows, _ in self._differences(start):
-                matrix[:, begin : begin + rows.shape[1]] = _times(weights, rows)
 
-        list(self.pool.map(chunk, self.chunks))
-        return matrix
+def _project(
+    snapshots: SnapshotFolder, pool: ThreadPoolExecutor, weights: np.ndarray
+) -> np.ndarray:
+    """Return ``weights`` (K, N), whose rows sum to 0 as for centred rows, times the rows."""
+    matrix = np.empty((len(weights), snapshots.size), np.float32)
 
-    def orthonormalise(self, matrix: np.ndarray) -> None:
-        """Orthonormalise nearly orthonormal rows in place, by the Cholesky factor of P P^T."""
+    def chunk(start: int) -> None:
+        for begin, rows, _ in _differences(snapshots, start):
+            matrix[:, begin : begin + rows.shape[1]] = _times(weights, rows)
 
-        def products(start: int) -> np.ndarray:
-            return _outer(matrix[:, start : start + _BLOCK].astype(np.float64))
+    list(pool.map(chunk, range(0, snapshots.size, _CHUNK)))
+    return matrix
 
-        def correct(start: int) -> None:
-            part = matrix[:, start : start + _BLOCK]
-            part[:] = _times(inverse, part.astype(np.float64))
 
-        starts = range(0, self.size, _BLOCK)
-        total = sum(self.pool.map(products, starts), np.zeros(()))
-        inverse = np.linalg.inv(np.linalg.cholesky(total))
-        list(self.pool.map(correct, starts))
+def _orthonormalise(matrix: np.ndarray, pool: ThreadPoolExecutor) -> None:
+    """Orthonormalise nearly orthonormal rows in place, by the Cholesky factor of P P^T."""
+    parts = [matrix[:, start : start + _BLOCK] for start in range(0, matrix.shape[1], _BLOCK)]
 
-    def _differences(self, start: int) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-        """Yield (begin, rows minus the middle one (N, n) float64, the middle one) of a chunk."""
-        wanted = min(_CHUNK, self.size - start)
-        read = np.empty((self.count, wanted), np.float32)
-        self.snapshots.read(start, read)
-        for begin in range(0, wanted, _BLOCK):
-            rows = read[:, begin : begin + _BLOCK].astype(np.float64)
-            middle = rows[self.count // 2].copy()
-            rows -= middle
-            yield start + begin, rows, middle
+    def correct(part: np.ndarray) -> None:
+        part[:] = _times(inverse, part.astype(np.float64))
+
+    products = pool.map(lambda part: _outer(part.astype(np.float64)), parts)
+    inverse = np.linalg.inv(np.linalg.cholesky(sum(products, np.zeros(()))))
+    list(pool.map(correct, parts))
+
+
+def _differences(
+    snapshots: SnapshotFolder, start: int
+) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+    """Yield (begin, rows minus the middle one (N, n) float64, the middle one) of a chunk.
+
+    Subtracting the middle row, not the mean, saves a pass; the small matrices account for the mean.
+    """
+    read = np.empty((len(snapshots), min(_CHUNK, snapshots.size - start)), np.float32)
+    snapshots.read(start, read)
+    for begin in range(0, read.shape[1], _BLOCK):
+        rows = read[:, begin : begin + _BLOCK].astype(np.float64)
+        middle = rows[len(rows) // 2].copy()
+        rows -= middle
+        yield start + begin, rows, middle
 
 
 def _items(rows: np.ndarray, others: int) -> tuple[np.ndarray, np.ndarray]:

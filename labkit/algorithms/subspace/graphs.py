@@ -1,14 +1,8 @@
-"""The compiled graphs of one update in the subspace.
-
-    Project   P, g -> P g                      P is read once here,
-    Prepare   P, (d, P g) -> P^T d, P^T P g    and once here, for both products
-    Trial     step size, rows -> loss at w + step size P^T d; restores w and BatchNorm
-    Finish    w <- optimizer(w + step size P^T d, alpha r), and stores what the next update needs
-    Descend   P, P g -> w <- optimizer(w, P^T P g), for ``method="sgd"``
+"""The compiled graphs of one update: Project, Prepare, Trials, then Finish or Descend.
 
 Vectors of all M weights are flat float32, in the order of the optimizer's parameters. P's shard is
-an argument of the graphs that read it, not a Parameter: a checkpoint holds only its checksum, not
-its 3.2 GB for 32 components of 25 million weights.
+an argument of the two graphs that read it, not a Parameter: a checkpoint holds only its checksum,
+not its 3.2 GB for 32 components of 25 million weights.
 """
 
 import math
@@ -160,7 +154,10 @@ class Trial(_Graph):
 
 
 class Finish(_Graph):
-    """Move the weights and store the memory; from step size, P^T d, P^T P g, w, g, memory."""
+    """w <- optimizer(w + step size P^T d, alpha r), and store what the next update needs.
+
+    From step size, P^T d, P^T P g, w, g and the memory.
+    """
 
     def __init__(self, step: nn.Cell):
         super().__init__(step)
@@ -187,7 +184,7 @@ class Finish(_Graph):
 
 
 class Descend(_Graph):
-    """P^T P g (M,) -> w <- optimizer(w, P^T P g)."""
+    """P^T P g (M,) -> w <- optimizer(w, P^T P g), for ``method="sgd"``."""
 
     def construct(self, inside: Tensor) -> Tensor:
         return self.applied(self.optimizer(self.parts(inside)))

@@ -9,7 +9,6 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from labkit.algorithms import SEARCH_FAILURES
 from labkit.base.arguments import choice, integer, number
 
 # A longer direction is rejected: its squares leave the range of float32.
@@ -44,7 +43,7 @@ class Constants:
     failure: str = "reset"
 
     def __post_init__(self) -> None:
-        choice("failure", self.failure, SEARCH_FAILURES)
+        choice("failure", self.failure, ("reset", "rollback"))
         for name in ("rho", "sigma"):
             number(name, getattr(self, name), above=0, below=1)
         for name in ("gamma", "curvature"):

@@ -11,7 +11,7 @@ import math
 import os
 import re
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -92,12 +92,12 @@ class Snapshots(Callback):
         self._moments = {math.ceil(size * part / self._saves) for part in range(1, self._saves + 1)}
         # Model's own step count starts at 0 after a resume; the dataset knows its position.
         self._in_epoch = arguments.train_dataset.get_init_step() % size
-        self._prepared = False
+        self._begun = False
 
     def on_train_epoch_begin(self, run_context: RunContext) -> None:
-        if self._prepared:
+        if self._begun:
             return
-        self._prepared, self._writes = True, rank_and_size()[0] == 0
+        self._begun, self._writes = True, rank_and_size()[0] == 0
         if not self._writes:
             return
         arguments = run_context.original_args()
@@ -110,9 +110,8 @@ class Snapshots(Callback):
                 "continue it, or another folder"
             )
         remove_unfinished(self._folder)
-        for number, path in saved.items():
-            if number > done:
-                path.unlink()
+        for number in [number for number in saved if number > done]:
+            saved.pop(number).unlink()
         # The training may have been killed after its checkpoint and before this snapshot.
         if self._resume and done and done not in saved:
             self._save(done, arguments.batch_num)
@@ -152,23 +151,20 @@ def _saved(folder: Path) -> dict[int, Path]:
 class SnapshotFolder:
     """The snapshots in a folder, in the order of their names, as the rows of an (N, M) matrix.
 
-    The files are mapped, not read: several threads can read parts at once, and anywhere. (The
-    slices of safetensors hold the interpreter lock and cut along rows, and a flat weight may be a
-    single row of 100 MB.)
+    The files are mapped, so that several threads can read any parts at once. (The slices of
+    safetensors hold the interpreter lock, and cut along rows.)
 
     Args:
         folder: a folder of ``.safetensors`` files or, if it has none of them, of ``.ckpt`` files;
-            numbers in file names are ordered as numbers. Each ``.ckpt`` file is copied to a
-            temporary one; everything in it except the parameters is ignored, and the names of the
-            tutorials' ResNets are translated to labkit's.
+            numbers in file names are ordered as numbers. Of a ``.ckpt`` file, which is copied,
+            everything but the parameters is ignored, and the names of the tutorials' ResNets are
+            translated to labkit's.
         parameters: the parameters that every file must hold, in the order of the columns: a network
             (its trainable parameters), Parameters, or pairs (name, shape); None takes those of the
             first file, in the order of their names.
 
-    Attributes:
-        paths: paths of the N files.
-        described: (name, shape) of each parameter.
-        size: M, the count of numbers in a snapshot.
+    ``paths`` are those of the N files, ``described`` is (name, shape) of each parameter, ``size``
+    is M.
 
     Raises:
         InputError: if the folder holds no snapshot, a file is damaged, or it is of another network;
@@ -191,7 +187,8 @@ class SnapshotFolder:
         self.paths, first = list(held), next(iter(held.values()))
         self.described = wanted or [(name, first[name].shape) for name in sorted(first)]
         for path, arrays in held.items():
-            _check(path, arrays, self.described)
+            shapes = {name: array.shape for name, array in arrays.items()}
+            check_network(f"the snapshot {path}", shapes, dict(self.described))
         rows = [[arrays[name].ravel() for name, _ in self.described] for arrays in held.values()]
         self._parameters = list(zip(*rows, strict=True))  # of each parameter all rows, flat
         self._bounds = bounds([math.prod(shape) for _, shape in self.described])
@@ -261,15 +258,12 @@ def _converted(path: Path, folder: Path, wanted: Described | None) -> dict[str, 
     return mapped(folder / path.name)[0]
 
 
-def _check(path: Path, arrays: dict[str, np.ndarray], described: Described) -> None:
-    """Raise ``InputError`` unless a file holds exactly these parameters."""
-    held = {name: array.shape for name, array in arrays.items()}
-    for name in [*(expected := dict(described)), *held]:
+def check_network(what: object, held: Mapping[str, tuple], expected: Mapping[str, tuple]) -> None:
+    """Raise ``InputError`` unless ``what`` holds the expected parameters: name -> shape."""
+    for name in [*expected, *held]:
         if held.get(name) != expected.get(name):
             got, wanted = held.get(name, "nothing"), expected.get(name, "nothing")
-            raise InputError(
-                f"the snapshot {path} is of another network: {name} is {got}; expected {wanted}"
-            )
+            raise InputError(f"{what} is of another network: {name} is {got}; expected {wanted}")
 
 
 def describe(parameters: Any) -> Described:

@@ -1,4 +1,4 @@
-"""The update stage: the state kept between updates, and the search that makes an update."""
+"""The step and its update stage: gradients as usual, then a search on the update's own rows."""
 
 from typing import Any
 
@@ -6,10 +6,10 @@ import mindspore as ms
 import numpy as np
 from mindspore import ParameterTuple, Tensor, nn, ops
 
-from labkit.algorithms import SEARCH_METHODS, WHOLE_TAILS
 from labkit.algorithms.subspace.basis import Basis
 from labkit.algorithms.subspace.graphs import Descend, Finish, Prepare, Project, Shard, Trial
 from labkit.algorithms.subspace.search import (
+    CONSTANT_NAMES,
     Constants,
     LastSearch,
     Memory,
@@ -21,10 +21,66 @@ from labkit.algorithms.subspace.search import (
 from labkit.base.arguments import choice
 from labkit.errors import InputError
 from labkit.ranks import cluster
+from labkit.steps.accumulation import AccumulatedStep, MicroSteps
+from labkit.steps.options import gradient_options
 from labkit.steps.state import integer_of, set_state, state
 from labkit.steps.update import Summary, UpdateStage
 
 NO_SEARCH = "method='sgd' searches nothing; expected method='bfgs' for"
+
+
+class SubspaceStep(AccumulatedStep):
+    """One update from a search in a subspace: an ``AccumulatedStep`` with a ``SubspaceUpdate``.
+
+    Args:
+        loss_net: see ``GradientStage``.
+        optimizer: any ``nn.Optimizer``; applies alpha r once per update, with its own groups and
+            rates. ``nn.SGD(parameters, 1.0)`` gives the source's rule. Adam and similar optimizers
+            divide by the gradient's size, so that alpha has no effect except through their epsilon.
+        basis: ``Basis`` of the optimizer's parameters.
+        method: ``bfgs`` searches; ``sgd`` passes P^T P g to the optimizer without a search.
+        micro_steps: micro-batches that an update averages, as in ``AccumulatedStep``; a trial's
+            loss is then their weighted mean, and the step keeps them until the update is made.
+        tail: what ``end_epoch`` does with a partly filled group: ``flush`` or ``drop``.
+        **options: ``Constants`` of the search and ``GradientOptions``. g is clipped first of all: B
+            learns from clipped gradients, and a trial must show only the decrease that they
+            predict.
+
+    Raises:
+        InputError: as in ``SubspaceUpdate``.
+
+    Dropout draws a new mask for each trial: the search cannot tell its noise from a decrease.
+
+    A checkpoint holds no rows: with ``bfgs`` and several micro-batches per update, ``fit`` writes
+    checkpoints only between groups, and a step loaded in the middle of a group refuses to continue.
+    With several ranks, every rank builds the same step and holds K / ranks of the components.
+
+    >>> step = SubspaceStep(LossNet(network, loss_fn), optimizer, basis)
+    >>> loss = step(images, labels)
+    >>> step.last_search
+    LastSearch(trials=1, accepted=True, step_size=1.0, failures=0)
+    """
+
+    def __init__(
+        self,
+        loss_net: nn.Cell,
+        optimizer: nn.Optimizer,
+        basis: Basis,
+        *,
+        method: str = "bfgs",
+        micro_steps: MicroSteps = 1,
+        tail: str = "flush",
+        **options: Any,
+    ):
+        constants = {name: options.pop(name) for name in CONSTANT_NAMES if name in options}
+        gradient_options(options, "method", "micro_steps", "tail", *CONSTANT_NAMES)
+        update = SubspaceUpdate(optimizer, basis, method=method, **constants)
+        super().__init__(loss_net, optimizer, micro_steps, update=update, tail=tail, **options)
+
+    @property
+    def last_search(self) -> LastSearch:
+        """The search of the most recent update, read from the device."""
+        return self.update.last_search
 
 
 class SubspaceUpdate(UpdateStage):
@@ -40,13 +96,13 @@ class SubspaceUpdate(UpdateStage):
     """
 
     needs_buffer = True
-    tails = WHOLE_TAILS
+    tails = ("flush", "drop")
 
     def __init__(
         self, optimizer: nn.Optimizer, basis: Basis, *, method: str = "bfgs", **constants: Any
     ):
         super().__init__(optimizer)
-        choice("method", method, SEARCH_METHODS)
+        choice("method", method, ("bfgs", "sgd"))
         self.searches = method == "bfgs"
         if constants and not self.searches:
             raise InputError(f"{NO_SEARCH} {', '.join(constants)}")
@@ -59,27 +115,26 @@ class SubspaceUpdate(UpdateStage):
         self.loss = state("subspace.loss", 0.0)
         if self.searches:
             self.settings |= {name: repr(value) for name, value in vars(self.constants).items()}
-            self._make_memory()
+            # All of this changes only with an update. residual: r (M,). inverse_hessian: B.
+            # last_gradient, last_step: P g and s of the last update, valid if has_pair is 1.
+            # trials, step_size: of the last search. failures: searches so far without a step.
+            memory = Memory.empty(self.basis_shard.components)
+            self.residual = state(
+                "subspace.residual", np.zeros(self.basis_shard.numbers, np.float32)
+            )
+            self.inverse_hessian = state("subspace.inverse_hessian", memory.inverse)
+            self.last_gradient = state("subspace.last_gradient", memory.gradient)
+            self.last_step = state("subspace.last_step", memory.step)
+            self.has_pair = state("subspace.has_pair", 0)
+            self.trials = state("subspace.trials", 0)
+            self.step_size = state("subspace.rate", 0.0)
+            self.failures = state("subspace.failures", 0)
+            pair = (self.inverse_hessian, self.last_gradient, self.last_step, self.has_pair)
+            # Parameters that Finish assigns, in this order.
+            self.remembered = ParameterTuple((*pair, self.trials, self.step_size, self.failures))
         # The group's finite micro-batches, and (updates, micro_step) after the last of them.
         self._rows: list[tuple] = []
         self._mark, self._dropped_before = (0, 0), 0
-
-    def _make_memory(self) -> None:
-        # All of this changes only with an update. residual: r (M,). inverse_hessian: B.
-        # last_gradient, last_step: P g and s of the last update, valid if has_pair is 1.
-        # trials, step_size: of the last search. failures: searches so far without a step.
-        memory = Memory.empty(self.basis_shard.components)
-        self.residual = state("subspace.residual", np.zeros(self.basis_shard.numbers, np.float32))
-        self.inverse_hessian = state("subspace.inverse_hessian", memory.inverse)
-        self.last_gradient = state("subspace.last_gradient", memory.gradient)
-        self.last_step = state("subspace.last_step", memory.step)
-        self.has_pair = state("subspace.has_pair", 0)
-        self.trials = state("subspace.trials", 0)
-        self.step_size = state("subspace.rate", 0.0)
-        self.failures = state("subspace.failures", 0)
-        pair = (self.inverse_hessian, self.last_gradient, self.last_step, self.has_pair)
-        # Parameters that Finish assigns, in this order.
-        self.remembered = ParameterTuple((*pair, self.trials, self.step_size, self.failures))
 
     def attach(self, step: nn.Cell) -> None:
         super().attach(step)
@@ -194,10 +249,8 @@ class SubspaceUpdate(UpdateStage):
 
     def _values(self, memory: Memory, trials: int, size: float) -> list[Tensor]:
         """Return the new values of ``remembered``."""
-        failures = integer_of(self.failures) + (size == 0)
-        arrays = (memory.inverse, memory.gradient, memory.step)
-        scalars = (np.int32(memory.has_pair), np.int32(trials), np.float32(size))
-        return [Tensor(value) for value in (*arrays, *scalars, np.int32(failures))]
+        values = (*vars(memory).values(), trials, size, integer_of(self.failures) + (size == 0))
+        return [Tensor(v, p.dtype) for v, p in zip(values, self.remembered, strict=True)]
 
     # --- what is reported ----------------------------------------------------------------------
 

@@ -8,7 +8,6 @@ import mindspore as ms
 import numpy as np
 from mindspore import ParameterTuple, Tensor, nn, ops
 
-from labkit.algorithms import THOR_ON_HOST
 from labkit.algorithms.thor.curvature import Inverses, LayerCurvature
 from labkit.algorithms.thor.layers import Tap, Tapped, UpstreamTap, find_layers, refuse_layers
 from labkit.algorithms.thor.rules import (
@@ -27,6 +26,8 @@ from labkit.steps.schedules import check_length
 from labkit.steps.state import at, integer_of, rated, set_state, state, zeros_like
 from labkit.steps.step import PlainStep
 from labkit.steps.update import Summary, UpdateStage
+
+ON_HOST = "THOR has two graphs, and inverts factors between them: the host chooses each time"
 
 
 class ThorUpdate(UpdateStage):
@@ -282,7 +283,7 @@ class ThorUpdate(UpdateStage):
         )
 
     def host_work(self) -> str:
-        return THOR_ON_HOST
+        return ON_HOST
 
     def schedules(self) -> dict[str, Callable | np.ndarray]:
         return self.options.schedules()

@@ -141,72 +141,62 @@ def nearly_cancelling(rest):
     rows = normal(4)
     rows[1] = rest * rows[1] - rows[0]
     rows[2] += rows[0]
-    return rows.astype(np.float32)
+    return rows
 
 
-class TestWhichPath:
+def of_length(length):
+    """Return vectors all of one length in both layers, since the shortest one decides."""
+    return np.hstack([length * r / np.linalg.norm(r, axis=1)[:, None] for r in by_layer(normal(4))])
+
+
+def with_parts(values):
+    """Return vectors of which some, row -> number, have this number throughout the first layer."""
+    rows = normal(4)
+    for row, value in values.items():
+        rows[row, :150] = value
+    return rows
+
+
+# name -> (vectors, whether their scalar products alone give the result)
+PATHS = {
+    "independent": (normal(4), True),
+    "nearly cancelling, 0.1": (nearly_cancelling(0.1), False),
+    "nearly cancelling, 0.01": (nearly_cancelling(0.01), False),
+    "squares below SMALLEST": (of_length(0.9 * SMALLEST**0.5), False),
+    "squares above": (of_length(1e-9), True),
+    "squares below LARGEST": (of_length(1e14), True),
+    "squares above LARGEST": (of_length(1.1 * LARGEST**0.5), False),
+    "one without a gradient": (with_parts({0: 0}), True),
+    "two without a gradient": (with_parts({1: 0, 2: 0}), True),
+    "none with a gradient": (with_parts({0: 0, 1: 0, 2: 0, 3: 0}), True),
+    # 1e-25 squared underflows in float32, but beside zeros and ones it must not count as 0.
+    "squares that are 0": (with_parts({1: 1e-25, 2: 0}), False),
+}
+
+
+@pytest.mark.parametrize("case", PATHS)
+def test_which_path(case, alone):
     """The last bits show which path was taken, since the two round differently."""
-
-    def test_sound_products_are_used(self, alone):
-        rows = normal(4).astype(np.float32)
-        vector = combined(rows)
-        np.testing.assert_array_equal(vector, alone(rows))
-        assert (vector != combined(rows, "tree")).any()
-
-    @pytest.mark.parametrize("rest", [0.1, 0.01])
-    def test_nearly_cancelling_vectors_go_through_the_tree(self, rest):
-        rows = nearly_cancelling(rest)
-        vector = combined(rows)
-        np.testing.assert_array_equal(vector, combined(rows, "tree"))
-        assert error(vector, rows) <= BOUND
-
-    @pytest.mark.parametrize("scale", [1e-14, 3e17])
-    def test_squares_out_of_range_go_through_the_tree(self, scale):
-        rows = (scale * normal(4)).astype(np.float32)
-        squares = np.square(rows[:, :150].astype(np.float64)).sum(axis=1)
-        assert squares.min() < SMALLEST or squares.max() > LARGEST
-        np.testing.assert_array_equal(combined(rows), combined(rows, "tree"))
-
-    @pytest.mark.parametrize("scale", [1e-9, 1e14])
-    def test_squares_in_range_do_not(self, alone, scale):
-        """All layers have the same length, whatever their size, since the shortest one decides."""
-        rows = normal(4)
-        for layer in by_layer(rows):
-            layer *= scale / np.linalg.norm(layer, axis=1, keepdims=True)
-        rows = rows.astype(np.float32)
-        # 1e-18 is above SMALLEST, 1e28 below LARGEST.
-        np.testing.assert_array_equal(combined(rows), alone(rows))
-        assert error(combined(rows), rows) <= BOUND
-
-    @pytest.mark.parametrize("zero", [(0,), (1, 2), (0, 1, 2, 3)])
-    def test_vectors_of_zeros_need_no_tree(self, alone, zero):
-        """A layer or a worker that has no gradient does not slow down the others."""
-        rows = normal(4).astype(np.float32)
-        rows[list(zero), :150] = 0
-        np.testing.assert_array_equal(combined(rows), alone(rows))
-        assert error(combined(rows), rows) <= BOUND
-
-    def test_vectors_whose_squares_are_zero_do(self):
-        """1e-25 squared underflows in float32, but beside zeros and ones it must not count as 0."""
-        rows = normal(4).astype(np.float32)
-        rows[1, :150], rows[2, :150] = 1e-25, 0
-        vector = combined(rows)
-        np.testing.assert_array_equal(vector, combined(rows, "tree"))
-        assert error(vector, rows) <= BOUND
+    rows, by_products = PATHS[case]
+    rows = rows.astype(np.float32)
+    vector = combined(rows)
+    expected, other = alone(rows), combined(rows, "tree")
+    if not by_products:
+        expected, other = other, expected
+    np.testing.assert_array_equal(vector, expected)
+    assert (vector != other).any() and error(vector, rows) <= BOUND
 
 
-class TestNotFinite:
-    @pytest.mark.parametrize("by", ["gram", "tree"])
-    @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-    @pytest.mark.parametrize("row", [0, 3])
-    def test_stays_in_its_layer_and_is_seen_there(self, by, value, row):
-        """The layer itself shows the value, and the other layers are what they are without it."""
-        rows = normal(4).astype(np.float32)
-        clean = by_layer(combined(rows, "tree"))
-        rows[row, 20] = value
-        vector = by_layer(combined(rows, by))
-        assert not np.isfinite(vector[0]).any()
-        np.testing.assert_allclose(vector[1], clean[1], rtol=1e-5, atol=1e-6)
+@pytest.mark.parametrize("by", ["gram", "tree"])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("row", [0, 3])
+def test_what_is_not_finite_stays_in_its_layer_and_is_seen_there(by, value, row):
+    rows = normal(4).astype(np.float32)
+    clean = by_layer(combined(rows, "tree"))
+    rows[row, 20] = value
+    vector = by_layer(combined(rows, by))
+    assert not np.isfinite(vector[0]).any()
+    np.testing.assert_allclose(vector[1], clean[1], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("present", [None, [1, 1, 0, 1], [0, 0, 1, 0]])

@@ -95,53 +95,46 @@ def test_lengths_may_differ_by_any_factor():
     assert np.linalg.norm(combined[0] - expected) <= 2e-6 * np.linalg.norm(expected)
 
 
-class TestSound:
-    @pytest.mark.parametrize(("rest", "expected"), [(0.6, True), (0.3, False), (0.01, False)])
-    def test_of_a_pair_that_is_combined_further(self, rest, expected):
-        vectors = np.vstack([opposite(rest), np.eye(4)[2:]])
-        assert (soundness(*vectors[:2]) > SOUND) == expected
-        assert of_products(vectors[None])[1] == expected
+@pytest.mark.parametrize(("rest", "expected"), [(0.3, True), (0.21, True), (0.01, False)])
+def test_soundness_of_the_last_pair(rest, expected):
+    """The last pair's square divides nothing: more may be lost before 1e-5 of the length is."""
+    pair = opposite(rest)
+    combined, sound = of_products(pair[None])
+    assert sound == expected == (soundness(*pair) > SOUND_AT_THE_END)
+    assert soundness(*pair) < SOUND
+    right = reference.adasum_pair(*pair)
+    assert (np.linalg.norm(combined[0] - right) <= 1e-5 * np.linalg.norm(right)) == expected
 
-    @pytest.mark.parametrize(("rest", "expected"), [(0.3, True), (0.21, True), (0.01, False)])
-    def test_of_the_last_pair(self, rest, expected):
-        """The last pair's square divides nothing: more may be lost before 1e-5 of the length is."""
-        pair = opposite(rest)
-        combined, sound = of_products(pair[None])
-        assert sound == expected == (soundness(*pair) > SOUND_AT_THE_END)
-        assert soundness(*pair) < SOUND
-        right = reference.adasum_pair(*pair)
-        assert (np.linalg.norm(combined[0] - right) <= 1e-5 * np.linalg.norm(right)) == expected
 
-    @pytest.mark.parametrize("place", [0, 2, 4, 6])
-    def test_any_pair_of_the_first_level_counts(self, place):
-        """One unsound pair decides, whatever it is combined with and however sound the rest is."""
-        vectors = np.eye(8)[None].copy()
-        vectors[0, place : place + 2] = 0
-        vectors[0, place : place + 2, :4] = opposite(0.1)
-        assert of_products(np.eye(8)[None])[1]
-        assert not of_products(vectors)[1]
+def beside_others(vectors, count, place):
+    """Return a layer (1, count, 8): orthogonal vectors, but ``vectors`` from ``place`` on."""
+    layer = np.eye(count, 8)[None].copy()
+    layer[0, place : place + len(vectors)] = 0
+    layer[0, place : place + len(vectors), 4 * (place > 3) :][:, :4] = vectors
+    return layer
 
-    def test_of_a_pair_of_the_second_level(self):
-        """Two pairs of equal vectors are sound, but their combinations nearly cancel."""
-        vectors = np.zeros((8, 4))
-        vectors[:4] = np.repeat(opposite(0.1), 2, axis=0)
-        vectors[4:] = np.eye(4)
-        assert of_products(vectors[4:][None])[1]
-        assert not of_products(vectors[None])[1]
 
-    @pytest.mark.parametrize("count", [3, 5])
-    def test_in_three(self, count):
-        """One of the three orders begins with the two vectors that nearly cancel."""
-        vectors = np.eye(count, 8)
-        vectors[-2:] = 0
-        vectors[-2:, 4:] = opposite(0.1)
-        assert of_products(np.eye(count, 8)[None])[1]
-        assert not of_products(vectors[None])[1]
+@pytest.mark.parametrize(
+    ("vectors", "count", "place", "expected"),
+    [
+        (opposite(0.6), 4, 0, True),
+        (opposite(0.3), 4, 0, False),
+        # One unsound pair decides, wherever it is and however sound the rest is.
+        *((opposite(0.1), 8, place, False) for place in (0, 2, 4, 6)),
+        # Two pairs of equal vectors are sound, but their combinations nearly cancel.
+        (np.repeat(opposite(0.1), 2, axis=0), 8, 0, False),
+        # One of the three orders begins with the two vectors that nearly cancel.
+        *((opposite(0.1), count, count - 2, False) for count in (3, 5)),
+    ],
+)
+def test_soundness_of_pairs_that_are_combined_further(vectors, count, place, expected):
+    layer, sound = beside_others(vectors, count, place), np.eye(count, 8)[None]
+    assert len(vectors) != 2 or (soundness(*vectors) > SOUND) == expected
+    assert of_products(layer)[1] == expected
+    assert of_products(sound)[1] and of_products(np.vstack([sound, layer]))[1] == expected
 
-    def test_one_layer_or_a_nan_spoils_all(self):
-        sound, spoilt = np.eye(4), np.vstack([opposite(0.1), np.eye(4)[2:]])
-        assert of_products(np.stack([sound, sound]))[1]
-        assert not of_products(np.stack([sound, spoilt]))[1]
-        with_nan = sound[None].copy()
-        with_nan[0, 0, 0] = np.nan
-        assert not of_products(with_nan)[1]
+
+def test_a_nan_is_not_sound():
+    layer = np.eye(4)[None].copy()
+    layer[0, 0, 0] = np.nan
+    assert not of_products(layer)[1]

@@ -91,27 +91,21 @@ def test_its_operators_are_documented_or_measured_here(ranks):
     assert missing(names) == {}
 
 
-def test_a_replica_that_differs_in_one_bit_is_found(ranks):
-    for written in ranks(2):
-        for when in ("end", "built"):
-            message = str(written[f"planted/{when}"])
-            assert message.startswith("rank 1 differs from rank 0 in weights")
-
-
 def test_a_resumed_training_is_the_uninterrupted_one(ranks):
     for written in ranks(2):
         assert written["resume/same"]
 
 
-def test_node_sizes_that_cannot_be(ranks):
-    for written in ranks(4):
-        assert str(written["nodes/text"]) == (
-            "2 workers (1 in each process, 4 ranks, 2 nodes of 2, averaged inside)"
-        )
-        assert str(written["no divisor"]) == (
-            "node_size is 3 and there are 4 ranks; expected a divisor"
-        )
-        assert str(written["one node"]).startswith(
-            "nothing to combine: 1 worker (1 in each process, 4 ranks, 1 nodes of 4, averaged "
-            "inside); expected at least two workers"
-        )
+@pytest.mark.parametrize(
+    ("count", "name", "words"),
+    [
+        (2, "planted/end", "rank 1 differs from rank 0 in weights"),
+        (2, "planted/built", "rank 1 differs from rank 0 in weights"),
+        (4, "nodes/text", "2 workers (1 in each process, 4 ranks, 2 nodes of 2, averaged inside)"),
+        (4, "no divisor", "node_size is 3 and there are 4 ranks; expected a divisor"),
+        (4, "one node", "nothing to combine: 1 worker (1 in each process, 4 ranks, 1 nodes of 4"),
+    ],
+)
+def test_what_each_rank_says(ranks, count, name, words):
+    for written in ranks(count):
+        assert str(written[name]).startswith(words)

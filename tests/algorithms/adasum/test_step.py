@@ -15,10 +15,13 @@ from labkit.errors import InputError
 from labkit.nets.small import NormNet
 from labkit.steps.gradients import set_state
 from labkit.steps.losses import LossNet
+from labkit.steps.options import DynamicLossScale
 from labkit.steps.step import PlainStep
+from tests import twins
 from tests.support.adasum_twin import Twin
 from tests.support.step_cells import (
     assert_bit_equal,
+    assert_close,
     digits,
     momentum,
     regression,
@@ -26,6 +29,7 @@ from tests.support.step_cells import (
     rows,
     snapshot,
     tensors,
+    to_float16,
 )
 from tests.support.tolerances import TOLERANCE
 from tests.support.trainings import loss_fn
@@ -116,16 +120,6 @@ def feed(step, seeds):
         step(*tensors(*rows(4, seed=seed)))
 
 
-@pytest.fixture
-def second_graphs(monkeypatch):
-    """A list that grows with each call of the second graph, for what the first is unsure of."""
-    seen, combine = [], update_module._Fallback.__call__
-    monkeypatch.setattr(
-        update_module._Fallback, "__call__", lambda graph: (seen.append(1), combine(graph))
-    )
-    return seen
-
-
 class TestTwin:
     """Parameters and ``last_update`` after every call, for each option."""
 
@@ -163,48 +157,55 @@ def opposite_rows(inputs, targets, weights, rest=0.0, more=0.0):
     return (targets + rest * more - (2 - rest) * residuals).astype(np.float32)
 
 
-class TestSecondGraph:
-    def test_workers_that_nearly_cancel(self, once, second_graphs):
-        """They are combined by the tree, in a separate graph, and counted once like others."""
-        for rest, expected in ((1.0, 0), (0.02, 4)):
-            net, step = once(build, {"workers": 4})
-            second_graphs.clear()
-            for call in range(16):
-                inputs, targets = rows(4, seed=call - (call % 4 == 1))
-                before = weights_of(net)
-                if call % 4 == 1:
-                    more = rows(4, seed=call)[1]
-                    targets = opposite_rows(inputs, targets, before, rest, more)
-                step(*tensors(inputs, targets))
-                if call % 4 == 3:
-                    vectors = step.vectors().values()
-                    for after, start, part in zip(weights_of(net), before, vectors, strict=True):
-                        combined = reference.adasum_tree(part)
-                        far = np.linalg.norm((after - start).ravel() - combined)
-                        assert far <= 1e-5 * np.linalg.norm(combined) + 1e-7
-            assert len(second_graphs) == expected and step.last_update.number == 4
+def test_workers_that_nearly_cancel(once, monkeypatch):
+    """They are combined by the tree, in a separate graph, and counted once like others."""
+    seen, combine = [], update_module._Fallback.__call__
 
-    def test_an_update_interrupted_before_it_is_made_by_the_next_call(self, eager, monkeypatch):
-        """The next call makes it from the vectors in the bank, before a worker overwrites one."""
+    def counted(graph):
+        seen.append(1)
+        return combine(graph)
 
-        def interrupt(graph):
-            raise KeyboardInterrupt
+    monkeypatch.setattr(update_module._Fallback, "__call__", counted)
+    for rest, expected in ((1.0, 0), (0.02, 4)):
+        net, step = once(build, {"workers": 4})
+        seen.clear()
+        for call in range(16):
+            inputs, targets = rows(4, seed=call - (call % 4 == 1))
+            before = weights_of(net)
+            if call % 4 == 1:
+                more = rows(4, seed=call)[1]
+                targets = opposite_rows(inputs, targets, before, rest, more)
+            step(*tensors(inputs, targets))
+            if call % 4 == 3:
+                vectors = step.vectors().values()
+                for after, start, part in zip(weights_of(net), before, vectors, strict=True):
+                    combined = reference.adasum_tree(part)
+                    far = np.linalg.norm((after - start).ravel() - combined)
+                    assert far <= 1e-5 * np.linalg.norm(combined) + 1e-7
+        assert len(seen) == expected and step.last_update.number == 4
 
-        net, step = build({"workers": 2})
-        inputs, targets = rows(4)
-        before = weights_of(net)
-        step(*tensors(inputs, targets))
-        with monkeypatch.context() as patch:
-            patch.setattr(update_module._Fallback, "__call__", interrupt)
-            with pytest.raises(KeyboardInterrupt):
-                step(*tensors(inputs, opposite_rows(inputs, targets, before)))
-        vectors = [part.copy() for part in step.vectors().values()]
-        assert step.last_update.number == 0
-        feed(step, [1])
-        assert step.last_update.number == 1
-        for after, start, part in zip(weights_of(net), before, vectors, strict=True):
-            moved = reference.adasum_tree(part).reshape(after.shape)
-            np.testing.assert_allclose(after - start, moved, atol=1e-7)
+
+def test_an_update_interrupted_before_it_is_made_by_the_next_call(eager, monkeypatch):
+    """The next call makes it from the vectors in the bank, before a worker overwrites one."""
+
+    def interrupt(graph):
+        raise KeyboardInterrupt
+
+    net, step = build({"workers": 2})
+    inputs, targets = rows(4)
+    before = weights_of(net)
+    step(*tensors(inputs, targets))
+    with monkeypatch.context() as patch:
+        patch.setattr(update_module._Fallback, "__call__", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            step(*tensors(inputs, opposite_rows(inputs, targets, before)))
+    vectors = [part.copy() for part in step.vectors().values()]
+    assert step.last_update.number == 0
+    feed(step, [1])
+    assert step.last_update.number == 1
+    for after, start, part in zip(weights_of(net), before, vectors, strict=True):
+        moved = reference.adasum_tree(part).reshape(after.shape)
+        np.testing.assert_allclose(after - start, moved, atol=1e-7)
 
 
 def grouped(parameters):
@@ -266,14 +267,7 @@ def test_each_worker_has_an_optimizer_of_its_own(name, eager):
         batches = [tensors(*rows(4, seed=3 * update + worker)) for worker in range(3)]
         for batch in batches:
             step(*batch)
-        expected = alone.update(batches)
-        for parameter in net.trainable_params():
-            np.testing.assert_allclose(
-                parameter.asnumpy(),
-                expected[parameter.name],
-                **TOLERANCE["float32, a few updates"],
-                err_msg=f"{parameter.name}, update {update}",
-            )
+        assert_close(snapshot(net), alone.update(batches), **TOLERANCE["float32, a few updates"])
     rates = alone.step.last_update.learning_rate
     assert step.last_update.learning_rate == pytest.approx(rates)
     assert int(step.optimizer.global_step.asnumpy()[0]) == 4
@@ -294,116 +288,128 @@ def three(once):
     return anew
 
 
-class TestTail:
-    @pytest.mark.parametrize(("size", "dropped"), [(1, [50]), (1, [50, 51]), (2, [50, 51, 52])])
-    def test_drop_leaves_no_trace(self, three, size, dropped):
-        """A dropped tail changes no bit: neither moments nor a worker's part of a group of two."""
-        ends = []
-        for seeds in ([], dropped):
-            _, step = three("drop")
-            set_state(step.group_size, size)
-            feed(step, range(6))
-            feed(step, seeds)
-            step.end_epoch()
-            feed(step, range(6, 18))
-            ends.append(snapshot(step))
-        assert_bit_equal(*ends)
+@pytest.mark.parametrize(("size", "dropped"), [(1, [50]), (1, [50, 51]), (2, [50, 51, 52])])
+def test_a_dropped_tail_leaves_no_trace(three, size, dropped):
+    """A dropped tail changes no bit: neither moments nor a worker's part of a group of two."""
+    ends = []
+    for seeds in ([], dropped):
+        _, step = three("drop")
+        set_state(step.group_size, size)
+        feed(step, range(6))
+        feed(step, seeds)
+        step.end_epoch()
+        feed(step, range(6, 18))
+        ends.append(snapshot(step))
+    assert_bit_equal(*ends)
 
 
-class TestBetweenWorkers:
-    """The optimizer while some workers of a team have not had their turn."""
-
-    def test_what_a_callback_sets_stays(self, three):
-        """Rate and momentum change between updates and workers; weights too, as in averaging."""
-        net, step = three()
-        now = {"rate": 0.05}
-        twin = Twin(3, rate=lambda update: now["rate"])
-        for call in range(12):
-            if call in (3, 7):
-                now["rate"] *= 0.5
-                set_state(step.optimizer.learning_rate, now["rate"])
-            if call == 5:
-                twin.momentum = 0.5
-                set_state(step.optimizer.momentum, 0.5)
-            inputs, targets = rows(4, seed=call)
-            step(*tensors(inputs, targets))
-            twin.micro_batch(inputs, targets)
-        assert_weights(net, twin)
-        assert step.last_update.learning_rate == pytest.approx((0.0125,))
-        assert float(step.optimizer.momentum.asnumpy()) == 0.5
-        set_state(net.bias, np.array([5.0, -5.0], np.float32))
-        feed(step, [12])
-        np.testing.assert_array_equal(net.bias.asnumpy(), [5.0, -5.0])
-
-
-class TestUpdatesAhead:
-    @given(
-        workers=st.sampled_from([2, 3]),
-        tail=st.sampled_from(["flush", "drop"]),
-        size=st.sampled_from([1, 2, 3, by_update]),
-        before=st.integers(0, 7),
-        epochs=st.lists(st.integers(0, 9), max_size=3),
-    )
-    @settings(max_examples=40, deadline=None, derandomize=True)
-    def test_equals_what_happens(self, once, workers, tail, size, before, epochs):
-        """The number is right from any point of a team, over epochs of any length."""
-        _, step = once(build, {"workers": workers})
-        step.tail, step.micro_steps = tail, size
-        set_state(step.group_size, 1 if size is by_update else size)
-        feed(step, range(before))
-        start = step.last_update.number
-        ahead = step.updates_ahead(epochs)
-        for epoch in epochs:
-            feed(step, range(epoch))
-            if epoch:
-                step.end_epoch()
-        assert step.last_update.number - start == ahead
-        step.micro_steps = 1
-
-
-def test_float16_and_its_loss_scale_are_undone_once(eager):
-    twin = Twin(2)
-    net, step = build({"workers": 2, "precision": "O2", "loss_scale": 1024.0})
-    for call in range(6):
+def test_what_a_callback_sets_between_workers_stays(three):
+    """Rate and momentum change between updates and workers; weights too, as in averaging."""
+    net, step = three()
+    now = {"rate": 0.05}
+    twin = Twin(3, rate=lambda update: now["rate"])
+    for call in range(12):
+        if call in (3, 7):
+            now["rate"] *= 0.5
+            set_state(step.optimizer.learning_rate, now["rate"])
+        if call == 5:
+            twin.momentum = 0.5
+            set_state(step.optimizer.momentum, 0.5)
         inputs, targets = rows(4, seed=call)
         step(*tensors(inputs, targets))
         twin.micro_batch(inputs, targets)
-    assert_weights(net, twin, "float16 network")
+    assert_weights(net, twin)
+    assert step.last_update.learning_rate == pytest.approx((0.0125,))
+    assert float(step.optimizer.momentum.asnumpy()) == 0.5
+    set_state(net.bias, np.array([5.0, -5.0], np.float32))
+    feed(step, [12])
+    np.testing.assert_array_equal(net.bias.asnumpy(), [5.0, -5.0])
+
+
+@given(
+    workers=st.sampled_from([2, 3]),
+    tail=st.sampled_from(["flush", "drop"]),
+    size=st.sampled_from([1, 2, 3, by_update]),
+    before=st.integers(0, 7),
+    epochs=st.lists(st.integers(0, 9), max_size=3),
+)
+@settings(max_examples=40, deadline=None, derandomize=True)
+def test_updates_ahead_are_those_that_happen(once, workers, tail, size, before, epochs):
+    """The number is right from any point of a team, over epochs of any length."""
+    _, step = once(build, {"workers": workers})
+    step.tail, step.micro_steps = tail, size
+    set_state(step.group_size, 1 if size is by_update else size)
+    feed(step, range(before))
+    start = step.last_update.number
+    ahead = step.updates_ahead(epochs)
+    for epoch in epochs:
+        feed(step, range(epoch))
+        if epoch:
+            step.end_epoch()
+    assert step.last_update.number - start == ahead
+    step.micro_steps = 1
+
+
+def test_a_schedule_that_is_too_short_is_refused():
+    net, loss_net = regression()
+    step = AdasumStep(loss_net, momentum(net, RATES[:3]), workers=2, micro_steps=2)
+    step.check_length(step.updates_ahead([5, 4]))
+    with pytest.raises(InputError, match="3 values"):
+        step.check_length(step.updates_ahead([5, 5]))
+
+
+@pytest.mark.parametrize(
+    ("precision", "kept", "tolerance"),
+    [
+        ("O0", ms.float32, "float32, many updates"),
+        ("O2", ms.float32, "float16 network"),
+        ("O0", ms.float16, "float16 network"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Parameter 'weight' and 1 more is float16")
+def test_float16_and_a_dynamic_loss_scale(precision, kept, tolerance, eager):
+    """Every worker's micro-batch counts for the scale; vectors are float32, weights stay as is."""
+    twin, scale = Twin(2), DynamicLossScale(2.0**4, 2.0, 2)
+    net, loss_net = regression()
+    if kept == ms.float16:
+        to_float16(net)
+    step = AdasumStep(loss_net, momentum(net), workers=2, precision=precision, loss_scale=scale)
+    scales, finite = [], [call != 4 for call in range(9)]
+    for call in range(9):
+        inputs, targets = rows(4, seed=call)
+        targets *= np.float32(1 if finite[call] else np.nan)
+        step(*tensors(inputs, targets))
+        twin.micro_batch(inputs, targets)
+        scales.append(float(step.gradient.loss_scale.asnumpy()))
+    assert scales == twins.dynamic_loss_scale(finite, 2.0**4, 2.0, 2) and len(set(scales)) > 2
+    assert_weights(net, twin, tolerance)
     assert step.last_update.gradient_norm == pytest.approx(twin.last["gradient_norm"], rel=1e-2)
+    assert {parameter.dtype for parameter in net.trainable_params()} == {kept}
+    assert {value.dtype for value in step.vectors().values()} == {np.dtype(np.float32)}
 
 
-class TestWhoIsCombined:
-    def test_another_team_is_not_resumed(self):
-        """Its settings differ, and ``fit`` compares them."""
-        all_settings = []
-        for more in (
-            {},
-            {"workers": 3},
-            {"node_size": 2},
-            {"reduction": "mean"},
-            {"scope": "network"},
-            {"on": "gradients"},
-            {"tail": "drop"},
-        ):
-            step_settings = build({"workers": 2} | more)[1].settings
-            assert step_settings not in all_settings
-            all_settings.append(step_settings)
-        assert all_settings[0]["team"] == "2 workers (2 virtual)"
+def test_another_team_is_not_resumed():
+    """Its settings differ, and ``fit`` compares them."""
+    others = ({"workers": 3}, {"node_size": 2}, {"reduction": "mean"}, {"scope": "network"})
+    others += ({"on": "gradients"}, {"tail": "drop"})
+    texts = {str(build({"workers": 2} | more)[1].settings) for more in ({}, *others)}
+    assert len(texts) == 7
 
-    @pytest.mark.parametrize(
-        ("options", "message"),
-        [
-            ({}, r"nothing to combine: 1 worker \(1 virtual\); expected at least two workers"),
-            ({"node_size": 2}, r"nothing to combine: 1 worker \(1 virtual, each the mean of 2\)"),
-            ({"workers": 2, "node_size": 0}, "node_size: expected an integer >= 1, got 0"),
-            ({"workers": 2, "tail": "carry"}, "tail: expected one of 'flush', 'drop', got 'carry'"),
-            ({"worker": 2}, "unknown option 'worker'.*Did you mean 'workers'"),
-            ({"workers": 2, "scope": "layers"}, "scope: .*got 'layers'. Did you mean 'layer'"),
-        ],
-    )
-    def test_what_is_refused(self, options, message):
-        with pytest.raises(InputError, match=message):
-            build(options)
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, r"nothing to combine: 1 worker \(1 virtual\); expected at least two workers"),
+        ({"node_size": 2}, r"nothing to combine: 1 worker \(1 virtual, each the mean of 2\)"),
+        ({"workers": 2, "node_size": 0}, "node_size: expected an integer >= 1, got 0"),
+        ({"workers": 2, "tail": "carry"}, "tail: expected one of 'flush', 'drop', got 'carry'"),
+        ({"worker": 2}, "unknown option 'worker'.*Did you mean 'workers'"),
+        ({"workers": 2, "scope": "layers"}, "scope: .*got 'layers'. Did you mean 'layer'"),
+    ],
+)
+def test_what_is_refused(options, message):
+    with pytest.raises(InputError, match=message):
+        build(options)
 
 
 def test_workers_statistics_follow_one_another(eager):

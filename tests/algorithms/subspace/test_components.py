@@ -158,11 +158,3 @@ def test_fewer_than_one_more_than_the_components(components):
     words = f"at most 11, one less than the snapshots in memory, got {components}"
     with pytest.raises(InputError, match=words):
         principal_components(Rows(np.eye(12, 20)), components)
-
-
-@pytest.mark.parametrize(("bad", "row"), [(np.nan, 0), (np.inf, 6), (-np.inf, 11)])
-def test_a_number_that_is_not_finite_is_asked_after(bad, row):
-    rows = np.random.default_rng(0).normal(size=(12, 300)).astype(np.float32)
-    rows[row, 277] = bad
-    with pytest.raises(InputError, match=f"row {row} is not finite"):
-        principal_components(Rows(rows), 3)

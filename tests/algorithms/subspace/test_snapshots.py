@@ -1,7 +1,6 @@
 """Snapshots: what is saved, when, and by which rank; resumed; read by parts; what is refused."""
 
 import hashlib
-import os
 
 import mindspore as ms
 import numpy as np
@@ -21,7 +20,7 @@ from labkit.steps.accumulation import AccumulatedStep
 from labkit.steps.losses import LossNet
 from labkit.training.checkpoint import checkpoints
 from labkit.training.fit import EndOfEpoch, fit
-from tests.support.snapshots import SHAPES, size, split, write
+from tests.support.snapshots import SHAPES, SIZE, split, write
 from tests.support.step_cells import assert_bit_equal
 from tests.support.trainings import dataset, loss_fn, network
 
@@ -42,7 +41,7 @@ def make():
 
 
 @pytest.fixture(scope="module")
-def built(once, runtime):
+def built(once):
     """A function that returns ``make()`` in its initial state, compiled once."""
     return lambda: once(make)
 
@@ -107,13 +106,8 @@ class TestSaving:
         own = Snapshots(net, tmp_path / "step", saves_per_epoch=2)
         Model(step).train(2, dataset(), callbacks=[EndOfEpoch(step), own])
         fitted, step = built()
-        fit(
-            step,
-            dataset(),
-            2,
-            progress=None,
-            callbacks=[Snapshots(fitted, tmp_path / "fit", saves_per_epoch=2)],
-        )
+        own = Snapshots(fitted, tmp_path / "fit", saves_per_epoch=2)
+        fit(step, dataset(), 2, progress=None, callbacks=[own])
         assert digests(tmp_path / "step") == digests(tmp_path / "fit")
         bare = network()
         optimizer = nn.SGD(bare.trainable_params(), 0.02)
@@ -174,16 +168,9 @@ class TestInterrupted:
         net, step = built()
         options = {"saves_per_epoch": 3, "start_epoch": 2, "keep": 4, "resume": resume}
         callbacks = [Snapshots(net, folder / "snapshots", **options), Look(net, stop)]
-        fit(
-            step,
-            dataset(augment=True),
-            3,
-            folder=folder / "run",
-            resume=resume,
-            checkpoint_every=5,
-            progress=None,
-            callbacks=callbacks[::-1] if first else callbacks,
-        )
+        options = {"folder": folder / "run", "resume": resume, "checkpoint_every": 5}
+        callbacks = callbacks[::-1] if first else callbacks
+        fit(step, dataset(augment=True), 3, progress=None, callbacks=callbacks, **options)
 
     @pytest.mark.parametrize(
         ("stop", "first"),
@@ -207,15 +194,6 @@ class TestInterrupted:
         assert not left.exists()
         assert digests(folder) == whole
         assert len(whole) == 4
-
-    def test_other_counts_hold_from_there_on(self, tmp_path):
-        pretend(Snapshots(nn.Dense(2, 2), tmp_path, saves_per_epoch=2))
-        assert numbers(tmp_path) == [2, 4, 6, 8]
-        options = {"start_epoch": 4, "keep": 4, "resume": True}
-        pretend(Snapshots(nn.Dense(2, 2), tmp_path, **options), epochs=3, done=8)
-        assert numbers(tmp_path) == [2, 4, 6, 8]
-        pretend(Snapshots(nn.Dense(2, 2), tmp_path, **options), epochs=5, done=12)
-        assert numbers(tmp_path) == [6, 8, 16, 20]
 
     def test_an_earlier_training_is_not_mixed_in(self, tmp_path):
         pretend(Snapshots(nn.Dense(2, 2), tmp_path))
@@ -247,7 +225,7 @@ def test_what_is_refused(tmp_path, options, words):
 
 @pytest.fixture
 def rows():
-    return np.random.default_rng(0).normal(size=(COUNT, size())).astype(np.float32)
+    return np.random.default_rng(0).normal(size=(COUNT, SIZE)).astype(np.float32)
 
 
 @pytest.fixture
@@ -257,35 +235,29 @@ def folder(tmp_path, rows):
 
 
 class TestReading:
-    @given(start=st.integers(0, size()), count=st.integers(0, size()))
+    @given(
+        order=st.permutations(list(SHAPES.items())),
+        start=st.integers(0, SIZE),
+        count=st.integers(0, SIZE),
+    )
     @settings(max_examples=60, deadline=None)
-    def test_any_part_is_that_part_of_every_row(self, tmp_path_factory, start, count):
+    def test_any_part_is_that_part_of_every_row(self, tmp_path_factory, order, start, count):
+        """The columns are in the order that was asked for."""
         folder = tmp_path_factory.getbasetemp() / "parts"
-        rows = np.arange(COUNT * size(), dtype=np.float32).reshape(COUNT, -1)
+        rows = np.arange(COUNT * SIZE, dtype=np.float32).reshape(COUNT, -1)
         if not folder.exists():
             write(folder, rows)
-        count = min(count, size() - start)
-        part = np.full((COUNT, count), np.nan, np.float32)
-        SnapshotFolder(folder, SHAPES.items()).read(start, part)
-        np.testing.assert_array_equal(part, rows[:, start : start + count])
-
-    def test_columns_come_in_the_order_that_was_asked_for(self, folder, rows):
-        other = sorted(SHAPES.items(), reverse=True)
-        part = np.empty(rows.shape, np.float32)
-        SnapshotFolder(folder, other).read(0, part)
+        part = np.full((COUNT, min(count, SIZE - start)), np.nan, np.float32)
+        SnapshotFolder(folder, order).read(start, part)
         arrays = [split(row) for row in rows]
-        expected = [np.concatenate([each[name].ravel() for name, _ in other]) for each in arrays]
-        np.testing.assert_array_equal(part, expected)
+        whole = [np.concatenate([each[name].ravel() for name, _ in order]) for each in arrays]
+        np.testing.assert_array_equal(part, np.stack(whole)[:, start : start + part.shape[1]])
 
     def test_files_come_by_the_numbers_in_their_names(self, tmp_path, rows):
-        write(tmp_path, rows, name="net-{}_625.safetensors", order=[4, 0, 2, 1, 3])
-        for number in (10, 9):
-            os.rename(
-                tmp_path / f"net-{number - 6}_625.safetensors",
-                tmp_path / f"net-{number}_625.safetensors",
-            )
+        for number in (10, 2, 9, 1):
+            write(tmp_path, rows[:1], f"net-{number}_625.safetensors")
         names = [path.name for path in SnapshotFolder(tmp_path).paths]
-        assert names == [f"net-{number}_625.safetensors" for number in (1, 2, 5, 9, 10)]
+        assert names == [f"net-{number}_625.safetensors" for number in (1, 2, 9, 10)]
 
 
 class TestRefusals:
@@ -314,14 +286,6 @@ class TestRefusals:
         path.write_bytes(path.read_bytes()[:-3])
         with pytest.raises(InputError, match="step-000000002.* is damaged and cannot be read"):
             SnapshotFolder(folder, SHAPES.items())
-
-
-def test_the_checksum_sees_any_change(folder, rows):
-    before = SnapshotFolder(folder).checksum()
-    assert SnapshotFolder(folder).checksum() == before
-    rows[2, -1] += 1
-    write(folder, rows)
-    assert SnapshotFolder(folder).checksum() != before
 
 
 class TestCheckpointsOfATutorial:

@@ -15,7 +15,15 @@ from labkit.steps.gradients import set_state
 from labkit.steps.losses import LossNet, TokenLossNet
 from labkit.steps.options import DynamicLossScale
 from labkit.steps.step import PlainStep, running_statistics
-from tests.support.step_cells import assert_bit_equal, digits, snapshot, tensors
+from labkit.training import checkpoint
+from tests.support.step_cells import (
+    assert_bit_equal,
+    digits,
+    snapshot,
+    tensors,
+    to_float16,
+    unchanged,
+)
 from tests.support.subspace_cells import SHAPES, basis_of, flat, small, small_loss, small_rows
 from tests.support.subspace_twin import Twin
 from tests.support.tolerances import TOLERANCE
@@ -160,61 +168,80 @@ def quadratic():
     return basis, SubspaceStep(loss_net, nn.SGD([loss_net.weights], 1.0), basis, alpha=0.0)
 
 
-class TestQuadratics:
+def problem(condition, scale, seed):
+    """Return (A, w*, w); A^T A has eigenvalues around ``scale``, spread by ``condition``."""
+    random = np.random.default_rng(seed)
+    rotation = np.linalg.qr(random.normal(size=(64, 64)))[0]
+    spread = np.log10(condition) / 2
+    eigenvalues = scale * np.logspace(-spread, spread, 64)
+    root = (rotation * np.sqrt(random.permutation(eigenvalues))) @ rotation.T
+    optimum, weights = random.normal(size=(2, 64)).astype(np.float32)
+    return root.astype(np.float32).astype(np.float64), optimum, weights
+
+
+@pytest.mark.parametrize(("condition", "seed"), [(1, 0), (10, 0), (100, 0), (100, 1)])
+@pytest.mark.parametrize("scale", [0.1, 1, 10, 100])
+def test_quadratics(once, condition, seed, scale):
     """The requirement: within 37 steps the gap to the subspace's optimum is 1e-6 of its start."""
+    root, optimum, weights = problem(condition, scale, seed)
+    basis, step = once(quadratic)
+    (parameter,) = step.optimizer.parameters
+    set_state(parameter, weights)
+    basis = basis.matrix.astype(np.float64)
+    hessian, off = root.T @ root, weights.astype(np.float64) - optimum
+    best = np.linalg.solve(basis @ hessian @ basis.T, -basis @ hessian @ off)
 
-    def problem(self, condition, scale, seed):
-        """Return (A, w*, w); A^T A has eigenvalues around ``scale``, spread by ``condition``."""
-        random = np.random.default_rng(seed)
-        rotation = np.linalg.qr(random.normal(size=(64, 64)))[0]
-        spread = np.log10(condition) / 2
-        eigenvalues = scale * np.logspace(-spread, spread, 64)
-        root = (rotation * np.sqrt(random.permutation(eigenvalues))) @ rotation.T
-        root = root.astype(np.float32).astype(np.float64)
-        optimum, weights = random.normal(size=(2, 64)).astype(np.float32)
-        return root, optimum, weights
-
-    @pytest.mark.parametrize(("condition", "seed"), [(1, 0), (10, 0), (100, 0), (100, 1)])
-    @pytest.mark.parametrize("scale", [0.1, 1, 10, 100])
-    def test_gap_closes(self, once, condition, seed, scale):
-        root, optimum, weights = self.problem(condition, scale, seed)
-        basis, step = once(quadratic)
-        (parameter,) = step.optimizer.parameters
-        set_state(parameter, weights)
-        basis = basis.matrix.astype(np.float64)
-        hessian, off = root.T @ root, weights.astype(np.float64) - optimum
-        best = np.linalg.solve(basis @ hessian @ basis.T, -basis @ hessian @ off)
-        lowest = self.value(root, off + basis.T @ best)
-        wanted = 1e-6 * (self.value(root, off) - lowest)
-        for _ in range(37):
-            step(*tensors(root.astype(np.float32), optimum))
-            weights_now = parameter.asnumpy().astype(np.float64)
-            # The weights never leave the subspace, whose optimum is not that of the whole space.
-            outside = weights_now - weights
-            outside = outside - basis.T @ (basis @ outside)
-            assert np.abs(outside).max() < 1e-5 and lowest > 1e4 * wanted
-            if self.value(root, weights_now - optimum) - lowest <= wanted:
-                return
-        raise AssertionError("37 updates do not close the gap")
-
-    def value(self, root, off):
+    def value(off):
         return 0.5 * float(np.sum((root @ off) ** 2))
 
+    lowest = value(off + basis.T @ best)
+    wanted = 1e-6 * (value(off) - lowest)
+    for _ in range(37):
+        step(*tensors(root.astype(np.float32), optimum))
+        weights_now = parameter.asnumpy().astype(np.float64)
+        # The weights never leave the subspace, whose optimum is not that of the whole space.
+        outside = weights_now - weights
+        outside = outside - basis.T @ (basis @ outside)
+        assert np.abs(outside).max() < 1e-5 and lowest > 1e4 * wanted
+        if value(weights_now - optimum) - lowest <= wanted:
+            return
+    raise AssertionError("37 updates do not close the gap")
 
-class TestLossScale:
-    def test_it_is_in_nothing(self, once):
-        """Scales 1, 128, 1024 and 4096 give the same parameters to 1e-5: no power of it is left."""
-        ends = []
-        for scale in (1.0, 128.0, 1024.0, 4096.0):
-            dynamic = {"loss_scale": DynamicLossScale(2.0**12, 2.0, 2)}
-            network, _, step = once(build, {} if scale == 1 else dynamic)
-            if scale > 1:
-                set_state(step.gradient.loss_scale, scale)
-            for call in range(8):
-                step(*tensors(*small_rows(ROWS, seed=call)))
-            ends.append(flat(network))
-        for end in ends[1:]:
-            np.testing.assert_allclose(end, ends[0], rtol=1e-5, atol=1e-5)
+
+def test_the_loss_scale_is_in_nothing(once):
+    """Scales 1, 128, 1024 and 4096 give the same parameters to 1e-5: no power of it is left."""
+    ends = []
+    for scale in (1.0, 128.0, 1024.0, 4096.0):
+        dynamic = {"loss_scale": DynamicLossScale(2.0**12, 2.0, 2)}
+        network, _, step = once(build, {} if scale == 1 else dynamic)
+        if scale > 1:
+            set_state(step.gradient.loss_scale, scale)
+        for call in range(8):
+            step(*tensors(*small_rows(ROWS, seed=call)))
+        ends.append(flat(network))
+    for end in ends[1:]:
+        np.testing.assert_allclose(end, ends[0], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("precision", "kept"), [("O2", ms.float32), ("O0", ms.float16)])
+@pytest.mark.filterwarnings("ignore:Parameter '0.weight' and 3 more is float16")
+def test_float16(precision, kept, eager):
+    """Float16 in the network or in the weights; P, B and the residual are float32."""
+    network, loss_net = small()
+    if kept == ms.float16:
+        to_float16(network)
+    parameters = network.trainable_params()
+    basis = basis_of(parameters, COMPONENTS)
+    options = {"precision": precision, "loss_scale": DynamicLossScale(), "clip_norm": 1.0}
+    step = SubspaceStep(loss_net, nn.SGD(parameters, 1.0), basis, alpha=0.1, **options)
+    twin = Twin(basis.matrix, constants={"alpha": 0.1}, clip_norm=1.0)
+    for call in range(4):
+        batch = small_rows(32, seed=call)
+        step(*tensors(*batch))
+        twin.micro_batch(*batch)
+        assert step.last_search.accepted and step.last_search.trials == twin.search.made
+    np.testing.assert_allclose(flat(network), twin.weights, rtol=0, atol=0.02)
+    assert step.last_update.number == 4 and {p.dtype for p in parameters} == {kept}
 
 
 class Steep(nn.Cell):
@@ -232,114 +259,116 @@ class Steep(nn.Cell):
 ALL_FAIL = {"rho": 0.99, "trials": 20}
 
 
-def failing(loss_net, optimizer, **options):
-    """Return a step whose trials all fail on a ``Steep`` loss."""
-    return SubspaceStep(
-        loss_net, optimizer, basis_of(optimizer.parameters, 4), **ALL_FAIL, **options
-    )
-
-
-class TestTrialsLeaveNoTrace:
-    def statistics_after(self, make):
-        """Return (step, running statistics before and after one call) of a BatchNorm network."""
+def test_twenty_trials_leave_no_trace_in_batch_norm():
+    """Running statistics are those after one ordinary forward pass, bit for bit."""
+    ends = []
+    for searches in (False, True):
         ms.set_seed(2)
         network = NormNet("batch")
         adam = nn.Adam(network.trainable_params(), nn.ExponentialDecayLR(0.01, 0.9, 1))
-        step = make(LossNet(network, Steep(), per="rows"), adam)
-        statistics = running_statistics(network)
-        before = {p.name: p.asnumpy().copy() for p in statistics}
+        loss_net = LossNet(network, Steep(), per="rows")
+        if searches:
+            step = SubspaceStep(loss_net, adam, basis_of(adam.parameters, 4), **ALL_FAIL)
+        else:
+            step = PlainStep(loss_net, adam)
         step(*tensors(*digits(16)))
-        return step, before, {p.name: p.asnumpy().copy() for p in statistics}
+        ends.append({p.name: p.asnumpy().copy() for p in running_statistics(network)})
+    assert_bit_equal(*ends)
+    assert step.last_search == LastSearch(20, False, 0.0, 1)
+    assert int(step.optimizer.global_step.asnumpy()[0]) == 1
+    assert step.last_update.learning_rate == pytest.approx((0.01,))
 
-    def test_batch_norm_after_twenty_trials(self):
-        """Running statistics are those after one ordinary forward pass, bit for bit."""
-        _, _, expected = self.statistics_after(PlainStep)
-        step, _, after = self.statistics_after(failing)
-        assert_bit_equal(after, expected)
-        assert step.last_search == LastSearch(20, False, 0.0, 1)
-        assert int(step.optimizer.global_step.asnumpy()[0]) == 1
-        assert step.last_update.learning_rate == pytest.approx((0.01,))
 
-    def test_a_failed_search_moves_the_optimizers_part_alone(self, eager):
-        """w <- optimizer(w, alpha r) with r = g - P^T P g."""
-        network, _ = small()
-        sgd, loss_net = (
-            nn.SGD(network.trainable_params(), 1.0),
-            LossNet(network, Steep(), per="rows"),
+def test_a_failed_search_moves_the_optimizers_part_alone(eager):
+    """w <- optimizer(w, alpha r) with r = g - P^T P g."""
+    network, _ = small()
+    sgd = nn.SGD(network.trainable_params(), 1.0)
+    basis = basis_of(sgd.parameters, COMPONENTS)
+    loss_net = LossNet(network, Steep(), per="rows")
+    step = SubspaceStep(loss_net, sgd, basis, alpha=5e-5, **ALL_FAIL)
+    before = flat(network).astype(np.float64)
+    batch = small_rows(32, seed=0)
+    step(*tensors(*batch))
+    assert not step.last_search.accepted
+    gradient = 1e4 * small_loss(before, *batch)[1]
+    outside = gradient - reference.projected_gradient(basis.matrix, gradient)
+    np.testing.assert_allclose(
+        flat(network), before - 5e-5 * outside, **TOLERANCE["float32, one update"]
+    )
+    # The move has no part in the subspace.
+    assert np.abs(basis.matrix @ (flat(network) - before)).max() < 1e-6
+
+
+def stop(*args, **options):
+    raise KeyboardInterrupt
+
+
+def test_an_interrupted_search_was_not_made(once, monkeypatch):
+    """Interrupted before any of its graphs, a call moves no weight and leaves no trace."""
+    ends = []
+    for graph in (None, "project", "prepare", "trial", "finish"):
+        network, _, step = once(build, {"alpha": 0.1})
+        for call in range(4):
+            if call == 2:
+                if graph is not None:
+                    before = flat(network)
+                    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+                        patch.setattr(type(getattr(step.update, graph)), "__call__", stop)
+                        step(*tensors(*small_rows(ROWS, seed=77)))
+                    np.testing.assert_array_equal(flat(network), before)
+                # A batch that is not finite makes no update, not even the interrupted one.
+                inputs, labels = small_rows(ROWS, seed=78)
+                step(*tensors(inputs * np.float32(np.nan), labels))
+                assert step.last_update.number == 2
+            step(*tensors(*small_rows(ROWS, seed=call)))
+        ends.append(snapshot(step))
+    for other in ends[1:]:
+        assert_bit_equal(other, ends[0])
+
+
+def test_in_the_middle_of_a_group_it_refuses_to_go_on(eager, tmp_path):
+    """A checkpoint from other code lacks the group's rows, and the step does not guess them.
+
+    tests/training/test_resume.py shows that a resumed search ends as the uninterrupted one does.
+    """
+    _, _, step = build({"micro_steps": 2})
+    batch = tensors(*small_rows(4, seed=0))
+    assert step.update.can_be_saved
+    step(*batch)
+    assert not step.update.can_be_saved
+    checkpoint.write(step, tmp_path / "middle.ckpt")
+    step(*batch)
+    assert step.update.can_be_saved and step.last_update.number == 1
+    checkpoint.load_into(step, checkpoint.read(tmp_path / "middle.ckpt"))
+    with unchanged(step):
+        for go_on in (lambda: step(*batch), step.end_epoch):
+            with pytest.raises(InputError, match="the sums of 1 micro-batches and not their rows"):
+                go_on()
+
+
+def test_tokens_in_parts():
+    """Parts with unequal numbers of tokens equal the whole, in gradient and trials."""
+    tokens = np.arange(24, dtype=np.int32).reshape(4, 6) % 12
+    labels = (tokens + 1) % 12
+    labels[1:3, 2:] = -100
+    ends = []
+    for micro_steps in (1, 2):
+        ms.set_seed(3)
+        network = NextToken()
+        parameters = network.trainable_params()
+        options = {"micro_steps": micro_steps, "alpha": 0.3}
+        basis = basis_of(parameters, 4)
+        step = SubspaceStep(
+            TokenLossNet(network), nn.SGD(parameters, 1.0), basis, sigma=0.8, **options
         )
-        basis = basis_of(sgd.parameters, COMPONENTS)
-        step = SubspaceStep(loss_net, sgd, basis, alpha=5e-5, **ALL_FAIL)
-        before = flat(network).astype(np.float64)
-        batch = small_rows(32, seed=0)
-        step(*tensors(*batch))
-        assert not step.last_search.accepted
-        gradient = 1e4 * small_loss(before, *batch)[1]
-        outside = gradient - reference.projected_gradient(basis.matrix, gradient)
-        np.testing.assert_allclose(
-            flat(network), before - 5e-5 * outside, **TOLERANCE["float32, one update"]
-        )
-        # The move has no part in the subspace.
-        assert np.abs(basis.matrix @ (flat(network) - before)).max() < 1e-6
-
-
-class TestInterrupted:
-    def test_an_interrupted_search_was_not_made(self, once, monkeypatch):
-        """Interrupted before any of its graphs, a call moves no weight and leaves no trace."""
-        ends = []
-        for graph in (None, "project", "prepare", "trial", "finish"):
-            _, _, step = once(build, {"alpha": 0.1})
-            for call in range(4):
-                if call == 2:
-                    if graph is not None:
-                        self.interrupt(step, graph, monkeypatch)
-                    # A batch that is not finite makes no update, not even the interrupted one.
-                    inputs, labels = small_rows(ROWS, seed=78)
-                    step(*tensors(inputs * np.float32(np.nan), labels))
-                    assert step.last_update.number == 2
-                step(*tensors(*small_rows(ROWS, seed=call)))
-            ends.append(snapshot(step))
-        for other in ends[1:]:
-            assert_bit_equal(other, ends[0])
-
-    def interrupt(self, step, graph, monkeypatch):
-        """Stop a call before one of its graphs runs."""
-
-        def stop(*args, **options):
-            raise KeyboardInterrupt
-
-        before = [p.asnumpy().copy() for p in step.optimizer.parameters]
-        with monkeypatch.context() as patch:
-            patch.setattr(type(getattr(step.update, graph)), "__call__", stop)
-            with pytest.raises(KeyboardInterrupt):
-                step(*tensors(*small_rows(ROWS, seed=77)))
-        for parameter, value in zip(step.optimizer.parameters, before, strict=True):
-            np.testing.assert_array_equal(parameter.asnumpy(), value)
-
-
-class TestComposes:
-    def test_tokens(self):
-        """Parts with unequal numbers of tokens equal the whole, in gradient and trials."""
-        tokens = np.arange(24, dtype=np.int32).reshape(4, 6) % 12
-        labels = (tokens + 1) % 12
-        labels[1:3, 2:] = -100
-        ends = []
-        for micro_steps in (1, 2):
-            ms.set_seed(3)
-            network = NextToken()
-            parameters = network.trainable_params()
-            options = {"micro_steps": micro_steps, "alpha": 0.3}
-            basis = basis_of(parameters, 4)
-            step = SubspaceStep(
-                TokenLossNet(network), nn.SGD(parameters, 1.0), basis, sigma=0.8, **options
-            )
-            parts = [slice(4)] if micro_steps == 1 else [slice(1), slice(1, 4)]
-            for _ in range(6):
-                for part in parts:
-                    step(*tensors(tokens[part], labels[part]))
-            assert step.last_update.number == 6
-            ends.append((flat(network), step.last_search))
-        np.testing.assert_allclose(ends[1][0], ends[0][0], rtol=1e-4, atol=1e-5)
-        assert ends[0][1] == ends[1][1]
+        parts = [slice(4)] if micro_steps == 1 else [slice(1), slice(1, 4)]
+        for _ in range(6):
+            for part in parts:
+                step(*tensors(tokens[part], labels[part]))
+        assert step.last_update.number == 6
+        ends.append((flat(network), step.last_search))
+    np.testing.assert_allclose(ends[1][0], ends[0][0], rtol=1e-4, atol=1e-5)
+    assert ends[0][1] == ends[1][1]
 
 
 @pytest.mark.parametrize(
@@ -362,7 +391,7 @@ def test_what_is_no_option(options, message):
 @pytest.mark.parametrize(
     ("matrix", "shapes", "message"),
     [
-        (np.eye(3, 70), ((6, 6), (6,), (6, 4), (4,)), r"'2.weight' is \(6, 4\) in the basis; exp"),
+        (np.eye(3, 70), ((6, 6), (6,), (6, 4), (4,)), r"2.weight is \(6, 4\); expected \(4, 6\)"),
         (2 * np.eye(3, 70), SHAPES, "not orthonormal: P P.T differs from I by 3; expected"),
         (np.full((3, 70), np.nan), SHAPES, "differs from I by nan"),
         (np.eye(3, 70), None, "basis: expected a Basis, .*, got array"),
