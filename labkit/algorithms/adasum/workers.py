@@ -3,6 +3,7 @@
 import functools
 import hashlib
 from collections.abc import Sequence
+from typing import Any
 
 import mindspore as ms
 import numpy as np
@@ -12,14 +13,14 @@ from mindspore.communication import create_group
 from labkit.base.arguments import integer
 from labkit.errors import InputError
 from labkit.ranks.cluster import agree, rank_and_size
-from labkit.steps.state import state
+from labkit.steps.state import rated, state
 
 # The notes that follow a worker's vector in its row, float32, in this order: the sum of w_i L_i
 # over its micro-batches; the sum of w_i; the number of rows; the norm of its averaged gradient
 # before clipping; and 1, or 0 for a worker without a finite micro-batch.
 NOTES, WEIGHT, PRESENT = 5, 1, 4
-# Beginnings of the names of an optimizer's Parameters that are not per-worker state: settings that
-# a callback may change, and the step count.
+# Attributes of an optimizer that hold what is not per-worker state: settings that a callback may
+# change, and the step count.
 SETTINGS = ("learning_rate", "weight_decay", "momentum", "global_step")
 
 
@@ -54,10 +55,20 @@ class WorkerStates(nn.Cell):
 
 
 def states_of(optimizer: nn.Optimizer) -> list[Parameter]:
-    """Return the optimizer's own state: moments and powers of betas."""
-    trained = {id(parameter) for parameter in optimizer.parameters}
-    own = [p for p in optimizer.get_parameters() if id(p) not in trained]
-    return [parameter for parameter in own if not parameter.name.startswith(SETTINGS)]
+    """Return the optimizer's own state: moments and powers of betas, whatever their names."""
+    owners = (optimizer, rated(optimizer))
+    settings = [getattr(owner, name, None) for owner in owners for name in SETTINGS]
+    kept_out = {id(parameter) for parameter in (*optimizer.parameters, *_parameters(settings))}
+    return [parameter for parameter in optimizer.get_parameters() if id(parameter) not in kept_out]
+
+
+def _parameters(value: Any) -> list[Parameter]:
+    """Return the Parameters in a Parameter, a Cell, or a list or tuple of them."""
+    if isinstance(value, Parameter):
+        return [value]
+    if isinstance(value, list | tuple):
+        return [parameter for part in value for parameter in _parameters(part)]
+    return list(value.get_parameters()) if hasattr(value, "get_parameters") else []
 
 
 def _bank(parameter: Parameter, count: int) -> Parameter:

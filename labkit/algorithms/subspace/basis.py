@@ -181,15 +181,16 @@ def basis_from(
         InputError: if there is neither, the basis is of another network or, in ``path``, of another
             size, and as in ``Basis.of``.
     """
-    if folder is None and not (path and Path(path).exists()):
-        raise InputError(
-            f"dim_reduce needs weights to make its basis of: weight_load_dir is None, and "
-            f"pca_mat_path {path} is not a file; expected the folder of the first stage's "
-            "snapshots, or a basis"
-        )
     basis, file = None, Path(path or Path(folder or "") / "pca_mat.safetensors")
     with together():
+        # The first rank decides: another may not see the file that it sees, or has just made.
         if rank_and_size()[0] == 0:
+            if folder is None and not (path and file.exists()):
+                raise InputError(
+                    f"dim_reduce needs weights to make its basis of: weight_load_dir is None, and "
+                    f"pca_mat_path {path} is not a file; expected the folder of the first stage's "
+                    "snapshots, or a basis"
+                )
             basis = Basis.load(file, parameters) if file.exists() else None
             if basis and path is None:
                 same = basis.snapshots == SnapshotFolder(folder or "", parameters).checksum()

@@ -19,7 +19,7 @@ from labkit.algorithms.subspace.search import (
     updated_inverse,
 )
 from labkit.base.arguments import choice
-from labkit.errors import InputError
+from labkit.errors import InputError, refuse_unknown
 from labkit.ranks import cluster
 from labkit.steps.accumulation import AccumulatedStep, MicroSteps
 from labkit.steps.options import gradient_options
@@ -106,6 +106,8 @@ class SubspaceUpdate(UpdateStage):
         self.searches = method == "bfgs"
         if constants and not self.searches:
             raise InputError(f"{NO_SEARCH} {', '.join(constants)}")
+        for name in constants:
+            refuse_unknown("constant", name, CONSTANT_NAMES)
         self.constants = Constants(**constants)
         self.basis_shard = Shard(basis, optimizer.parameters)
         self.settings = {"method": method, "basis": basis.checksum}
