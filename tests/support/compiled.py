@@ -19,12 +19,11 @@ FILES = "[0-9]*_validate_*.ir"
 CALL = "call"
 # %12(name) = PrimFunc_MatMul(...), %13(name) = %12[@FuncUnion(...)](...), Return(%13)
 _NODE = re.compile(r"^  (?:%\d+\(.*?\) = |(?=Return\())(?:PrimFunc_)?([^\s(\[]+)")
-_TYPES = re.compile(r"^      : \((.*?)\)(?: -> \((.*)\))?$")
+_TYPES = re.compile(r"^      : \(.*?\) -> \((.*)\)$")
 _SCOPE = re.compile(r"^      # Fullname with scope: \((.*)\)$")
 _TOTAL = re.compile(r"^Total number of cnodes: (\d+)$", re.MULTILINE)
-# The shapes in TupleShape((2, 3), ()), and not the brackets of TupleShape itself.
-_SHAPE = re.compile(r"(?<!Shape)\((-?\d+(?:, -?\d+)*)?\)")
-_CLOSING = {"<": ">", "(": ")", "[": "]", "{": "}"}
+# What follows a tensor's type: <Tensor[Float32], (2, 3)>, <Ref[Tensor[Float32]], (), ...>
+_SHAPE = re.compile(r"\], \(((?:-?\d+, )*-?\d*)\)")
 
 Shape = tuple[int, ...]
 
@@ -34,7 +33,7 @@ class Operator:
     """One node of a compiled graph."""
 
     name: str  # of the primitive: MatMul; "call" for the call of another graph
-    outputs: tuple[Shape, ...]  # of its tensors, also those in a tuple; -1: known only at run time
+    outputs: tuple[Shape, ...]  # of its tensors; -1: known only at run time
     scope: str  # path of the cells around it: Default/network-LeNet5/fc1-Dense
 
 
@@ -56,13 +55,17 @@ def compiled_operators(call: Callable, *args: object) -> list[Operator]:
 
 def read_graph(text: str) -> list[Operator]:
     """Return the operators in the text of one file; ValueError if it is not fully understood."""
-    operators = []
-    lines = iter(text.splitlines())
-    for line in lines:
-        node = _NODE.match(line)
-        if node:
-            name = CALL if node[1][0] in "%@" else node[1]
-            operators.append(_operator(name, lines))
+    operators: list[Operator] = []
+    name, shapes = "", []
+    for line in text.splitlines():
+        if node := _NODE.match(line):
+            name, shapes = CALL if node[1][0] in "%@" else node[1], []
+        elif types := _TYPES.match(line):
+            shapes = _SHAPE.findall(types[1])
+        elif name and (scope := _SCOPE.match(line)):
+            outputs = tuple(tuple(map(int, s.split(", "))) if s else () for s in shapes)
+            operators.append(Operator(name, outputs, scope[1].rpartition("/")[0]))
+            name = ""
     stated = _TOTAL.search(text)
     if stated is None or int(stated[1]) != len(operators):
         raise ValueError(
@@ -70,47 +73,6 @@ def read_graph(text: str) -> list[Operator]:
             f"nodes, and {len(operators)} were read: MindSpore writes another form than expected"
         )
     return operators
-
-
-def _operator(name: str, lines: Iterator[str]) -> Operator:
-    """Read what follows a node's first line: its types and its scope."""
-    types = None
-    for line in lines:
-        types = types or _TYPES.match(line)
-        scope = _SCOPE.match(line)
-        if scope:
-            if types is None:
-                raise ValueError(f"{name} in {scope[1]} has no line of types")
-            return Operator(name, _shapes(types[2] or ""), scope[1].rpartition("/")[0])
-        if _NODE.match(line):
-            break
-    raise ValueError(f"{name} has no scope")
-
-
-def _shapes(types: str) -> tuple[Shape, ...]:
-    """Return the shapes in ``<Tensor[Float32], (2, 3)>, <Ref[Tensor[Float32]], (), ...>, ...``."""
-    shapes = []
-    for part in _split(types):
-        # After the shape come names and values, which may contain anything.
-        _, shape, *_ = _split(part[1:-1])
-        shapes += [tuple(map(int, s.split(", "))) if s else () for s in _SHAPE.findall(shape)]
-    return tuple(shapes)
-
-
-def _split(text: str) -> list[str]:
-    """Split at the commas outside brackets."""
-    parts, open_, start = [], [], 0
-    for place, letter in enumerate(text):
-        if letter in _CLOSING:
-            open_.append(_CLOSING[letter])
-        elif open_ and letter == open_[-1]:
-            open_.pop()
-        elif letter == "," and not open_:
-            parts.append(text[start:place].strip())
-            start = place + 1
-    if open_:
-        raise ValueError(f"brackets that do not close in {text!r}")
-    return [*parts, text[start:].strip()] if text else parts
 
 
 @contextlib.contextmanager
