@@ -9,9 +9,8 @@ from labkit.errors import InputError, refuse_unknown
 from labkit.migration.fixtures import Digest
 from labkit.migration.trace import STAGES, Trace
 
-# Largest difference of a tensor over the largest value of the reference's. Weights are transferred
-# bit by bit. The other bounds are those of the requirement, or about ten times what was measured
-# for ResNet-18 and -50 against float64.
+# Largest difference of a tensor over the largest value of the reference's: that of the requirement,
+# or about ten times what was measured for ResNet-18 and -50 against float64.
 STEP_TOLERANCE = {
     "preprocessing": 1e-6,
     "weights": 0.0,
@@ -31,8 +30,7 @@ class Row:
     """One tensor of one stage.
 
     Attributes:
-        stage: one of ``STAGES``.
-        name: name of the tensor.
+        stage, name: one of ``STAGES``, and the name of the tensor.
         difference: largest absolute difference over the largest value of the reference; infinite
             if shapes differ, a value is not finite, or one side lacks the tensor.
         tolerance: tolerance of the stage.
@@ -54,10 +52,8 @@ def compare_step(
     """Return a ``Row`` for each tensor of each stage, in the order in which a fault spreads.
 
     An update is known only to the spacing of float32 numbers of its weight's size, so this spacing
-    is subtracted from its difference (in the recorded steps at most 0.7 % of a tensor's largest
-    update for ResNet-18, 3 % for ResNet-50, both in a BatchNorm's bias of 3).
-
-    In the stage ``forward`` only cells that both sides have are compared. In every other stage a
+    is subtracted from its difference (at most 3 % of a tensor's largest recorded update).
+    In the stage ``forward`` only cells that both sides have are compared; in every other one a
     tensor that one side lacks is a failed row.
 
     Args:
@@ -71,7 +67,7 @@ def compare_step(
     for stage in tolerance or {}:
         refuse_unknown("stage", stage, STAGES)
     limits = STEP_TOLERANCE | dict(tolerance or {})
-    rows = [row for stage in STAGES for row in _stage(stage, actual, reference, limits[stage])]
+    rows = [row for stage in STAGES for row in _rows(stage, actual, reference, limits[stage])]
     if not rows:
         raise InputError(f"nothing to compare between {actual.origin} and {reference.origin}")
     return rows
@@ -98,7 +94,7 @@ def stage_table(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def _stage(stage: str, actual: Trace, reference: Trace, tolerance: float) -> Iterator[Row]:
+def _rows(stage: str, actual: Trace, reference: Trace, tolerance: float) -> Iterator[Row]:
     ours, theirs = actual.stages.get(stage, {}), reference.stages.get(stage, {})
     largest = [x for x in map(_largest, theirs.values()) if np.isfinite(x)]
     floor = _NOISE * max(largest, default=0.0)

@@ -1,9 +1,9 @@
 """Recorded PyTorch steps, small enough to ship, and the rule that their weights and images follow.
 
 A digest of each tensor is kept: some of its numbers, and a few sums of all its numbers with random
-signs. A digest cannot detect an error in a few numbers of a large tensor that misses the kept ones
-and is small compared with sqrt(size) times the tolerance. ``data_scripts/record_steps.py`` made the
-files, in float64, so that they agree on every machine.
+signs. Of a large tensor it cannot show an error in a few numbers that are not kept, if that is
+small compared with sqrt(size) times the tolerance. ``data_scripts/record_steps.py`` made the files,
+in float64, so that they agree on every machine.
 
 The rule gives the same numbers on every machine, without a file. They follow from a tensor's name
 and shape alone: PCG64 seeded by the SHA-256 of the name, 24 bits per number, without NumPy's
@@ -42,10 +42,7 @@ KEPT, SUMS = 24, 4
 
 
 def uniform(name: str, shape: tuple[int, ...], low: float = 0.0, high: float = 1.0) -> np.ndarray:
-    """Return float32 numbers from low to high that depend on ``name`` and ``shape`` alone.
-
-    From 0 to 1 they are below 1; in other ranges a number may be rounded up to ``high``.
-    """
+    """Return float32 numbers from low to high that depend on ``name`` and ``shape`` alone."""
     seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
     bits = np.random.PCG64(seed).random_raw(math.prod(shape)) >> np.uint64(40)
     # Exact in float64; one rounding to float32.

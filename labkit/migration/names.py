@@ -1,22 +1,12 @@
 """Match PyTorch tensors with MindSpore parameters, by a map made from the network's own cells.
 
 The paths of cells are assumed to be those of PyTorch's modules (``renames`` says where they
-differ); the type of a cell determines the names of its parameters and their layout in memory:
+differ). The type of a cell determines the names of its parameters and their layout in memory, by
+the rules below; all others have the same name and shape (mint.nn, Dense, Conv2d, Conv3d, and LSTM,
+GRU, RNN: the same order of gates, the same two biases). tests/migration/test_layers.py compares
+each of them with PyTorch. nn.Conv2dTranspose with ``output_padding`` is refused: MindSpore 2.10
+appends zeros where PyTorch computes values.
 
-    nn.BatchNorm*                     gamma, beta, moving_mean, moving_variance
-                                      <- weight, bias, running_mean, running_var
-    nn.LayerNorm, nn.GroupNorm        gamma, beta <- weight, bias
-    nn.InstanceNorm*                  likewise; its moving statistics are never read and have no
-                                      counterpart (PyTorch's track_running_stats=False)
-    nn.Embedding, nn.EmbeddingLookup  embedding_table <- weight
-    nn.PReLU                          w <- weight
-    nn.Conv1d, nn.Conv1dTranspose     weight (out, in, 1, k) <- (out, in, k)
-    nn.BatchNorm3d                    holds its parameters in an inner cell, bn2d, which is left out
-    everything else                   the same name and shape (mint.nn, Dense, Conv2d, Conv3d, and
-                                      LSTM, GRU, RNN: the same order of gates, the same two biases)
-
-tests/migration/test_layers.py compares each of them with PyTorch. nn.Conv2dTranspose with
-``output_padding`` is refused: MindSpore 2.10 appends zeros where PyTorch computes values.
 ``num_batches_tracked`` of PyTorch's BatchNorm counts batches and does not affect training if
 momentum is a number; MindSpore has no such parameter, so it is carried beside the parameters.
 """
@@ -33,7 +23,8 @@ from labkit.errors import InputError, nearest
 COUNTER = "num_batches_tracked"
 _NORM = {"gamma": "weight", "beta": "bias"}
 _STATISTICS = {"moving_mean": "running_mean", "moving_variance": "running_var"}
-# The first match counts. (cells, attribute in MindSpore -> name in PyTorch, None if it has none)
+# The first match counts. (cells, attribute in MindSpore -> name in PyTorch, None if it has none:
+# InstanceNorm's statistics are never read, as with PyTorch's track_running_stats=False)
 _RULES = (
     ((_BatchNorm,), _NORM | _STATISTICS),
     ((_InstanceNorm,), _NORM | dict.fromkeys(_STATISTICS)),
@@ -41,7 +32,7 @@ _RULES = (
     ((nn.Embedding, nn.EmbeddingLookup), {"embedding_table": "weight"}),
     ((nn.PReLU,), {"w": "weight"}),
 )
-_ONE_DIMENSIONAL = (nn.Conv1d, nn.Conv1dTranspose)
+_ONE_DIMENSIONAL = (nn.Conv1d, nn.Conv1dTranspose)  # weight (out, in, 1, k) <- (out, in, k)
 
 
 @dataclass(frozen=True)
@@ -73,10 +64,9 @@ def pairs(network: nn.Cell, renames: Mapping[str, str] | None = None) -> list[Pa
     parameters: dict[str, Parameter] = {}
     for path, cell in _places(network):
         if isinstance(cell, nn.Conv2dTranspose) and np.any(cell.output_padding):
-            where = ".".join(path) or "the network"
             raise InputError(
-                f"{where}: nn.Conv2dTranspose with output_padding appends zeros where PyTorch's "
-                "computes values; choose padding so that none is needed"
+                f"{'.'.join(path) or 'the network'}: nn.Conv2dTranspose with output_padding "
+                "appends zeros where PyTorch's computes values; choose padding without it"
             )
         names = next((names for kinds, names in _RULES if isinstance(cell, kinds)), {})
         for attribute, parameter in cell._params.items():
@@ -100,7 +90,10 @@ def pairs(network: nn.Cell, renames: Mapping[str, str] | None = None) -> list[Pa
 
 
 def _places(cell: nn.Cell, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple, nn.Cell]]:
-    """Yield (path, cell) for each place in a network; a cell used in two places comes twice."""
+    """Yield (path, cell) for each place in a network; a cell used in two places comes twice.
+
+    The path of nn.BatchNorm3d's inner cell, which holds its parameters, leaves out ``bn2d``.
+    """
     yield path, cell
     for name, child in cell._cells.items():
         if child is not None:
@@ -113,51 +106,39 @@ class Match:
 
     Attributes:
         pairs: parameters that both sides have, with the right shape.
-        missing: names of the network that the PyTorch tensors do not have.
-        unknown: names of the PyTorch tensors that the network does not have.
-        misshapen: (pair, shape of the PyTorch tensor).
         carried: ``num_batches_tracked`` of BatchNorms that are paired.
+        problems: a line for each other name of either side; empty if nothing is left over.
     """
 
     pairs: tuple[Pair, ...]
-    missing: tuple[str, ...]
-    unknown: tuple[str, ...]
-    misshapen: tuple[tuple[Pair, tuple[int, ...]], ...]
     carried: tuple[str, ...]
-
-    @property
-    def complete(self) -> bool:
-        """Whether every parameter has its counterpart and nothing is left over."""
-        return not (self.missing or self.unknown or self.misshapen)
+    problems: tuple[str, ...]
 
     def __str__(self) -> str:
-        lines = [f"{len(self.pairs)} parameters match, {len(self.carried)} counters are carried"]
-        for name in self.missing:
-            lines.append(f"  no PyTorch tensor for: {name}{nearest(name, self.unknown)}")
-        lines += [f"  no parameter of the network for: {name}" for name in self.unknown]
-        for pair, shape in self.misshapen:
-            hint = ": transposed?" if shape == pair.torch_shape[::-1] else ""
-            lines.append(f"  {pair.torch}: shape {shape}, expected {pair.torch_shape}{hint}")
-        return "\n".join(lines)
+        found = f"{len(self.pairs)} parameters match, {len(self.carried)} counters are carried"
+        return "\n  ".join((found, *self.problems))
 
 
 def match(network: nn.Cell, state: Mapping, renames: Mapping[str, str] | None = None) -> Match:
     """Match the parameters of ``network`` with PyTorch tensors, arrays by name, by their shapes."""
     wanted = {pair.torch: pair for pair in pairs(network, renames)}
     shapes = {name: tuple(np.shape(value)) for name, value in state.items()}
-    both = [pair for name, pair in wanted.items() if name in shapes]
-    matched = [pair for pair in both if shapes[pair.torch] == pair.torch_shape]
     unknown = [name for name in shapes if name not in wanted]
-    carried = [
-        n for n in unknown if n.endswith(COUNTER) and n.replace(COUNTER, "running_var") in wanted
-    ]
-    return Match(
-        pairs=tuple(matched),
-        missing=tuple(name for name in wanted if name not in shapes),
-        unknown=tuple(name for name in unknown if name not in carried),
-        misshapen=tuple((pair, shapes[pair.torch]) for pair in both if pair not in matched),
-        carried=tuple(carried),
-    )
+    of_norms = {name.replace("running_var", COUNTER) for name in wanted}
+    carried = tuple(name for name in unknown if name in of_norms)
+    unknown = [name for name in unknown if name not in carried]
+    matched, problems = [], []
+    for name, pair in wanted.items():
+        expected, shape = pair.torch_shape, shapes.get(name)
+        if shape == expected:
+            matched.append(pair)
+        elif shape is None:
+            problems.append(f"no PyTorch tensor for: {name}{nearest(name, unknown)}")
+        else:
+            hint = ": transposed?" if shape == expected[::-1] else ""
+            problems.append(f"{name}: shape {shape}, expected {expected}{hint}")
+    problems += [f"no parameter of the network for: {name}" for name in unknown]
+    return Match(tuple(matched), carried, tuple(problems))
 
 
 def renamed(name: str, renames: Mapping[str, str]) -> tuple[str, set[str]]:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from labkit.migration.trace import Arrays, Trace, recorder, stages_of
+from labkit.migration.trace import Arrays, Trace, recorded_outputs, stages_of
 
 
 def torch_trace(
@@ -22,24 +22,14 @@ def torch_trace(
             (float32, float64).
         loss_fn: (logits, labels) -> mean loss.
         optimizer: an optimizer over ``module.parameters()``.
-        images: (B, ...).
-        labels: (B,) integers.
+        images, labels: (B, ...), and (B,) integers.
     """
     kind = next(module.parameters()).dtype
     batch = torch.as_tensor(images).to(kind), torch.as_tensor(labels).long()
     before = _values(module)
     module.train()
-    forward: Arrays = {}
-    handles = []
-    for name, part in module.named_modules():
-        if name:
-            hook = recorder(forward, name, lambda output: output.detach().numpy())
-            handles.append(part.register_forward_hook(hook))
-    try:
+    with recorded_outputs(module.named_modules(), lambda x: x.detach().numpy()) as forward:
         loss = loss_fn(module(batch[0]), batch[1])
-    finally:
-        for handle in handles:
-            handle.remove()
     optimizer.zero_grad()
     loss.backward()
     gradients = {

@@ -11,8 +11,11 @@
 Stages are in the order in which a fault spreads: the first one that differs is where to look.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import mindspore as ms
 import numpy as np
@@ -21,7 +24,7 @@ from mindspore import nn, ops
 from labkit.errors import InputError
 from labkit.migration.names import Pair, pairs, renamed
 from labkit.runtime import pynative
-from labkit.steps.state import set_state
+from labkit.steps.state import unchanged
 
 STAGES = ("preprocessing", "weights", "forward", "loss", "gradients", "update", "statistics")
 
@@ -72,17 +75,14 @@ def trace(
     The outputs of the cells are recorded first, in PyNative mode, and BatchNorm's statistics
     restored. The step is then taken in the current mode: graph mode, or without compiling inside
     ``labkit.runtime.pynative()`` (0.9 s instead of 3.1 s for 17 convolutions; on CPU the results
-    agree to two roundings of float32).
-
-    Hazard: a cell that draws random numbers (Dropout with p > 0) draws in both passes, and
-    different frameworks draw different numbers.
+    agree to two roundings of float32). A cell that draws random numbers (Dropout) draws in both
+    passes, and other numbers than PyTorch's.
 
     Args:
         network: images -> logits; the step changes its parameters, as training does.
         loss_fn: (logits, labels) -> mean loss.
         optimizer: an optimizer over ``network.trainable_params()``.
-        images: (B, ...) float32.
-        labels: (B,) int32.
+        images, labels: (B, ...) float32, and (B,) int32.
         renames: as in ``names.pairs``; cell paths are renamed likewise.
 
     Raises:
@@ -105,12 +105,7 @@ def trace(
 
 
 def stages_of(
-    batch: tuple,
-    before: Arrays,
-    forward: Arrays,
-    loss: np.ndarray,
-    gradients: Arrays,
-    after: Arrays,
+    batch: tuple, before: Arrays, forward: Arrays, loss: object, gradients: Arrays, after: Arrays
 ) -> dict[str, dict]:
     """Return the stages of a step, from the weights and statistics before and after it."""
     return {
@@ -136,32 +131,26 @@ def _by_torch_name(values: Arrays, names: list[Pair]) -> Arrays:
 
 def _forward(network: nn.Cell, images: ms.Tensor, renames: Mapping[str, str]) -> Arrays:
     """Return the output of every cell in the order of the calls; statistics stay unchanged."""
-    frozen = [p for p in network.get_parameters() if not p.requires_grad]
-    kept = [p.asnumpy().copy() for p in frozen]
-    outputs: Arrays = {}
-    handles = []
-    for path, cell in network.cells_and_names():
-        if path:
-            hook = recorder(outputs, renamed(path, renames)[0], ms.Tensor.asnumpy)
-            handles.append(cell.register_forward_hook(hook))
-    try:
-        with pynative():
-            network(images)
-    finally:
-        for handle in handles:
-            handle.remove()
-        for parameter, value in zip(frozen, kept, strict=True):
-            set_state(parameter, value)
+    cells = ((renamed(path, renames)[0], cell) for path, cell in network.cells_and_names())
+    with unchanged(network), pynative(), recorded_outputs(cells, ms.Tensor.asnumpy) as outputs:
+        network(images)
     return outputs
 
 
-def recorder(outputs: Arrays, name: str, as_array: Callable) -> Callable:
-    """Return a forward hook that keeps a copy of each tensor; the second call's is ``name#2``."""
+@contextmanager
+def recorded_outputs(parts: Iterable[tuple[str, Any]], as_array: Callable) -> Iterator[Arrays]:
+    """Keep a copy of each tensor that a named part returns; a second call's is ``name#2``."""
+    outputs: Arrays = {}
 
-    def hook(cell: object, inputs: tuple, output: object) -> None:
+    def keep(name: str, part: object, inputs: tuple, output: object) -> None:
         if hasattr(output, "shape"):  # one tensor
             calls = sum(key.partition("#")[0] == name for key in outputs)
             # A copy: the next cell may work in place, as torchvision's ReLUs do.
             outputs[f"{name}#{calls + 1}" if calls else name] = as_array(output).copy()
 
-    return hook
+    handles = [part.register_forward_hook(partial(keep, name)) for name, part in parts if name]
+    try:
+        yield outputs
+    finally:
+        for handle in handles:
+            handle.remove()

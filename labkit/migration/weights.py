@@ -43,8 +43,8 @@ def load(network: nn.Cell, state: Mapping, renames: Mapping[str, str] | None = N
             parameter's type cannot hold every value exactly; the network is then unchanged.
     """
     matched = match(network, state, renames)
-    if not matched.complete:
-        lines = ["these tensors are not this network's:", *str(matched).splitlines()[1:]]
+    if matched.problems:
+        lines = ["these tensors are not this network's:", *matched.problems]
         heads = {name.partition(".")[0] for name in state}
         if len(heads) == 1 < len(state):
             lines.append(f"every name begins with '{heads.pop()}.': give prefix= to read_torch")
@@ -52,9 +52,17 @@ def load(network: nn.Cell, state: Mapping, renames: Mapping[str, str] | None = N
     parameters = {parameter.name: parameter for parameter in network.get_parameters()}
     values: State = {}
     for pair in matched.pairs:
-        parameter = parameters[pair.mindspore]
-        value = _exactly(pair.torch, np.asarray(state[pair.torch]), parameter)
-        if not np.array_equal(values.setdefault(pair.mindspore, value), value):
+        value, parameter = np.asarray(state[pair.torch]), parameters[pair.mindspore]
+        kind = parameter.asnumpy().dtype
+        if value.dtype.kind == "f" and not np.isfinite(value).all():
+            raise InputError(f"{pair.torch} holds NaN or infinite values")
+        with np.errstate(over="ignore"):
+            fitted = value.astype(kind)
+        if not np.array_equal(fitted.astype(value.dtype), value):
+            what = f"{pair.torch} is {value.dtype}"
+            raise InputError(f"{what} and does not fit into {kind} without rounding")
+        fitted = fitted.reshape(parameter.shape)
+        if not np.array_equal(values.setdefault(pair.mindspore, fitted), fitted):
             raise InputError(f"{pair.torch} shares its parameter with another name and differs")
     for name, value in values.items():
         set_state(parameters[name], value)
@@ -64,9 +72,8 @@ def load(network: nn.Cell, state: Mapping, renames: Mapping[str, str] | None = N
 def state_dict(network: nn.Cell, renames: Mapping[str, str] | None = None) -> State:
     """Return the parameters of ``network`` under PyTorch's names, ``num_batches_tracked`` as 0.
 
-    bfloat16 becomes float32, which holds it exactly. ``renames`` are those of ``names.pairs``.
+    bfloat16, which NumPy lacks, becomes float32. ``renames`` are those of ``names.pairs``.
     """
-    # NumPy has no bfloat16 that PyTorch or safetensors would accept.
     values = {
         p.name: np.asarray(p.asnumpy(), np.float32 if p.dtype == ms.bfloat16 else None)
         for p in network.get_parameters()
@@ -81,9 +88,7 @@ def state_dict(network: nn.Cell, renames: Mapping[str, str] | None = None) -> St
 
 
 def read_torch(path: str | os.PathLike, *, entry: str | None = None, prefix: str = "") -> State:
-    """Return the tensors of a PyTorch file as arrays, by name.
-
-    bfloat16 becomes float32, which holds it exactly.
+    """Return the tensors of a PyTorch file as arrays, by name; bfloat16 becomes float32.
 
     Args:
         path: ``.safetensors``, or ``.pth``, ``.pt``, ``.bin`` (needs PyTorch 2.6 or later).
@@ -98,8 +103,10 @@ def read_torch(path: str | os.PathLike, *, entry: str | None = None, prefix: str
     path = _checked(path, _SUFFIXES)
     if not path.is_file():
         raise InputError(f"{path} is not there or not a regular file; expected PyTorch weights")
-    safe = path.suffix == ".safetensors"
-    state = _read_safetensors(path) if safe else _read_pickle(path, entry)
+    if path.suffix == ".safetensors":
+        state = _read_safetensors(path)
+    else:
+        state = _read_pickle(path, entry)
     others = [name for name in state if not name.startswith(prefix)]
     if others:
         raise InputError(f"prefix: {others[0]} of {path} does not begin with {prefix!r}")
@@ -109,8 +116,7 @@ def read_torch(path: str | os.PathLike, *, entry: str | None = None, prefix: str
 def write_torch(path: str | os.PathLike, state: Mapping) -> Path:
     """Write arrays by name to the PyTorch file ``path``, whole or not at all; return the path.
 
-    It is a ``.pth`` (needs PyTorch) or ``.safetensors`` file, else ``InputError`` is raised; its
-    folder is created if missing.
+    It is a ``.pth`` (needs PyTorch) or ``.safetensors`` file; its folder is created if missing.
     """
     path = _checked(path, (".pth", ".safetensors"))
     arrays = {name: np.array(value, order="C") for name, value in state.items()}
@@ -165,18 +171,6 @@ def convert_back(
     return write_torch(target, state)
 
 
-def _exactly(name: str, value: np.ndarray, parameter: ms.Parameter) -> np.ndarray:
-    """Return ``value`` in the shape and type of ``parameter``; raise if it does not fit."""
-    kind = parameter.asnumpy().dtype
-    if value.dtype.kind == "f" and not np.isfinite(value).all():
-        raise InputError(f"{name} holds NaN or infinite values")
-    with np.errstate(over="ignore"):
-        converted = value.astype(kind).reshape(parameter.shape)
-    if not np.array_equal(converted.reshape(value.shape).astype(value.dtype), value):
-        raise InputError(f"{name} is {value.dtype} and does not fit into {kind} without rounding")
-    return converted
-
-
 def _checked(path: str | os.PathLike, suffixes: tuple[str, ...]) -> Path:
     path = Path(path)
     if path.suffix not in suffixes:
@@ -221,7 +215,7 @@ def _read_pickle(path: Path, entry: str | None) -> State:
             raise InputError(f"{path} holds {held}; name the entry that holds the tensors: entry=")
         refuse_unknown("entry", entry, map(str, content))
         tensors = content[entry]
-    if not isinstance(tensors, Mapping) or not _are_tensors(tensors):
+    if not _are_tensors(tensors):
         raise InputError(f"{path}: expected tensors by name, got a {type(tensors).__name__}")
     return {
         str(name): (t.float() if t.dtype == torch.bfloat16 else t).detach().numpy()
@@ -229,8 +223,9 @@ def _read_pickle(path: Path, entry: str | None) -> State:
     }
 
 
-def _are_tensors(content: Mapping) -> bool:
-    return bool(content) and all(hasattr(value, "detach") for value in content.values())
+def _are_tensors(content: object) -> bool:
+    values = content.values() if isinstance(content, Mapping) else ()
+    return bool(values) and all(hasattr(value, "detach") for value in values)
 
 
 def _torch(path: Path) -> ModuleType:

@@ -32,8 +32,7 @@ class PaddedConv2d(nn.Conv2d):
     ``nn.Conv2d`` returns infinities and NaN.
 
     Args:
-        in_channels: C.
-        out_channels: O.
+        in_channels, out_channels: C and O.
         kernel: k, odd.
         stride: H' = ceil(H / stride).
     """

@@ -34,12 +34,10 @@ BLOG = ("convolutions padded same", "max-pool padded same", "stride by max-pool"
 Differences = Collection[str]
 
 
-def _conv(
-    in_channels: int, out_channels: int, kernel: int, stride: int, differences: Differences
-) -> nn.Cell:
+def _conv(ins: int, outs: int, kernel: int, stride: int, differences: Differences) -> nn.Cell:
     if BLOG[0] in differences:
-        return nn.Conv2d(in_channels, out_channels, kernel, stride, pad_mode="same")
-    return PaddedConv2d(in_channels, out_channels, kernel, stride)
+        return nn.Conv2d(ins, outs, kernel, stride, pad_mode="same")
+    return PaddedConv2d(ins, outs, kernel, stride)
 
 
 def _bn(channels: int) -> nn.Cell:
@@ -47,13 +45,10 @@ def _bn(channels: int) -> nn.Cell:
     return nn.BatchNorm2d(channels, eps=1e-5, momentum=0.9)
 
 
-def _downsample(
-    in_channels: int, out_channels: int, stride: int, differences: Differences
-) -> nn.Cell | None:
-    if stride == 1 and in_channels == out_channels:
+def _downsample(ins: int, outs: int, stride: int, differences: Differences) -> nn.Cell | None:
+    if stride == 1 and ins == outs:
         return None
-    conv = _conv(in_channels, out_channels, 1, stride, differences)
-    return nn.SequentialCell(conv, _bn(out_channels))
+    return nn.SequentialCell(_conv(ins, outs, 1, stride, differences), _bn(outs))
 
 
 class ResidualBlockBase(nn.Cell):
@@ -116,8 +111,7 @@ class ResNet(nn.Cell):
     Args:
         block: ``ResidualBlock`` or ``ResidualBlockBase``.
         layer_nums: number of blocks in each of the four stages.
-        in_channels: input channels of each stage; the first is the number that the stem returns.
-        out_channels: output channels of each stage.
+        in_channels, out_channels: of each stage; the stem returns the first of ``in_channels``.
         strides: stride of each stage's first block.
         num_classes: width of the logits.
         differences: differences of the blog to build in, names from ``BLOG``.
@@ -177,7 +171,7 @@ DEPTHS = tuple(_DEPTHS)
 
 
 def resnet(
-    depth: int, class_num: int = 1000, *, width: float = 1.0, differences: Collection[str] = ()
+    depth: int, class_num: int = 1000, *, width: float = 1.0, differences: Differences = ()
 ) -> ResNet:
     """Return the ResNet of ``depth`` 18, 34, 50, 101 or 152.
 
@@ -235,8 +229,7 @@ def own_name(name: str) -> str:
     >>> own_name("moments.layer2.0.e2.0.weight")
     'moments.layer2.0.conv2.weight'
     """
-    for theirs, ours in {".e2.0.": ".conv2.", ".e2.1.": ".bn2."}.items():
-        name = name.replace(theirs, ours)
+    name = name.replace(".e2.0.", ".conv2.").replace(".e2.1.", ".bn2.")
     return ".".join(_WORDS.get(word, word) for word in name.split("."))
 
 

@@ -7,7 +7,7 @@ import thor_race
 from accumulation_race import make_step as accumulated
 from accumulation_race import train as train_accumulated
 from adasum_race import LAYERS, cosines_of, make_step, setting_of
-from critical_batch import PATIENCE, PLAN, decided, judged_at, next_rate, planned
+from critical_batch import PATIENCE, PLAN, decided, planned
 from mindspore import Tensor
 
 from labkit.labs.compare import parameter_values
@@ -79,23 +79,6 @@ def test_the_bugs_carry_the_tail_and_print_the_last_micro_batch(runtime):
     assert np.abs(np.subtract(returned["four"], own)[4:8]).max() > 1e-6
 
 
-@pytest.mark.parametrize(
-    ("rows", "won"),
-    [
-        ([(390, 0.99, 0.05), (351, 0.99, 0.05), (429, 0.99, 0.05)], 1),
-        ([(None, 0.9799, 0.05), (780, 0.98, 0.05)], 1),
-        ([(351, 0.99, 0.07), (351, 0.99, 0.06)], 1),
-        ([(None, 0.95, 0.05), (None, 0.97, 0.05), (None, None, 0.05)], 1),
-        ([(39, 0.98, 9.0), (78, 0.999, 0.01)], 0),
-    ],
-    ids=["fewest updates", "getting there", "smaller loss", "best accuracy", "updates first"],
-)
-def test_who_wins_the_tuning_of_thor(rows, won):
-    names = ("to_0.98", "best_accuracy", "last_loss")
-    ranks = [thor_race.rank(dict(zip(names, row, strict=True)), 0.98) for row in rows]
-    assert ranks.index(min(ranks)) == won
-
-
 def test_the_resnet_of_thors_race(runtime):
     setting = {"net": "ResNet", "optimizer": "THOR", "learning_rate": 0.1, "epochs": 1}
     setting |= {"damping": 1.0, "trace_rule": [0.1, 0.001]}
@@ -127,32 +110,6 @@ def test_adasums_rate_warms_up_and_ends_at_zero():
     rates = step.optimizer.learning_rate.learning_rate.asnumpy()
     assert rates.shape == (100,) and rates.argmax() == 17
     assert rates[17] == pytest.approx(0.03) and rates[0] == 0 and rates[-1] < 0.03 / 80
-
-
-@pytest.mark.parametrize(
-    ("updates", "start", "tried"),
-    [
-        ((400, 300, 200, 500), 0.02, [0.02, 0.04, 0.08]),
-        ((400, 300, 350, None), 0.02, [0.02, 0.04, 0.01]),
-        ((400, 300, 300, None), 0.02, [0.02, 0.04, 0.01]),  # the first of two equal results
-        ((400, 300, 200, 100), 0.08, [0.08, 0.04]),
-        ((400, 300, None, None), 0.08, [0.08, 0.04, 0.02, 0.01]),
-    ],
-)
-def test_a_tuning_ends_between_two_neighbours_that_are_no_better(updates, start, tried):
-    rates, got = (0.01, 0.02, 0.04, 0.08), {}
-    while (rate := next_rate(rates, start, got)) is not None:
-        got[rate] = updates[rates.index(rate)]
-    assert list(got) == tried
-    with pytest.raises(RuntimeError, match="no learning rate of a tuning got to the target"):
-        next_rate(rates, 0.02, dict.fromkeys(rates))
-
-
-def test_what_is_judged_grows_by_five_per_cent():
-    judged = sorted(judged_at(5000))
-    assert judged[0] == 32 and judged[-1] == 5000 and len(judged) < 120
-    ratios = np.divide(judged[1:], judged[:-1])
-    assert 1.02 < ratios[:-1].min() and ratios.max() < 1.08
 
 
 def carried_out(best, fails=()):

@@ -17,7 +17,6 @@ from labkit.migration import (
     state_dict,
     write_torch,
 )
-from labkit.nets.resnet import resnet18
 from labkit.training import checkpoint
 from tests.support.step_cells import snapshot
 
@@ -52,17 +51,6 @@ def assert_bits(actual, expected):
         assert other.tobytes() == value.tobytes(), name
 
 
-# ---- round trips
-
-
-def test_there_and_back_in_memory():
-    cell, state = network(), numbers()
-    before = snapshot(cell)
-    load(cell, state)
-    assert all((snapshot(cell)[name] != value).any() for name, value in before.items())
-    assert_bits(state_dict(cell), state | {"1.num_batches_tracked": np.array(0)})
-
-
 @pytest.mark.parametrize("renames", [{}, {"0": "fc", "1": "norm"}], ids=["same", "renamed"])
 @pytest.mark.parametrize(("source", "target"), [(".pth", ".safetensors"), (".safetensors", ".pth")])
 def test_there_and_back_through_files(tmp_path, source, target, renames):
@@ -70,7 +58,7 @@ def test_there_and_back_through_files(tmp_path, source, target, renames):
     write_torch(tmp_path / f"a{source}", state)
     assert_bits(read_torch(tmp_path / f"a{source}"), state)
     result = convert_file(tmp_path / f"a{source}", tmp_path / "b.ckpt", network(), renames)
-    assert result.complete and len(result.carried) == 1
+    assert not result.problems and len(result.carried) == 1
     actual = convert_back(tmp_path / "b.ckpt", tmp_path / f"c{target}", network(), renames)
     assert_bits(read_torch(actual), state)
     names = {f"a{source}", "b.ckpt", f"c{target}"}
@@ -136,11 +124,6 @@ def test_nothing_changes_when_load_refuses(fault):
     assert_bits(snapshot(cell), before)
 
 
-def test_the_weights_of_another_network_are_refused():
-    with pytest.raises(InputError, match="not this network's: no PyTorch tensor for: conv1.weight"):
-        load(resnet18(10), numbers())
-
-
 def test_the_prefix_of_data_parallel_is_pointed_out(tmp_path):
     state = {f"module.{name}": value for name, value in numbers().items()}
     path = write_torch(tmp_path / "a.safetensors", state)
@@ -163,7 +146,7 @@ def test_convert_back_takes_a_training_checkpoint_and_leaves_the_rest_behind(tmp
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        (lambda: nn.SequentialCell(nn.Dense(3, 4)), "it lacks 1.beta.* and 1 more"),
+        (lambda: nn.SequentialCell(nn.Dense(3, 4)), "it lacks 1.beta.*4 in all"),
         (lambda: network(2), "expected Float32 .4, 3."),
     ],
 )

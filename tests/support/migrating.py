@@ -18,10 +18,10 @@ def momentum(network, rates, *, decay=1e-4, momentum=0.9):
     return nn.Momentum(decay_groups(network, decay), rates, momentum)
 
 
-def by_rule(network, renames=None):
+def by_rule(network):
     """Load the rule's weights into ``network`` and return them by PyTorch name."""
-    state = rule.state({pair.torch: pair.torch_shape for pair in pairs(network, renames)})
-    load(network, state, renames)
+    state = rule.state({pair.torch: pair.torch_shape for pair in pairs(network)})
+    load(network, state)
     return state
 
 
@@ -59,11 +59,3 @@ def torch_small(torch):
     state = rule.state({name: value.shape for name, value in module.state_dict().items()})
     module.load_state_dict({name: torch.from_numpy(value) for name, value in state.items()})
     return module.double()
-
-
-def torch_momentum(torch, module, rate):
-    """Return PyTorch's counterpart of ``momentum``."""
-    weights = [p for p in module.parameters() if p.ndim > 1]
-    others = [p for p in module.parameters() if p.ndim <= 1]
-    groups = [{"params": weights, "weight_decay": 1e-4}, {"params": others}]
-    return torch.optim.SGD(groups, lr=rate, momentum=0.9)
