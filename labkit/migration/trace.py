@@ -24,7 +24,7 @@ from mindspore import nn, ops
 from labkit.errors import InputError
 from labkit.migration.names import Pair, pairs, renamed
 from labkit.runtime import pynative
-from labkit.steps.state import unchanged
+from labkit.steps.state import running_statistics, set_state
 
 STAGES = ("preprocessing", "weights", "forward", "loss", "gradients", "update", "statistics")
 
@@ -132,8 +132,11 @@ def _by_torch_name(values: Arrays, names: list[Pair]) -> Arrays:
 def _forward(network: nn.Cell, images: ms.Tensor, renames: Mapping[str, str]) -> Arrays:
     """Return the output of every cell in the order of the calls; statistics stay unchanged."""
     cells = ((renamed(path, renames)[0], cell) for path, cell in network.cells_and_names())
-    with unchanged(network), pynative(), recorded_outputs(cells, ms.Tensor.asnumpy) as outputs:
+    kept = [(statistic, statistic.asnumpy().copy()) for statistic in running_statistics(network)]
+    with pynative(), recorded_outputs(cells, ms.Tensor.asnumpy) as outputs:
         network(images)
+    for statistic, value in kept:
+        set_state(statistic, value)
     return outputs
 
 
