@@ -133,10 +133,12 @@ def _forward(network: nn.Cell, images: ms.Tensor, renames: Mapping[str, str]) ->
     """Return the output of every cell in the order of the calls; statistics stay unchanged."""
     cells = ((renamed(path, renames)[0], cell) for path, cell in network.cells_and_names())
     kept = [(statistic, statistic.asnumpy().copy()) for statistic in running_statistics(network)]
-    with pynative(), recorded_outputs(cells, ms.Tensor.asnumpy) as outputs:
-        network(images)
-    for statistic, value in kept:
-        set_state(statistic, value)
+    try:
+        with pynative(), recorded_outputs(cells, ms.Tensor.asnumpy) as outputs:
+            network(images)
+    finally:
+        for statistic, value in kept:
+            set_state(statistic, value)
     return outputs
 
 
