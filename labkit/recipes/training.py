@@ -93,16 +93,14 @@ class Recipe:
     judged: str = ""
 
     def train(
-        self, config: Any, dataset_path: str | Path, *, resume: bool = False, **machine: Any
+        self, config: Any, dataset_path: str | Path, *, resume: bool | str = False, **machine: Any
     ) -> Trained:
         """Train on this device or as one rank of several; evaluate any evaluation set in float32.
-
-        Each rank trains on its part of the images.
 
         Args:
             config: the recipe's settings.
             dataset_path: folder with train/ and val/, or with one folder per class.
-            resume: continue from the newest checkpoint in the run folder.
+            resume: continue from the newest checkpoint in the run folder, as for ``labkit.fit``.
             **machine: device, distribute and device_num, as for ``start``.
 
         Raises:
@@ -112,15 +110,17 @@ class Recipe:
         started = start(config.seed, **machine)
         rank, ranks, folder = started.rank, started.ranks, config.save_checkpoint_path
         every = config.save_checkpoint_epochs if config.save_checkpoint else None
+        path = self.starts_from(config) if self.starts_from is not None else None
         train_set, val_set, classes = parts.datasets(config, dataset_path, rank, ranks)
         config, batches = parts.with_classes(config, classes), train_set.get_dataset_size()
         network = parts.build_network(config)
-        if self.starts_from is not None:
-            path = self.starts_from(config)
+        if path is not None:
             load(network, path, classes)
             if rank == 0:
                 print(f"labkit: starts from {path}", flush=True)
         step = self.build_step(config, network, batches)
+        if not step.updates_ahead([batches] * config.epoch_size):
+            raise InputError(f"an epoch has {batches} micro-batches; expected enough for an update")
         weights = cluster.digest(network)
         cluster.agree(config=config, classes=classes, steps=batches, weights=weights)
         # A resumed training must share them.
@@ -144,7 +144,7 @@ class Recipe:
                         start_epoch=config.snapshot_start_epoch,
                         saves_per_epoch=config.snapshots_per_epoch,
                         keep=config.snapshot_max,
-                        resume=resume,
+                        resume=bool(resume),
                     )
                     shown.append(kept)
             try:

@@ -267,7 +267,7 @@ class TestCommand:
             ("--class_num 9", "class_num: expected at least 10, the data's classes, or None"),
             ("--device_target GPU", "device GPU was requested but is not available"),
             ("--config none.yaml", "none.yaml cannot be read"),
-            ("--warmup 91", "warmup_epochs: expected an integer >= 0 and <= 90, got 91"),
+            ("--run_distribute no", "run_distribute: expected True or False, got 'no'"),
         ],
     )
     def test_bad_input_is_one_line_and_exit_code_2(

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from labkit.errors import InputError
+from labkit.nets import initialisers, resnet
 from labkit.recipes import RECIPES, recipe
 from labkit.recipes.accumulation import AccumulationConfig
 from labkit.recipes.adasum import NAMED as ADASUM
 from labkit.recipes.adasum import AdasumConfig
 from labkit.recipes.resnet50 import Config
-from labkit.recipes.settings import TrainingConfig, add_options, read, setting
+from labkit.recipes.settings import DEPTHS, SCHEMES, TrainingConfig, add_options, read, setting
 from labkit.recipes.subspace import STAGE_TWO, StageOneConfig, StageTwoConfig
 from labkit.recipes.thor import NAMED as THOR
 from labkit.recipes.thor import ThorConfig
@@ -42,17 +43,9 @@ def options(*words, **named):
 
 
 def test_texts_become_the_type_of_their_setting():
-    given = "--batch_size 7 --momentum 1e-4 --on False --most 5 --word 7 --seed 0".split()
-    given[2] = "--weight_decay"
-    changed = {
-        "batch_size": 7,
-        "weight_decay": 1e-4,
-        "on": False,
-        "most": 5,
-        "word": "7",
-        "seed": 0,
-    }
-    assert options(*given) == changed
+    given = "--batch_size 7 --weight_decay 1e-4 --on False --most 5 --word 7 --seed 0"
+    changed = {"batch_size": 7, "weight_decay": 1e-4, "on": False, "most": 5, "word": "7"}
+    assert options(*given.split()) == changed | {"seed": 0}
     assert read(Small(), None, **changed) == Small(**changed)
     assert options("--most", "5", "--most", "None") == {"most": None}
 
@@ -104,11 +97,24 @@ def test_what_is_refused(tmp_path, text):
         read(Small(), tmp_path / "bad.yaml")
 
 
-def test_a_start_without_snapshots_is_refused():
-    with pytest.raises(
-        InputError, match="snapshot_start_epoch: expected at most 70, the epoch_siz"
-    ):
-        StageOneConfig(snapshot_start_epoch=71)
+@pytest.mark.parametrize(
+    ("kind", "changed", "message"),
+    [
+        (StageOneConfig, {"snapshot_start_epoch": 71}, "expected at most 70, the epoch_size, got"),
+        (StageOneConfig, {"total_epochs": 69}, "epoch_size: expected at most 69, the total_epochs"),
+        (ThorConfig, {"epoch_size": 54}, "epoch_size: expected at most 53, the lr_end_epoch"),
+        (ThorConfig, {"damping_init": 0}, "damping_init: expected a finite number > 0, got 0"),
+        (Config, {"warmup": 91}, "warmup: expected at most 90, the epoch_size, got 91"),
+        (Config, {"depth": 19}, "depth: expected one of 18, 34, 50, 101, 152, got 19"),
+        (Config, {"precision": "O1"}, "precision: expected one of 'O0', 'O2', 'O3', got 'O1'"),
+        (AdasumConfig, {"tail": "carry"}, "tail: expected one of flush, drop, got 'carry'"),
+        (StageTwoConfig, {"rho": 1}, "rho: expected a finite number > 0 and < 1, got 1"),
+    ],
+)
+def test_what_fits_no_data_is_refused_before_any_is_read(kind, changed, message):
+    with pytest.raises(InputError, match=re.escape(message)):
+        kind(**changed)
+    assert (DEPTHS, SCHEMES) == (tuple(resnet._DEPTHS), tuple(initialisers.SCHEMES))
 
 
 @pytest.mark.parametrize(("line", "name"), NAMED)

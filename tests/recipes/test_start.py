@@ -59,10 +59,13 @@ def test_a_dry_run_is_the_command_of_a_rank(capsys):
     ]
 
 
-def test_a_rank_table_says_ranks_and_master(launched, tmp_path, monkeypatch):
+def test_a_rank_table_says_ranks_and_master(launched, tmp_path, monkeypatch, capsys):
     path = table(tmp_path / "t.json", 2, 2)
-    monkeypatch.setenv("SERVER_ID", "1")
-    assert main(["train", "thor", "--data_path", "x", "--rank_table", path], "labkit") == 0
+    for number in ("2", "one", "1"):
+        monkeypatch.setenv("SERVER_ID", number)
+        code = main(["train", "thor", "--data_path", "x", "--rank_table", path], "labkit")
+        assert code == (0 if number == "1" else 2)
+    assert "SERVER_ID: expected an integer >= 0 and <= 1, got 'one'" in capsys.readouterr().err
     ((words, given),) = launched
     assert words[-4:] == ("--run_distribute", "True", "--device_num", "4")
     assert given["workers"] == 2 and given["nodes"] == 2 and given["node_rank"] == 1
