@@ -43,10 +43,9 @@ _ENVIRONMENT = ("MS_", "RANK_", "DEVICE_", "SERVER_", "OMPI_COMM_WORLD_")  # in 
 class Tree(NamedTuple):
     """Where a tutorial writes, inside the run folder, beside what ``fit`` writes there.
 
-    The folder of a device also holds train.log, the output of its process, and env.log.
-    Departures: a training resumes from ``fit``'s own checkpoints; env.log holds only the variables
-    that identify the rank, since others may contain passwords; machines that share a run folder
-    would share device{i}: give each machine its own.
+    The folder of a device also holds train.log, the output of its process, and env.log: only the
+    variables that identify the rank, since others may contain passwords. Give each machine a run
+    folder of its own: they would share device{i}.
 
     Attributes:
         device: folder of a device, "{}" for its number; "": the run folder, without logs.
@@ -111,6 +110,8 @@ class Recipe:
         rank, ranks, folder = started.rank, started.ranks, config.save_checkpoint_path
         every = config.save_checkpoint_epochs if config.save_checkpoint else None
         path = self.starts_from(config) if self.starts_from is not None else None
+        if path is not None:
+            beside(path, CLASSES)  # before minutes of reading: refuses a path that is no file
         train_set, val_set, classes = parts.datasets(config, dataset_path, rank, ranks)
         config, batches = parts.with_classes(config, classes), train_set.get_dataset_size()
         network = parts.build_network(config)
@@ -123,7 +124,6 @@ class Recipe:
             raise InputError(f"an epoch has {batches} micro-batches; expected enough for an update")
         weights = cluster.digest(network)
         cluster.agree(config=config, classes=classes, steps=batches, weights=weights)
-        # A resumed training must share them.
         own = {name: value for name, value in asdict(config).items() if name not in MAY_CHANGE}
         step.settings |= {"recipe": own, "classes": list(classes)}
         name = "LeNet-5" if config.depth is None else f"ResNet-{config.depth}"
