@@ -7,9 +7,12 @@ python=$(command -v "$python") || python=$(command -v python3)
 # No module is taken from the folder that this was called in, which may hold a signal.py.
 export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}" PYTHONSAFEPATH=1
 
+usage() { sed -n '2,/^[^#]/s/^# //p' "$0"; }
+case ${1-} in -h | --help) usage && exit ;; esac
+
 refuse() {
     echo "$(basename "$0"): $1" >&2
-    sed -n '2,/^[^#]/s/^# //p' "$0" >&2
+    usage >&2
     exit 2
 }
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit import runtime
-from labkit.base.arguments import Parser, parse
+from labkit.base.arguments import Parser, flag, integer, parse
 from labkit.errors import InputError, WorkerFailed
 from labkit.ranks import rank_table
 from labkit.ranks.launch import launch
@@ -51,8 +51,8 @@ def main(arguments: Sequence[str], program: str) -> int:
         config = settings.read(config, options.config, **changes)
         if options.ranks is not None or options.rank_table is not None or options.dry_run:
             return _start(config, options, given)
-        machine = {"distribute": options.run_distribute, "device_num": options.device_num}
-        machine["device"] = options.device_target
+        machine = {"device": options.device_target, "device_num": options.device_num}
+        machine["distribute"] = flag("run_distribute", options.run_distribute)
         if command == "train":
             chosen.train(config, options.dataset_path, resume=options.resume, **machine)
         else:
@@ -80,7 +80,8 @@ def _parser(chosen: Any, command: str, program: str) -> argparse.ArgumentParser:
     add("--device_num", type=int, metavar="N", help="ranks there must be")
     _add_ranks(parser)
     if command == "train":
-        add("--resume", action="store_true", help="from the newest checkpoint")
+        words = "from the newest checkpoint; anyway: with other settings than its own"
+        add("--resume", nargs="?", const=True, default=False, choices=("anyway",), help=words)
     else:
         add("--checkpoint_path", required=True, metavar="FILE", help="of a training")
     add("--device_target", default="auto", choices=runtime.DEVICES, help="(%(default)s)")
@@ -155,7 +156,8 @@ def ranks_of(options: argparse.Namespace) -> dict[str, Any]:
     ranks: dict[str, Any] = {"workers": each, "nodes": len(servers)}
     ranks["env"] = {"RANK_TABLE_FILE": str(Path(options.rank_table).absolute())}
     if len(servers) > 1:
-        ranks["node_rank"] = int(os.environ.get("SERVER_ID", 0))
+        number = parse(os.environ.get("SERVER_ID") or "0")
+        ranks["node_rank"] = integer("SERVER_ID", number, 0, len(servers) - 1)
         ranks["master"] = f"{servers[0]['server_id']}:{os.environ.get('MASTER_PORT', 8118)}"
         ranks["cluster_timeout"] = 600  # seconds: the servers are started by hand
     return ranks

@@ -18,6 +18,7 @@ from labkit.recipes import parts
 from labkit.recipes.settings import TrainingConfig, setting
 from labkit.recipes.training import Recipe
 from labkit.steps.accumulation import AccumulatedStep
+from labkit.steps.options import REDUCTION, TAILS
 from labkit.steps.step import Step
 
 
@@ -27,8 +28,8 @@ class AccumulationConfig(TrainingConfig):
 
     learning_rate: float = setting(0.01, "of nn.Momentum, the same throughout")
     momentum: float = setting(0.9, "of nn.Momentum", below=1)
-    reduction: str = setting("mean", "of the micro-batches' gradients; sum: the source")
-    tail: str = setting("flush", "an epoch's last micro-batches: flush, drop, or carry: the source")
+    reduction: str = setting("mean", "of the gradients; sum: the source", words=REDUCTION)
+    tail: str = setting("flush", "an epoch's last micro-batches; carry: the source", words=TAILS)
     depth: int | None = None
     batch_size: int = 32
     micro_steps: int = 4

@@ -1,11 +1,8 @@
 """Adasum on an image folder: the tutorial's ResNet-50 on ImageNet, 16 devices in two servers.
 
-    labkit train adasum --data_path FOLDER --settings servers
-    labkit train adasum --data_path FOLDER --settings one_device
+    labkit train adasum --data_path FOLDER --settings servers       (the default: 16 ranks)
+    labkit train adasum --data_path FOLDER --settings one_device    (the same on one device)
     labkit eval adasum --data_path FOLDER --checkpoint_path FILE
-
-The named settings are "servers" (the default: 16 ranks, 8 per server) and "one_device" (the same
-training on one device).
 
 Source: "Adaptive Gradient Summation Algorithm" (MindSpore tutorial r1.7), training.py (ResNet-50,
 ImageNet, 2 servers of 8 devices, 256 images on each device: with 1 281 167 images an epoch has 312
@@ -19,6 +16,7 @@ from dataclasses import dataclass
 
 from mindspore import nn
 
+from labkit.algorithms import ADASUM_REDUCTIONS
 from labkit.algorithms.adasum import AdasumStep
 from labkit.ranks import cluster
 from labkit.recipes import parts
@@ -31,8 +29,8 @@ from labkit.steps.step import Step
 class AdasumConfig(WarmUpConfig):
     """Everything that determines a training, except the data and the machine."""
 
-    reduction: str = setting("adasum", "of the workers' updates; mean and sum: for comparison")
-    tail: str = setting("flush", "workers without all their micro-batches at the end; or drop")
+    reduction: str = setting("adasum", "of the workers' updates", words=ADASUM_REDUCTIONS)
+    tail: str = setting("flush", "workers with too few at the end", words=("flush", "drop"))
     node_size: int = setting(
         8, "ranks to a server, which are averaged; on one rank micro-batches that stand for them"
     )

@@ -28,7 +28,7 @@ class Config(TrainingConfig):
 
     lr: float = setting(0.256, "largest learning rate")
     lr_end: float = setting(0.0, "last learning rate")
-    warmup: int = setting(1, "epochs until the largest rate is reached", at_least=0)
+    warmup: int = setting(1, "epochs to the largest rate", at_least=0, within="epoch_size")
     momentum: float = setting(0.875, "of nn.Momentum", below=1)
     class_num: int | None = None
     weight_decay: float = 1 / 32768

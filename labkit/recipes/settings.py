@@ -1,7 +1,6 @@
 """The settings of a recipe: frozen dataclasses, filled by name, from a YAML file, and by options.
 
-``setting`` declares one. A subclass may change the default alone, ``batch_size: int = 32``. Words
-and numbers that a step, a schedule or a pipeline checks are checked there.
+``setting`` declares one. A subclass may change the default alone, ``batch_size: int = 32``.
 """
 
 import argparse
@@ -16,14 +15,23 @@ from typing import Any, TypeVar, get_args, get_type_hints
 from labkit.base import arguments
 from labkit.base.arguments import parse, read_yaml, wrong
 from labkit.errors import InputError, refuse_unknown
+from labkit.steps.options import GradientOptions
 
 CONFIG, CLASSES = "config.json", "classes.json"  # in the run folder; they describe the training
+DEPTHS = (18, 34, 50, 101, 152)  # of labkit.nets.resnet
+SCHEMES = ("seed", "seed_table", "torchvision", "pytorch")  # of labkit.nets.initialisers
 Settings = TypeVar("Settings", bound="TrainingConfig")
 
 
-def setting(default: Any, meaning: str, **bounds: float) -> Any:
-    """Return a field; ``bounds`` as for ``arguments``: else integers are >= 1 and numbers >= 0."""
-    return field(default=default, metadata={"meaning": meaning, "bounds": bounds})
+def setting(
+    default: Any, meaning: str, *, words: Sequence = (), within: str = "", **bounds: float
+) -> Any:
+    """Return a field that is one of ``words``, if given, and at most the setting ``within``.
+
+    ``bounds`` are as for ``arguments``; without, integers are >= 1 and numbers >= 0.
+    """
+    stated = {"meaning": meaning, "words": words, "within": within, "bounds": bounds}
+    return field(default=default, metadata=stated)
 
 
 @dataclass(frozen=True)
@@ -31,7 +39,7 @@ class TrainingConfig:
     """Everything that determines a training in all recipes, except the data and the machine.
 
     Raises:
-        InputError: if a value is not of its type or outside its bounds.
+        InputError: if a value is not of its type or outside its bounds, or does not fit another.
     """
 
     batch_size: int = setting(256, "images in one micro-batch on one rank")
@@ -45,9 +53,9 @@ class TrainingConfig:
     save_checkpoint_steps: int | None = setting(None, "micro-batches between further checkpoints")
     keep_checkpoint_max: int = setting(2, "checkpoints kept")
     save_checkpoint_path: str = setting("runs/training", "run folder, of this training alone")
-    depth: int | None = setting(50, "of the ResNet on an image folder; None: LeNet-5 on MNIST")
+    depth: int | None = setting(50, "of the ResNet; None: LeNet-5 on MNIST", words=DEPTHS)
     image_size: int = setting(224, "side of the ResNet's square images")
-    initialiser: str = setting("seed", "scheme of labkit.nets.initialisers for the ResNet")
+    initialiser: str = setting("seed", "of the ResNet: labkit.nets.initialisers", words=SCHEMES)
     augment: bool = setting(True, "random crops and flips of the images in training")
     all_reduce_fusion_config: Sequence[int] | None = setting(
         None, "last gradient of each message between ranks: 85,160; None: each has its own message"
@@ -74,8 +82,15 @@ class TrainingConfig:
             elif kind is int:
                 value = arguments.integer(name, value, **{"at_least": 1, **bounds})
             elif kind is float:
-                value = arguments.number(name, value, **{"at_least": 0, **bounds})
+                lowest = None if "above" in bounds else 0
+                value = arguments.number(name, value, **{"at_least": lowest, **bounds})
             object.__setattr__(self, name, value)
+            if stated["words"] and value not in stated["words"]:
+                raise wrong(name, value, "one of " + ", ".join(map(str, stated["words"])))
+        GradientOptions(**self.step_options())
+        for name, (_, _, stated) in declared(type(self)).items():
+            if (most := stated["within"]) and getattr(self, name) > getattr(self, most):
+                raise wrong(name, getattr(self, name), f"at most {getattr(self, most)}, the {most}")
 
     def step_options(self) -> dict[str, Any]:
         """Return the ``GradientOptions`` that these settings give to a step."""
@@ -99,7 +114,7 @@ class WarmUpConfig(TrainingConfig):
     lr_init: float = setting(0.0, "learning rate at the beginning")
     lr_end: float = setting(0.0, "learning rate at the end of the schedule")
     lr_max: float = setting(0.8, "largest learning rate")
-    warmup_epochs: int = setting(5, "epochs until the largest rate is reached", at_least=0)
+    warmup_epochs: int = setting(5, "epochs to the largest rate", at_least=0, within="epoch_size")
     momentum: float = setting(0.9, "of nn.Momentum", below=1)
 
 
@@ -131,6 +146,8 @@ def read(base: Settings, path: str | os.PathLike | None = None, **changes: Any) 
 def beside(checkpoint_path: str | Path, name: str) -> Path | None:
     """Return RUN/name for a checkpoint that a training wrote into its run folder, else None."""
     path = Path(checkpoint_path).absolute()
+    if not path.is_file():
+        raise InputError(f"no checkpoint at {checkpoint_path}")
     return next((f / name for f in path.parents[:4] if (f / name).is_file()), None)
 
 
@@ -150,7 +167,7 @@ def add_options(parser: argparse.ArgumentParser, named: Mapping[str, TrainingCon
             f"--{name}",
             type=partial(_from_text, kind),
             default=argparse.SUPPRESS,
-            metavar=shown.get(kind, "INT,INT,..."),
+            metavar="|".join(map(str, stated["words"])) or shown.get(kind, "INT,INT,..."),
             help=f"{stated['meaning']} ({default}{more})".replace("%", "%%"),
         )
 

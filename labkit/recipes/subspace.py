@@ -22,10 +22,12 @@ Departures:
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from mindspore import nn
 
 from labkit.algorithms.subspace import SubspaceStep, basis_from
+from labkit.algorithms.subspace.search import Constants
 from labkit.base.arguments import wrong
 from labkit.errors import InputError
 from labkit.recipes import parts
@@ -45,24 +47,21 @@ _JUDGED = (
 class StageOneConfig(WarmUpConfig):
     """The first stage: an ordinary training that keeps snapshots of the weights."""
 
-    epoch_size: int = setting(70, "epochs that are trained; the rate is then still at 0.188")
+    epoch_size: int = setting(70, "epochs; the rate is then still at 0.188", within="total_epochs")
     total_epochs: int = setting(90, "epochs of the learning rate's schedule")
-    snapshot_start_epoch: int = setting(1, "first epoch with snapshots, counted from 1")
+    warmup_epochs: int = setting(5, "epochs to the largest rate", at_least=0, within="total_epochs")
+    snapshot_start_epoch: int = setting(1, "first epoch with snapshots", within="epoch_size")
     snapshots_per_epoch: int = setting(1, "at even distances; the last one at the epoch's end")
     snapshot_max: int | None = setting(40, "snapshots kept, the newest; None: all")
     save_checkpoint_epochs: int = 10
     keep_checkpoint_max: int = 10
     save_checkpoint_path: str = "runs/subspace/stage_1"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.snapshot_start_epoch > self.epoch_size:  # the second stage would have none
-            most = f"at most {self.epoch_size}, the epoch_size"
-            raise wrong("snapshot_start_epoch", self.snapshot_start_epoch, most)
-
 
 def build_stage_one(config: StageOneConfig, network: nn.Cell, micro_batches: int) -> Step:
     """Return the step cell, with optimizer and rates for epochs of ``micro_batches``."""
+    if (saves := config.snapshots_per_epoch) > micro_batches:
+        raise wrong("snapshots_per_epoch", saves, f"at most {micro_batches}, the micro-batches")
     updates = parts.updates_in_epoch(config, micro_batches)
     rates = parts.warm_up_rates(config, config.total_epochs, updates)
     optimizer = parts.momentum(config, network, rates)
@@ -90,6 +89,15 @@ class StageTwoConfig(TrainingConfig):
     epoch_size: int = 2
     save_checkpoint_path: str = "runs/subspace/stage_2"
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        Constants(**self.constants())
+
+    def constants(self) -> dict[str, Any]:
+        """Return the constants of the search."""
+        names = ("rho", "sigma", "trials", "gamma", "alpha", "failure")
+        return {name: getattr(self, name) for name in names}
+
 
 # "as_it_ran": what MindSpore does with the tutorial's settings. Two trials are fixed in its code,
 # and its loss scale of 1024 stays in the residual: alpha is 1024 times 0.001.
@@ -109,12 +117,7 @@ def build_stage_two(config: StageTwoConfig, network: nn.Cell, micro_batches: int
         optimizer,
         basis_from(config.pca_mat_path, snapshot_folder(config), weights, components),
         micro_steps=config.micro_steps,
-        rho=config.rho,
-        sigma=config.sigma,
-        trials=config.trials,
-        gamma=config.gamma,
-        alpha=config.alpha,
-        failure=config.failure,
+        **config.constants(),
         **config.step_options(),
     )
 

@@ -33,13 +33,13 @@ class ThorConfig(TrainingConfig):
     lr_decay: float = setting(4.0839, "its exponent")
     lr_end_epoch: int = setting(53, "epoch at which the rate would be 0")
     decay_epochs: int = setting(39, "epoch at which the rate is halved, and once more one later")
-    damping_init: float = setting(0.03, "damping of labkit.steps.schedules.get_thor_damping")
-    damping_decay: float = setting(0.50036, "its factor over ten epochs")
+    damping_init: float = setting(0.03, "of labkit.steps.schedules.get_thor_damping", above=0)
+    damping_decay: float = setting(0.50036, "its factor over ten epochs", above=0)
     frequency: int = setting(834, "updates between two refreshes of factors and inverses")
     momentum: float = setting(0.9, "of nn.Momentum", below=1)
     weight_decay: float = setting(5e-4, "of every Parameter, as in the tutorial")
     batch_size: int = 32
-    epoch_size: int = 45
+    epoch_size: int = setting(45, "epochs of the whole training", within="lr_end_epoch")
     loss_scale: float = 128.0
     keep_checkpoint_max: int = 15
     save_checkpoint_path: str = "runs/thor"

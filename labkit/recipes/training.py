@@ -43,10 +43,9 @@ _ENVIRONMENT = ("MS_", "RANK_", "DEVICE_", "SERVER_", "OMPI_COMM_WORLD_")  # in 
 class Tree(NamedTuple):
     """Where a tutorial writes, inside the run folder, beside what ``fit`` writes there.
 
-    The folder of a device also holds train.log, the output of its process, and env.log.
-    Departures: a training resumes from ``fit``'s own checkpoints; env.log holds only the variables
-    that identify the rank, since others may contain passwords; machines that share a run folder
-    would share device{i}: give each machine its own.
+    The folder of a device also holds train.log, the output of its process, and env.log: only the
+    variables that identify the rank, since others may contain passwords. Give each machine a run
+    folder of its own: they would share device{i}.
 
     Attributes:
         device: folder of a device, "{}" for its number; "": the run folder, without logs.
@@ -93,16 +92,14 @@ class Recipe:
     judged: str = ""
 
     def train(
-        self, config: Any, dataset_path: str | Path, *, resume: bool = False, **machine: Any
+        self, config: Any, dataset_path: str | Path, *, resume: bool | str = False, **machine: Any
     ) -> Trained:
         """Train on this device or as one rank of several; evaluate any evaluation set in float32.
-
-        Each rank trains on its part of the images.
 
         Args:
             config: the recipe's settings.
             dataset_path: folder with train/ and val/, or with one folder per class.
-            resume: continue from the newest checkpoint in the run folder.
+            resume: continue from the newest checkpoint in the run folder, as for ``labkit.fit``.
             **machine: device, distribute and device_num, as for ``start``.
 
         Raises:
@@ -112,18 +109,21 @@ class Recipe:
         started = start(config.seed, **machine)
         rank, ranks, folder = started.rank, started.ranks, config.save_checkpoint_path
         every = config.save_checkpoint_epochs if config.save_checkpoint else None
+        path = self.starts_from(config) if self.starts_from is not None else None
+        if path is not None:
+            beside(path, CLASSES)  # before minutes of reading: refuses a path that is no file
         train_set, val_set, classes = parts.datasets(config, dataset_path, rank, ranks)
         config, batches = parts.with_classes(config, classes), train_set.get_dataset_size()
         network = parts.build_network(config)
-        if self.starts_from is not None:
-            path = self.starts_from(config)
+        if path is not None:
             load(network, path, classes)
             if rank == 0:
                 print(f"labkit: starts from {path}", flush=True)
         step = self.build_step(config, network, batches)
+        if not step.updates_ahead([batches] * config.epoch_size):
+            raise InputError(f"an epoch has {batches} micro-batches; expected enough for an update")
         weights = cluster.digest(network)
         cluster.agree(config=config, classes=classes, steps=batches, weights=weights)
-        # A resumed training must share them.
         own = {name: value for name, value in asdict(config).items() if name not in MAY_CHANGE}
         step.settings |= {"recipe": own, "classes": list(classes)}
         name = "LeNet-5" if config.depth is None else f"ResNet-{config.depth}"
@@ -144,7 +144,7 @@ class Recipe:
                         start_epoch=config.snapshot_start_epoch,
                         saves_per_epoch=config.snapshots_per_epoch,
                         keep=config.snapshot_max,
-                        resume=resume,
+                        resume=bool(resume),
                     )
                     shown.append(kept)
             try:

@@ -2,7 +2,8 @@
 # usage: run_eval.sh DATA CHECKPOINT [CONFIG] [OPTION ...]
 # Evaluate a checkpoint of THOR.
 #   DATA        folder with ilsvrc/ and ilsvrc_eval/, or train/ and val/
-#   CHECKPOINT  RUN/ckpt_0/resnet-EPOCH_STEP.ckpt or RUN/checkpoint/step-N.safetensors of a training
+#   CHECKPOINT  of a training: RUN/train_parallel0/ckpt_0/resnet-EPOCH_STEP.ckpt or
+#               RUN/checkpoint/step-N.safetensors
 #   CONFIG      YAML file of settings, such as scripts/configs/thor_ascend.yaml
 #   OPTION      of 'labkit eval thor', such as --batch_size 32
 set -eu

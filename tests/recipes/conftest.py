@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from labkit.recipes.training import Recipe
-from tests.support.recipes import Kept, main, shrink, values
+from tests.support.recipes import kept, main, settings, shrink
 
 
 @pytest.fixture(scope="session")
@@ -19,11 +19,8 @@ def data(digits):
 @pytest.fixture(scope="module")
 def small():
     """Make ResNet-18 a network of four small stages, with no ranks in the environment."""
-    from labkit.nets import resnet
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(resnet, "_DEPTHS", dict(resnet._DEPTHS))
-        shrink()
+        shrink(patch)
         for name in ("RANK_SIZE", "MS_WORKER_NUM", "OMPI_COMM_WORLD_SIZE"):
             patch.delenv(name, raising=False)
         yield
@@ -43,15 +40,14 @@ def trained(data, tmp_path_factory):
             get("subspace-1")
         if name not in done:
             arguments = ["train", "--dataset_path", str(data), "--device_target", "CPU"]
-            for setting, value in values(name, out).items():
+            for setting, value in vars(settings(name, out)).items():
                 arguments += [f"--{setting}", str(value)]
-            shown, results, kept = io.StringIO(), [], Kept()
-            with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(shown):
+            shown, results, patched = io.StringIO(), [], pytest.MonkeyPatch.context()
+            with patched as patch, contextlib.redirect_stdout(shown), kept() as networks:
                 patch.setattr(Recipe, "train", lambda *a, **o: results.append(train(*a, **o)))
                 assert main(name, arguments) == 0
-            kept.undo()
             done[name] = SimpleNamespace(
-                out=out, printed=shown.getvalue(), result=results[0], network=kept.networks[-1]
+                out=out, printed=shown.getvalue(), result=results[0], network=networks[-1]
             )
         return done[name]
 

@@ -16,16 +16,7 @@ from labkit.recipes.training import Recipe
 from labkit.steps.accumulation import AccumulatedStep
 from labkit.training.evaluation import evaluate
 from labkit.training.records import read_records
-from tests.support.recipes import (
-    NAMES,
-    SETTINGS,
-    arrays,
-    main,
-    newest,
-    rates_of,
-    recipe,
-    settings,
-)
+from tests.support.recipes import NAMES, SETTINGS, arrays, main, newest, rates_of, recipe, settings
 from tests.support.step_cells import assert_bit_equal
 
 pytestmark = pytest.mark.usefixtures("runtime", "small")
@@ -124,29 +115,26 @@ def test_a_training_in_float16_is_evaluated_in_float32_as_its_checkpoint(data, t
 
 
 @pytest.mark.parametrize("tree", [("ilsvrc", "ilsvrc_eval"), ("train", "validation_preprocess")])
-def test_the_tutorials_trees(trained, data, tmp_path, capsys, tree):
+def test_the_tutorials_trees(trained, data, tmp_path, tree):
     for ours, theirs in zip(("train", "val"), tree, strict=True):
         (tmp_path / theirs).symlink_to(data / ours)
-    path = newest(trained("thor").out / "thor")
-    shown = []
-    for folder in (data, tmp_path):
-        given = ["eval", "--data_path", str(folder), "--checkpoint_path", str(path)]
-        assert main("thor", [*given, "--device_target", "CPU"]) == 0
-        shown.append(re.findall("^labkit: top_1.*", capsys.readouterr().out, re.M))
-    assert shown[0] == shown[1] and len(shown[0]) == 1
+    config, path = settings("thor", trained("thor").out), newest(trained("thor").out / "thor")
+    ours, theirs = (
+        recipe("thor").evaluate_checkpoint(config, folder, path, device="CPU")
+        for folder in (data, tmp_path)
+    )
+    assert ours == theirs
 
 
-def test_the_loss_of_other_data_is_plain_cross_entropy(trained, data, capsys):
+def test_the_loss_of_other_data_is_plain_cross_entropy(trained, data):
     """With label_smooth_factor 0 it is SoftmaxCrossEntropyWithLogits."""
-    path = newest(trained("thor").out / "thor")
-    given = ["eval", "--data_path", str(data), "--checkpoint_path", str(path)]
-    assert main("thor", [*given, "--label_smooth_factor", "0", "--device_target", "CPU"]) == 0
-    loss = float(re.search(r"loss ([\d.]+)", capsys.readouterr().out)[1])
-    config, network = settings("thor", trained("thor").out), resnet.resnet(18, 12)
+    out, path = trained("thor").out, newest(trained("thor").out / "thor")
+    config, network = settings("thor", out, label_smooth_factor=0.0), resnet.resnet(18, 12)
+    loss = recipe("thor").evaluate_checkpoint(config, data, path, device="CPU")["loss"]
     parts.load_network(network, path)
     _, val_set, _ = parts.datasets(config, data, 0, 1, only_evaluate=True)
     plain = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
-    assert loss == pytest.approx(evaluate(network, plain, val_set)["loss"], abs=1e-4)
+    assert loss == pytest.approx(evaluate(network, plain, val_set)["loss"], rel=1e-5)
     assert f"loss {loss:.4f}" not in trained("thor").printed
 
 
@@ -254,11 +242,12 @@ class TestCommand:
         arguments = ["train", "--dataset_path", ".", "--run_distribute", "True"]
         arguments += ["--device_num", "8", "--device_target", "GPU", "--resume"]
         arguments += ["--config", str(tmp_path / "some.yaml"), "--lr", "0.25"]
-        assert main("resnet50", arguments) == 0
-        (((config, path), options),) = calls
-        assert (config.lr, config.batch_size, path) == (0.25, 8, ".")
         machine = {"device": "GPU", "distribute": True, "device_num": 8}
-        assert options == machine | {"resume": True}
+        for more, resume in (([], True), (["--resume", "anyway"], "anyway")):
+            assert main("resnet50", arguments + more) == 0
+            (config, path), options = calls[-1]
+            assert (config.lr, config.batch_size, path) == (0.25, 8, ".")
+            assert options == machine | {"resume": resume}
 
     @pytest.mark.parametrize(
         ("arguments", "message"),
@@ -267,7 +256,7 @@ class TestCommand:
             ("--class_num 9", "class_num: expected at least 10, the data's classes, or None"),
             ("--device_target GPU", "device GPU was requested but is not available"),
             ("--config none.yaml", "none.yaml cannot be read"),
-            ("--warmup 91", "warmup_epochs: expected an integer >= 0 and <= 90, got 91"),
+            ("--run_distribute no", "run_distribute: expected True or False, got 'no'"),
         ],
     )
     def test_bad_input_is_one_line_and_exit_code_2(

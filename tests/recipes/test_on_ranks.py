@@ -10,11 +10,10 @@ import json
 import numpy as np
 import pytest
 
-from labkit.nets import resnet
 from tests.support import recipes_on_ranks
 from tests.support.msrun import rank_results
-from tests.support.recipes import Kept, group_norm, newest, recipe, settings, shrink
-from tests.support.step_cells import assert_bit_equal, assert_close
+from tests.support.recipes import group_norm, kept, newest, recipe, settings, shrink
+from tests.support.step_cells import assert_bit_equal, assert_close, snapshot
 from tests.support.tolerances import TOLERANCE
 
 pytestmark = [pytest.mark.usefixtures("runtime"), pytest.mark.slow]
@@ -61,24 +60,17 @@ def test_a_resumed_training_is_the_uninterrupted_one(ranks, whole, resumed):
         assert_bit_equal(of(arrays, resumed), of(arrays, whole))
 
 
-def tiny(patch, norm=None):
-    """Apply ``shrink`` until the patch is undone."""
-    patch.setattr(resnet, "_DEPTHS", dict(resnet._DEPTHS))
-    patch.setattr(resnet, "_bn", resnet._bn)
-    shrink(norm)
-
-
 @pytest.mark.parametrize(("name", "label"), [("resnet50", "micro"), ("thor", "thor")])
 def test_two_ranks_are_one_process_without_batch_norm(
     ranks, data, tmp_path, monkeypatch, name, label
 ):
-    tiny(monkeypatch, group_norm)
-    kept = Kept()
-    result = recipe(name).train(settings(name, tmp_path, batch_size=20), data, device="CPU")
-    kept.undo()
+    shrink(monkeypatch, group_norm)
+    with kept() as networks:
+        result = recipe(name).train(settings(name, tmp_path, batch_size=20), data, device="CPU")
     assert set(result.records.column("images")) == {20}
-    alone = of(kept.parameters("alone"), "alone")
-    assert_close(of(ranks[1][0], label), alone, **TOLERANCE["float32, many updates"])
+    assert_close(
+        of(ranks[1][0], label), snapshot(networks[-1]), **TOLERANCE["float32, many updates"]
+    )
     losses = ranks[0][0][label]["loss"]
     assert losses == pytest.approx(result.records.column("loss"), rel=1e-4)
 
@@ -86,7 +78,7 @@ def test_two_ranks_are_one_process_without_batch_norm(
 def test_evaluation_over_ranks_is_that_of_the_checkpoint(ranks, data, monkeypatch):
     """This includes BatchNorm, whose running statistics differ between ranks in training."""
     said, _, out = ranks
-    tiny(monkeypatch)
+    shrink(monkeypatch)
     config = settings("resnet50", out)
     path = newest(out / "resnet50")
     alone = recipe("resnet50").evaluate_checkpoint(config, data, path, device="CPU")

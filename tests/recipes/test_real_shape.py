@@ -165,13 +165,9 @@ def by_pytorch(run):
 
 
 def check(run, images, before, updates=2):
-    """Check what holds for every recipe: its output, records, weights, and both evaluations.
+    """Check output, records, weights and evaluations, which every recipe has, of an epoch.
 
-    Args:
-        run: run of the recipe.
-        images: number of images in an update.
-        before: name -> weight before the training.
-        updates: expected number of updates.
+    ``images`` are those in an update, ``before`` the weights before the training by name.
     """
     assert f"\nlabkit: ResNet-50 into {run.folder}, {images} images in an update\n" in run.said
     shown = dict(re.findall(r"^  (\w+) +(\S+)$", run.said, re.M))

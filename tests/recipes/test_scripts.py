@@ -129,15 +129,6 @@ def test_wrong_arguments(tmp_path, words, expected):
     assert expected in done.stderr and f"usage: {words.split()[0].split('/')[1]} " in done.stderr
 
 
-@pytest.mark.parametrize("script", sorted(SCRIPTS.glob("*/*.sh")), ids=lambda path: path.name)
-def test_they_are_executable_and_posix(script):
-    assert os.access(script, os.X_OK)
-    text = script.read_text() + (SCRIPTS / "common.sh").read_text()
-    assert text.startswith("#!/bin/sh\n")
-    assert not re.search(r"\[\[|function |source |\blocal\b|&>|<<<", text)
-    subprocess.run(["sh", "-n", script], check=True)
-
-
 # A recipe whose training only waits; its exit takes 0.3 s, like the writing of a checkpoint.
 WAITING = """#!{python}
 import pathlib, time

@@ -57,9 +57,20 @@ def test_adasums_rates_are_the_schedules_of_updates(changed, updates):
     assert step.total_workers == 2 and step.tail == changed.get("tail", "flush")
 
 
-def test_adasum_of_one_worker_is_refused(data, tmp_path):
-    with pytest.raises(InputError, match="nothing to combine: 1 worker"):
-        recipe("adasum").train(settings("adasum", tmp_path, workers=1), data, device="CPU")
+@pytest.mark.parametrize(
+    ("name", "changed", "message"),
+    [
+        ("adasum", {"workers": 1}, "nothing to combine: 1 worker"),
+        ("adasum", {"node_size": 8, "tail": "drop"}, "4 micro-batches; expected enough for an upd"),
+        ("subspace-1", {"snapshots_per_epoch": 5}, "snapshots_per_epoch: expected at most 4"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:the network holds a trainable BatchNorm")
+def test_what_does_not_fit_the_data_is_refused_and_nothing_written(
+    data, tmp_path, name, changed, message
+):
+    with pytest.raises(InputError, match=message):
+        recipe(name).train(settings(name, tmp_path, **changed), data, device="CPU")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -70,22 +70,15 @@ class TestFirstStage:
 
 
 class TestStart:
-    def test_it_is_where_the_first_stage_has_ended(self, trained):
-        out, printed = trained(STAGE_2).out, trained(STAGE_2).printed
-        last = newest(out / STAGE_1)
-        assert f"labkit: starts from {last}\n" in printed
+    def test_it_is_where_the_first_stage_has_ended(self, trained, tmp_path):
+        """Its snapshots are beside the checkpoint, or else in stage_1."""
+        out, last = trained(STAGE_2).out, newest(trained(STAGE_2).out / STAGE_1)
+        assert f"labkit: starts from {last}\n" in trained(STAGE_2).printed
         assert subspace.pretrained(settings(STAGE_2, out)) == last
-
-    def test_snapshots_are_beside_the_checkpoint_or_in_stage_1(self, stages, tmp_path):
-        last, own = newest(stages / STAGE_1), stages / SNAPSHOTS
         moved = shutil.copy(last, tmp_path / "alone.ckpt")
-
-        def folder(out, **changed):
-            return subspace.snapshot_folder(settings(STAGE_2, out, **changed))
-
-        assert folder(stages) == own
-        assert folder(tmp_path, pretrained_weight_path=str(last)) == own
-        assert folder(stages, pretrained_weight_path=str(moved)) == own
+        for folder, given in ((out, None), (tmp_path, str(last)), (out, str(moved))):
+            config = settings(STAGE_2, folder, pretrained_weight_path=given)
+            assert subspace.snapshot_folder(config) == out / SNAPSHOTS
 
     def test_no_checkpoint_to_start_from(self, data, tmp_path):
         with pytest.raises(InputError, match="subspace-1 holds no checkpoint; expected stage_1 to"):
@@ -96,28 +89,29 @@ class TestStart:
         assert list(tmp_path.iterdir()) == []
 
 
+def basis_and_step(config, path):
+    """Return the basis in a file, and the second stage's step, whose basis must be that."""
+    network = build_network(config)
+    step = subspace.STAGE_2.build_step(config, network, 4)
+    basis = Basis.load(path, network.trainable_params())
+    assert step.settings["basis"] == basis.checksum
+    return basis.matrix, step
+
+
 class TestSecondStage:
-    def test_the_basis_is_kept_and_loaded_again(self, stages, monkeypatch):
+    def test_the_basis_is_kept_and_loaded_again(self, stages, tmp_path, monkeypatch):
         """With a saved basis, the tutorial's third argument, nothing is computed."""
         path = stages / SNAPSHOTS / "pca_mat.safetensors"
         config, kept = settings(STAGE_2, stages), path.read_bytes()
-        network = build_network(config)
         monkeypatch.setattr(Basis, "of", lambda *a, **o: pytest.fail("computed again"))
-        step = subspace.STAGE_2.build_step(config, network, 4)
-        basis = Basis.load(path, network.trainable_params())
-        assert step.settings["basis"] == basis.checksum and path.read_bytes() == kept
-        assert basis.matrix.shape == (3, sum(p.size for p in network.trainable_params()))
-
-    def test_a_basis_elsewhere_needs_no_snapshots(self, stages, tmp_path):
-        kept = load_file(stages / SNAPSHOTS / "pca_mat.safetensors")
-        np.save(tmp_path / "pca_mat.npy", kept["matrix"])
-        changed = {"pca_mat_path": str(tmp_path / "pca_mat.npy")}
-        start = str(newest(stages / STAGE_1))
-        config = settings(STAGE_2, tmp_path, pretrained_weight_path=start, **changed)
-        network = build_network(config)
-        step = subspace.STAGE_2.build_step(config, network, 4)
-        basis = Basis.load(tmp_path / "pca_mat.npy", network.trainable_params())
-        assert step.settings["basis"] == basis.checksum
+        matrix, step = basis_and_step(config, path)
+        assert path.read_bytes() == kept
+        assert matrix.shape == (3, sum(p.size for p in step.optimizer.parameters))
+        # Elsewhere it needs no snapshots.
+        np.save(tmp_path / "pca_mat.npy", load_file(path)["matrix"])
+        start = {"pretrained_weight_path": str(newest(stages / STAGE_1))}
+        start["pca_mat_path"] = str(tmp_path / "pca_mat.npy")
+        basis_and_step(settings(STAGE_2, tmp_path, **start), tmp_path / "pca_mat.npy")
 
     def test_the_weights_move_by_search_and_residual(self, stages):
         start, end = (arrays(newest(stages / stage)) for stage in (STAGE_1, STAGE_2))
@@ -150,42 +144,33 @@ def names(folder):
 class TestDocuments:
     """The tutorial's folders, names and logs, in addition to those of the run folder."""
 
-    def test_the_first_stages_files(self, stages):
-        folder = stages / STAGE_1 / "device0_stage_1"
-        assert names(folder) == {"checkpoint_stage_1", "env.log", "train.log"}
-        expected = {"checkpoint_pca", "resnet-2_4.ckpt", "resnet-3_4.ckpt"}
-        assert names(folder / "checkpoint_stage_1") == expected
+    def test_the_files_of_both_stages(self, trained, stages):
+        kept = {1: {"checkpoint_pca", "resnet-2_4.ckpt", "resnet-3_4.ckpt"}}
+        kept[2] = {"resnet-1_4.ckpt", "resnet-2_4.ckpt"}
+        for number, stage in enumerate((STAGE_1, STAGE_2), 1):
+            folder, inner = stages / stage / f"device0_stage_{number}", f"checkpoint_stage_{number}"
+            assert names(folder) == {inner, "env.log", "train.log"}
+            assert names(folder / inner) == kept[number]
+            log = (folder / "train.log").read_text()
+            assert log.startswith("============== Starting Training ==============\n")
+            assert trained(stage).printed.endswith(log)
 
-    def test_a_checkpoint_is_the_whole_state(self, stages):
-        folder = stages / STAGE_1 / "device0_stage_1/checkpoint_stage_1"
-        assert_bit_equal(arrays(folder / "resnet-3_4.ckpt"), arrays(newest(stages / STAGE_1)))
-
-    def test_the_log_is_what_was_printed(self, trained, stages):
-        log = (stages / STAGE_1 / "device0_stage_1/train.log").read_text()
-        assert log.startswith("============== Starting Training ==============\n")
-        assert trained(STAGE_1).printed.endswith(log)
-
-    def test_the_second_stages_files(self, stages):
-        folder = stages / STAGE_2 / "device0_stage_2"
-        assert names(folder) == {"checkpoint_stage_2", "env.log", "train.log"}
-        assert names(folder / "checkpoint_stage_2") == {"resnet-1_4.ckpt", "resnet-2_4.ckpt"}
-
-    def test_the_second_stage_starts_from_them(self, stages, tmp_path):
+    def test_a_checkpoint_is_the_whole_state_and_the_second_stages_start(self, stages, tmp_path):
         """It does not need the files of the run folder itself."""
         first = tmp_path / "checkpoint_stage_1"
         shutil.copytree(stages / STAGE_1 / "device0_stage_1/checkpoint_stage_1", first)
         path = first / "resnet-3_4.ckpt"
+        assert_bit_equal(arrays(path), arrays(newest(stages / STAGE_1)))
         config = settings(STAGE_2, tmp_path, pretrained_weight_path=str(path), n_components=2)
-        network = build_network(config)
-        step = subspace.STAGE_2.build_step(config, network, 4)
-        kept = Basis.load(first / "checkpoint_pca/pca_mat.safetensors", network.trainable_params())
-        assert step.settings["basis"] == kept.checksum and len(kept.matrix) == 2
+        matrix, _ = basis_and_step(config, first / "checkpoint_pca/pca_mat.safetensors")
+        assert len(matrix) == 2
 
 
 def test_the_folder_of_the_tutorials_text(data, tmp_path):
-    """The tutorial's text says validation_preprocess, its code val: not both."""
-    for folder in ("train", "val"):
-        (tmp_path / folder).symlink_to(data / folder)
-    (tmp_path / "validation_preprocess").symlink_to(data / "val")
-    with pytest.raises(InputError, match="holds train, val, validation_preprocess; expected train"):
-        datasets(settings(STAGE_1, tmp_path), tmp_path, 0, 1)
+    """The tutorial's text says validation_preprocess, its code val: one of them."""
+    for name, source in (("train", "train"), ("val", "val"), ("validation_preprocess", "val")):
+        (tmp_path / name).symlink_to(data / source)
+        if name != "val":
+            held = ", ".join(sorted(names(tmp_path)))
+            with pytest.raises(InputError, match=f"holds {held}; expected train/ and val/"):
+                datasets(settings(STAGE_1, tmp_path), tmp_path, 0, 1)

@@ -1,5 +1,7 @@
 """Recipes made small: settings that train within seconds, and a ResNet-18 of four convolutions."""
 
+import contextlib
+
 from labkit.recipes import recipe
 from labkit.recipes.__main__ import main as command
 
@@ -27,18 +29,12 @@ def main(name, arguments):
     return command([verb, name, *rest], "labkit")
 
 
-def values(name, out, **changed):
-    """Return the non-default settings of a recipe that writes into ``out/name``."""
-    folders = {"save_checkpoint_path": str(out / name)}
-    if name == "subspace-2":
-        folders["stage_1"] = str(out / "subspace-1")
-    return SETTINGS[name] | folders | changed
-
-
 def settings(name, out, **changed):
-    """Return ``values`` as the recipe's dataclass."""
-    defaults = next(iter(recipe(name).named.values()))
-    return type(defaults)(**values(name, out, **changed))
+    """Return the settings of a recipe that writes into ``out/name``."""
+    values = SETTINGS[name] | {"save_checkpoint_path": str(out / name)}
+    if name == "subspace-2":
+        values["stage_1"] = str(out / "subspace-1")
+    return type(next(iter(recipe(name).named.values())))(**values | changed)
 
 
 def newest(folder):
@@ -61,25 +57,19 @@ def rates_of(step):
     return {p.name: p for p in step.get_parameters()}["learning_rate"].asnumpy()
 
 
-def shrink(norm=None):
+def shrink(patch, norm=None):
     """Make ResNet-18 a network of four small stages, with another normalisation if given.
 
     A stage is one convolution: every training of a recipe compiles its graphs again, which took a
     minute with THOR and the two or three convolutions of a residual block.
     """
-    from labkit.nets import resnet
-
-    channels = ([4, 4, 8, 8], [4, 8, 8, 16])
-    resnet._DEPTHS[18] = ([1, 1, 1, 1], (_one_convolution(resnet), *channels))
-    if norm is not None:
-        resnet._bn = norm
-
-
-def _one_convolution(resnet):
-    """Return a block of one 3x3 convolution and its normalisation."""
     from mindspore import nn
 
+    from labkit.nets import resnet
+
     class Block(nn.Cell):
+        """One 3x3 convolution and its normalisation."""
+
         def __init__(self, in_channel, out_channel, stride=1, *, differences=()):
             super().__init__()
             self.conv1 = resnet._conv(in_channel, out_channel, 3, stride, differences)
@@ -89,7 +79,9 @@ def _one_convolution(resnet):
         def construct(self, x):
             return self.relu(self.bn1(self.conv1(x)))
 
-    return Block
+    small = ([1, 1, 1, 1], (Block, [4, 4, 8, 8], [4, 8, 8, 16]))
+    patch.setattr(resnet, "_DEPTHS", resnet._DEPTHS | {18: small})
+    patch.setattr(resnet, "_bn", norm or resnet._bn)
 
 
 def group_norm(channels):
@@ -99,25 +91,21 @@ def group_norm(channels):
     return nn.GroupNorm(2, channels)
 
 
-class Kept:
-    """Keeps, in order and until ``undo``, the networks of ``train``; ``spoil`` may change each."""
+@contextlib.contextmanager
+def kept(spoil=None):
+    """Keep, in order, the networks that recipes build in this block; ``spoil`` may change each."""
+    from labkit.recipes import parts
 
-    def __init__(self, spoil=None):
-        from labkit.recipes import parts
+    build, networks = parts.build_network, []
 
-        self._parts, self._build, self._spoil = parts, parts.build_network, spoil
-        self.networks = []
-        parts.build_network = self._kept
+    def built(config):
+        networks.append(build(config))
+        if spoil is not None:
+            spoil(networks[-1])
+        return networks[-1]
 
-    def _kept(self, config):
-        self.networks.append(self._build(config))
-        if self._spoil is not None:
-            self._spoil(self.networks[-1])
-        return self.networks[-1]
-
-    def undo(self):
-        self._parts.build_network = self._build
-
-    def parameters(self, name):
-        last = self.networks[-1]
-        return {f"{name}/{p.name}": p.asnumpy().copy() for p in last.get_parameters()}
+    parts.build_network = built
+    try:
+        yield networks
+    finally:
+        parts.build_network = build
