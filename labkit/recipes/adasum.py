@@ -16,7 +16,6 @@ from dataclasses import dataclass
 
 from mindspore import nn
 
-from labkit.algorithms import ADASUM_REDUCTIONS
 from labkit.algorithms.adasum import AdasumStep
 from labkit.ranks import cluster
 from labkit.recipes import parts
@@ -29,7 +28,7 @@ from labkit.steps.step import Step
 class AdasumConfig(WarmUpConfig):
     """Everything that determines a training, except the data and the machine."""
 
-    reduction: str = setting("adasum", "of the workers' updates", words=ADASUM_REDUCTIONS)
+    reduction: str = setting("adasum", "of the workers' updates", words=("adasum", "mean", "sum"))
     tail: str = setting("flush", "workers with too few at the end", words=("flush", "drop"))
     node_size: int = setting(
         8, "ranks to a server, which are averaged; on one rank micro-batches that stand for them"
