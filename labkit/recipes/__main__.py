@@ -30,7 +30,11 @@ def main(arguments: Sequence[str], program: str) -> int:
 
     A checkpoint in its run folder is evaluated with the settings of its training.
     """
-    top = Parser(prog=program, usage=f"{program} train|eval RECIPE [OPTION ...]")
+    top = Parser(
+        prog=program,
+        usage=f"{program} train|eval RECIPE [OPTION ...]",
+        epilog=f"Example: {program} train accumulation --data_path datasets/MNIST_Data",
+    )
     top.add_argument("command", choices=("train", "eval"), help="train, or evaluate a checkpoint")
     top.add_argument("recipe", choices=tuple(RECIPES), help="its options: RECIPE --help")
     given = list(arguments)
@@ -112,7 +116,9 @@ def _start(config: Any, options: argparse.Namespace, given: list[str]) -> int:
         ranks = ranks_of(options)
         count = ranks["workers"] * ranks["nodes"]
         command += ["--run_distribute", "True", "--device_num", str(count)]
-        logs = f"{config.save_checkpoint_path}{'-eval' if given[0] == 'eval' else ''}-log"
+        logs = (
+            f"{config.save_checkpoint_path.rstrip('/')}{'-eval' if given[0] == 'eval' else ''}-log"
+        )
         if ranks["nodes"] > 1:
             logs = f"{logs}/server{ranks['node_rank']}"
         who = f"{ranks['workers']} of {count} ranks by msrun, logs in {logs}"
@@ -139,6 +145,11 @@ def ranks_of(options: argparse.Namespace) -> dict[str, Any]:
     Raises:
         InputError: for both, and for a table whose ranks are not numbered as msrun numbers them.
     """
+    if options.run_distribute is not False or options.device_num is not None:
+        raise InputError(
+            "--run_distribute and --device_num are for a rank that was started; expected neither "
+            "with --ranks or --rank_table"
+        )
     if options.rank_table is None:
         return {"workers": options.ranks, "nodes": 1}
     if options.ranks is not None:

@@ -26,8 +26,8 @@ from labkit.steps.step import Step
 class Config(TrainingConfig):
     """Everything that determines a training, except the data and the machine."""
 
-    lr: float = setting(0.256, "largest learning rate")
-    lr_end: float = setting(0.0, "last learning rate")
+    lr: float = setting(0.256, "largest learning rate", above=0)
+    lr_end: float = setting(0.0, "last learning rate", within="lr")
     warmup: int = setting(1, "epochs to the largest rate", at_least=0, within="epoch_size")
     momentum: float = setting(0.875, "of nn.Momentum", below=1)
     class_num: int | None = None

@@ -54,7 +54,7 @@ class TrainingConfig:
     keep_checkpoint_max: int = setting(2, "checkpoints kept")
     save_checkpoint_path: str = setting("runs/training", "run folder, of this training alone")
     depth: int | None = setting(50, "of the ResNet; None: LeNet-5 on MNIST", words=DEPTHS)
-    image_size: int = setting(224, "side of the ResNet's square images")
+    image_size: int = setting(224, "side of the ResNet's square images", at_least=32)
     initialiser: str = setting("seed", "of the ResNet: labkit.nets.initialisers", words=SCHEMES)
     augment: bool = setting(True, "random crops and flips of the images in training")
     all_reduce_fusion_config: Sequence[int] | None = setting(
@@ -91,6 +91,9 @@ class TrainingConfig:
         for name, (_, _, stated) in declared(type(self)).items():
             if (most := stated["within"]) and getattr(self, name) > getattr(self, most):
                 raise wrong(name, getattr(self, name), f"at most {getattr(self, most)}, the {most}")
+        if self.save_checkpoint_steps and (not self.save_checkpoint or self.dataset_sink_mode):
+            expected = "None without save_checkpoint or with dataset_sink_mode"
+            raise wrong("save_checkpoint_steps", self.save_checkpoint_steps, expected)
 
     def step_options(self) -> dict[str, Any]:
         """Return the ``GradientOptions`` that these settings give to a step."""
@@ -111,9 +114,9 @@ MAY_CHANGE = frozenset(
 class WarmUpConfig(TrainingConfig):
     """The settings of recipes whose learning rates ``labkit.steps.schedules.get_lr`` returns."""
 
-    lr_init: float = setting(0.0, "learning rate at the beginning")
-    lr_end: float = setting(0.0, "learning rate at the end of the schedule")
-    lr_max: float = setting(0.8, "largest learning rate")
+    lr_init: float = setting(0.0, "learning rate at the beginning", within="lr_max")
+    lr_end: float = setting(0.0, "learning rate at the end of the schedule", within="lr_max")
+    lr_max: float = setting(0.8, "largest learning rate", above=0)
     warmup_epochs: int = setting(5, "epochs to the largest rate", at_least=0, within="epoch_size")
     momentum: float = setting(0.9, "of nn.Momentum", below=1)
 

@@ -74,6 +74,8 @@ REFUSED = {
     "batch_size: null": "batch_size: expected an integer >= 1, got None",
     "weight_decay: x": "weight_decay: expected a finite number >= 0, got 'x'",
     "label_smooth_factor: 1": "label_smooth_factor: expected a finite number >= 0 and < 1, got 1",
+    "image_size: 3": "image_size: expected an integer >= 32, got 3",
+    "{save_checkpoint: false, save_checkpoint_steps: 2}": "save_checkpoint_steps: expected None",
     "seed: -1": "seed: expected an integer >= 0, got -1",
     "on: 1": "on: expected True or False, got 1",
     "most: 0": "most: expected an integer >= 1, got 0",
