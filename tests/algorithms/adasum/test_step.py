@@ -151,6 +151,26 @@ class TestTwin:
                 np.testing.assert_allclose(actual, expected, **TOLERANCE["float32, many updates"])
 
 
+def test_each_option_of_the_twin_gives_other_weights():
+    """Or a step that ignores one would equal its twin."""
+    ends = []
+    for options in (
+        {"workers": 2},
+        {"workers": 2, "micro_steps": 2},
+        {"workers": 4},
+        {"workers": 4, "on": "gradients"},
+        {"workers": 4, "reduction": "mean"},
+        {"workers": 4, "reduction": "sum"},
+        {"workers": 4, "scope": "network"},
+    ):
+        twin = Twin(**options)
+        for call in range(8):
+            twin.micro_batch(*rows(4, seed=call))
+        ends.append(twin.weights[0].ravel())
+    distances = np.abs(np.array(ends)[:, None] - np.array(ends)).max(axis=2)
+    assert distances[~np.eye(len(ends), dtype=bool)].min() > 1e-3
+
+
 def opposite_rows(inputs, targets, weights, rest=0.0, more=0.0):
     """Return targets whose residuals have the opposite sign, except for ``rest``."""
     residuals = targets - inputs @ weights[0].T - weights[1]

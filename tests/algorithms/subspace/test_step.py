@@ -149,6 +149,27 @@ class TestTwin:
             np.testing.assert_allclose(residual, twin.search.residual, rtol=1e-4, atol=1e-4)
 
 
+def test_each_option_of_the_twin_gives_other_weights():
+    """Or a step that ignores one would equal its twin."""
+    network, _ = small()
+    basis, ends = basis_of(network.trainable_params(), COMPONENTS), []
+    for constants in (
+        {},
+        HARD,
+        HARD | {"failure": "rollback"},
+        {"alpha": 0.1},
+        {"alpha": 0.1, "gamma": 0.5},
+        {"curvature": 0.9999},
+        {"rho": 0.1, "sigma": 0.9},
+    ):
+        twin = Twin(basis.matrix, constants=constants)
+        for call in range(20):
+            twin.micro_batch(*small_rows(ROWS, seed=call))
+        ends.append(twin.weights)
+    distances = np.abs(np.array(ends)[:, None] - np.array(ends)).max(axis=2)
+    assert distances[~np.eye(len(ends), dtype=bool)].min() > 1e-3
+
+
 class Quadratic(nn.Cell):
     """Loss net: (1/2 |A (w - w*)|^2, 1) with A (M, M) and w* (M,) given as the batch."""
 
