@@ -18,6 +18,7 @@ from labkit.base.files import write_json
 from labkit.errors import InputError
 
 _DEVICE = ("device_id", "device_ip", "rank_id")
+_SERVER = ("server_id", "host_nic_ip")
 _CONF = re.compile(r"address_(\d+)\s*=\s*(\S+)", re.ASCII)
 
 
@@ -99,7 +100,7 @@ def read_addresses(path: str | os.PathLike) -> dict[int, str]:
     found = [match.groups() for line in lines if (match := _CONF.fullmatch(line.strip()))]
     addresses = {int(number): address for number, address in found}
     if not found or len(addresses) < len(found):
-        raise InputError(f"{path}: expected a line such as address_0=192.1.27.6 for each device")
+        raise InputError(f"{path} has no line such as address_0=192.1.27.6 for each device")
     return dict(sorted(addresses.items()))
 
 
@@ -127,7 +128,7 @@ def _check(table: Any) -> None:
         if table[key] != expected:
             raise wrong(key, table[key], repr(expected))
     texts = [(key, device[key]) for device in every for key in _DEVICE]
-    texts += [(key, server[key]) for server in servers for key in ("server_id", "host_nic_ip")]
+    texts += [(key, server.get(key, "")) for server in servers for key in _SERVER]
     for key, text in texts:
         if not isinstance(text, str) or (key == "device_id" and not text.isdigit()):
             raise wrong(key, text, "a text, in quotation marks")

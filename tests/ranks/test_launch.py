@@ -5,16 +5,19 @@ instead of 12 s.
 """
 
 import concurrent.futures
+import contextlib
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
+import psutil
 import pytest
 
 from labkit.errors import InputError, WorkerFailed, WorkersTimedOut
 from labkit.ranks.launch import child_environment, free_port, launch
-from tests.support.living import MARK, marked, wait_until
+from tests.support.living import wait_until
 
 TIMEOUT = 120
 # Precedes the code of a test, which runs on ranks 0 and 1 and not on the scheduler.
@@ -34,6 +37,18 @@ for call in range(int(sys.argv[1])):
     print("sum", gather([started.rank + 1]).sum(), "of rank", started.rank, flush=True)
     time.sleep(0.01)
 """
+
+MARK = "MARKED_BY"  # variable that a test sets for what it starts; children inherit it
+
+
+def marked(by):
+    """Return the PIDs of the living processes started with ``MARK=by`` in their environment."""
+    pids = []
+    for pid in psutil.pids():
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            if f"{MARK}={by}".encode() in Path(f"/proc/{pid}/environ").read_bytes():
+                pids.append(pid)
+    return pids
 
 
 @pytest.fixture

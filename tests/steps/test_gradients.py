@@ -521,7 +521,6 @@ def test_a_plain_step_adds_several_losses_and_takes_a_bare_one(function):
         (AccumulatedStep, (3, 5), {"nonfinite": "drop_group"}),
         (projected_sgd, (3, 5), {}),  # all components, as plain descent
     ],
-    ids=str,
 )
 def test_each_of_two_means_is_over_its_own_rows(kind, sizes, options):
     """Whatever the micro-batches: the closed form over all rows at once, in float64."""

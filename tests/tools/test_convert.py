@@ -57,7 +57,7 @@ def test_a_network_of_ones_own_with_other_names(tmp_path, monkeypatch, runtime):
         ("in.safetensors", "out.ckpt", "--network vgg", "or module:function"),
         ("in.safetensors", "out.ckpt", "--network no_such:net", "No module named 'no_such'"),
         ("in.safetensors", "out.ckpt", "--network os:getcwd", "a function that returns an nn.Cell"),
-        ("in.safetensors", "out.ckpt", "--rename fc", "expected MINDSPORE=PYTORCH"),
+        ("in.safetensors", "out.ckpt", "--rename fc", "each as MINDSPORE=PYTORCH"),
         ("in.safetensors", "out.ckpt", "--rename end_point=fc", "change no name"),
         ("in.safetensors", "out.ckpt", "--classes 1000", "shape (10, 512), expected (1000, 512)"),
         ("absent.safetensors", "out.ckpt", "", "is not there"),

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from labkit.base.arguments import choice
 from labkit.reference.thor import Arrays
 
 
@@ -89,6 +90,9 @@ class Accumulation:
     updates: list[Update] = field(default_factory=list)  # all, in order
 
     def __post_init__(self) -> None:
+        choice("tail", self.tail, ("flush", "drop", "carry"))
+        choice("nonfinite", self.nonfinite, ("drop_micro", "drop_group", "propagate"))
+        choice("reduction", self.reduction, ("mean", "sum"))
         self.group_size = self._next_size()
 
     def micro_batch(self, batch: MicroBatch) -> Update | None:

@@ -281,7 +281,7 @@ CHANGED = [
 ]
 
 
-@pytest.mark.parametrize(("changed", "message"), CHANGED, ids=str)
+@pytest.mark.parametrize(("changed", "message"), CHANGED)
 def test_a_refused_conversion_leaves_the_network_to_be_converted(changed, message):
     net = network()
     optimizer = thor(net, 0.1, 0.3, 0.9, loss_scale=64)
