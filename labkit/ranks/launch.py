@@ -30,6 +30,7 @@ from labkit.ranks import cluster
 _POLL = 0.05  # seconds; an exit code can be read for up to a second, until msrun collects it
 _SETTLE = 1.0  # seconds for ranks that fail together to end, before one of them is named
 _LINES = 20  # of the log of a rank that failed
+_STARTED = re.compile(r"^Start (scheduler|worker) process", re.M)
 _FAILED = re.compile(r"Worker process (\d+) exit with exception\. Error code: (-?\d+)")
 # What a rank writes only because another rank is gone.
 _ECHO = re.compile(
@@ -187,7 +188,7 @@ class _Ranks:
     """The ranks of this machine, which msrun starts.
 
     Attributes:
-        pids: rank -> pid, of those that were seen.
+        pids: rank -> pid, once all have started.
         codes: rank -> exit code, -n for signal n, of those that have ended, in that order.
     """
 
@@ -210,12 +211,16 @@ class _Ranks:
 
     def _look(self) -> None:
         """Note which ranks have started and which have ended since the last look."""
-        for child in self._children() if len(self.pids) < len(self.numbers) else ():
-            with contextlib.suppress(psutil.Error):
-                variables = child.environ()  # those of msrun until the program is loaded
-                if variables.get("MS_ROLE") == "MS_WORKER":
-                    self.pids[self.numbers[int(variables["DEVICE_ID"])]] = child.pid
-        logged = {int(pid): int(code) for pid, code in _FAILED.findall(self.log("msrun"))}
+        log = self.log("msrun")
+        if not self.pids:
+            # msrun starts the scheduler, where that is on this machine, and then ranks in order. A
+            # rank that ends at once is still among its children, for up to a second.
+            children, started = self._children(), _STARTED.findall(log)
+            children.sort(key=lambda child: (child.create_time(), child.pid))
+            if len(started) == len(children) and started.count("worker") == len(self.numbers):
+                own = children[-len(self.numbers) :]
+                self.pids = {rank: child.pid for rank, child in zip(self.numbers, own, strict=True)}
+        logged = {int(pid): int(code) for pid, code in _FAILED.findall(log)}
         codes = {rank: _exit_code(self.pids[rank]) for rank in self._running() if rank in self.pids}
         ended = [rank for rank, code in codes.items() if code is not None]
         # msrun names one, before it kills the others.
