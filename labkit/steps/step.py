@@ -70,10 +70,11 @@ class Step(nn.Cell):
             raise wrong(name, type(self).__name__, "an AccumulatedStep")
         half = [weight.name for weight in optimizer.parameters if weight.dtype == ms.float16]
         if half:
+            more = f" and {len(half) - 1} more" if len(half) > 1 else ""
             warn(
-                f"{len(half)} Parameters are float16, such as {half[0]!r}: the optimizer gets 0 "
-                "for a number below 6e-8 in the averaged gradient and inf above 65504; expected "
-                "float32 Parameters, with precision='O2' for float16 inside the network"
+                f"Parameter {half[0]!r}{more} is float16: the optimizer gets 0 for a number below "
+                "6e-8 in the averaged gradient and inf above 65504; expected float32 Parameters, "
+                "with precision='O2' for float16 inside the network"
             )
         loss_net = as_loss_net(loss_net)
         trained = {id(parameter) for parameter in optimizer.parameters}

@@ -300,6 +300,13 @@ def test_a_steady_call_makes_at_most_eight_calls_of_labkit(options):
     assert 0 < len(calls) <= 8, calls
 
 
+def test_float16_parameters_are_warned_of():
+    network = linear()
+    network.weight.set_dtype(ms.float16)
+    with pytest.warns(UserWarning, match="'weight' is float16: .* below 6e-8"):
+        plain(LossNet(network, nn.MSELoss()), momentum(network))
+
+
 def test_which_steps_are_one_graph():
     """Adasum, THOR and the subspace have graphs between which the host acts, as may a stage."""
 

@@ -263,7 +263,6 @@ def test_one_line_says_what_is_on_and_one_what_is_left_off(method, line, capsys)
         (manual("grad_freeze"), {}, "turns on grad_freeze, not part of labkit"),
         (manual("less_bn"), {}, "turns on less_bn, not part of labkit"),
         (ADASUM, {}, "nothing to combine: 1 worker"),
-        (ACCUMULATION, {"optimizer": "SGD"}, "optimizer: expected an nn.Optimizer, got 'str'"),
         (ACCUMULATION, {"basis": basis}, "basis: expected None where dim_reduce is off"),
         (manual("dim_reduce"), {}, "weight_load_dir is None, and pca_mat_path None is no"),
         (manual("dim_reduce", dim_reduce={"weight_load_dir": "somewhere"}), {"basis": basis},
