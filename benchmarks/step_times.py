@@ -18,6 +18,7 @@ take turns; medians over rounds, then over processes. What compiles does so once
 
 import itertools
 import json
+import os
 import sys
 import tempfile
 import time
@@ -60,11 +61,11 @@ def main():
     for name in options.names or COMPARISONS:
         children, first = COMPARISONS[name]
         runs = []
-        for _ in range(1 if name == "ranks" else options.processes):
+        for number in range(1 if name == "ranks" else options.processes):
             runs.append({})
             for function, *more in children:
                 words = ("--rounds", str(options.rounds), "--child", function.__name__, *more)
-                runs[-1] |= in_child(__file__, *words)
+                runs[-1] |= in_child(__file__, *words, environment={"PROCESS": str(number)})
         taken = medians(runs)
         print(f"\n{name}\n")
         rows = [[contestant, ms, ms / taken[first]] for contestant, ms in taken.items()]
@@ -346,10 +347,10 @@ def compiling(rounds):
         "adasum": (lambda: labkit.AdasumStep(*fresh(), workers=2), 2),
         "subspace": (lambda: subspace_step(1.0), 2),
     }
-    # In a random order: compiling takes longer the more a process has already compiled. The first
-    # one does not count: it includes what MindSpore loads for its first compilation.
-    taken, turned = {}, np.random.default_rng().permutation([*builders])
-    for name in ("bare cell", *turned):
+    # The order rotates from process to process: compiling takes longer the more a process has
+    # compiled. The first one does not count: MindSpore loads for it what all need.
+    taken, names, first = {}, [*builders], int(os.environ["PROCESS"]) % len(builders)
+    for name in ("bare cell", *names[first:], *names[:first]):
         begin = time.perf_counter()
         build, calls = builders[name]
         step = build()
