@@ -17,12 +17,12 @@ import race
 from mindspore import Tensor, nn
 
 from labkit.algorithms.adasum import AdasumStep
+from labkit.labs.results import LAYERS
 from labkit.nets.lenet import LeNet5
 from labkit.steps.schedules import get_lr
 from labkit.steps.step import PlainStep
 
 BATCH, WORKERS = 32, 16
-LAYERS = ("conv1", "conv2", "fc1", "fc2", "fc3")
 WARMUP = 0.17  # of the updates
 SEEDS = (1, 2, 3)
 

@@ -6,11 +6,12 @@ import race
 import thor_race
 from accumulation_race import make_step as accumulated
 from accumulation_race import train as train_accumulated
-from adasum_race import LAYERS, cosines_of, make_step, setting_of
+from adasum_race import cosines_of, make_step, setting_of
 from critical_batch import PATIENCE, PLAN, decided, planned
 from mindspore import Tensor
 
 from labkit.labs.compare import parameter_values
+from labkit.labs.results import LAYERS
 from labkit.reference import cosine
 from labkit.runtime import pynative
 

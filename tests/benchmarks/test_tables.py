@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import race
-from adasum_race import LAYERS
 from adasum_race import setting_of as adasum_setting
 from subspace_race import setting_of
 
 from labkit.labs import results
+from labkit.labs.results import LAYERS
 
 NAMES = """thor_race adasum_race subspace_race migration_race critical_batch
     accumulation_race""".split()
