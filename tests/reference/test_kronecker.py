@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from labkit import reference
+from labkit.reference import Window
 from tests import twins
 
 RANDOM = np.random.default_rng(0)
@@ -87,7 +88,7 @@ def test_factors_by_hand():
 
 def test_a_1x1_convolution_is_a_dense_layer_on_every_pixel():
     inputs, derivatives = RANDOM.normal(size=(3, 2, 4, 5)), RANDOM.normal(size=(3, 6, 4, 5))
-    seen = reference.patches(inputs, (1, 1))
+    seen = reference.patches(inputs, Window((1, 1)))
     conv = reference.kronecker_factors(seen, derivatives, homogeneous=True, layout="patches")
     last = [np.moveaxis(array, 1, -1) for array in (inputs, derivatives)]
     dense = reference.kronecker_factors(*last, homogeneous=True)
@@ -98,10 +99,10 @@ def test_a_1x1_convolution_is_a_dense_layer_on_every_pixel():
 
 def test_the_groups_of_a_convolution_are_convolutions_of_their_own():
     inputs, derivatives = RANDOM.normal(size=(3, 4, 5, 5)), RANDOM.normal(size=(3, 6, 3, 3))
-    seen = reference.patches(inputs, (3, 3), groups=2)
+    seen = reference.patches(inputs, Window((3, 3), groups=2))
     whole = reference.kronecker_factors(seen, derivatives, homogeneous=False, layout="patches")
     for group in range(2):
-        own = reference.patches(inputs[:, 2 * group : 2 * group + 2], (3, 3))
+        own = reference.patches(inputs[:, 2 * group : 2 * group + 2], Window((3, 3)))
         slopes = derivatives[:, 3 * group : 3 * group + 3]
         alone = reference.kronecker_factors(own, slopes, homogeneous=False, layout="patches")
         for factor, other in zip(whole[:2], alone[:2], strict=True):

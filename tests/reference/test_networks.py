@@ -68,7 +68,7 @@ def test_the_layers_inputs_and_derivatives_make_the_gradients():
         options = dict(homogeneous=True, layout="patches" if layer.window else "dense")
         seen = layer.inputs
         if layer.window:
-            seen = reference.patches(layer.inputs, **vars(layer.window))
+            seen = reference.patches(layer.inputs, layer.window)
         rows = reference.per_sample_gradients(seen, layer.derivatives, **options)
         expected = reference.gradient_matrix(gradients[f"{layer.name}.weight"], bias)
         np.testing.assert_allclose(rows.mean(axis=0), expected, rtol=1e-9, atol=1e-14)

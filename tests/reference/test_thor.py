@@ -97,7 +97,6 @@ def test_the_trace_rule_refreshes_skips_and_freezes():
         assert thor.decisions == {"fc": decision}
         expected = batch(0, scale=of)[1][0].factors(homogeneous=False)[0]
         np.testing.assert_allclose(thor.refreshed["fc"][0], expected)
-    assert thor.frozen == {"fc"}
 
 
 def test_weight_decay_comes_after_the_inverses_and_by_name():
