@@ -57,8 +57,6 @@ def _read(path: Path, magic: int) -> np.ndarray:
     if number != magic:
         raise InputError(f"{path}: magic number {number}; expected {magic} of an IDX file")
     if len(content) - size != np.prod(shape, dtype=object) or len(content) == size:
-        expected = f"{' x '.join(map(str, shape))}, as the header says, and at least 1"
-        raise InputError(
-            f"{path}: {len(content) - size} bytes follow the header; expected {expected}"
-        )
+        expected = f"expected {' x '.join(map(str, shape))}, as the header says, and at least 1"
+        raise InputError(f"{path}: {len(content) - size} bytes follow the header; {expected}")
     return content[size:].reshape(shape)

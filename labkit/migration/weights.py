@@ -57,9 +57,8 @@ def load(network: nn.Cell, state: Mapping, renames: Mapping[str, str] | None = N
         with np.errstate(over="ignore"):
             fitted = value.astype(kind)
         if not np.array_equal(fitted.astype(value.dtype), value):
-            raise InputError(
-                f"{pair.torch}: {value.dtype} that {kind} cannot hold without rounding"
-            )
+            why = f"{value.dtype} that {kind} cannot hold without rounding"
+            raise InputError(f"{pair.torch}: {why}")
         fitted = fitted.reshape(parameter.shape)
         if not np.array_equal(values.setdefault(pair.mindspore, fitted), fitted):
             raise InputError(f"{pair.torch} shares its parameter with another name and differs")
@@ -153,8 +152,8 @@ def convert_back(
 ) -> Path:
     """Convert the MindSpore checkpoint ``source`` to the PyTorch file ``target``; return its path.
 
-    The weights are loaded into ``network``: ``InputError`` if one is missing or has another shape
-    or type. Other entries of the checkpoint, such as an optimizer's, are left out.
+    The weights are loaded into ``network``: ``InputError`` if one is missing or has another shape.
+    Other entries of the checkpoint, such as an optimizer's, are left out.
     """
     saved = checkpoint.read(source)
     own = {parameter.name for parameter in network.get_parameters()}

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit import reference
+from labkit.errors import InputError
 from tests import twins
 from tests.twins import Accumulation, MicroBatch
 
@@ -70,6 +71,25 @@ def test_an_update_is_the_weighted_mean_or_the_sum_of_the_means():
             weight = rows if reduction == "mean" else 1.0
             update = group.micro_batch(MicroBatch(value, weight, [np.array([value])], rows))
         assert (update.loss, update.gradients[0][0], update.images) == (*expected, 4)
+
+
+LAYER = reference.Layer("fc", np.ones((2, 3)), np.ones((2, 4)))
+UNKNOWN = [  # calls with a word that means nothing
+    lambda: Accumulation(2, tail="fulsh"),
+    lambda: Accumulation(2, nonfinite="drop"),
+    lambda: Accumulation(2, reduction="meen"),
+    lambda: twins.weight(3, "meen"),
+    lambda: reference.ProjectedBFGS(np.eye(2), failure="rolback"),
+    lambda: reference.damping_pair(np.eye(2)[None], np.eye(2)[None], 1, 1.0, "pie"),
+    lambda: LAYER.factors(homogeneous=False, formulas="upstream"),
+    lambda: reference.Thor(0.1, 0.3, bias="plane").update({"fc.weight": 1.0}, {}, [LAYER]),
+]
+
+
+def test_unknown_words_are_refused():
+    for call in UNKNOWN:
+        with pytest.raises((InputError, KeyError), match="expected one of|'(meen|plane)'"):
+            call()
 
 
 @pytest.mark.parametrize(
