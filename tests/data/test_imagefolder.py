@@ -49,7 +49,7 @@ def numbers(dataset, epochs=1):
 
 
 def flat(lists):
-    return sum(lists, [])
+    return [number for numbers in lists for number in numbers]
 
 
 # ---- shapes and values
@@ -138,23 +138,20 @@ def test_every_usable_kind_becomes_three_channels(tmp_path, name, backend):
 
 @pytest.mark.parametrize("ranks", [1, 3, 23])
 def test_evaluation_over_ranks_shows_every_image_once(folder, ranks):
-    parts = [
-        flat(numbers(create_dataset(folder, 10, ranks, rank, False, **SMALL)))
-        for rank in range(ranks)
-    ]
+    each = [create_dataset(folder, 10, ranks, rank, False, **SMALL) for rank in range(ranks)]
+    parts = [flat(numbers(dataset)) for dataset in each]
     assert flat(parts) == list(range(COUNT))
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_training_shards_are_disjoint_of_one_size_and_change(folder, ranks):
-    share = COUNT // ranks
-    shown = []
+    share, shown = COUNT // ranks, []
     for rank in range(ranks):
         dataset = create_dataset(folder, 1, ranks, rank, augment=False, **SMALL)
         assert dataset.get_dataset_size() == share
         shown.append(flat(numbers(dataset, epochs=4)))
-    epochs = [flat([item[e * share : (e + 1) * share] for item in shown]) for e in range(4)]
+    epochs = [flat(item[e * share : (e + 1) * share] for item in shown) for e in range(4)]
     assert all(len(epoch) == len(set(epoch)) == share * ranks for epoch in epochs)
     # The images left out change: after four epochs all have been seen.
     assert set(flat(epochs)) == set(range(COUNT))

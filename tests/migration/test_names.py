@@ -5,43 +5,10 @@ import pytest
 from mindspore import Parameter, Tensor, nn
 
 from labkit.errors import InputError
-from labkit.migration import load, match, pairs, state_dict
+from labkit.migration import match, pairs
 from labkit.migration.names import renamed
 
 pytestmark = pytest.mark.usefixtures("runtime")
-
-
-class Shared(nn.Cell):
-    """One cell in two places, and one Parameter in two cells: both are tied weights."""
-
-    def __init__(self):
-        super().__init__()
-        self.embedding = nn.Embedding(5, 3)
-        self.first = nn.Dense(3, 3)
-        self.second = self.first
-        self.head = nn.Dense(3, 5, has_bias=False)
-        self.head.weight = self.embedding.embedding_table
-
-    def construct(self, x):
-        return self.head(self.second(self.first(self.embedding(x))))
-
-
-def test_tied_weights_have_both_names_as_in_pytorch():
-    torch = pytest.importorskip("torch")
-    module = torch.nn.Module()
-    module.embedding = torch.nn.Embedding(5, 3)
-    module.first = module.second = torch.nn.Linear(3, 3)
-    module.head = torch.nn.Linear(3, 5, bias=False)
-    module.head.weight = module.embedding.weight
-    network, state = Shared(), {n: v.numpy() for n, v in module.state_dict().items()}
-    assert {p.torch for p in pairs(network)} == set(state) and len(state) == 6
-    assert not load(network, state).problems
-    before = state_dict(network)
-    assert all(np.array_equal(before[name], state[name]) for name in state)
-    state["head.weight"] = state["head.weight"] + 1
-    with pytest.raises(InputError, match="head.weight shares its parameter with another name"):
-        load(network, state)
-    assert all(np.array_equal(before[name], value) for name, value in state_dict(network).items())
 
 
 def test_attributes_of_a_users_own_cell_keep_their_names():
