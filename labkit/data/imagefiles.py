@@ -101,7 +101,6 @@ def _jpeg_is_whole(path: Path) -> bool:
 def _refuse(root: Path, faults: list[str]) -> None:
     if faults:
         more = f"; and {len(faults) - _SHOWN} more" if len(faults) > _SHOWN else ""
-        raise InputError(
-            f"image folder {root} cannot be used: {'; '.join(faults[:_SHOWN])}{more}. "
-            "Expected FOLDER/CLASS/FILE with whole JPEG or PNG files and nothing else"
-        )
+        expected = "Expected FOLDER/CLASS/FILE with whole JPEG or PNG files and nothing else"
+        found = "; ".join(faults[:_SHOWN]) + more
+        raise InputError(f"image folder {root} cannot be used: {found}. {expected}")

@@ -35,8 +35,6 @@ from labkit.ranks import cluster
 
 MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
-SCALE = (0.08, 1.0)
-RATIO = (0.75, 1.333)
 # "mindspore": the C++ operations, whose bilinear resize has no antialiasing. "pillow": the same
 # operations on PIL images, equal to Pillow's and thus to torchvision's on PIL images.
 BACKENDS = ("mindspore", "pillow")
@@ -92,14 +90,12 @@ def create_dataset(
         raise wrong("backend", backend, expected)
     names, count, side = read_folder(dataset_path, deep=random or backend != "pillow")
     if random:
-        crop = vision.RandomCropDecodeResize(image_size, scale=SCALE, ratio=RATIO)
+        crop = vision.RandomCropDecodeResize(image_size, scale=(0.08, 1.0), ratio=(0.75, 1.333))
         operations = [crop, vision.RandomHorizontalFlip(0.5), *_normalise()]
     elif length is None and side < image_size:
         # CenterCrop would frame them in black.
-        raise InputError(
-            f"image folder {dataset_path} holds an image of {side} rows or columns; without "
-            f"resize, expected at least {image_size} of both"
-        )
+        found = f"image folder {dataset_path} holds an image of {side} rows or columns"
+        raise InputError(f"{found}; without resize, expected at least {image_size} of both")
     else:
         operations = plain_operations(image_size, length, backend)
     folder = Path(dataset_path)
@@ -143,10 +139,8 @@ def create_datasets(
     if names != others:  # the labels of all classes after an additional one would be shifted
         pairs = (names, others), (others, names)
         alone = [", ".join(sorted({*own} - {*other})) or "none" for own, other in pairs]
-        raise InputError(
-            f"{folder}: expected the same classes in both, got {alone[0]} in {train} alone, "
-            f"{alone[1]} in {val} alone"
-        )
+        found = f"{alone[0]} in {train} alone, {alone[1]} in {val} alone"
+        raise InputError(f"{folder}: expected the same classes in both, got {found}")
     share = (batch_size, rank_size, rank_id)
     train_set = create_dataset(folders[0], *share, augment=augment, **options)
     return train_set, create_dataset(folders[1], *share, do_train=False, **options), names
@@ -193,10 +187,8 @@ def create_dataset2(
         session = int(cache_session_id)
     shared = distribute or target == "Ascend"
     if shared and not cluster.joined() and (distribute or cluster.ranks_started() > 1):
-        raise InputError(
-            f"distribute is {distribute}, {cluster.ranks_started()} ranks were started, and "
-            "this one has joined no other; expected labkit.start(distribute=True) before"
-        )
+        found = f"{cluster.ranks_started()} ranks were started, and this one has joined no other"
+        raise InputError(f"{found}; expected labkit.start(distribute=True) before")
     rank, ranks = cluster.rank_and_size() if shared else (0, 1)
     return create_dataset(
         dataset_path,
@@ -212,7 +204,7 @@ def create_dataset2(
 
 
 def plain_operations(image_size: int, length: int | None, backend: str = "mindspore") -> list:
-    """Return the operations without randomness, with the ``length`` of ``resize_length``."""
+    """Return the operations without randomness; ``length`` is that of ``resize_length``."""
     pillow = choice("backend", backend, BACKENDS) == "pillow"
     resize = [] if length is None else [vision.Resize(length, vision.Inter.LINEAR)]
     operations = [vision.Decode(to_pil=pillow), *resize, vision.CenterCrop(image_size)]

@@ -107,7 +107,7 @@ def damping_pair(
     pi is 1 ("equal"), or sqrt((tr A / dim A) / (tr G / dim G)) over all groups ("pi"), between 1e-3
     and 1e3: a factor of zeros must not take the damping away.
     """
-    a_positions, g_positions = _pair(positions)
+    a_positions, g_positions = np.broadcast_to(positions, 2)
     choice("damping_split", damping_split, ("equal", "pi"))
     pi = 1.0
     if damping_split == "pi":
@@ -142,7 +142,7 @@ def thor_direction(
                 a_inverse = damped_inverse(a_factor[group, left:right, left:right], a_damping)
                 block = gradient[group, top:bottom, left:right]
                 direction[group, top:bottom, left:right] = g_inverse @ block @ a_inverse
-    return direction / _pair(positions)[0]
+    return direction / np.broadcast_to(positions, 2)[0]
 
 
 def per_sample_gradients(
@@ -175,7 +175,3 @@ def kronecker_fisher(a_factor: np.ndarray, g_factor: np.ndarray, positions: int)
 def relative_error(approximation: np.ndarray, exact: np.ndarray) -> float:
     """Return the Frobenius norm of the difference over that of the exact matrix."""
     return float(np.linalg.norm(approximation - exact) / np.linalg.norm(exact))
-
-
-def _pair(positions: Positions) -> tuple[int, int]:
-    return positions if isinstance(positions, tuple) else (positions, positions)
