@@ -209,6 +209,6 @@ def _torch(path: Path) -> ModuleType:
     try:
         import torch
     except ImportError as error:
-        instead = "save as .safetensors where it is (safetensors.torch.save_file)"
-        raise InputError(f"{path} needs PyTorch; install it, or {instead}") from error
+        instead = "install it, or save as .safetensors where it is (safetensors.torch.save_file)"
+        raise InputError(f"{path} needs PyTorch, which is not installed here: {instead}") from error
     return torch
