@@ -142,8 +142,7 @@ def load(name: str) -> Trace:
 def settings(name: str) -> dict:
     """Return a recorded step's settings, and ``losses``, those of ten steps on its batch.
 
-    Learning rates are those of the step and of the ten; weight decay is of weights with more than
-    one dimension. ``tiny`` also has BatchNorm's ``running_var`` after the ten steps.
+    ``tiny`` also has BatchNorm's ``running_var`` after the ten steps.
     """
     return _read(name)[0]["settings"]
 

@@ -22,8 +22,8 @@ from labkit.errors import InputError, nearest
 COUNTER = "num_batches_tracked"
 _NORM = {"gamma": "weight", "beta": "bias"}
 _STATISTICS = {"moving_mean": "running_mean", "moving_variance": "running_var"}
-# The first match counts. (cells, attribute in MindSpore -> name in PyTorch, None if it has none:
-# InstanceNorm's statistics are never read, as with PyTorch's track_running_stats=False)
+# The first match counts: (cells, attribute -> name in PyTorch). InstanceNorm's statistics, never
+# read, have none, as with PyTorch's track_running_stats=False.
 _RULES = (
     ((_BatchNorm,), _NORM | _STATISTICS),
     ((_InstanceNorm,), _NORM | dict.fromkeys(_STATISTICS)),
@@ -51,8 +51,8 @@ def pairs(network: nn.Cell, renames: Mapping[str, str] | None = None) -> list[Pa
     ``{"end_point": "fc", "e2.0": "conv2"}``.
 
     Raises:
-        InputError: if a rename changes no path, two parameters have the same name on one side, or
-            a cell computes something else than PyTorch's module with the same weights.
+        InputError: if a rename changes no path, two names are the same, or a cell computes
+            something else than PyTorch's module.
     """
     unused = set(renames or {})
     paired: dict[str, Pair] = {}

@@ -100,10 +100,7 @@ def trace(
 def torch_trace(
     module: Any, loss_fn: Callable, optimizer: Any, images: np.ndarray, labels: np.ndarray
 ) -> Trace:
-    """Take the same step with a PyTorch module, in its type (float32, float64); needs PyTorch.
-
-    The optimizer is one over ``module.parameters()``, the other arguments are those of ``trace``.
-    """
+    """Take the step of ``trace`` with a PyTorch module, in its type, and an optimizer over it."""
     import torch
 
     def values() -> Arrays:

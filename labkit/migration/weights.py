@@ -160,7 +160,7 @@ def convert_back(
     checkpoint.load_into(network, {n: v for n, v in saved.items() if n in own}, source)
     state = state_dict(network, renames)
     for name in saved.keys() & state.keys():
-        if name.rpartition(".")[2] == COUNTER:
+        if name.endswith(COUNTER):
             state[name] = np.asarray(int(saved[name].asnumpy().item()), np.int64)
     return write_torch(target, state)
 
@@ -189,14 +189,13 @@ def _read_pickle(path: Path, entry: str | None) -> State:
     except Exception as error:
         why = "it is damaged, or holds more than tensors, and unpickling that could execute code"
         raise InputError(f"{path}: {why}. Save its state_dict() alone ({error})") from error
-    tensors = content
     if isinstance(content, Mapping) and (entry or not _are_tensors(content)):
         entry = entry or next((name for name in _ENTRIES if name in content), None)
         refuse_unknown(f"entry= of {path}", entry, map(str, content))
-        tensors = content[entry]
-    if not _are_tensors(tensors):
-        raise InputError(f"{path}: expected tensors by name, got a {type(tensors).__name__}")
-    floats = {n: t.float() if t.dtype == torch.bfloat16 else t for n, t in tensors.items()}
+        content = content[entry]
+    if not _are_tensors(content):
+        raise InputError(f"{path}: expected tensors by name, got a {type(content).__name__}")
+    floats = {n: t.float() if t.dtype == torch.bfloat16 else t for n, t in content.items()}
     return {str(name): tensor.detach().numpy() for name, tensor in floats.items()}
 
 
