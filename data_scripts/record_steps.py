@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from labkit.migration import recorded, rule
-from labkit.migration.torch_trace import torch_trace
+from labkit.migration.trace import torch_trace
 from tests.support import torch_resnet
 
 SETTINGS = {

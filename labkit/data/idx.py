@@ -17,36 +17,30 @@ from labkit.errors import InputError
 # The low byte of the magic number is the number of dimensions; 0x08 stands for unsigned bytes.
 IMAGES_MAGIC = 2051
 LABELS_MAGIC = 2049
-CLASSES = 10
+CLASSES, SIZE = 10, (28, 28)
 
 
 def read_pair(
-    images_path: str | os.PathLike,
-    labels_path: str | os.PathLike,
-    size: tuple[int, int] = (28, 28),
+    images_path: str | os.PathLike, labels_path: str | os.PathLike
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the images (N, rows, columns) and the labels (N,) of one set, uint8 and read-only.
+    """Return the images (N, 28, 28) and the labels (N,) of one set, uint8 and read-only.
 
     Pixels of a plain file are read when they are used: opening MNIST takes 0.1 ms.
 
     Raises:
-        InputError: names the file, the fault and what was expected: images of ``size`` = (rows,
+        InputError: names the file, the fault and what was expected: images of ``SIZE`` = (rows,
             columns), a label below ``CLASSES`` for each.
     """
     images = _read(Path(images_path), IMAGES_MAGIC)
     labels = _read(Path(labels_path), LABELS_MAGIC)
-    if images.shape[1:] != size:
-        raise InputError(f"{images_path}: images of {images.shape[1:]} pixels; expected {size}")
+    if images.shape[1:] != SIZE:
+        raise InputError(f"{images_path}: images of {images.shape[1:]} pixels; expected {SIZE}")
     if len(images) != len(labels):
-        raise InputError(
-            f"{images_path} has {len(images)} images and {labels_path} has {len(labels)} labels; "
-            "expected one label for each image"
-        )
-    if (wrong := labels >= CLASSES).any():
-        raise InputError(
-            f"{labels_path}: label {labels[wrong.argmax()]} at position {wrong.argmax()} "
-            f"({wrong.sum()} such labels); expected 0 to {CLASSES - 1}"
-        )
+        found = f"{images_path} has {len(images)} images and {labels_path} has {len(labels)} labels"
+        raise InputError(f"{found}; expected one label for each image")
+    if labels.max() >= CLASSES:
+        first = labels[labels >= CLASSES][0]
+        raise InputError(f"{labels_path}: label {first}; expected 0 to {CLASSES - 1}")
     return images, labels
 
 
@@ -63,8 +57,6 @@ def _read(path: Path, magic: int) -> np.ndarray:
     if number != magic:
         raise InputError(f"{path}: magic number {number}; expected {magic} of an IDX file")
     if len(content) - size != np.prod(shape, dtype=object) or len(content) == size:
-        raise InputError(
-            f"{path}: {len(content) - size} bytes follow the header; expected "
-            f"{' x '.join(map(str, shape))}, as the header says, and at least 1"
-        )
+        expected = f"expected {' x '.join(map(str, shape))}, as the header says, and at least 1"
+        raise InputError(f"{path}: {len(content) - size} bytes follow the header; {expected}")
     return content[size:].reshape(shape)

@@ -7,16 +7,14 @@ Training   RandomCropDecodeResize(image_size, scale (0.08, 1), ratio (3/4, 1.333
            Normalize(255 mean, 255 std), HWC2CHW; shuffled, incomplete last batch dropped.
 Evaluation Decode, Resize(256/224 image_size), CenterCrop(image_size), Normalize, HWC2CHW; in
            order of the file names, every image once.
-Source: `create_dataset` of "ResNet-50 migration" (the first five arguments; it has no augmentation,
-which is ``augment=False``) and `create_dataset2` of the ResNet-50 and THOR tutorials. Departures:
-at most as many workers as cores (the sources ask for 8), evaluation keeps its incomplete last
-batch, and shards are exact.
+Source: `create_dataset` of "ResNet-50 migration" (without augmentation, ``augment=False``) and
+`create_dataset2` of the ResNet-50 and THOR tutorials. Departures: at most as many workers as cores
+(the sources ask for 8), evaluation keeps its incomplete last batch, and shards are exact.
 
-Files become three channels: grayscale is repeated, a palette looked up, alpha dropped, CMYK with
-Adobe's marker converted, the upper 8 of 16 bits taken, EXIF orientation ignored. The result is bit
-for bit that of Pillow's convert("RGB"), except for 16-bit grayscale, which Pillow turns white (the
-backend "pillow" refuses it), and for CMYK, which is within 1 grey level. Files that
-`labkit.data.imagefiles` cannot use are refused by name when the dataset is created.
+Files become three channels: grayscale is repeated, alpha dropped, CMYK with Adobe's marker
+converted, the upper 8 of 16 bits taken, EXIF orientation ignored. The result is bit for bit that of
+Pillow's convert("RGB"), except for 16-bit grayscale, which Pillow turns white (the backend "pillow"
+refuses it), and for CMYK, which is within 1 grey level.
 
 The order depends on the seed (`labkit.runtime.start`) alone, random crops and flips on the seed and
 num_parallel_workers. `dataset.set_init_step` resumes both exactly.
@@ -37,8 +35,6 @@ from labkit.ranks import cluster
 
 MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
-SCALE = (0.08, 1.0)
-RATIO = (0.75, 1.333)
 # "mindspore": the C++ operations, whose bilinear resize has no antialiasing. "pillow": the same
 # operations on PIL images, equal to Pillow's and thus to torchvision's on PIL images.
 BACKENDS = ("mindspore", "pillow")
@@ -75,8 +71,8 @@ def create_dataset(
         resize: length of the shorter side before the centre crop; "auto": image_size * 256 / 224,
             rounded; None: no resize.
         augment: False: training images are preprocessed as in evaluation.
-        backend: "mindspore", or "pillow": the antialiased resize of a PyTorch pipeline, 2 to 5
-            times slower (`labkit.data.parity`); not with augmentation.
+        backend: "mindspore", or "pillow", not with augmentation: the antialiased resize of a
+            PyTorch pipeline, 2 to 5 times slower (`labkit.data.parity`).
         repeat_size: passes over the data in one epoch of the dataset.
         num_parallel_workers: workers of each operation; limited to the number of cores.
         cache_session_id: evaluation only: keep the preprocessed images in MindSpore's dataset
@@ -94,14 +90,12 @@ def create_dataset(
         raise wrong("backend", backend, expected)
     names, count, side = read_folder(dataset_path, deep=random or backend != "pillow")
     if random:
-        crop = vision.RandomCropDecodeResize(image_size, scale=SCALE, ratio=RATIO)
+        crop = vision.RandomCropDecodeResize(image_size, scale=(0.08, 1.0), ratio=(0.75, 1.333))
         operations = [crop, vision.RandomHorizontalFlip(0.5), *_normalise()]
     elif length is None and side < image_size:
         # CenterCrop would frame them in black.
-        raise InputError(
-            f"image folder {dataset_path} holds an image of {side} rows or columns; without "
-            f"resize, expected at least {image_size} of both"
-        )
+        found = f"image folder {dataset_path} holds an image of {side} rows or columns"
+        raise InputError(f"{found}; without resize, expected at least {image_size} of both")
     else:
         operations = plain_operations(image_size, length, backend)
     folder = Path(dataset_path)
@@ -130,19 +124,12 @@ def create_datasets(
     train: str = "train",
     val: str = "val",
     augment: bool = True,
-    backend: str = "mindspore",
-    cache_session_id: int | None = None,
     **options: Any,
 ) -> tuple[ds.Dataset, ds.Dataset, tuple[str, ...]]:
     """Return the training set, the validation set and the class names of a folder with both.
 
-    Args:
-        folder: folder that holds the two folders of images, named ``train`` and ``val``.
-        batch_size: as in ``create_dataset``, as are all other arguments.
-        augment: of training alone.
-        backend: of validation alone where training is augmented.
-        cache_session_id: of validation alone.
-        **options: of both.
+    The folder holds two folders of images, named ``train`` and ``val``; all other arguments are
+    those of ``create_dataset``.
 
     Raises:
         InputError: if their classes are not the same, and as in ``create_dataset``.
@@ -152,14 +139,10 @@ def create_datasets(
     if names != others:  # the labels of all classes after an additional one would be shifted
         pairs = (names, others), (others, names)
         alone = [", ".join(sorted({*own} - {*other})) or "none" for own, other in pairs]
-        raise InputError(
-            f"{folder}: expected the same classes in both, got {alone[0]} in {train} alone, "
-            f"{alone[1]} in {val} alone"
-        )
+        found = f"{alone[0]} in {train} alone, {alone[1]} in {val} alone"
+        raise InputError(f"{folder}: expected the same classes in both, got {found}")
     share = (batch_size, rank_size, rank_id)
-    of_training = "mindspore" if augment else backend
-    train_set = create_dataset(folders[0], *share, augment=augment, backend=of_training, **options)
-    options |= {"backend": backend, "cache_session_id": cache_session_id}
+    train_set = create_dataset(folders[0], *share, augment=augment, **options)
     return train_set, create_dataset(folders[1], *share, do_train=False, **options), names
 
 
@@ -183,17 +166,14 @@ def create_dataset2(
     evaluation the source leaves out up to batch_size - 1 images; here every image counts.
 
     Args:
-        dataset_path: folder with one folder per class.
-        do_train: as in ``create_dataset``.
+        dataset_path, do_train, batch_size: as in ``create_dataset``.
         repeat_num: its ``repeat_size``.
-        batch_size: images in a batch.
         target: "Ascend": this process reads its share of the images whenever it has joined other
             ranks; "GPU", "CPU": only with ``distribute``.
         distribute: whether the ranks share the images.
-        enable_cache: whether evaluation keeps the preprocessed images in MindSpore's dataset cache.
-        cache_session_id: session of that cache, a number or its digits.
-        train_image_size: ``image_size`` in training (an argument of r1.6).
-        eval_image_size: ``image_size`` in evaluation.
+        enable_cache, cache_session_id: whether evaluation uses MindSpore's dataset cache, and its
+            session, a number or its digits.
+        train_image_size, eval_image_size: ``image_size`` in training and in evaluation.
 
     Raises:
         InputError: if the cache has no session, if the ranks that share the images have not been
@@ -207,10 +187,8 @@ def create_dataset2(
         session = int(cache_session_id)
     shared = distribute or target == "Ascend"
     if shared and not cluster.joined() and (distribute or cluster.ranks_started() > 1):
-        raise InputError(
-            f"distribute is {distribute}, {cluster.ranks_started()} ranks were started, and "
-            "this one has joined no other; expected labkit.start(distribute=True) before"
-        )
+        found = f"{cluster.ranks_started()} ranks were started, and this one has joined no other"
+        raise InputError(f"{found}; expected labkit.start(distribute=True) before")
     rank, ranks = cluster.rank_and_size() if shared else (0, 1)
     return create_dataset(
         dataset_path,
@@ -226,7 +204,7 @@ def create_dataset2(
 
 
 def plain_operations(image_size: int, length: int | None, backend: str = "mindspore") -> list:
-    """Return the operations without randomness, with the ``length`` of ``resize_length``."""
+    """Return the operations without randomness; ``length`` is that of ``resize_length``."""
     pillow = choice("backend", backend, BACKENDS) == "pillow"
     resize = [] if length is None else [vision.Resize(length, vision.Inter.LINEAR)]
     operations = [vision.Decode(to_pil=pillow), *resize, vision.CenterCrop(image_size)]

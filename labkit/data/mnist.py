@@ -5,9 +5,8 @@ LINEAR, two Rescales, HWC2CHW, labels to int32, shuffle with a buffer of 10 000,
 It yields images float32 (batch, 1, 32, 32) and labels int32 (batch,).
 
 The order of the images depends only on the seed (`mindspore.set_seed`, read when an iterator is
-made), not on the number of workers, and `dataset.set_init_step` resumes it exactly. The images
-themselves are within 0.76 grey levels of exact bilinear interpolation: Resize on uint8 works in
-integers and rounds.
+made), not on the number of workers, and `dataset.set_init_step` resumes it exactly. The images are
+within 0.76 grey levels of exact bilinear interpolation: Resize on uint8 works in integers.
 """
 
 import os
@@ -52,12 +51,10 @@ def create_dataset(
 ) -> ds.Dataset:
     """Return the pipeline over one set: (batch, 1, 32, 32) float32, (batch,) int32.
 
-    MNIST's 60 000 training images make 1875 batches of 32.
-
     Args:
         data_path: folder that holds the two files of a set (`.../train`), or, with ``usage``, one
             that holds `train` and `test`.
-        batch_size: images in a batch.
+        batch_size: images in a batch; MNIST's 60 000 training images make 1875 batches of 32.
         repeat_size: passes over the data in one epoch of the dataset.
         num_parallel_workers: workers of each operation; limited to the number of cores.
         usage: "train" or "test"; None: the set that ``data_path`` holds.
@@ -65,10 +62,7 @@ def create_dataset(
             then dropped, and otherwise kept.
         images: number of images to use, the first ones of the file; None: all.
         rescale: "correct", or "seed" for the tutorial's order of the two Rescales.
-        rank_size: number of ranks that share the images, which must be all images of the set. As
-            in ``imagefolder``: equal parts of the shuffled images, or, in file order, parts that
-            together hold every image once.
-        rank_id: this rank, from 0.
+        rank_size, rank_id: as in ``imagefolder``, of ranks that share all images of the set.
 
     Raises:
         InputError: if files are missing or broken, or an argument does not fit them.
@@ -148,10 +142,8 @@ def _find_set(data_path: str | os.PathLike, usage: str | None) -> tuple[Path, st
     found = [(folder, name) for folder, name in places if (folder / files[name]).exists()]
     if not found:
         expected = " or ".join(files.values())
-        raise InputError(
-            f"data folder {root} does not hold {expected} and its labels, unpacked "
-            "(data_scripts/mnist.py prepares them)"
-        )
+        how = "and its labels, unpacked (data_scripts/mnist.py prepares them)"
+        raise InputError(f"data folder {root} does not hold {expected} {how}")
     if usage is None and len(found) > 1:
         raise InputError(f'{root} holds two sets; expected usage="train" or usage="test"')
     folder, usage = found[0]

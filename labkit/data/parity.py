@@ -5,12 +5,11 @@ with Pillow and NumPy. The largest differences of the stages bound that of the w
 
     whole <= (decode + resize + crop) / (255 min std) + normalise
 
-because both resizes average pixels and so do not enlarge a difference in their input (plus 1 grey
-level for their rounding if decode is not 0). The resize causes nearly all of it: Pillow's bilinear
-filter widens its triangle when it shrinks an image (antialiasing), MindSpore's always reads four
-pixels. When enlarging, both use the same formula. The crop differs by one pixel if the rest (side
-minus size) is 3 more than a multiple of 4: torchvision rounds rest / 2 to even, MindSpore cuts it.
-Sources: torchvision 0.19 `transforms/functional.py`; Pillow `Resample.c`.
+because both resizes average pixels (plus 1 grey level for their rounding if decode is not 0). The
+resize causes nearly all of it: Pillow's bilinear filter widens its triangle when it shrinks an
+image (antialiasing), MindSpore's always reads four pixels. The crop differs by one pixel if the
+rest (side minus size) is 3 more than a multiple of 4: torchvision rounds rest / 2 to even,
+MindSpore cuts it. Sources: torchvision 0.19 `transforms/functional.py`; Pillow `Resample.c`.
 """
 
 import os
@@ -19,7 +18,7 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image
 
-from labkit.data.imagefolder import BACKENDS, MEAN, STD, plain_operations, resize_length
+from labkit.data.imagefolder import MEAN, STD, plain_operations, resize_length
 from labkit.errors import InputError
 
 
@@ -58,18 +57,15 @@ def normalise(pixels: np.ndarray) -> np.ndarray:
     return (scaled - means) / deviations
 
 
-def exact_bilinear(pixels: np.ndarray, shape: tuple[int, ...], *, antialias: bool) -> np.ndarray:
-    """Resize (H, W, 3) to (rows, columns) in float64, without rounding.
+def exact_bilinear(pixels: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Resize (H, W, 3) to (rows, columns) in float64, without antialiasing and without rounding.
 
     Each axis is one matrix of triangle weights around (i + 1/2) H / rows - 1/2, edges repeated.
-    The triangle reaches one pixel to each side or, with ``antialias``, H / rows if that is more.
     """
     resized = pixels.astype(np.float64)
     for axis, to in enumerate(shape):
-        ratio = pixels.shape[axis] / to
-        centres = (np.arange(to) + 0.5)[:, None] * ratio - 0.5
-        reach = max(ratio, 1.0) if antialias else 1.0
-        weights = np.clip(1 - np.abs(np.arange(pixels.shape[axis]) - centres) / reach, 0, None)
+        centres = (np.arange(to) + 0.5)[:, None] * (pixels.shape[axis] / to) - 0.5
+        weights = np.clip(1 - np.abs(np.arange(pixels.shape[axis]) - centres), 0, None)
         weights /= weights.sum(axis=1, keepdims=True)
         resized = np.moveaxis(np.tensordot(weights, resized, axes=(1, axis)), 0, axis)
     return resized
@@ -84,8 +80,8 @@ def preprocessing_differences(
 
     Returns:
         The largest difference of each stage alone, on the same input, by its name: of decode,
-        resize and its three parts, and crop, in grey levels; of the crop's offset, in pixels; of
-        normalise, whole, and whole with backend "pillow", in units of a normalised pixel.
+        resize, its part that is MindSpore's rounding, and crop, in grey levels; of normalise,
+        whole, and whole with backend "pillow", in units of a normalised pixel.
 
     Raises:
         InputError: if there are no paths, a file is not an image, or an argument does not fit.
@@ -103,32 +99,22 @@ def _one_image(path: str | os.PathLike, image_size: int, length: int | None) -> 
         content, decoded = np.fromfile(path, dtype=np.uint8), pillow_decode(path)
     except (OSError, SyntaxError, ValueError) as error:
         raise InputError(f"{path} cannot be read as an image ({error})") from error
-    plain, pillow = (plain_operations(image_size, length, name) for name in BACKENDS)
+    whole = pillows = content
+    for operation in plain_operations(image_size, length, "pillow"):
+        pillows = operation(pillows)
+    plain = plain_operations(image_size, length)
+    for operation in plain:
+        whole = operation(whole)
     decode, *resizes, crop, scale, transpose = plain
     resized = pillow_resize(decoded, length)
     shrunk = resizes[0](decoded) if resizes else decoded
-    shape = resized.shape[:2]
-    sharp = exact_bilinear(decoded, shape, antialias=False)
-    smooth = exact_bilinear(decoded, shape, antialias=True)
     cropped = centre_crop(resized, image_size)
-    # Rows and columns as pixels show from where a crop takes them.
-    index = np.zeros((*shape, 3), dtype=np.float32)
-    index[..., 0], index[..., 1] = np.indices(shape)
-    offset = (crop(index) - centre_crop(index, image_size))[..., :2]
     expected = normalise(cropped)
-    whole = pillows = content
-    for operation in plain:
-        whole = operation(whole)
-    for operation in pillow:
-        pillows = operation(pillows)
     return {
         "decode": decode(content).astype(np.int32) - decoded,
         "resize": shrunk.astype(np.int32) - resized,
-        "resize: MindSpore's rounding": shrunk - sharp,
-        "resize: antialiasing alone": sharp - smooth,
-        "resize: Pillow's rounding": smooth - resized,
+        "resize: MindSpore's rounding": shrunk - exact_bilinear(decoded, resized.shape[:2]),
         "crop": crop(resized).astype(np.int32) - cropped,
-        "crop: offset": offset.max(axis=(0, 1)),
         "normalise": transpose(scale(cropped)) - expected,
         "whole": whole - expected,
         'whole, backend="pillow"': pillows - expected,

@@ -17,12 +17,12 @@ def prepare(name: str, **options: int) -> Path:
 
     The script under ``data_scripts`` verifies existing files and makes missing ones. It belongs to
     the checkout that labkit is imported from or, for an installed copy, to the user's own checkout
-    around the working folder. Each combination of options of "color-digits" has its own folder.
+    around the working folder.
 
     Args:
         name: "mnist", "fashion-mnist" or "color-digits".
-        **options: for "color-digits": ``size``, the side of an image in pixels (default 32),
-            ``train`` and ``val``, the numbers of images (6000, 1000), and their ``seed`` (1).
+        **options: for "color-digits", each combination in a folder of its own: ``size`` in pixels
+            (default 32), ``train`` and ``val``, numbers of images (6000, 1000), ``seed`` (1).
 
     Raises:
         InputError: if the name or an option is unknown, there is no such checkout, or the script

@@ -1,11 +1,10 @@
 """Compare one step with another, stage by stage, tensor by tensor."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from labkit.errors import InputError, refuse_unknown
 from labkit.migration.fixtures import Digest
 from labkit.migration.trace import STAGES, Trace
 
@@ -27,50 +26,25 @@ _NOISE = 1e-6
 
 @dataclass(frozen=True)
 class Row:
-    """One tensor of one stage.
-
-    Attributes:
-        stage, name: one of ``STAGES``, and the name of the tensor.
-        difference: largest absolute difference over the largest value of the reference; infinite
-            if shapes differ, a value is not finite, or one side lacks the tensor.
-        tolerance: tolerance of the stage.
-        passed: whether the difference is within the tolerance.
-        note: an explanation, or an empty text.
-    """
+    """One tensor of one stage."""
 
     stage: str
     name: str
-    difference: float
-    tolerance: float
+    difference: float  # the largest over the largest value of the reference, or infinite
+    tolerance: float  # that of the stage
     passed: bool
-    note: str = ""
+    note: str = ""  # why a difference is infinite
 
 
-def compare_step(
-    actual: Trace, reference: Trace, tolerance: Mapping[str, float] | None = None
-) -> list[Row]:
+def compare_step(actual: Trace, reference: Trace) -> list[Row]:
     """Return a ``Row`` for each tensor of each stage, in the order in which a fault spreads.
 
-    An update is known only to the spacing of float32 numbers of its weight's size, so this spacing
-    is subtracted from its difference (at most 3 % of a tensor's largest recorded update).
-    In the stage ``forward`` only cells that both sides have are compared; in every other one a
-    tensor that one side lacks is a failed row.
-
-    Args:
-        actual: the step to judge, from ``trace``, not a recorded one.
-        reference: a step from ``torch_trace``, ``recorded.load`` or ``trace``.
-        tolerance: stage -> tolerance, for the stages that differ from ``STEP_TOLERANCE``.
-
-    Raises:
-        InputError: if a stage is unknown, or there is nothing to compare.
+    ``actual`` is the step to judge, from ``trace``, not a recorded one. An update is known only to
+    the spacing of float32 numbers of its weight's size, which is subtracted from its difference. In
+    the stage ``forward`` only cells that both sides have are compared; in every other one a tensor
+    that one side lacks is a failed row.
     """
-    for stage in tolerance or {}:
-        refuse_unknown("stage", stage, STAGES)
-    limits = STEP_TOLERANCE | dict(tolerance or {})
-    rows = [row for stage in STAGES for row in _rows(stage, actual, reference, limits[stage])]
-    if not rows:
-        raise InputError(f"nothing to compare between {actual.origin} and {reference.origin}")
-    return rows
+    return [row for stage in STAGES for row in _rows(stage, actual, reference)]
 
 
 def first_difference(rows: Sequence[Row]) -> Row | None:
@@ -94,10 +68,10 @@ def stage_table(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def _rows(stage: str, actual: Trace, reference: Trace, tolerance: float) -> Iterator[Row]:
+def _rows(stage: str, actual: Trace, reference: Trace) -> Iterator[Row]:
     ours, theirs = actual.stages.get(stage, {}), reference.stages.get(stage, {})
-    largest = [x for x in map(_largest, theirs.values()) if np.isfinite(x)]
-    floor = _NOISE * max(largest, default=0.0)
+    tolerance = STEP_TOLERANCE[stage]
+    floor = _NOISE * max(filter(np.isfinite, map(_largest, theirs.values())), default=0.0)
     common = [name for name in theirs if name in ours]
     if stage == "forward" and ours and theirs and not common:
         note = "no cell has the same name on both sides: renames"

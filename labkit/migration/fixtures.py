@@ -1,9 +1,6 @@
 """Recorded PyTorch steps, small enough to ship, and the rule that their weights and images follow.
 
-A digest of each tensor is kept: some of its numbers, and a few sums of all its numbers with random
-signs. Of a large tensor it cannot show an error in a few numbers that are not kept, if that is
-small compared with sqrt(size) times the tolerance. ``data_scripts/record_steps.py`` made the files,
-in float64, so that they agree on every machine.
+``data_scripts/record_steps.py`` made the files, in float64, so that they agree on every machine.
 
 The rule gives the same numbers on every machine, without a file. They follow from a tensor's name
 and shape alone: PCG64 seeded by the SHA-256 of the name, 24 bits per number, without NumPy's
@@ -12,15 +9,12 @@ distributions (which may change). By PyTorch name:
     more than one dimension   uniform, mean 0, standard deviation sqrt(2 / fan_in)
     BatchNorm's weight        uniform in 0.9 .. 1.1
     BatchNorm's bias          three channels of four in 2.5 .. 3.5, the fourth in -3.5 .. -2.5
-    running_mean              uniform in -0.1 .. 0.1
     running_var               uniform in 0.5 .. 1.5
     num_batches_tracked       0
     anything else             uniform in -0.1 .. 0.1
 
-The reason for BatchNorm's bias: a ReLU whose input is near zero may be active in one float32
-computation and inactive in another. With biases near 0, PyTorch's own float32 gradients of
-ResNet-50 differ from float64 by 1 to 2 % in half of the tensors (batch 32 at 64x64), and no two
-implementations can be compared more closely. With these biases it is 3e-5 in the worst tensor.
+BatchNorm's biases keep ReLU's inputs away from zero, where rounding decides which are active: with
+biases near 0 PyTorch's own float32 gradients of ResNet-50 differ from float64 by 1 to 2 %.
 """
 
 import hashlib
@@ -51,10 +45,11 @@ def uniform(name: str, shape: tuple[int, ...], low: float = 0.0, high: float = 1
 
 def state(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
     """Return the rule's tensors for PyTorch names and shapes."""
-    return {name: _tensor(name, tuple(shape), shapes) for name, shape in shapes.items()}
+    norms = {name.rpartition(".")[0] for name in shapes if name.endswith(".running_var")}
+    return {name: _tensor(name, tuple(shape), norms) for name, shape in shapes.items()}
 
 
-def _tensor(name: str, shape: tuple[int, ...], shapes: Mapping) -> np.ndarray:
+def _tensor(name: str, shape: tuple[int, ...], norms: set[str]) -> np.ndarray:
     module, _, last = name.rpartition(".")
     if last == "num_batches_tracked":
         return np.zeros(shape, np.int64)
@@ -64,9 +59,9 @@ def _tensor(name: str, shape: tuple[int, ...], shapes: Mapping) -> np.ndarray:
         # A uniform distribution in +-a has the standard deviation a / sqrt(3).
         edge = math.sqrt(3 * 2 / math.prod(shape[1:]))
         return uniform(name, shape, -edge, edge)
-    if f"{module}.running_var" in shapes and last == "weight":
+    if module in norms and last == "weight":
         return uniform(name, shape, 0.9, 1.1)
-    if f"{module}.running_var" in shapes and last == "bias":
+    if module in norms and last == "bias":
         sign = np.where(uniform(f"{name}, sign", shape) < 0.75, 1, -1).astype(np.float32)
         return sign * uniform(name, shape, 2.5, 3.5)
     return uniform(name, shape, -0.1, 0.1)
@@ -88,20 +83,16 @@ def batch(size: int, side: int, classes: int) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass(frozen=True)
 class Digest:
-    """The digest of a tensor.
+    """Some of a tensor's numbers, and a few sums of all of them with random signs.
 
-    Attributes:
-        shape: shape of the tensor.
-        largest: its largest absolute value.
-        kept: some of its numbers: all of a small tensor's, else evenly spread with a jitter.
-        sums: sum_i s_i x_i / sqrt(n) with signs s_i = +-1; their error is of the size of one
-            number's error if the errors are independent of one another.
+    Of a large tensor it cannot show an error in a few numbers that are not kept, if that is small
+    compared with sqrt(size) times the tolerance.
     """
 
     shape: tuple[int, ...]
-    largest: float
-    kept: np.ndarray
-    sums: np.ndarray
+    largest: float  # the largest absolute value
+    kept: np.ndarray  # all numbers of a small tensor, else some, evenly spread with a jitter
+    sums: np.ndarray  # sum_i s_i x_i / sqrt(n), s_i = +-1: off as one number is if all are so
 
     @classmethod
     def of(cls, value: np.ndarray) -> "Digest":
@@ -137,13 +128,8 @@ def _sums(flat: np.ndarray) -> np.ndarray:
     return signs @ by_kind / math.sqrt(max(flat.size, 1))
 
 
-def names() -> list[str]:
-    """Return the recorded steps: ``resnet18``, ``resnet50``, and ``tiny``, which lab 02 shows."""
-    return sorted(path.stem for path in FOLDER.glob("*.npz"))
-
-
 def load(name: str) -> Trace:
-    """Return a recorded step; ``settings(name)`` returns its settings."""
+    """Return a recorded step: ``resnet18``, ``resnet50``, or ``tiny``, which lab 02 shows."""
     header, numbers = _read(name)
     stages: dict[str, dict[str, object]] = {}
     for stage, tensor, shape, largest in header["tensors"]:
@@ -154,12 +140,9 @@ def load(name: str) -> Trace:
 
 
 def settings(name: str) -> dict:
-    """Return the settings of a recorded step, and ``losses``, those of ten steps on its batch.
+    """Return a recorded step's settings, and ``losses``, those of ten steps on its batch.
 
-    They are depth, classes, batch size, side of the images, label smoothing (PyTorch's), learning
-    rates (of the step, and of the ten), momentum, and weight decay (of weights with more than one
-    dimension). ``tiny`` has no depth, smoothing or decay, one learning rate, and ``running_var``,
-    BatchNorm's running variance after the ten steps.
+    ``tiny`` also has BatchNorm's ``running_var`` after the ten steps.
     """
     return _read(name)[0]["settings"]
 
@@ -170,7 +153,7 @@ def save(name: str, trace: Trace, settings: dict) -> Path:
     for stage, values in trace.stages.items():
         for tensor, value in values.items():
             digest = Digest.of(np.asarray(value))
-            tensors.append([stage, tensor, list(digest.shape), digest.largest])
+            tensors.append([stage, tensor, digest.shape, digest.largest])
             arrays += [digest.kept, digest.sums]
     header = json.dumps({"origin": trace.origin, "settings": settings, "tensors": tensors})
     path = FOLDER / f"{name}.npz"
@@ -180,6 +163,6 @@ def save(name: str, trace: Trace, settings: dict) -> Path:
 
 
 def _read(name: str) -> tuple[dict, np.ndarray]:
-    refuse_unknown("recorded step", name, names())
+    refuse_unknown("recorded step", name, sorted(path.stem for path in FOLDER.glob("*.npz")))
     with np.load(FOLDER / f"{name}.npz") as file:
         return json.loads(str(file["header"])), file["numbers"]

@@ -1,16 +1,15 @@
 """Match PyTorch tensors with MindSpore parameters, by a map made from the network's own cells.
 
-The paths of cells are assumed to be those of PyTorch's modules (``renames`` says where they
-differ). The type of a cell determines the names of its parameters and their layout in memory, by
-the rules below; all others have the same name and shape (mint.nn, Dense, Conv2d, Conv3d, and LSTM,
-GRU, RNN: the same order of gates, the same two biases). tests/migration/test_layers.py compares
-each of them with PyTorch. nn.Conv2dTranspose with ``output_padding`` is refused: MindSpore 2.10
-appends zeros where PyTorch computes values.
+The paths of cells are assumed to be those of PyTorch's modules, except for ``renames``. The type of
+a cell determines the names of its parameters and their layout, by the rules below; all others have
+the same name and shape (mint.nn, Dense, Conv2d, Conv3d, and LSTM, GRU, RNN: the same order of
+gates, the same two biases). tests/migration/test_layers.py compares each with PyTorch.
 
 ``num_batches_tracked`` of PyTorch's BatchNorm counts batches and does not affect training if
 momentum is a number; MindSpore has no such parameter, so it is carried beside the parameters.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -23,8 +22,8 @@ from labkit.errors import InputError, nearest
 COUNTER = "num_batches_tracked"
 _NORM = {"gamma": "weight", "beta": "bias"}
 _STATISTICS = {"moving_mean": "running_mean", "moving_variance": "running_var"}
-# The first match counts. (cells, attribute in MindSpore -> name in PyTorch, None if it has none:
-# InstanceNorm's statistics are never read, as with PyTorch's track_running_stats=False)
+# The first match counts: (cells, attribute -> name in PyTorch). InstanceNorm's statistics, never
+# read, have none, as with PyTorch's track_running_stats=False.
 _RULES = (
     ((_BatchNorm,), _NORM | _STATISTICS),
     ((_InstanceNorm,), _NORM | dict.fromkeys(_STATISTICS)),
@@ -48,32 +47,26 @@ def pairs(network: nn.Cell, renames: Mapping[str, str] | None = None) -> list[Pa
     """Return a ``Pair`` for each place of a parameter in ``network``, in the network's order.
 
     A parameter that two cells share (tied weights) has two pairs, as it has two names in PyTorch.
-
-    Args:
-        network: the network whose parameters are paired.
-        renames: parts of MindSpore paths -> parts of PyTorch paths, whole words between dots:
-            ``{"end_point": "fc", "e2.0": "conv2"}``.
+    ``renames`` are parts of MindSpore paths -> parts of PyTorch paths, whole words between dots:
+    ``{"end_point": "fc", "e2.0": "conv2"}``.
 
     Raises:
-        InputError: if a rename changes no path, two parameters have the same name on one side, or
-            a cell computes something else than PyTorch's module with the same weights.
+        InputError: if a rename changes no path, two names are the same, or a cell computes
+            something else than PyTorch's module.
     """
-    renames = dict(renames or {})
-    unused = set(renames)
+    unused = set(renames or {})
     paired: dict[str, Pair] = {}
     parameters: dict[str, Parameter] = {}
     for path, cell in _places(network):
         if isinstance(cell, nn.Conv2dTranspose) and np.any(cell.output_padding):
-            raise InputError(
-                f"{'.'.join(path) or 'the network'}: nn.Conv2dTranspose with output_padding "
-                "appends zeros where PyTorch's computes values; choose padding without it"
-            )
+            why = "with output_padding appends zeros where PyTorch's computes values"
+            raise InputError(f"{'.'.join(path) or 'the network'}: nn.Conv2dTranspose {why}")
         names = next((names for kinds, names in _RULES if isinstance(cell, kinds)), {})
         for attribute, parameter in cell._params.items():
             attribute = names.get(attribute, attribute)
             if parameter is None or attribute is None:
                 continue
-            name, used = renamed(".".join((*path, attribute)), renames)
+            name, used = renamed(".".join((*path, attribute)), renames or {})
             unused -= used
             shape = tuple(parameter.shape)
             if isinstance(cell, _ONE_DIMENSIONAL) and len(shape) == 4:
@@ -90,29 +83,21 @@ def pairs(network: nn.Cell, renames: Mapping[str, str] | None = None) -> list[Pa
 
 
 def _places(cell: nn.Cell, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple, nn.Cell]]:
-    """Yield (path, cell) for each place in a network; a cell used in two places comes twice.
-
-    The path of nn.BatchNorm3d's inner cell, which holds its parameters, leaves out ``bn2d``.
-    """
+    """Yield (path, cell) for each place in a network; a cell used in two places comes twice."""
     yield path, cell
     for name, child in cell._cells.items():
         if child is not None:
+            # nn.BatchNorm3d holds its parameters in an inner cell ``bn2d``.
             yield from _places(child, path if isinstance(cell, nn.BatchNorm3d) else (*path, name))
 
 
 @dataclass(frozen=True)
 class Match:
-    """The parameters and tensors that belong together, and those that do not.
+    """The parameters and tensors that belong together, and those that do not."""
 
-    Attributes:
-        pairs: parameters that both sides have, with the right shape.
-        carried: ``num_batches_tracked`` of BatchNorms that are paired.
-        problems: a line for each other name of either side; empty if nothing is left over.
-    """
-
-    pairs: tuple[Pair, ...]
-    carried: tuple[str, ...]
-    problems: tuple[str, ...]
+    pairs: tuple[Pair, ...]  # parameters that both sides have, with the right shape
+    carried: tuple[str, ...]  # ``num_batches_tracked`` of BatchNorms that are paired
+    problems: tuple[str, ...]  # a line for each other name of either side
 
     def __str__(self) -> str:
         found = f"{len(self.pairs)} parameters match, {len(self.carried)} counters are carried"
@@ -144,18 +129,12 @@ def match(network: nn.Cell, state: Mapping, renames: Mapping[str, str] | None = 
 def renamed(name: str, renames: Mapping[str, str]) -> tuple[str, set[str]]:
     """Return a dotted name with every rename applied, and the renames that changed it.
 
-    It makes one pass from the left, with the longest rename first: no rename applies to the output
-    of another, so that two names can be swapped. A part renamed to an empty text is left out.
+    One pass from the left, the longest rename first, so that two names can be swapped. A part
+    renamed to an empty text is left out.
     """
-    olds = sorted(((old.split("."), old) for old in renames), key=lambda old: -len(old[0]))
-    words, written, used = name.split("."), [], set()
-    while words:
-        for parts, old in olds:
-            if words[: len(parts)] == parts:
-                written += [renames[old]] if renames[old] else []
-                words = words[len(parts) :]
-                used.add(old)
-                break
-        else:
-            written.append(words.pop(0))
-    return ".".join(written), used
+    if not renames:
+        return name, set()
+    olds = sorted(renames, key=lambda old: -old.count("."))
+    whole_words = re.compile(rf"(?<![^.])(?:{'|'.join(map(re.escape, olds))})(?![^.])")
+    words = whole_words.sub(lambda found: renames[found[0]], name).split(".")
+    return ".".join(filter(None, words)), set(whole_words.findall(name))

@@ -11,7 +11,7 @@
 Stages are in the order in which a fault spreads: the first one that differs is where to look.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -34,15 +34,10 @@ _FLOATS = (ms.float16, ms.float32, ms.float64)
 
 @dataclass(frozen=True)
 class Trace:
-    """One step of one framework.
+    """One step of one framework."""
 
-    Attributes:
-        origin: framework, version and precision.
-        stages: stage -> name -> array (or ``fixtures.Digest``).
-    """
-
-    origin: str
-    stages: dict[str, dict[str, object]]
+    origin: str  # framework, version and precision
+    stages: dict[str, dict[str, object]]  # stage -> name -> array (or ``fixtures.Digest``)
 
 
 class _OneStep(nn.Cell):
@@ -74,9 +69,8 @@ def trace(
 
     The outputs of the cells are recorded first, in PyNative mode, and BatchNorm's statistics
     restored. The step is then taken in the current mode: graph mode, or without compiling inside
-    ``labkit.runtime.pynative()`` (0.9 s instead of 3.1 s for 17 convolutions; on CPU the results
-    agree to two roundings of float32). A cell that draws random numbers (Dropout) draws in both
-    passes, and other numbers than PyTorch's.
+    ``labkit.runtime.pynative()`` (on CPU the results agree to two roundings of float32). A cell
+    that draws random numbers (Dropout) draws in both passes, and other numbers than PyTorch's.
 
     Args:
         network: images -> logits; the step changes its parameters, as training does.
@@ -92,19 +86,48 @@ def trace(
         raise InputError("optimizer: expected exactly the parameters network.trainable_params()")
     batch = ms.Tensor(images, ms.float32), ms.Tensor(labels, ms.int32)
     names = pairs(network, renames)
-    before = _values(network, names)
+    floats = [p for p in network.get_parameters() if p.dtype in _FLOATS]
+    before = _by_torch_name(floats, floats, names)
     network.set_train()
     forward = _forward(network, batch[0], renames or {})
-    step = _OneStep(network, loss_fn, optimizer).set_train()
-    loss, gradients = step(*batch)
-    after = _values(network, names)
-    of = zip(optimizer.parameters, gradients, strict=True)
-    gradients = _by_torch_name({p.name: gradient.asnumpy() for p, gradient in of}, names)
-    stages = stages_of((images, labels), before, forward, loss.asnumpy(), gradients, after)
+    loss, gradients = _OneStep(network, loss_fn, optimizer).set_train()(*batch)
+    gradients = _by_torch_name(optimizer.parameters, gradients, names)
+    after = _by_torch_name(floats, floats, names)
+    stages = _stages((images, labels), before, forward, loss.asnumpy(), gradients, after)
     return Trace(f"MindSpore {ms.__version__}, float32", stages)
 
 
-def stages_of(
+def torch_trace(
+    module: Any, loss_fn: Callable, optimizer: Any, images: np.ndarray, labels: np.ndarray
+) -> Trace:
+    """Take the step of ``trace`` with a PyTorch module, in its type, and an optimizer over it."""
+    import torch
+
+    def values() -> Arrays:
+        tensors = module.state_dict().items()
+        return {name: t.numpy().copy() for name, t in tensors if t.is_floating_point()}
+
+    kind = next(module.parameters()).dtype
+    batch = torch.as_tensor(images).to(kind), torch.as_tensor(labels).long()
+    before = values()
+    module.train()
+    with _recorded(module.named_modules(), lambda x: x.detach().numpy()) as forward:
+        loss = loss_fn(module(batch[0]), batch[1])
+    optimizer.zero_grad()
+    loss.backward()
+    gradients = {
+        name: (torch.zeros_like(p) if p.grad is None else p.grad).numpy().copy()
+        # A parameter that two modules share appears under both names, as in the state dict.
+        for name, p in module.named_parameters(remove_duplicate=False)
+        if p.requires_grad
+    }
+    optimizer.step()
+    mean = loss.detach().numpy()
+    stages = _stages((images, labels), before, forward, mean, gradients, values())
+    return Trace(f"PyTorch {torch.__version__}, {str(kind).removeprefix('torch.')}", stages)
+
+
+def _stages(
     batch: tuple, before: Arrays, forward: Arrays, loss: object, gradients: Arrays, after: Arrays
 ) -> dict[str, dict]:
     """Return the stages of a step, from the weights and statistics before and after it."""
@@ -119,22 +142,19 @@ def stages_of(
     }
 
 
-def _values(network: nn.Cell, names: list[Pair]) -> Arrays:
-    values = {p.name: p.asnumpy() for p in network.get_parameters() if p.dtype in _FLOATS}
-    return _by_torch_name(values, names)
-
-
-def _by_torch_name(values: Arrays, names: list[Pair]) -> Arrays:
+def _by_torch_name(parameters: Sequence, tensors: Sequence, names: list[Pair]) -> Arrays:
+    """Return one tensor of each parameter, its gradient or itself, under PyTorch's names."""
+    values = {p.name: tensor.asnumpy() for p, tensor in zip(parameters, tensors, strict=True)}
     known = (pair for pair in names if pair.mindspore in values)
     return {p.torch: values[p.mindspore].reshape(p.torch_shape).copy() for p in known}
 
 
 def _forward(network: nn.Cell, images: ms.Tensor, renames: Mapping[str, str]) -> Arrays:
     """Return the output of every cell in the order of the calls; statistics stay unchanged."""
-    cells = ((renamed(path, renames)[0], cell) for path, cell in network.cells_and_names())
+    cells = [(renamed(path, renames)[0], cell) for path, cell in network.cells_and_names()]
     kept = [(statistic, statistic.asnumpy().copy()) for statistic in running_statistics(network)]
     try:
-        with pynative(), recorded_outputs(cells, ms.Tensor.asnumpy) as outputs:
+        with pynative(), _recorded(cells, ms.Tensor.asnumpy) as outputs:
             network(images)
     finally:
         for statistic, value in kept:
@@ -143,7 +163,7 @@ def _forward(network: nn.Cell, images: ms.Tensor, renames: Mapping[str, str]) ->
 
 
 @contextmanager
-def recorded_outputs(parts: Iterable[tuple[str, Any]], as_array: Callable) -> Iterator[Arrays]:
+def _recorded(parts: Iterable[tuple[str, Any]], as_array: Callable) -> Iterator[Arrays]:
     """Keep a copy of each tensor that a named part returns; a second call's is ``name#2``."""
     outputs: Arrays = {}
 

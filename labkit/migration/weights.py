@@ -1,8 +1,8 @@
 """Weights from PyTorch to a MindSpore network and back, bit by bit, in memory and through files.
 
 Nothing in a file is executed: ``.safetensors`` holds no code, and ``.pth`` is read by PyTorch with
-``weights_only=True``, which refuses pickled objects other than tensors and plain containers. Before
-PyTorch 2.6 a file could still execute code (CVE-2025-32434), so older versions are refused.
+``weights_only=True``. Before PyTorch 2.6 a file could still execute code (CVE-2025-32434), so older
+versions are refused. ``renames`` are everywhere those of ``names.pairs``.
 """
 
 import os
@@ -17,6 +17,7 @@ from mindspore import nn
 from safetensors import SafetensorError, deserialize
 from safetensors.numpy import save_file
 
+from labkit.base.arguments import wrong
 from labkit.base.files import whole_file
 from labkit.errors import InputError, refuse_unknown
 from labkit.migration.names import COUNTER, Match, match, pairs
@@ -25,7 +26,6 @@ from labkit.training import checkpoint
 
 # Entries under which training programs store the tensors in a file that also holds other data.
 _ENTRIES = ("state_dict", "model_state_dict", "model")
-_SUFFIXES = (".pth", ".pt", ".bin", ".safetensors")
 # Type names of .safetensors -> NumPy's. NumPy has no bfloat16: it is the upper half of a float32.
 _KINDS = {"BOOL": "?", "BF16": "<u2", "F16": "<f2", "F32": "<f4", "F64": "<f8"}
 _KINDS |= {f"{sign}{8 * size}": f"<{sign.lower()}{size}" for sign in "IU" for size in (1, 2, 4, 8)}
@@ -34,9 +34,7 @@ State = dict[str, np.ndarray]
 
 
 def load(network: nn.Cell, state: Mapping, renames: Mapping[str, str] | None = None) -> Match:
-    """Load PyTorch's tensors into ``network`` and return the ``Match``.
-
-    ``state`` is PyTorch name -> array; ``renames`` are those of ``names.pairs``.
+    """Load PyTorch's tensors, arrays by name, into ``network`` and return the ``Match``.
 
     Raises:
         InputError: if a name or shape has no counterpart, a value is not finite, or the
@@ -59,8 +57,8 @@ def load(network: nn.Cell, state: Mapping, renames: Mapping[str, str] | None = N
         with np.errstate(over="ignore"):
             fitted = value.astype(kind)
         if not np.array_equal(fitted.astype(value.dtype), value):
-            what = f"{pair.torch} is {value.dtype}"
-            raise InputError(f"{what} and does not fit into {kind} without rounding")
+            why = f"{value.dtype} that {kind} cannot hold without rounding"
+            raise InputError(f"{pair.torch}: {why}")
         fitted = fitted.reshape(parameter.shape)
         if not np.array_equal(values.setdefault(pair.mindspore, fitted), fitted):
             raise InputError(f"{pair.torch} shares its parameter with another name and differs")
@@ -72,7 +70,7 @@ def load(network: nn.Cell, state: Mapping, renames: Mapping[str, str] | None = N
 def state_dict(network: nn.Cell, renames: Mapping[str, str] | None = None) -> State:
     """Return the parameters of ``network`` under PyTorch's names, ``num_batches_tracked`` as 0.
 
-    bfloat16, which NumPy lacks, becomes float32. ``renames`` are those of ``names.pairs``.
+    bfloat16, which NumPy lacks, becomes float32.
     """
     values = {
         p.name: np.asarray(p.asnumpy(), np.float32 if p.dtype == ms.bfloat16 else None)
@@ -97,16 +95,14 @@ def read_torch(path: str | os.PathLike, *, entry: str | None = None, prefix: str
         prefix: prefix to remove from every name, such as ``module.`` of ``DataParallel``.
 
     Raises:
-        InputError: if the file does not exist, is damaged, or would have to execute code, or if
-            PyTorch is older than 2.6.
+        InputError: if the file does not exist, is damaged, or would have to execute code.
     """
-    path = _checked(path, _SUFFIXES)
+    path = Path(path)
+    if path.suffix not in (".pth", ".pt", ".bin", ".safetensors"):
+        raise wrong("path", str(path), "a name ending in .pth, .pt, .bin, .safetensors")
     if not path.is_file():
         raise InputError(f"{path} is not there or not a regular file; expected PyTorch weights")
-    if path.suffix == ".safetensors":
-        state = _read_safetensors(path)
-    else:
-        state = _read_pickle(path, entry)
+    state = _read_safetensors(path) if path.suffix == ".safetensors" else _read_pickle(path, entry)
     others = [name for name in state if not name.startswith(prefix)]
     if others:
         raise InputError(f"prefix: {others[0]} of {path} does not begin with {prefix!r}")
@@ -114,11 +110,10 @@ def read_torch(path: str | os.PathLike, *, entry: str | None = None, prefix: str
 
 
 def write_torch(path: str | os.PathLike, state: Mapping) -> Path:
-    """Write arrays by name to the PyTorch file ``path``, whole or not at all; return the path.
-
-    It is a ``.pth`` (needs PyTorch) or ``.safetensors`` file; its folder is created if missing.
-    """
-    path = _checked(path, (".pth", ".safetensors"))
+    """Write arrays by name to ``path``, a ``.pth`` (needs PyTorch) or ``.safetensors`` file."""
+    path = Path(path)
+    if path.suffix not in (".pth", ".safetensors"):
+        raise wrong("path", str(path), "a name ending in .pth, .safetensors")
     arrays = {name: np.array(value, order="C") for name, value in state.items()}
     torch = _torch(path) if path.suffix == ".pth" else None
     with whole_file(path, "the weights") as temporary:
@@ -140,13 +135,12 @@ def convert_file(
 ) -> Match:
     """Convert the PyTorch file ``source`` to the MindSpore checkpoint ``target``, via ``network``.
 
-    The checkpoint also holds the counters of BatchNorm, under their own names. Arguments and
-    errors are those of ``read_torch`` and ``load``.
+    The checkpoint also holds the counters of BatchNorm, under their own names. Errors and the other
+    arguments are those of ``read_torch`` and ``load``.
     """
     state = read_torch(source, entry=entry, prefix=prefix)
     matched = load(network, state, renames)
-    carried = {name: int(state[name]) for name in matched.carried}
-    checkpoint.write(network, target, extra=carried)
+    checkpoint.write(network, target, extra={name: int(state[name]) for name in matched.carried})
     return matched
 
 
@@ -158,24 +152,17 @@ def convert_back(
 ) -> Path:
     """Convert the MindSpore checkpoint ``source`` to the PyTorch file ``target``; return its path.
 
-    The weights are loaded into ``network``: ``InputError`` if one is missing or has another shape
-    or type. Other entries of the checkpoint, such as those of an optimizer, are left out.
+    The weights are loaded into ``network``: ``InputError`` if one is missing or has another shape.
+    Other entries of the checkpoint, such as an optimizer's, are left out.
     """
     saved = checkpoint.read(source)
     own = {parameter.name for parameter in network.get_parameters()}
     checkpoint.load_into(network, {n: v for n, v in saved.items() if n in own}, source)
     state = state_dict(network, renames)
     for name in saved.keys() & state.keys():
-        if name.rpartition(".")[2] == COUNTER:
+        if name.endswith(COUNTER):
             state[name] = np.asarray(int(saved[name].asnumpy().item()), np.int64)
     return write_torch(target, state)
-
-
-def _checked(path: str | os.PathLike, suffixes: tuple[str, ...]) -> Path:
-    path = Path(path)
-    if path.suffix not in suffixes:
-        raise InputError(f"{path}: expected a name ending in {', '.join(suffixes)}")
-    return path
 
 
 def _read_safetensors(path: Path) -> State:
@@ -187,40 +174,29 @@ def _read_safetensors(path: Path) -> State:
                 value = (value.astype(np.uint32) << 16).view(np.float32)
             state[name] = value.reshape(entry["shape"])
     except (SafetensorError, OSError, KeyError) as error:
-        why = f"cut short, damaged, or of an unknown type ({error})"
-        raise InputError(f"{path} cannot be read: {why}") from error
+        raise InputError(f"{path} is cut short, damaged or of an unknown type ({error})") from error
     return state
 
 
 def _read_pickle(path: Path, entry: str | None) -> State:
     torch = _torch(path)
     if tuple(map(int, re.findall(r"\d+", torch.__version__)[:2])) < (2, 6):
-        raise InputError(
-            f"PyTorch is {torch.__version__}; expected 2.6 or later to read {path}: an older one "
-            "executes code in it (CVE-2025-32434). Or save as .safetensors"
-        )
+        found = f"PyTorch is {torch.__version__}; expected 2.6 or later to read {path}"
+        raise InputError(f"{found}: an older one executes code in it (CVE-2025-32434)")
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     # A damaged file makes PyTorch raise almost any error, besides UnpicklingError for code.
     except Exception as error:
-        raise InputError(
-            f"{path} was not read: it is damaged, or holds more than tensors, and unpickling that "
-            f"could execute code. Save its state_dict() alone ({error})"
-        ) from error
-    tensors = content
+        why = "it is damaged, or holds more than tensors, and unpickling that could execute code"
+        raise InputError(f"{path}: {why}. Save its state_dict() alone ({error})") from error
     if isinstance(content, Mapping) and (entry or not _are_tensors(content)):
         entry = entry or next((name for name in _ENTRIES if name in content), None)
-        if entry is None:
-            held = ", ".join(map(str, content)) or "nothing"
-            raise InputError(f"{path} holds {held}; name the entry that holds the tensors: entry=")
-        refuse_unknown("entry", entry, map(str, content))
-        tensors = content[entry]
-    if not _are_tensors(tensors):
-        raise InputError(f"{path}: expected tensors by name, got a {type(tensors).__name__}")
-    return {
-        str(name): (t.float() if t.dtype == torch.bfloat16 else t).detach().numpy()
-        for name, t in tensors.items()
-    }
+        refuse_unknown(f"entry= of {path}", entry, map(str, content))
+        content = content[entry]
+    if not _are_tensors(content):
+        raise InputError(f"{path}: expected tensors by name, got a {type(content).__name__}")
+    floats = {n: t.float() if t.dtype == torch.bfloat16 else t for n, t in content.items()}
+    return {str(name): tensor.detach().numpy() for name, tensor in floats.items()}
 
 
 def _are_tensors(content: object) -> bool:
@@ -232,8 +208,6 @@ def _torch(path: Path) -> ModuleType:
     try:
         import torch
     except ImportError as error:
-        raise InputError(
-            f"{path} needs PyTorch, which is not installed here: install it, or save the weights "
-            "as .safetensors where it is (safetensors.torch.save_file(state_dict, path))"
-        ) from error
+        instead = "install it, or save as .safetensors where it is (safetensors.torch.save_file)"
+        raise InputError(f"{path} needs PyTorch, which is not installed here: {instead}") from error
     return torch

@@ -11,13 +11,11 @@ normal with standard deviation s.
     pytorch      U(1 / sqrt(fan_in))              convolutions and dense layers U(1 / sqrt(fan_in)),
                                                   also their biases; normalisation 1 and 0
 
-``seed`` is what the migration document's train.py does: XavierUniform and TruncatedNormal(), a
-normal distribution: it is cut off at -2 and 2, not at two of its standard deviations of 0.01.
-``seed_table`` is what its table says instead: kaiming_normal_ is HeNormal, constant_ is Constant.
-HeNormal's default is fan_in, while torchvision's ResNet uses fan_out (He et al. 2015, eq. 14): in a
-1x1 convolution from 64 to 256 channels the table's weights are twice as large. ``pytorch`` is the
-default of torch.nn's layers and of MindSpore's nn.Conv2d and nn.Dense, except that these draw from
-the global random state.
+``seed`` is what the migration document's train.py does: XavierUniform and TruncatedNormal(), which
+is cut off at -2 and 2, not at two of its standard deviations of 0.01. ``seed_table`` is what its
+table says instead: kaiming_normal_ is HeNormal, whose default is fan_in, while torchvision's ResNet
+uses fan_out (He et al. 2015, eq. 14). ``pytorch`` is the default of torch.nn's layers and of
+MindSpore's nn.Conv2d and nn.Dense, except that these draw from the global random state.
 """
 
 import hashlib
@@ -65,16 +63,9 @@ SCHEMES = {
 def initialise(network: nn.Cell, scheme: str, seed: int) -> str:
     """Set the Parameters of ``network`` by ``scheme``, in place, frozen ones too.
 
-    A Parameter's values depend only on the seed, its name (its present name: a Cell around the
-    network may prefix it) and its shape, not on the global random state or on other layers.
-
-    Args:
-        network: the Cell.
-        scheme: a name of ``SCHEMES``; see the docstring of this module.
-        seed: an integer >= 0.
-
-    Returns:
-        How many Parameters each rule has set, and the names of those that no rule covers.
+    A Parameter's values depend only on the seed, an integer >= 0, on its name (its present name: a
+    Cell around the network may prefix it) and on its shape. Returns how many Parameters each rule
+    has set, and the names of those that no rule covers.
 
     Raises:
         InputError: if the scheme is unknown, or a Parameter is shared by layers of different rules.

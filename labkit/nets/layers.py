@@ -29,12 +29,7 @@ class PaddedConv2d(nn.Conv2d):
     ``nn.Conv2d``; both forms agree to float32 rounding.
 
     Hazard: if a map holds an infinity, the product form returns NaN for that image, whereas
-    ``nn.Conv2d`` returns infinities and NaN.
-
-    Args:
-        in_channels, out_channels: C and O.
-        kernel: k, odd.
-        stride: H' = ceil(H / stride).
+    ``nn.Conv2d`` returns infinities and NaN. k = ``kernel`` is odd; H' = ceil(H / stride).
     """
 
     def __init__(self, in_channels: int, out_channels: int, kernel: int, stride: int = 1):
@@ -73,9 +68,6 @@ class TiledMaxPool2d(nn.MaxPool2d):
 
     Hazard: a NaN after another number of its window is not seen; a window that begins with NaN
     gives NaN. ``nn.MaxPool2d`` returns NaN or not, depending on the position.
-
-    Args:
-        size: side of a window, in both directions.
     """
 
     def __init__(self, size: int):

@@ -9,11 +9,8 @@ from labkit.nets.layers import TiledMaxPool2d
 class LeNet5(nn.Cell):
     """Images (B, num_channel, 32, 32) -> logits (B, num_class).
 
-    Args:
-        num_class: number of classes.
-        num_channel: number of input channels.
-        conv_bias: whether the convolutions have a bias. Without it (as MindSpore's Conv2d) there
-            are 61 684 trainable parameters for 10 classes and 1 channel, with it 61 706.
+    ``conv_bias`` is whether the convolutions have a bias. Without it (as MindSpore's Conv2d) there
+    are 61 684 trainable parameters for 10 classes and 1 channel, with it 61 706.
     """
 
     def __init__(self, num_class: int = 10, num_channel: int = 1, *, conv_bias: bool = False):

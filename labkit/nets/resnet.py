@@ -8,17 +8,6 @@ Cells carry torchvision's names, so that ``labkit.migration`` maps weights by na
 
 The blog post that the lab starts from (MindSpore r1.6) builds another network under the same name.
 The argument ``differences`` switches its three differences on one by one; ``BLOG`` is all of them.
-
-The document and the models repository have other names for some Parameters; ``own_name`` gives
-those used here, and the values have the same layout:
-
-    end_point.X                        fc.X
-    P.down_sample_layer.X              P.downsample.X
-    P.bn1d.X, P.bn2d.X                 P.bn1.X, P.bn2.X
-    P.e2.0.X, P.e2.1.X                 P.conv2.X, P.bn2.X
-
-A block with ``e2`` pools where this network has a stride: with the same weights, only
-``resnet(..., differences=BLOG)`` computes the same function.
 """
 
 from collections.abc import Collection, Sequence
@@ -114,7 +103,7 @@ class ResNet(nn.Cell):
         in_channels, out_channels: of each stage; the stem returns the first of ``in_channels``.
         strides: stride of each stage's first block.
         num_classes: width of the logits.
-        differences: differences of the blog to build in, names from ``BLOG``.
+        differences: names from ``BLOG``.
 
     Raises:
         InputError: if a list does not have four entries, or a difference is unknown.
@@ -187,37 +176,17 @@ def resnet(
     if depth not in _DEPTHS:
         raise wrong("depth", depth, f"one of {DEPTHS}")
     layer_nums, (block, *channels) = _DEPTHS[depth]
-    scaled = [[width * number for number in numbers] for numbers in channels]
-    if any(number < 4 or number % 4 for numbers in scaled for number in numbers):
+    stem = width * 64  # all other numbers of channels are multiples of it
+    if stem < 4 or stem % 4:
         expected = "a factor that makes channels multiples of 4, as 0.25, 0.5, 2"
-        raise wrong("width", width, expected, f" It makes {scaled[0]}")
-    ins, outs = [[int(number) for number in numbers] for numbers in scaled]
+        raise wrong("width", width, expected, f" It makes {stem}")
+    ins, outs = [[int(width * number) for number in numbers] for numbers in channels]
     return ResNet(block, layer_nums, ins, outs, [1, 2, 2, 2], class_num, differences=differences)
-
-
-def resnet18(class_num: int = 1000) -> ResNet:
-    """ResNet-18, as ``resnet`` returns it; 11 689 512 parameters with 1000 classes."""
-    return resnet(18, class_num)
-
-
-def resnet34(class_num: int = 1000) -> ResNet:
-    """ResNet-34, as ``resnet`` returns it; 21 797 672 parameters with 1000 classes."""
-    return resnet(34, class_num)
 
 
 def resnet50(class_num: int = 1000) -> ResNet:
     """ResNet-50, as ``resnet`` returns it; 25 557 032 parameters with 1000 classes."""
     return resnet(50, class_num)
-
-
-def resnet101(class_num: int = 1000) -> ResNet:
-    """ResNet-101, as ``resnet`` returns it; 44 549 160 parameters with 1000 classes."""
-    return resnet(101, class_num)
-
-
-def resnet152(class_num: int = 1000) -> ResNet:
-    """ResNet-152, as ``resnet`` returns it; 60 192 808 parameters with 1000 classes."""
-    return resnet(152, class_num)
 
 
 _WORDS = {"end_point": "fc", "down_sample_layer": "downsample", "bn1d": "bn1", "bn2d": "bn2"}
@@ -226,8 +195,8 @@ _WORDS = {"end_point": "fc", "down_sample_layer": "downsample", "bn1d": "bn1", "
 def own_name(name: str) -> str:
     """Return this network's name for a tutorial's Parameter or its moment; others are unchanged.
 
-    >>> own_name("moments.layer2.0.e2.0.weight")
-    'moments.layer2.0.conv2.weight'
+    ``e2.0`` and ``e2.1`` of a block are ``conv2`` and ``bn2`` here. A block with ``e2`` pools where
+    this network has a stride: only ``resnet(..., differences=BLOG)`` computes the same function.
     """
     name = name.replace(".e2.0.", ".conv2.").replace(".e2.1.", ".bn2.")
     return ".".join(_WORDS.get(word, word) for word in name.split("."))

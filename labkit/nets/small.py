@@ -11,11 +11,7 @@ NORMS = ("batch", "group", "none")
 class NormNet(nn.Cell):
     """Convolution, one normalisation layer, dense: images (B, 1, 32, 32) -> logits (B, 10).
 
-    Args:
-        norm: "batch" (nn.BatchNorm2d), "group" (nn.GroupNorm, 4 groups of 2 channels) or "none".
-
-    Raises:
-        InputError: if ``norm`` is unknown.
+    ``norm`` is "batch" (nn.BatchNorm2d), "group" (nn.GroupNorm, 4 groups of 2 channels) or "none".
     """
 
     def __init__(self, norm: str = "batch"):
@@ -34,12 +30,7 @@ class NormNet(nn.Cell):
 
 
 class NextToken(nn.Cell):
-    """Bigram language model: tokens (B, T) int32 -> logits (B, T, vocabulary) of the next token.
-
-    Args:
-        vocabulary: number of tokens.
-        width: width of the embedding.
-    """
+    """Bigram language model: tokens (B, T) int32 -> logits (B, T, vocabulary) of the next token."""
 
     def __init__(self, vocabulary: int = 12, width: int = 8):
         super().__init__()

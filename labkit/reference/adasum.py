@@ -35,14 +35,12 @@ def adasum_triple(vectors: Sequence[ArrayLike], counts: Sequence[int] = (1, 1, 1
 
     In each order two are combined first, and then their result with the third.
     """
-    a, b, c = (_vector(vector) for vector in vectors)
+    a, b, c = vectors
     i, j, k = counts
-    orders = (
-        adasum_pair(adasum_pair(a, b, i, j), c, i + j, k),
-        adasum_pair(adasum_pair(b, c, j, k), a, j + k, i),
-        adasum_pair(adasum_pair(c, a, k, i), b, k + i, j),
-    )
-    return sum(orders, np.zeros(())) / 3
+    of_ab = adasum_pair(adasum_pair(a, b, i, j), c, i + j, k)
+    of_bc = adasum_pair(adasum_pair(b, c, j, k), a, j + k, i)
+    of_ca = adasum_pair(adasum_pair(c, a, k, i), b, k + i, j)
+    return (of_ab + of_bc + of_ca) / 3
 
 
 def adasum_tree(vectors: Sequence[ArrayLike]) -> np.ndarray:

@@ -1,6 +1,5 @@
 """Convolutions as matrix products over patches (im2col), with any window, and their slopes."""
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,34 +31,13 @@ def same_padding(size: Pair, kernel: Pair, stride: Pair = (1, 1), dilation: Pair
     return rows // 2, rows - rows // 2, columns // 2, columns - columns // 2
 
 
-def patches(
-    x: np.ndarray,
-    kernel: Pair,
-    stride: Pair = (1, 1),
-    padding: Sides = (0, 0, 0, 0),
-    dilation: Pair = (1, 1),
-    groups: int = 1,
-) -> np.ndarray:
+def patches(x: np.ndarray, window: Window) -> np.ndarray:
     """Return what each kernel position sees: (N, groups, C/groups kh kw, T) of x (N, C, H, W).
 
     T counts the positions row by row; a patch is ordered by channel, then kernel row and column.
     """
-    padded = _pad(np.asarray(x, dtype=np.float64), padding)
-    views = list(_views(padded, Window(kernel, stride, padding, dilation, groups)))
-    return np.stack(views, axis=2).reshape(len(x), groups, -1, views[0][0, 0].size)
-
-
-def sum_of_patches(columns: np.ndarray, shape: Sequence[int], window: Window) -> np.ndarray:
-    """Return the transpose of ``patches``: each entry is added to the pixel that it came from.
-
-    columns (N, groups, C/groups kh kw, T), ``shape`` (N, C, H, W) of the result.
-    """
-    padded = _pad(np.zeros(shape), window.padding)
-    columns = columns.reshape(*shape[:2], -1, columns.shape[3])
-    for entry, view in enumerate(_views(padded, window)):
-        view += columns[:, :, entry].reshape(view.shape)
-    top, _, left, _ = window.padding
-    return padded[:, :, top : top + shape[2], left : left + shape[3]]
+    views = _views(_pad(np.asarray(x, dtype=np.float64), window), window)
+    return np.stack(views, axis=2).reshape(len(x), window.groups, -1, views[0][0, 0].size)
 
 
 def convolve(
@@ -69,10 +47,9 @@ def convolve(
 
     y = W p + b for every patch p, group by group.
     """
-    columns = patches(x, **vars(window))
     matrix = weight.reshape(window.groups, len(weight) // window.groups, -1)
-    y = np.einsum("gop,ngpt->ngot", matrix, columns)
-    y = y.reshape(len(x), len(weight), *_positions(_pad(x, window.padding).shape, window))
+    y = np.einsum("gop,ngpt->ngot", matrix, patches(x, window))
+    y = y.reshape(len(x), len(weight), *_views(_pad(x, window), window)[0].shape[2:])
     return y if bias is None else y + bias[:, None, None]
 
 
@@ -80,30 +57,31 @@ def convolution_slopes(
     x: np.ndarray, weight: np.ndarray, derivatives: np.ndarray, window: Window
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return (dL/dx, dL/d weight, dL/d bias) for dL/dy (N, O, H', W')."""
-    columns = patches(x, **vars(window))
     matrix = weight.reshape(window.groups, len(weight) // window.groups, -1)
     slopes = derivatives.reshape(len(x), window.groups, matrix.shape[1], -1)
-    by_input = sum_of_patches(np.einsum("gop,ngot->ngpt", matrix, slopes), x.shape, window)
-    by_weight = np.einsum("ngot,ngpt->gop", slopes, columns).reshape(weight.shape)
+    by_weight = np.einsum("ngot,ngpt->gop", slopes, patches(x, window)).reshape(weight.shape)
+    by_patch = np.einsum("gop,ngot->ngpt", matrix, slopes)
+    by_patch = by_patch.reshape(*x.shape[:2], -1, *derivatives.shape[2:])
+    # The transpose of ``patches``: each entry is added to the pixel that it came from.
+    padded = _pad(np.zeros(x.shape), window)
+    for entry, view in enumerate(_views(padded, window)):
+        view += by_patch[:, :, entry]
+    top, _, left, _ = window.padding
+    by_input = padded[:, :, top : top + x.shape[2], left : left + x.shape[3]]
     return by_input, by_weight, derivatives.sum(axis=(0, 2, 3))
 
 
-def _pad(x: np.ndarray, padding: Sides) -> np.ndarray:
-    top, bottom, left, right = padding
+def _pad(x: np.ndarray, window: Window) -> np.ndarray:
+    top, bottom, left, right = window.padding
     return np.pad(x, ((0, 0), (0, 0), (top, bottom), (left, right)))
 
 
-def _positions(padded_shape: Sequence[int], window: Window) -> list[int]:
-    """Return [H', W'] on a padded map (N, C, H, W)."""
-    sizes = zip(padded_shape[2:], window.kernel, window.stride, window.dilation, strict=True)
-    return [(length - (k - 1) * d - 1) // s + 1 for length, k, s, d in sizes]
-
-
-def _views(padded: np.ndarray, window: Window) -> Iterator[np.ndarray]:
-    """Yield what each entry of the kernel sees at all positions: views (N, C, H', W')."""
-    height, width = _positions(padded.shape, window)
+def _views(padded: np.ndarray, window: Window) -> list[np.ndarray]:
+    """Return what each entry of the kernel sees at all positions: views (N, C, H', W')."""
     (down, right), (below, beside) = window.stride, window.dilation
-    for i, j in np.ndindex(*window.kernel):
-        rows = slice(i * below, i * below + (height - 1) * down + 1, down)
-        columns = slice(j * beside, j * beside + (width - 1) * right + 1, right)
-        yield padded[:, :, rows, columns]
+    rows = padded.shape[2] - (window.kernel[0] - 1) * below
+    columns = padded.shape[3] - (window.kernel[1] - 1) * beside
+    return [
+        padded[:, :, i * below : i * below + rows : down, j * beside : j * beside + columns : right]
+        for i, j in np.ndindex(*window.kernel)
+    ]

@@ -7,9 +7,8 @@ part of the input that one position sees, d = dL/dy there, and L the mean loss o
     U = (1 / T) (G + g_damping I)^-1 dW (A + a_damping I)^-1
 
 N d is the derivative of one row's loss. Matrices are flattened row by row, so that the Kronecker
-product is G (x) A. The end of the module has the empirical Fisher matrix itself, for whole networks
-of a few hundred weights at most. Sources: Martens and Grosse 2015 (arXiv:1503.05671), for
-dense layers and the damping; Grosse and Martens 2016 (arXiv:1602.01407), for convolutions.
+product is G (x) A. Sources: Martens and Grosse 2015 (arXiv:1503.05671), for dense layers and the
+damping; Grosse and Martens 2016 (arXiv:1602.01407), for convolutions.
 
 Shapes: inputs as columns (N, groups, in, T), derivatives as columns (N, groups, out, T), A (groups,
 in, in), G (groups, out, out), gradient (groups, out, in). Positions: T, or (T of A, T of G).
@@ -38,10 +37,8 @@ def columns_of(
     if layout == "patches":
         slopes = slopes.reshape(*columns.shape[:2], -1, columns.shape[3])
     else:
-        columns, slopes = (
-            each.reshape(len(inputs), -1, each.shape[-1]).swapaxes(1, 2)[:, None]
-            for each in (columns, slopes)
-        )
+        columns = columns.reshape(len(inputs), -1, columns.shape[-1]).swapaxes(1, 2)[:, None]
+        slopes = slopes.reshape(len(inputs), -1, slopes.shape[-1]).swapaxes(1, 2)[:, None]
     if homogeneous:
         columns = np.concatenate([columns, np.ones_like(columns[:, :, :1])], axis=2)
     return columns, slopes
@@ -80,8 +77,8 @@ def weight_and_bias(
 def block_bounds(n: int, split: int | None, cut: str = "equal") -> list[tuple[int, int]]:
     """Return (first, end) of the diagonal blocks of an (n, n) matrix, none larger than ``split``.
 
-    ``cut`` "equal" gives ceil(n / split) blocks of one size, the last one shorter if n is not a
-    multiple of it; "fixed" gives blocks of ``split`` and the rest, as in MindSpore's THOR.
+    ``cut`` "equal" gives ceil(n / split) blocks of one size, but for a shorter last one; "fixed"
+    gives blocks of ``split`` and the rest, as in MindSpore's THOR.
     """
     choice("cut", cut, ("equal", "fixed"))
     if split is None:
@@ -110,7 +107,7 @@ def damping_pair(
     pi is 1 ("equal"), or sqrt((tr A / dim A) / (tr G / dim G)) over all groups ("pi"), between 1e-3
     and 1e3: a factor of zeros must not take the damping away.
     """
-    a_positions, g_positions = _pair(positions)
+    a_positions, g_positions = np.broadcast_to(positions, 2)
     choice("damping_split", damping_split, ("equal", "pi"))
     pi = 1.0
     if damping_split == "pi":
@@ -145,24 +142,21 @@ def thor_direction(
                 a_inverse = damped_inverse(a_factor[group, left:right, left:right], a_damping)
                 block = gradient[group, top:bottom, left:right]
                 direction[group, top:bottom, left:right] = g_inverse @ block @ a_inverse
-    return direction / _pair(positions)[0]
+    return direction / np.broadcast_to(positions, 2)[0]
 
 
 def per_sample_gradients(
     inputs: np.ndarray, derivatives: np.ndarray, *, homogeneous: bool, layout: str = "dense"
 ) -> np.ndarray:
-    """Return every row's own gradient of one layer, (N, groups, out, in): N sum_t d p^T.
-
-    The arguments are those of ``kronecker_factors``; the mean over the rows is dL/dW.
-    """
+    """Return every row's own gradient of one layer, (N, groups, out, in): N sum_t d p^T."""
     columns, slopes = columns_of(inputs, derivatives, homogeneous=homogeneous, layout=layout)
     return len(columns) * np.einsum("ngot,ngpt->ngop", slopes, columns)
 
 
 def exact_fisher(gradients: np.ndarray | Sequence[np.ndarray]) -> np.ndarray:
-    """Return F = mean over rows of g g^T, (W, W), of the rows' gradients.
+    """Return F = mean over rows of g g^T, (W, W), of gradients (N, ...), or a list of a layer each.
 
-    ``gradients`` is an array (N, ...), or a list of them, one a layer; W counts all their weights.
+    For whole networks of a few hundred weights at most.
     """
     layers = [gradients] if isinstance(gradients, np.ndarray) else gradients
     flat = np.concatenate([layer.reshape(len(layer), -1) for layer in layers], axis=1)
@@ -172,17 +166,12 @@ def exact_fisher(gradients: np.ndarray | Sequence[np.ndarray]) -> np.ndarray:
 def kronecker_fisher(a_factor: np.ndarray, g_factor: np.ndarray, positions: int) -> np.ndarray:
     """Return T G (x) A, group by group on the diagonal: the factors' estimate of the block."""
     size = a_factor.shape[-1] * g_factor.shape[-1]
-    whole = np.zeros((len(a_factor) * size, len(a_factor) * size))
+    whole = np.zeros((len(a_factor), size, len(a_factor), size))
     for group, (a, g) in enumerate(zip(a_factor, g_factor, strict=True)):
-        part = slice(group * size, (group + 1) * size)
-        whole[part, part] = positions * np.kron(g, a)
-    return whole
+        whole[group, :, group] = positions * np.kron(g, a)
+    return whole.reshape(len(a_factor) * size, -1)
 
 
 def relative_error(approximation: np.ndarray, exact: np.ndarray) -> float:
     """Return the Frobenius norm of the difference over that of the exact matrix."""
     return float(np.linalg.norm(approximation - exact) / np.linalg.norm(exact))
-
-
-def _pair(positions: Positions) -> tuple[int, int]:
-    return positions if isinstance(positions, tuple) else (positions, positions)

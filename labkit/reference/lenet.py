@@ -16,31 +16,30 @@ def lenet_gradients(
 
     images (N, C, 32, 32), labels (N,) integers; parameters by the names of ``LeNet5``.
     """
-    x, inputs, outputs, pooled_from = np.asarray(images, dtype=np.float64), {}, {}, {}
+    x, inputs, active = np.asarray(images, dtype=np.float64), {}, {}
     for name in ("conv1", "conv2"):
         inputs[name] = x
         weight, bias = parameters[f"{name}.weight"], parameters.get(f"{name}.bias")
-        outputs[name] = convolve(x, weight, bias, _WINDOW)
-        pooled_from[name] = np.maximum(outputs[name], 0.0)
-        x = max_pool(pooled_from[name])
+        active[name] = np.maximum(convolve(x, weight, bias, _WINDOW), 0.0)
+        x = max_pool(active[name])
     pooled_shape, x = x.shape, x.reshape(len(x), -1)
     for name in _DENSE:
         inputs[name] = x
-        outputs[name] = x @ parameters[f"{name}.weight"].T + parameters[f"{name}.bias"]
-        x = np.maximum(outputs[name], 0.0)
-    loss, slope = cross_entropy(outputs["fc3"], labels)
+        output = x @ parameters[f"{name}.weight"].T + parameters[f"{name}.bias"]
+        x = active[name] = np.maximum(output, 0.0)
+    loss, slope = cross_entropy(output, labels)
     gradients: Parameters = {}
     layers: list[Layer] = []
     for name in reversed(_DENSE):
         if name != "fc3":
-            slope = slope * (outputs[name] > 0)
+            slope = slope * (active[name] > 0)
         layers.insert(0, Layer(name, inputs[name], slope))
         gradients[f"{name}.weight"] = slope.T @ inputs[name]
         gradients[f"{name}.bias"] = slope.sum(axis=0)
         slope = slope @ parameters[f"{name}.weight"]
     slope = slope.reshape(pooled_shape)
     for name in ("conv2", "conv1"):
-        slope = max_pool_slope(pooled_from[name], slope) * (outputs[name] > 0)
+        slope = max_pool_slope(active[name], slope) * (active[name] > 0)
         layers.insert(0, Layer(name, inputs[name], slope, _WINDOW))
         weight = parameters[f"{name}.weight"]
         slope, by_weight, by_bias = convolution_slopes(inputs[name], weight, slope, _WINDOW)

@@ -10,6 +10,7 @@ al., "Low Dimensional Trajectory Hypothesis is True", TPAMI 2022, arXiv 2103.111
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -35,7 +36,7 @@ class ProjectedBFGS:
     """Whole updates: ``weights = search.update(weights, gradient, loss_of)``.
 
     The options are those of ``labkit.algorithms.subspace.Constants``. ``optimizer`` is (weights,
-    slope) -> weights; by default MindSpore's SGD at rate 1, as in the source's rule.
+    slope) -> weights; by default SGD at rate 1, as in the source's rule.
     """
 
     basis: np.ndarray  # P (K, M), with orthonormal rows
@@ -63,10 +64,21 @@ class ProjectedBFGS:
 
     def update(self, weights: np.ndarray, gradient: np.ndarray, loss_of: LossOf) -> np.ndarray:
         """Return the new weights (M,). ``loss_of``: weights -> loss of the update's rows."""
-        projected = self.basis @ gradient
-        inverse = self._updated(projected)
+        projected, inverse = self.basis @ gradient, self.inverse
+        if self.pair is not None:
+            last, s = self.pair
+            y = projected - last
+            if y @ s > self.curvature * np.linalg.norm(y) * np.linalg.norm(s):
+                inverse = bfgs_inverse(inverse, s, y)
         direction = -inverse @ projected
-        self._search(weights, direction, projected @ direction, loss_of)
+        slope, before = projected @ direction, loss_of(weights)
+        self.made, self.rate = 0, 0.0
+        while slope < 0 and not self.rate and self.made < self.trials:
+            rate = self.rho**self.made
+            self.made += 1
+            loss = loss_of(weights + rate * (self.basis.T @ direction))
+            if loss < before + self.sigma * rate * slope:
+                self.rate = rate
         if self.rate:
             self.inverse, self.pair = inverse, (projected, self.rate * direction)
         else:
@@ -78,34 +90,13 @@ class ProjectedBFGS:
         moved = weights + self.basis.T @ (self.rate * direction)
         return self.optimizer(moved, self.alpha * self.residual)
 
-    def _updated(self, projected: np.ndarray) -> np.ndarray:
-        if self.pair is None:
-            return self.inverse
-        last, s = self.pair
-        y = projected - last
-        curved = y @ s > self.curvature * np.linalg.norm(y) * np.linalg.norm(s)
-        return bfgs_inverse(self.inverse, s, y) if curved else self.inverse
-
-    def _search(
-        self, weights: np.ndarray, direction: np.ndarray, slope: float, loss_of: LossOf
-    ) -> None:
-        self.made, self.rate = 0, 0.0
-        before = loss_of(weights)
-        while slope < 0 and not self.rate and self.made < self.trials:
-            rate = self.rho**self.made
-            self.made += 1
-            bound = before + self.sigma * rate * slope
-            if loss_of(weights + rate * (self.basis.T @ direction)) < bound:
-                self.rate = rate
-
 
 def projected_gradient(basis: np.ndarray, gradient: np.ndarray) -> np.ndarray:
     """Return P^T P g (M,), which projected SGD passes to the optimizer."""
     return basis.T @ (basis @ np.asarray(gradient, np.float64))
 
 
-@dataclass(frozen=True)
-class PrincipalComponents:
+class PrincipalComponents(NamedTuple):
     """matrix (K, M) with orthonormal rows; variance (K,), largest first; total_variance of all."""
 
     matrix: np.ndarray
@@ -118,8 +109,7 @@ def principal_components(snapshots: np.ndarray, components: int) -> PrincipalCom
 
     A = X - mean of the rows = U diag(s) W^T;  row k is w_k, its variance s_k^2 / (N - 1).
 
-    The axis that is reduced is M: each snapshot is one point in the space of M weights. The sign of
-    a row is such that the last snapshot lies on its positive side.
+    The sign of a row is such that the last snapshot lies on its positive side.
     """
     rows = np.asarray(snapshots, np.float64)
     if rows.ndim != 2 or len(rows) <= components:
@@ -135,9 +125,6 @@ def principal_components(snapshots: np.ndarray, components: int) -> PrincipalCom
 
 
 def reconstruct(matrix: np.ndarray, mean: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Return the point of the subspace nearest to ``weights`` (M,): mean + P^T P (weights - mean).
-
-    ``matrix`` is (K, M) with orthonormal rows.
-    """
+    """Return the point of the subspace nearest to weights (M,): mean + P^T P (weights - mean)."""
     difference = np.asarray(weights, np.float64) - mean
     return mean + matrix.T @ (matrix @ difference)

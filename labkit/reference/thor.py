@@ -5,7 +5,7 @@ r"""THOR, update by update: which layers are refreshed, and how the weights chan
 
 The factors of a batch enter a running average; the inverses are those of the last refresh.
 Source: Chen et al., "THOR, Trace-based Hardware-driven Layer-Oriented Natural Gradient Descent
-Computation", AAAI 2021. Without a trace rule every layer is refreshed at every refresh.
+Computation", AAAI 2021.
 """
 
 import math
@@ -18,7 +18,6 @@ import numpy as np
 from labkit.base.arguments import choice
 from labkit.reference.convolution import Window, patches, same_padding
 from labkit.reference.kronecker import (
-    Positions,
     gradient_matrix,
     kronecker_factors,
     thor_direction,
@@ -80,23 +79,38 @@ class Layer:
     def factors(
         self, *, homogeneous: bool, formulas: str = "thor"
     ) -> tuple[np.ndarray, np.ndarray, Any]:
-        """Return (A, G, positions) by THOR's formulas or by those of MindSpore's GPU branch."""
+        """Return (A, G, positions) by THOR's formulas or by those of MindSpore's GPU branch.
+
+        These ("upstream_gpu") are of DenseThor, Conv2dThor and ThorGpu of 2.10.0, without the bias;
+        positions are then (T of A, T of G), and ``labkit.algorithms.thor.layers`` says more.
+        """
         choice("formulas", formulas, ("thor", "upstream_gpu"))
-        if formulas == "upstream_gpu":
-            return upstream_factors(self.inputs, self.derivatives, self.window)
         if self.window is None:
-            return kronecker_factors(self.inputs, self.derivatives, homogeneous=homogeneous)
-        seen = patches(self.inputs, **vars(self.window)), self.derivatives
-        return kronecker_factors(*seen, homogeneous=homogeneous, layout="patches")
+            both = self.inputs, self.derivatives
+            if formulas == "thor":
+                return kronecker_factors(*both, homogeneous=homogeneous)
+            a, g, _ = kronecker_factors(*both, homogeneous=False)
+            return a * len(self.inputs) / self.inputs.shape[1], g, (1, 1)
+        if formulas == "thor":
+            both = patches(self.inputs, self.window), self.derivatives
+            return kronecker_factors(*both, homogeneous=homogeneous, layout="patches")
+        rows, outputs = self.derivatives.shape[:2]
+        height, width = self.inputs.shape[2:]
+        kernel, stride = self.window.kernel, self.window.stride
+        around = same_padding((height, width), kernel, stride)
+        columns = patches(self.inputs, Window(kernel, stride, around))[:, 0].mean(axis=0)
+        slopes = self.derivatives.reshape(rows, outputs, -1).mean(axis=0)
+        a = columns @ columns.T / columns.shape[1]
+        g = rows**2 * slopes @ slopes.T / slopes.shape[1]
+        return a[None], g[None], (columns.shape[1], slopes.shape[1])
 
 
 @dataclass
 class Thor:
     """Whole updates: ``parameters = thor.update(parameters, gradients, layers)``.
 
-    The options are those of ``labkit.algorithms.thor.ThorOptions``. ``learning_rate`` and
-    ``damping`` are a number or have one entry per update; ``weight_decay`` is a number, or a dict
-    by parameter name (0 for missing names).
+    The options are those of ``labkit.algorithms.thor.ThorOptions``; ``learning_rate`` and
+    ``damping`` may have one entry per update, ``weight_decay`` one per parameter name.
     """
 
     learning_rate: float | Sequence[float]
@@ -114,7 +128,6 @@ class Thor:
     factors: dict = field(default_factory=dict)  # name -> (A, G, positions), running averages
     # name -> (A, G, positions, damping) from which the inverses were last made
     refreshed: dict = field(default_factory=dict)
-    frozen: set = field(default_factory=set)  # names that the trace rule has frozen
     decisions: dict = field(default_factory=dict)  # name -> decision at the last refresh
     velocities: Parameters = field(default_factory=dict)
 
@@ -129,8 +142,8 @@ class Thor:
             decays = dict.fromkeys(parameters, decays)
         rate, new = _at(self.learning_rate, self.updates), {}
         for name, value in parameters.items():
-            slope, old = made[name] + decays.get(name, 0.0) * value, self.velocities.get(name)
-            velocity = np.zeros_like(slope) if old is None else old
+            slope = made[name] + decays.get(name, 0.0) * value
+            velocity = self.velocities.get(name, np.zeros_like(slope))
             moved = momentum_update([value], [velocity], [slope], rate, self.momentum)
             (new[name],), (self.velocities[name],) = moved
         self.updates += 1
@@ -138,28 +151,23 @@ class Thor:
 
     def directions(self, gradients: Parameters, layers: Sequence[Layer]) -> Parameters:
         """Return U by parameter name, or the gradient itself for layers without factors."""
-        before, after = {}, {}
+        made: Parameters = {}
+        rate, moved = _at(self.learning_rate, self.updates), 0.0
         for layer in layers:
             weight, bias = self._parts(layer, gradients)
-            groups = layer.window.groups if layer.window else 1
-            before[layer.name] = matrix = gradient_matrix(weight, bias, groups)
+            matrix = gradient_matrix(weight, bias, layer.window.groups if layer.window else 1)
             a, g, positions, damping = self.refreshed[layer.name]
             options: Any = {"split": self.split, "damping_split": self.damping_split}
-            after[layer.name] = thor_direction(a, g, positions, matrix, damping, **options)
-        factor = 1.0
-        if self.kl_clip is not None:  # min(1, sqrt(kl_clip / sum |rate^2 <U, grad>|))
-            rate = _at(self.learning_rate, self.updates)
-            moved = sum(abs(rate**2 * np.sum(after[name] * before[name])) for name in after)
-            factor = math.sqrt(self.kl_clip / max(moved, self.kl_clip))
-        made = dict(gradients)
-        for layer in layers:
-            weight, bias = self._parts(layer, gradients)
-            matrix = factor * after[layer.name]
-            weight, bias = weight_and_bias(matrix, weight.shape, bias is not None)
+            u = thor_direction(a, g, positions, matrix, damping, **options)
+            moved += abs(rate**2 * np.sum(u * matrix))
+            weight, bias = weight_and_bias(u, weight.shape, bias is not None)
             made[f"{layer.name}.weight"] = weight
             if bias is not None:
                 made[f"{layer.name}.bias"] = bias
-        return made
+        factor = 1.0
+        if self.kl_clip is not None:  # min(1, sqrt(kl_clip / sum |rate^2 <U, grad>|))
+            factor = math.sqrt(self.kl_clip / max(moved, self.kl_clip))
+        return gradients | {name: factor * u for name, u in made.items()}
 
     def _parts(self, layer: Layer, values: Parameters) -> tuple[np.ndarray, np.ndarray | None]:
         """Return a layer's weight, and its bias if that is homogeneous."""
@@ -177,36 +185,14 @@ class Thor:
             g = running_average(old_g, g, self.factor_decay)
             self.factors[name] = (a, g, positions)
             decision = "refresh"
-            if name in self.frozen:
+            if self.decisions.get(name) == "freeze":
                 decision = "freeze"
             elif self.trace_rule is not None and name in self.refreshed:
                 now = trace_of_fisher(a, g, positions, damping)
                 decision = self.trace_rule.decide(now, trace_of_fisher(*self.refreshed[name]))
             self.decisions[name] = decision
-            self.frozen |= {name} if decision == "freeze" else set()
             if decision == "refresh":
                 self.refreshed[name] = (a, g, positions, damping)
-
-
-def upstream_factors(
-    inputs: np.ndarray, derivatives: np.ndarray, window: Window | None
-) -> tuple[np.ndarray, np.ndarray, Positions]:
-    """Return (A (1, in, in), G (1, out, out), (T of A, T of G)) as MindSpore's THOR makes them.
-
-    Source: DenseThor, Conv2dThor and ThorGpu of 2.10.0; ``labkit.algorithms.thor.layers`` says how
-    they differ. The damping is sqrt(damping / T_a) and sqrt(damping / T_g), U is divided by T_a.
-    """
-    if window is None:
-        a_factor, g_factor, _ = kronecker_factors(inputs, derivatives, homogeneous=False)
-        return a_factor * len(inputs) / inputs.shape[1], g_factor, (1, 1)
-    rows, outputs = derivatives.shape[:2]
-    height, width = inputs.shape[2:]
-    around = same_padding((height, width), window.kernel, window.stride)
-    columns = patches(inputs, window.kernel, window.stride, around)[:, 0].mean(axis=0)
-    slopes = derivatives.reshape(rows, outputs, -1).mean(axis=0)
-    a_factor = columns @ columns.T / columns.shape[1]
-    g_factor = rows**2 * slopes @ slopes.T / slopes.shape[1]
-    return a_factor[None], g_factor[None], (columns.shape[1], slopes.shape[1])
 
 
 def _at(values: float | Sequence[float], update: int) -> float:

@@ -49,7 +49,7 @@ def numbers(dataset, epochs=1):
 
 
 def flat(lists):
-    return sum(lists, [])
+    return [number for numbers in lists for number in numbers]
 
 
 # ---- shapes and values
@@ -58,17 +58,6 @@ def flat(lists):
 def test_the_seeds_call_takes_its_five_arguments_by_place(folder):
     dataset = create_dataset(str(folder), 4, 2, 1, False, **SMALL)
     assert numbers(dataset) == [[11, 12, 13, 14], [15, 16, 17, 18], [19, 20, 21, 22]]
-
-
-def test_without_augmentation_training_images_are_the_evaluations(pictures):
-    """The pipeline of the source document: shuffled, but not augmented."""
-    plain = batches(create_dataset(pictures, 24, augment=False))
-    evaluated = batches(create_dataset(pictures, 24, do_train=False))
-    assert not np.array_equal(plain[0][0], evaluated[0][0])
-    order = lambda images: np.lexsort(images[:, :, 100, 100].T)  # noqa: E731
-    first, second = (item[0][0][order(item[0][0])] for item in (plain, evaluated))
-    np.testing.assert_array_equal(first, second)
-    assert create_dataset(pictures, 5, augment=False).get_dataset_size() == 4
 
 
 def of_the_seeds(pictures, *operations, shuffle):
@@ -89,11 +78,17 @@ def test_augmented_images_are_the_operations_of_the_seeds(pictures):
     np.testing.assert_array_equal(first[0], expected)
 
 
-def test_evaluation_is_the_operations_of_the_seeds(pictures):
+def test_evaluation_is_the_operations_of_the_seeds_and_training_may_be_too(pictures):
+    """``augment=False`` is the pipeline of the source document: shuffled, but not augmented."""
     operations = vision.Decode(), vision.Resize(256), vision.CenterCrop(224)
     actual = batches(create_dataset(pictures, 24, do_train=False))[0][0]
     expected = of_the_seeds(pictures, *operations, shuffle=False)
     np.testing.assert_array_equal(actual, expected)
+    plain = batches(create_dataset(pictures, 24, augment=False))[0][0]
+    assert not np.array_equal(plain, actual)
+    order = lambda images: np.lexsort(images[:, :, 100, 100].T)  # noqa: E731
+    np.testing.assert_array_equal(plain[order(plain)], actual[order(actual)])
+    assert create_dataset(pictures, 5, augment=False).get_dataset_size() == 4
 
 
 @pytest.mark.parametrize(
@@ -143,23 +138,20 @@ def test_every_usable_kind_becomes_three_channels(tmp_path, name, backend):
 
 @pytest.mark.parametrize("ranks", [1, 3, 23])
 def test_evaluation_over_ranks_shows_every_image_once(folder, ranks):
-    parts = [
-        flat(numbers(create_dataset(folder, 10, ranks, rank, False, **SMALL)))
-        for rank in range(ranks)
-    ]
+    each = [create_dataset(folder, 10, ranks, rank, False, **SMALL) for rank in range(ranks)]
+    parts = [flat(numbers(dataset)) for dataset in each]
     assert flat(parts) == list(range(COUNT))
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_training_shards_are_disjoint_of_one_size_and_change(folder, ranks):
-    share = COUNT // ranks
-    shown = []
+    share, shown = COUNT // ranks, []
     for rank in range(ranks):
         dataset = create_dataset(folder, 1, ranks, rank, augment=False, **SMALL)
         assert dataset.get_dataset_size() == share
         shown.append(flat(numbers(dataset, epochs=4)))
-    epochs = [flat([item[e * share : (e + 1) * share] for item in shown]) for e in range(4)]
+    epochs = [flat(item[e * share : (e + 1) * share] for item in shown) for e in range(4)]
     assert all(len(epoch) == len(set(epoch)) == share * ranks for epoch in epochs)
     # The images left out change: after four epochs all have been seen.
     assert set(flat(epochs)) == set(range(COUNT))
@@ -176,8 +168,7 @@ def test_both_sets_and_their_classes(tmp_path):
     assert names == class_names(tmp_path / "train") == ("ant", "bee", "cow")
     assert (train.get_dataset_size(), val.get_dataset_size()) == (2, 3)
     assert numbers(val) == [[*range(10)], [*range(10, 20)], [20, 21, 22]]
-    # With ranks, and with a backend that training with augmentation does not have.
-    _, val, _ = create_datasets(tmp_path, 11, 2, 1, backend="pillow", **SMALL)
+    _, val, _ = create_datasets(tmp_path, 11, 2, 1, **SMALL)
     assert numbers(val) == [[*range(11, 22)], [22]]
     for place in ("train/bat", "val/dog", "val/elk"):
         store(tmp_path / place, {"a.png": usable()["rgb.png"]})
@@ -190,14 +181,16 @@ def test_both_sets_and_their_classes(tmp_path):
 
 
 def test_the_arguments_are_the_tutorials():
-    names = (
-        "dataset_path do_train repeat_num batch_size target distribute enable_cache "
-        "cache_session_id train_image_size eval_image_size"
-    ).split()
-    parameters = inspect.signature(create_dataset2).parameters
-    assert list(parameters) == names
-    defaults = [parameters[name].default for name in names[2:]]
-    assert defaults == [1, 32, "Ascend", False, False, None, 224, 224]
+    defaults = {
+        name: parameter.default
+        for name, parameter in inspect.signature(create_dataset2).parameters.items()
+    }
+    required = dict.fromkeys(("dataset_path", "do_train"), inspect.Parameter.empty)
+    assert list(defaults.items()) == [
+        *required.items(), ("repeat_num", 1), ("batch_size", 32), ("target", "Ascend"),
+        ("distribute", False), ("enable_cache", False), ("cache_session_id", None),
+        ("train_image_size", 224), ("eval_image_size", 224),
+    ]  # fmt: skip
 
 
 def test_training_is_that_of_create_dataset(pictures):
@@ -206,10 +199,10 @@ def test_training_is_that_of_create_dataset(pictures):
     options = {"repeat_size": 2, "num_parallel_workers": 8}
     expected = batches(create_dataset(pictures, 5, **options))
     assert len(actual) == len(expected) == 8
-    for batch, other in zip(actual, expected, strict=True):
-        assert batch[0].shape == (5, 3, 224, 224) and batch[1].dtype == np.int32
-        np.testing.assert_array_equal(batch[0], other[0])
-        np.testing.assert_array_equal(batch[1], other[1])
+    for (images, labels), other in zip(actual, expected, strict=True):
+        assert images.shape == (5, 3, 224, 224) and labels.dtype == np.int32
+        np.testing.assert_array_equal(images, other[0])
+        np.testing.assert_array_equal(labels, other[1])
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """The MNIST pipeline: values, and refusal of what does not fit."""
 
-from functools import partial
-
 import numpy as np
 import pytest
 
@@ -65,7 +63,7 @@ def test_evaluation_sees_all_10000_images_once_in_file_order(mnist):
 def test_images_are_bilinear_interpolations_of_the_files(mnist):
     images, labels = pipeline.load_arrays(mnist, "train", images=40)
     raw, expected_labels = idx.read_pair(*sorted((mnist / "train").iterdir()))
-    exact = np.stack([exact_bilinear(i[..., None], (32, 32), antialias=False) for i in raw[:40]])
+    exact = np.stack([exact_bilinear(i[..., None], (32, 32)) for i in raw[:40]])
     exact = (exact[..., 0] / 255 - 0.1307) / 0.3081
     assert images.shape == (40, 1, 32, 32) and labels.dtype == np.int32
     np.testing.assert_array_equal(labels, expected_labels[:40])
@@ -89,13 +87,10 @@ def test_black_and_white_by_the_order_of_the_rescales(tmp_path, rescale, black, 
 # ---- which images; their order, and resuming, are in test_order.py
 
 
-def test_images_takes_the_first_in_every_epoch(numbered):
+def test_images_takes_the_first_in_every_epoch_and_the_file_order_keeps_the_rest(numbered):
     shown = numbers(pipeline.create_dataset(numbered, 10, usage="test", images=50), epochs=2)
     for epoch in (shown[:5], shown[5:]):
         assert sorted(sum(epoch, [])) == list(range(50))
-
-
-def test_without_shuffle_the_file_order_and_the_remainder_are_kept(numbered):
     dataset = pipeline.create_dataset(numbered / "test", 25, shuffle=False)
     assert numbers(dataset) == [list(range(25)), list(range(25, 50)), list(range(50, 57))]
 
@@ -121,16 +116,14 @@ def test_arguments_that_do_not_fit_are_refused(numbered, arguments, message):
 
 def test_folders_that_hold_no_set_two_or_too_much_are_refused(tmp_path, numbered):
     """test_idx.py tests broken files, test_imagefiles.py paths that are not folders."""
-    call = partial(pipeline.create_dataset, batch_size=10)
     with pytest.raises(InputError, match="not hold train-images-idx3-ubyte or t10k-images"):
-        call(tmp_path)
+        pipeline.create_dataset(tmp_path)
     with pytest.raises(InputError, match='two sets; expected usage="train" or usage="test"'):
-        call(numbered)
-    assert call(numbered, usage="train").get_dataset_size() == 20
-    images, labels = np.zeros((20, 28, 28), np.uint8), np.zeros(20, np.uint8)
-    write_set(tmp_path, "train", images.reshape(20, 14, 56), labels)
-    with pytest.raises(InputError, match=r"images of \(14, 56\) pixels; expected"):
-        call(tmp_path)
+        pipeline.create_dataset(numbered)
+    assert pipeline.create_dataset(numbered, 10, usage="train").get_dataset_size() == 20
+    images = np.zeros((40, 28, 28), np.uint8)
+    write_set(tmp_path, "train", images, np.zeros(40, np.uint8))
+    assert pipeline.create_dataset(tmp_path).get_dataset_size() == 1
     (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(b"x")  # MindSpore would read it as well
     with pytest.raises(InputError, match="train-images-idx3-ubyte.gz lies beside"):
-        call(tmp_path)
+        pipeline.create_dataset(tmp_path)

@@ -27,7 +27,6 @@ def test_shipped_steps_are_what_the_script_records(script, tmp_path, monkeypatch
     name = f"resnet{depth}"
     shipped, shipped_settings = recorded.load(name), recorded.settings(name)
     assert script.main.__defaults__ == ((18, 50),)
-    assert recorded.names() == ["resnet18", "resnet50", "tiny"]
     monkeypatch.setattr(recorded, "FOLDER", tmp_path / "steps")
     monkeypatch.setattr(script, "losses", lambda *_, **__: [0.0])
     script.main([depth])

@@ -4,27 +4,12 @@ import numpy as np
 import pytest
 from mindspore import nn
 
-from labkit.errors import InputError
-from labkit.migration import (
-    STAGES,
-    STEP_TOLERANCE,
-    Trace,
-    compare_step,
-    first_difference,
-    rule,
-    stage_table,
-    trace,
-)
+from labkit.migration import STAGES, Trace, compare_step, first_difference, stage_table, trace
+from labkit.migration.compare import STEP_TOLERANCE
 from labkit.migration.fixtures import Digest
 from labkit.runtime import pynative
 from labkit.steps.state import set_state
-from tests.support.migrating import (
-    Small,
-    by_rule,
-    momentum,
-    smoothed_cross_entropy,
-    torch_small,
-)
+from tests.support.migrating import BATCH, momentum, small, smoothed_cross_entropy, torch_small
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -51,44 +36,35 @@ def form(request):
     return request.param
 
 
-def test_equal_steps_pass_in_the_order_of_the_stages(form):
-    rows = compare_step(made(), form(made("there")))
-    assert [row.stage for row in rows] == list(STAGES) and all(row.passed for row in rows)
-    assert {row.difference for row in rows} == {0.0} and {row.note for row in rows} == {""}
-    assert {row.stage: row.tolerance for row in rows} == STEP_TOLERANCE
-    assert first_difference(rows) is None
-
-
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_difference_is_measured_against_the_largest_value_and_the_tolerance(stage, form):
     limit = max(STEP_TOLERANCE[stage], 1e-6)
-    for factor, passes in ((0.9, STEP_TOLERANCE[stage] > 0), (1.1, False)):
+    for factor, passes in ((0.0, True), (0.9, STEP_TOLERANCE[stage] > 0), (1.1, False)):
         # 2 is the largest value; the comparison of updates subtracts a float32 spacing of 2.4e-7.
-        off = 2 * factor * limit + (2.4e-7 if stage == "update" else 0)
+        off = 2 * factor * limit + (2.4e-7 if stage == "update" and factor else 0)
         rows = compare_step(made(**{stage: {"t": np.array([1.0 + off, -2.0])}}), form(made()))
-        row = next(row for row in rows if row.stage == stage)
+        assert [row.stage for row in rows] == list(STAGES)
+        assert {row.stage: row.tolerance for row in rows} == STEP_TOLERANCE
+        row = rows[STAGES.index(stage)]
         assert row.difference == pytest.approx(factor * limit, rel=1e-3)
         assert row.passed == passes and first_difference(rows) == (None if passes else row)
 
 
-@pytest.mark.parametrize("stage", [stage for stage in STAGES if stage != "forward"])
-def test_a_tensor_that_one_side_lacks_fails(stage, form):
-    two = {stage: {"t": np.array([1.0, -2.0]), "u": np.array([3.0])}}
-    for actual, reference, who in (
-        (made(), made("there", **two), "here"),
-        (made(**two), made("there"), "there"),
-    ):
-        row = first_difference(compare_step(actual, form(reference)))
-        assert (row.stage, row.name, row.difference) == (stage, "u", np.inf)
-        assert row.note == f"{who} lacks it" and not row.passed
-
-
-def test_cells_of_one_side_alone_are_not_compared_and_none_in_common_fails(form):
-    actual = made(forward={"t": np.ones(2), "mine": np.ones(1)})
-    rows = compare_step(actual, form(made(forward={"theirs": np.ones(1), "t": np.ones(2)})))
-    assert first_difference(rows) is None
-    assert [row.name for row in rows if row.stage == "forward"] == ["t"]
-    row = first_difference(compare_step(actual, form(made(forward={"b": np.ones(1)}))))
+def test_a_tensor_that_one_side_lacks_fails_unless_it_is_a_cells_output(form):
+    two = {"t": np.array([1.0, -2.0]), "u": np.array([3.0])}
+    for stage in STAGES:
+        for actual, reference, who in (
+            (made(), made("there", **{stage: two}), "here"),
+            (made(**{stage: two}), made("there"), "there"),
+        ):
+            rows = compare_step(actual, form(reference))
+            row = first_difference(rows)
+            if stage == "forward":
+                assert row is None and len(rows) == len(STAGES)
+            else:
+                expected = (stage, "u", np.inf, f"{who} lacks it")
+                assert (row.stage, row.name, row.difference, row.note) == expected
+    row = first_difference(compare_step(made(), form(made(forward={"b": np.ones(1)}))))
     assert (row.stage, row.name) == ("forward", "b") and "same name on both sides" in row.note
     # A network of a single cell has no cells inside.
     assert first_difference(compare_step(made(forward={}), made(forward={}))) is None
@@ -96,11 +72,8 @@ def test_cells_of_one_side_alone_are_not_compared_and_none_in_common_fails(form)
 
 UNUSABLE = [  # a tensor, what is expected of it, note
     (np.array([np.nan, -2.0]), np.ones(2), "not finite"),
-    (np.array([np.inf, -2.0]), np.ones(2), "not finite"),
-    (np.ones(2), np.array([np.nan, 1.0]), "not finite"),
     (np.ones(2), np.array([-np.inf, 1.0]), "not finite"),
     (np.ones((3, 2)), np.ones((2, 3)), "shape (3, 2), expected (2, 3): transposed?"),
-    (np.ones(6), np.ones((2, 3)), "shape (6,), expected (2, 3)"),
     (np.ones((1, 2, 3)), np.ones((2, 3)), "shape (1, 2, 3), expected (2, 3)"),
 ]
 
@@ -109,10 +82,8 @@ UNUSABLE = [  # a tensor, what is expected of it, note
 def test_values_that_are_not_finite_and_other_shapes_fail(value, expected, note, form):
     # The other tensors set the noise floor of the stage, if one is not finite.
     same = {"big": np.array([2.0]), "nothing": np.array([1e-12])}
-    reference = made(gradients={"t": expected, **same})
-    rows = compare_step(
-        made(gradients={"t": value, **same, "nothing": np.zeros(1)}), form(reference)
-    )
+    reference = form(made(gradients={"t": expected, **same}))
+    rows = compare_step(made(gradients={"t": value, **same, "nothing": np.zeros(1)}), reference)
     [row] = [row for row in rows if not row.passed]
     assert (row.stage, row.name, row.difference, row.note) == ("gradients", "t", np.inf, note)
 
@@ -130,31 +101,18 @@ def test_tensors_of_rounding_errors_alone_are_measured_against_their_stage(form)
     assert first_difference(compare_step(zero, form(gradients(0.0)))).difference >= 1.0
 
 
-def test_an_update_is_known_no_better_than_the_spacing_of_its_weights():
+@pytest.mark.parametrize(
+    ("stage", "off", "passes"),
+    [("update", 1.1e-7, True), ("update", 3e-7, False), ("gradients", 1.1e-7, False)],
+)
+def test_an_update_is_known_no_better_than_the_spacing_of_its_weights(stage, off, passes):
     """Near weights of 1, float32 numbers are 1.2e-7 apart, 1.2 % of an update of 1e-5."""
     at = {"weights": {"t": np.array([1.0])}}
-    reference = made(**at, update={"t": np.array([1e-5])})
-    near = made(**at, update={"t": np.array([1e-5 + 1.1e-7])})
-    assert first_difference(compare_step(near, reference)) is None
-    far = made(**at, update={"t": np.array([1e-5 + 3e-7])})
-    assert first_difference(compare_step(far, reference)).stage == "update"
-    # No other stage has such a slack.
-    gradient = made(**at, gradients={"t": np.array([1e-5 + 1.1e-7])})
-    row = first_difference(compare_step(gradient, made(**at, gradients={"t": np.array([1e-5])})))
-    assert row.stage == "gradients"
-
-
-def test_tolerances_by_stage_and_what_cannot_be_compared():
-    actual = made(loss={"t": np.array([1.002, -2.0])})
-    assert first_difference(compare_step(actual, made())).stage == "loss"
-    rows = compare_step(actual, made(), {"loss": 0.0011})
-    assert first_difference(rows) is None
-    assert {row.stage: row.tolerance for row in rows} == STEP_TOLERANCE | {"loss": 0.0011}
-    with pytest.raises(InputError, match="unknown stage 'gradient'.*Did you mean 'gradients'"):
-        compare_step(actual, made(), {"gradient": 1.0})
-    empty = Trace("nobody", {stage: {} for stage in STAGES})
-    with pytest.raises(InputError, match="nothing to compare between nobody and nobody"):
-        compare_step(empty, empty)
+    reference = made(**at, **{stage: {"t": np.array([1e-5])}})
+    row = first_difference(
+        compare_step(made(**at, **{stage: {"t": np.array([1e-5 + off])}}), reference)
+    )
+    assert row is None if passes else row.stage == stage
 
 
 def test_the_table_shows_the_first_fault_of_a_failed_stage_and_the_worst_of_a_sound_one():
@@ -175,7 +133,6 @@ def test_the_table_shows_the_first_fault_of_a_failed_stage_and_the_worst_of_a_so
 
 # ---- planted faults: a small network in MindSpore against PyTorch in float64
 
-BATCH = rule.uniform("images", (8, 3, 8, 8), -2, 2), (np.arange(8) % 4).astype(np.int32)
 SMOOTHING, RATES = 0.1, [0.01, 0.02]
 
 
@@ -187,7 +144,7 @@ def reference():
 
 def torch_step(**options):
     torch = pytest.importorskip("torch")
-    from labkit.migration.torch_trace import torch_trace
+    from labkit.migration.trace import torch_trace
 
     module = torch_small(torch)
     loss_fn = torch.nn.CrossEntropyLoss(label_smoothing=SMOOTHING)
@@ -199,16 +156,16 @@ def torch_step(**options):
     return torch_trace(module, loss_fn, optimizer, *BATCH)
 
 
-def step(network=None, change=None, loss=None, optimizer=None, batch=BATCH, rates=RATES):
-    network = network or Small()
-    by_rule(network)
+def step(
+    change=None, smoothing=SMOOTHING, optimizer=momentum, images=BATCH[0], rates=RATES, **network
+):
+    network = small(**network)
     if change:
         change(network)
-    loss = loss or smoothed_cross_entropy(4, SMOOTHING)
-    optimizer = optimizer(network) if optimizer else momentum(network, rates)
+    loss = smoothed_cross_entropy(4, smoothing)
     # Without compiling; test_trace.py shows that this changes nothing.
     with pynative():
-        return trace(network, loss, optimizer, *batch)
+        return trace(network, loss, optimizer(network, rates), images, BATCH[1])
 
 
 def failed_stages(rows):
@@ -235,34 +192,25 @@ def poison(network):
     set_state(network.conv2.weight, weight)
 
 
-def images(change):
-    return lambda: step(batch=(np.ascontiguousarray(change(BATCH[0])), BATCH[1]))
-
-
-FAULTS = {
-    # fault: (step, (first stage that fails, first name in it))
-    "square weight transposed": (lambda: step(change=transpose), ("weights", "hidden.weight")),
-    "NaN in a weight": (lambda: step(change=poison), ("weights", "conv2.weight")),
-    "momentum not mapped": (
-        lambda: step(Small(bn={"momentum": 0.1})),
-        ("statistics", "bn1.running_mean"),
-    ),
-    "epsilon of BatchNorm 1e-3": (lambda: step(Small(bn={"eps": 1e-3})), ("forward", "bn1")),
-    "padding same": (lambda: step(Small(pad_mode="same", padding=0)), ("forward", "conv1")),
-    "no label smoothing": (lambda: step(loss=smoothed_cross_entropy(4, 0.0)), ("loss", "loss")),
-    "learning rate of the next step": (lambda: step(rates=RATES[1:]), ("update", "conv1.weight")),
+FAULTS = {  # fault: (options of the step, first stage that fails, first name in it)
+    "square weight transposed": (dict(change=transpose), "weights", "hidden.weight"),
+    "NaN in a weight": (dict(change=poison), "weights", "conv2.weight"),
+    "momentum not mapped": (dict(bn={"momentum": 0.1}), "statistics", "bn1.running_mean"),
+    "epsilon of BatchNorm 1e-3": (dict(bn={"eps": 1e-3}), "forward", "bn1"),
+    "padding same": (dict(pad_mode="same", padding=0), "forward", "conv1"),
+    "no label smoothing": (dict(smoothing=0.0), "loss", "loss"),
+    "learning rate of the next step": (dict(rates=RATES[1:]), "update", "conv1.weight"),
     "weight decay 0.1": (
-        lambda: step(optimizer=lambda n: momentum(n, RATES, decay=0.1)),
-        ("update", "conv1.weight"),
+        dict(optimizer=lambda n, rates: momentum(n, rates, decay=0.1)), "update", "conv1.weight"
     ),
-    "channels in the order BGR": (images(lambda x: x[:, ::-1]), ("preprocessing", "images")),
-}
+    "channels in the order BGR": (dict(images=BATCH[0][:, ::-1].copy()), "preprocessing", "images"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_reported_first_where_it_is(reference, fault, form):
-    faulty, (stage, name) = FAULTS[fault]
-    rows = compare_step(faulty(), form(reference))
+    options, stage, name = FAULTS[fault]
+    rows = compare_step(step(**options), form(reference))
     row = first_difference(rows)
     assert (row.stage, row.name) == (stage, name), stage_table(rows)
     # Far over the tolerance, so not rounding. An epsilon changes an output by eps / (2 var).
@@ -275,11 +223,11 @@ def test_a_planted_fault_is_reported_first_where_it_is(reference, fault, form):
 def test_weight_decay_given_as_a_number_is_a_trap():
     """MindSpore does not decay names with beta and gamma (only those); PyTorch decays all."""
     reference = torch_step(weight_decay=0.1)
-    trapped = step(optimizer=lambda n: nn.Momentum(n.trainable_params(), RATES, 0.9, 0.1))
+    trapped = step(optimizer=lambda n, rates: nn.Momentum(n.trainable_params(), rates, 0.9, 0.1))
     rows = compare_step(trapped, reference)
     assert failed_stages(rows) == ["update"]
     assert [r.name for r in rows if not r.passed] == ["bn1.weight", "bn1.bias"]
     assert first_difference(rows).difference > 0.05
     grouped = lambda n: [{"params": n.trainable_params(), "weight_decay": 0.1}]  # noqa: E731
-    rows = compare_step(step(optimizer=lambda n: nn.Momentum(grouped(n), RATES, 0.9)), reference)
-    assert first_difference(rows) is None, stage_table(rows)
+    right = step(optimizer=lambda n, rates: nn.Momentum(grouped(n), rates, 0.9))
+    assert first_difference(compare_step(right, reference)) is None

@@ -7,7 +7,7 @@ import pytest
 
 from labkit.errors import InputError
 from labkit.migration import recorded, rule
-from labkit.migration.fixtures import KEPT, SUMS, Digest
+from labkit.migration.fixtures import KEPT, Digest
 from labkit.migration.trace import STAGES, Trace
 
 
@@ -21,7 +21,6 @@ def test_equal_tensors_are_at_distance_zero_and_of_small_ones_each_number_counts
     digest = Digest.of(value)
     assert digest.distance(value) == 0 and digest.distance(value.copy(order="F")) == 0
     assert digest.shape == shape and digest.largest == np.abs(value).max()
-    assert digest.kept.size == min(value.size, KEPT) and digest.sums.size == SUMS
     for index in range(value.size if value.size <= KEPT else 0):
         other = value.copy()
         other.flat[index] += 0.25
@@ -64,31 +63,18 @@ def test_what_a_digest_cannot_see():
     assert Digest.of(value).distance(other) > 90
 
 
-def test_sums_take_every_number_each_with_signs_of_its_own():
-    signs = np.array([recorded._sums(row) for row in np.eye(200)]) * 200**0.5
-    assert set(np.abs(signs).ravel().round(12)) == {1.0}
-    # The standard error of a mean of 200 signs is 0.07, also for products of two columns.
-    assert np.abs(signs.mean(0)).max() < 0.25
-    assert np.abs(signs.T @ signs / 200 - np.eye(SUMS)).max() < 0.25
-
-
 # ---- files
 
 
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
+def test_a_trace_comes_back_as_digests(tmp_path, monkeypatch):
     monkeypatch.setattr(recorded, "FOLDER", tmp_path / "steps")
-    return tmp_path / "steps"
-
-
-def test_a_trace_comes_back_as_digests(folder):
     stages = {
         "preprocessing": {"images": tensor(100).reshape(2, 50), "labels": np.arange(3)},
         "loss": {"loss": np.float64(1.25)},
         "gradients": {"b": tensor(7), "a": tensor(30)},
     }
     path = recorded.save("own", Trace("here", stages), {"batch": 2})
-    assert path == folder / "own.npz" and recorded.names() == ["own"]
+    assert path == tmp_path / "steps" / "own.npz"
     actual = recorded.load("own")
     assert actual.origin == "here" and recorded.settings("own") == {"batch": 2}
     assert {s: list(t) for s, t in actual.stages.items()} == {s: list(t) for s, t in stages.items()}
@@ -98,41 +84,38 @@ def test_a_trace_comes_back_as_digests(folder):
             assert digest.shape == np.shape(value) and digest.largest == expected.largest
             np.testing.assert_array_equal(digest.kept, expected.kept)
             np.testing.assert_array_equal(digest.sums, expected.sums)
-            assert digest.distance(value) == 0
 
 
 def test_shipped_steps():
-    assert recorded.names() == ["resnet18", "resnet50", "tiny"]
-    with pytest.raises(InputError, match="Did you mean 'resnet50'"):
+    with pytest.raises(InputError, match="resnet18, resnet50, tiny.*Did you mean 'resnet50'"):
         recorded.settings("resnet51")
     for name, tensors in {"resnet18": 62, "resnet50": 161}.items():
         settings, step = recorded.settings(name), recorded.load(name)
         assert tuple(step.stages) == STAGES and "float64" in step.origin
         assert settings["depth"] == int(name[6:]) and len(settings["losses"]) == 10
         assert len(step.stages["gradients"]) == len(step.stages["update"]) == tensors
-        values = [digest for stage in step.stages.values() for digest in stage.values()]
-        assert all(np.isfinite([*d.kept, *d.sums, d.largest]).all() for d in values)
         # No tensor is all zeros: an error in it would show.
-        assert all(digest.largest > 0 for digest in values)
+        for digest in (digest for stage in step.stages.values() for digest in stage.values()):
+            assert np.isfinite([*digest.kept, *digest.sums]).all() and 0 < digest.largest < np.inf
         assert (recorded.FOLDER / f"{name}.npz").stat().st_size < 200_000
 
 
 # ---- the rule
 
-# Frozen: the recorded steps were made from these numbers. Shape, and truncated SHA-256 of bytes.
+# Frozen: the recorded steps were made from these numbers. Truncated SHA-256 of their bytes.
+SHAPES = {"conv.weight": (64, 32, 3, 3), "fc.weight": (100, 50), "scale": ()}
+SHAPES |= {"bn.num_batches_tracked": ()}
 FROZEN = {
-    "conv.weight": ((64, 32, 3, 3), "20f78f2d5142b55af546273298ad38b92c48c067"),
-    "bn.weight": ((4000,), "df9e0f48e0a010ce5c066cde80227631ea7c02d9"),
-    "bn.bias": ((4000,), "9838aa6a1f9f64de385f0e34fa40d0d8df761a36"),
-    "bn.running_mean": ((4000,), "5b1e5e1d8a40f2869bb754e643a25e57e0605c3d"),
-    "bn.running_var": ((4000,), "edd70c5203a3c8fd2f31d7840cb343d879400ca9"),
-    "bn.num_batches_tracked": ((), "af5570f5a1810b7af78caf4bc70a660f0df51e42"),
-    "norm.weight": ((4000,), "abd0a0a7e4781e59ab49e08b87ca12f879b69de5"),
-    "fc.weight": ((100, 50), "70df4462343b8a53f587b47c1fd4bb8f882af1fd"),
-    "fc.bias": ((4000,), "824f8578c8b21f4245510a764f10cbc79022cf56"),
-    "scale": ((), "05d1140a7b5860c97aca58ba40a9b26073bb581c"),
-}
-BATCH = {
+    "conv.weight": "20f78f2d5142b55af546273298ad38b92c48c067",
+    "bn.weight": "df9e0f48e0a010ce5c066cde80227631ea7c02d9",
+    "bn.bias": "9838aa6a1f9f64de385f0e34fa40d0d8df761a36",
+    "bn.running_mean": "5b1e5e1d8a40f2869bb754e643a25e57e0605c3d",
+    "bn.running_var": "edd70c5203a3c8fd2f31d7840cb343d879400ca9",
+    "bn.num_batches_tracked": "af5570f5a1810b7af78caf4bc70a660f0df51e42",
+    "norm.weight": "abd0a0a7e4781e59ab49e08b87ca12f879b69de5",
+    "fc.weight": "70df4462343b8a53f587b47c1fd4bb8f882af1fd",
+    "fc.bias": "824f8578c8b21f4245510a764f10cbc79022cf56",
+    "scale": "05d1140a7b5860c97aca58ba40a9b26073bb581c",
     "images": "83a8f77c8383408a95afd6727749055831067980",
     "labels": "2aa25a7f6aca33f94af86ab860124e7d69e43231",
 }
@@ -141,9 +124,9 @@ BATCH = {
 def test_the_rules_numbers_are_frozen():
     images, labels = rule.batch(4, 16, 10)
     assert images.dtype == np.float32 and labels.dtype == np.int32
-    numbers = rule.state({name: shape for name, (shape, _) in FROZEN.items()})
+    numbers = rule.state({name: SHAPES.get(name, (4000,)) for name in [*FROZEN][:10]})
     numbers |= {"images": images, "labels": labels}
     sums = {n: hashlib.sha256(value.tobytes()).hexdigest()[:40] for n, value in numbers.items()}
-    assert sums == {name: checksum for name, (_, checksum) in FROZEN.items()} | BATCH
+    assert sums == FROZEN
     with pytest.raises(InputError, match="side: expected a multiple of 4, got 30"):
         rule.batch(2, 30, 10)

@@ -9,14 +9,7 @@ import pytest
 from mindspore import Parameter, Tensor, nn
 
 from labkit.errors import InputError
-from labkit.migration import (
-    convert_back,
-    convert_file,
-    load,
-    read_torch,
-    state_dict,
-    write_torch,
-)
+from labkit.migration import convert_back, convert_file, load, read_torch, state_dict, write_torch
 from labkit.training import checkpoint
 from tests.support.step_cells import snapshot
 
@@ -94,22 +87,22 @@ def test_other_precisions_are_loaded_where_they_are_exact():
         load(cell, {"w": np.array([1.5, -2.25], kind)})
         assert state_dict(cell)["w"].tolist() == [1.5, -2.25]
     for value in (0.1, 1e30):
-        with pytest.raises(InputError, match="does not fit into float16 without rounding"):
+        with pytest.raises(InputError, match="float32 that float16 cannot hold without rounding"):
             load(cell, {"w": np.array([0, value], np.float32)})
     # MindSpore 2.10 has no CPU kernel to assign bfloat16: it is only written.
     cell.w = Parameter(Tensor([1.5, -2.25], ms.bfloat16))
     assert_bits(state_dict(cell), {"w": np.array([1.5, -2.25], np.float32)})
 
 
-# ---- what load refuses changes nothing
+# ---- what is refused changes nothing
 
 FAULTS = {
     "a name too few": (lambda s: s.pop("1.running_var"), "no PyTorch tensor for: 1.running_var"),
     "a name too many": (lambda s: s.update(x=np.zeros(2)), "no parameter of the network for: x"),
     "transposed": (lambda s: s.update({"0.weight": s["0.weight"].T}), "transposed\\?"),
     "a NaN": (lambda s: s["1.running_var"].put(3, np.nan), "1.running_var holds NaN or infinite"),
-    "an infinity": (lambda s: s["0.weight"].put(0, np.inf), "0.weight holds NaN or infinite"),
     "rounded": (lambda s: s.update({"1.bias": np.full(4, 0.1)}), "without rounding"),
+    "too large": (lambda s: s.update({"1.bias": np.full(4, 1e300)}), "without rounding"),
 }
 
 
@@ -134,30 +127,22 @@ def test_the_prefix_of_data_parallel_is_pointed_out(tmp_path):
         read_torch(path, prefix="net.")
 
 
-def test_convert_back_takes_a_training_checkpoint_and_leaves_the_rest_behind(tmp_path):
-    cell = network()
+def test_convert_back_takes_a_training_checkpoint_of_the_network_alone(tmp_path):
+    """It leaves the rest of the checkpoint behind."""
+    cell, path = network(), tmp_path / "a.safetensors"
     load(cell, numbers())
+    for other, message in (
+        (nn.SequentialCell(nn.Dense(3, 4)), "it lacks 1.beta.*4 in all"),
+        (network(2), "expected Float32 .4, 3."),
+    ):
+        checkpoint.write(other, tmp_path / "other.ckpt")
+        with pytest.raises(InputError, match=message):
+            convert_back(tmp_path / "other.ckpt", path, cell)
+        assert not path.exists()
     checkpoint.write(cell, tmp_path / "a.ckpt", {"step.updates": 3})
-    convert_back(tmp_path / "a.ckpt", tmp_path / "a.safetensors", network())
+    convert_back(tmp_path / "a.ckpt", path, network())
     expected = numbers() | {"1.num_batches_tracked": np.array(0, np.int64)}
-    assert_bits(read_torch(tmp_path / "a.safetensors"), expected)
-
-
-@pytest.mark.parametrize(
-    ("other", "message"),
-    [
-        (lambda: nn.SequentialCell(nn.Dense(3, 4)), "it lacks 1.beta.*4 in all"),
-        (lambda: network(2), "expected Float32 .4, 3."),
-    ],
-)
-def test_convert_back_refuses_the_checkpoint_of_another_network(tmp_path, other, message):
-    checkpoint.write(other(), tmp_path / "a.ckpt")
-    cell = network()
-    before = snapshot(cell)
-    with pytest.raises(InputError, match=message):
-        convert_back(tmp_path / "a.ckpt", tmp_path / "a.safetensors", cell)
-    assert_bits(snapshot(cell), before)
-    assert not (tmp_path / "a.safetensors").exists()
+    assert_bits(read_torch(path), expected)
 
 
 # ---- files that are not what they should be
@@ -195,7 +180,7 @@ def test_files_that_are_cut_short_or_missing_are_refused(tmp_path, suffix):
     for other, message in ((f"b{suffix}", "is not there"), ("a.npz", "expected a name ending in")):
         with pytest.raises(InputError, match=message):
             read_torch(tmp_path / other)
-    with pytest.raises(InputError, match="expected a name ending in .pth, .safetensors"):
+    with pytest.raises(InputError, match="expected a name ending in .pth, .saf"):
         write_torch(tmp_path / "a.ckpt", numbers())
 
 
@@ -204,10 +189,9 @@ CONTENTS = [  # content, options of read_torch, message or None
     ({"epoch": 3, "model": {"w": torch.ones(2)}}, {}, None),
     ({"epoch": 3, "ema": {"w": torch.ones(2)}}, {"entry": "ema"}, None),
     ([1, 2], {}, "expected tensors by name, got a list"),
-    ({"model": [1]}, {}, "expected tensors by name, got a list"),
     ({"state_dict": {"w": 3}}, {}, "expected tensors by name, got a dict"),
-    ({"epoch": 3, "ema": {}, 7: 1}, {}, "holds epoch, ema, 7; name the entry"),
-    ({"ema": {}}, {"entry": "emma"}, "unknown entry 'emma'.*Did you mean 'ema'"),
+    ({"epoch": 3, "ema": {}, 7: 1}, {}, "unknown entry= of .*None; expected one of: epoch, ema, 7"),
+    ({"ema": {}}, {"entry": "emma"}, "unknown entry= of .* 'emma'.*Did you mean 'ema'"),
 ]
 
 
@@ -227,11 +211,12 @@ def test_tensors_in_an_entry_of_a_file(tmp_path, content, options, message):
 def test_without_pytorch_pth_files_are_refused_and_safetensors_are_not(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     (tmp_path / "a.pth").write_bytes(b"x")
-    message = "needs PyTorch, which is not installed here: install it, or save .* .safetensors"
-    with pytest.raises(InputError, match=message):
-        read_torch(tmp_path / "a.pth")
-    with pytest.raises(InputError, match=message):
-        write_torch(tmp_path / "b.pth", numbers())
+    for refused in (
+        lambda: read_torch(tmp_path / "a.pth"),
+        lambda: write_torch("b.pth", numbers()),
+    ):
+        with pytest.raises(InputError, match="needs PyTorch, which is not inst.* or save as .safe"):
+            refused()
     assert [path.name for path in tmp_path.iterdir()] == ["a.pth"]
     assert_bits(read_torch(write_torch(tmp_path / "a.safetensors", numbers())), numbers())
 

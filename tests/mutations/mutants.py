@@ -145,7 +145,7 @@ MUTANTS = {
         ),
         "THOR, positions": Mutant(
             file="labkit/reference/kronecker.py",
-            right="return direction / _pair(positions)[0]",
+            right="return direction / np.broadcast_to(positions, 2)[0]",
             wrong="return direction",
             test=f"{KRONECKER}::test_direction_solves_the_whole_damped_kronecker_system",
         ),

@@ -30,11 +30,15 @@ def results(layer, x, at_output):
 
 
 @pytest.mark.parametrize("case", SMALL + LARGE)
-def test_it_is_mindspores_convolution_of_integers_to_the_bit_and_of_others_to_rounding(case, eager):
+def test_it_is_mindspores_convolution(case, eager, monkeypatch):
+    """Of integers to the bit, and of others to rounding; only small maps take the product."""
+    products, product = [], PaddedConv2d._one_product
+    monkeypatch.setattr(PaddedConv2d, "_one_product", lambda *a: products.append(a) or product(*a))
     random = np.random.default_rng(0)
     assert_same(case, lambda shape: random.integers(-9, 10, shape), 0)
     # Measured up to 8e-7 of the largest value, with 4608 terms per sum.
     assert_same(case, random.standard_normal, 2e-6, batch=32)
+    assert bool(products) == (case in SMALL)
 
 
 @pytest.mark.parametrize("case", [(1, 2, 4, 4), (3, 2, 4, 3), (3, 1, 3, 2)])
@@ -56,29 +60,19 @@ def assert_same(case, draw, limit, batch=3):
         assert np.abs(ours - expected).max() <= limit * np.abs(expected).max() and expected.any()
 
 
-@pytest.mark.parametrize("case", SMALL + LARGE)
-def test_small_maps_take_the_product_and_larger_maps_and_kernels_do_not(case, eager, monkeypatch):
-    kernel, stride, height, width = case
-    monkeypatch.setattr(PaddedConv2d, "_one_product", lambda *_: "product")
-    x = Tensor(np.ones((2, 2, height, width), np.float32))
-    assert (PaddedConv2d(2, 3, kernel, stride)(x) == "product") == (case in SMALL)
-
-
 def test_float16_inside_the_network_follows_float32():
-    losses = {}
-    random = np.random.default_rng(2)
+    losses, random = {}, np.random.default_rng(2)
     x = Tensor(random.standard_normal((8, 3, 4, 4)).astype(np.float32))
     labels = Tensor(np.arange(8, dtype=np.int32) % 4)
-    weights = [
-        random.standard_normal(s).astype(np.float32) / 3 for s in ((6, 3, 3, 3), (4, 6, 1, 1))
-    ]
+    shapes = (6, 3, 3, 3), (4, 6, 1, 1)
+    weights = [random.standard_normal(shape).astype(np.float32) / 3 for shape in shapes]
     for precision in ("O0", "O2"):
         network = nn.SequentialCell(PaddedConv2d(3, 6, 3, 2), PaddedConv2d(6, 4, 1), nn.Flatten())
         for parameter, weight in zip(network.trainable_params(), weights, strict=True):
             parameter.set_data(Tensor(weight))
-        loss_fn = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
+        loss_net = LossNet(network, nn.CrossEntropyLoss())
         optimizer = nn.Momentum(network.trainable_params(), 0.1, 0.9)
-        step = PlainStep(LossNet(network, loss_fn), optimizer, precision=precision)
+        step = PlainStep(loss_net, optimizer, precision=precision)
         losses[precision] = [float(step(x, labels).asnumpy()) for _ in range(3)]
     assert losses["O0"][2] < losses["O0"][0]
     # float16 keeps 11 bits; measured 2e-4.
@@ -91,10 +85,7 @@ def test_float16_inside_the_network_follows_float32():
     ("shape", "size"), [((3, 2, 28, 28), 2), ((2, 3, 9, 6), 3), ((2, 1, 7, 8), 2), ((2, 6, 6), 2)]
 )
 def test_pooling_by_tiles_is_mindspores_to_the_bit(shape, size, kind):
-    """Most windows of integers have several maxima.
-
-    7 rows cannot be divided into tiles; they use MindSpore's own pooling.
-    """
+    """Most windows of integers have several maxima; 7 rows cannot be divided into tiles."""
     draw = np.random.default_rng(1)
     x = Tensor(draw.integers(-1, 2, shape).astype(np.float32), kind)
     tiled, own = TiledMaxPool2d(size), nn.MaxPool2d(size, size)

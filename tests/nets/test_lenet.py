@@ -7,7 +7,8 @@ from mindspore import Tensor, nn
 
 from labkit import LossNet
 from labkit.nets.lenet import LeNet5
-from tests.support.step_cells import digits, restore, snapshot
+from tests import twins
+from tests.support.step_cells import digits, restore
 from tests.support.tolerances import TOLERANCE
 from tests.support.torch_lenet import torch_lenet
 
@@ -26,15 +27,15 @@ def test_parameters_of_the_tutorial():
     assert sizes == [61_684, 61_706, 61_684 + 2 * 150 - 5 * 85]
 
 
+def parameters(**options):
+    drawn = twins.lenet_parameters(2, **options)
+    return {name: value.astype(np.float32) for name, value in drawn.items()}
+
+
 @pytest.mark.parametrize("conv_bias", [False, True])
 def test_logits_are_those_of_pytorch(conv_bias):
     torch = pytest.importorskip("torch")
-    random = np.random.default_rng(2)
-    network = LeNet5(conv_bias=conv_bias)
-    values = {
-        name: (random.normal(size=value.shape) / np.sqrt(max(value[0].size, 1))).astype(np.float32)
-        for name, value in snapshot(network).items()
-    }
+    network, values = LeNet5(conv_bias=conv_bias), parameters(conv_bias=conv_bias)
     restore(network, values)
     images, _ = digits(6)
     logits = network(Tensor(images))
@@ -61,10 +62,8 @@ def test_pooling_before_relu_changes_no_bit_of_a_gradient():
     results = []
     for kind in (LeNet5, ReluFirst):
         network = kind()
-        loss_net = LossNet(network, nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean"))
-        for parameter in network.trainable_params():
-            draw = np.random.default_rng(parameter.size).normal(size=parameter.shape)
-            parameter.set_data(Tensor((draw / 8).astype(np.float32)))
+        loss_net = LossNet(network, nn.CrossEntropyLoss())
+        restore(network, parameters())
         gradients_of = ms.value_and_grad(loss_net, None, network.trainable_params(), has_aux=True)
         (loss, _), gradients = gradients_of(Tensor(images), Tensor(labels))
         results.append([loss.asnumpy(), *(gradient.asnumpy() for gradient in gradients)])

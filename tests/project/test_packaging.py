@@ -112,19 +112,15 @@ def test_a_checkout_that_is_not_installed_says_its_own_version(tmp_path):
 
 
 def test_labkit_can_be_imported_where_torch_is_not():
-    """But for the PyTorch side of a comparison."""
     program = (
         "import importlib, pkgutil, sys, labkit\n"
         "sys.modules['torch'] = None  # an import of it raises\n"
         "for module in pkgutil.walk_packages(labkit.__path__, 'labkit.'):\n"
-        "    try:\n"
-        "        importlib.import_module(module.name)\n"
-        "    except ImportError as error:\n"
-        "        print(module.name, 'torch' in str(error))\n"
+        "    importlib.import_module(module.name)\n"
     )
     command = [sys.executable, "-c", program]
-    done = subprocess.run(command, check=True, cwd=ROOT, capture_output=True, text=True)
-    assert done.stdout == "labkit.migration.torch_trace True\n"
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_no_committed_file_names_this_machine_or_a_package_index():

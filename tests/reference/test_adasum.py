@@ -20,10 +20,6 @@ def vectors(seed, count, size):
     return np.random.default_rng(seed).normal(size=(count, size))
 
 
-def orthonormal(seed, count, size):
-    return np.linalg.qr(vectors(seed, size, size))[0][:count]
-
-
 def recursion(rows):
     """The source's equation for 2^x vectors, as written there."""
     if len(rows) == 1:
@@ -33,68 +29,61 @@ def recursion(rows):
     return (1 - a @ b / (2 * a @ a)) * a + (1 - a @ b / (2 * b @ b)) * b
 
 
-class TestPair:
-    @few
-    @given(seeds, dimensions, weights, weights, st.floats(0.01, 100))
-    def test_parallel_vectors_give_their_mean(self, seed, size, m, n, factor):
-        """With a from m workers and s a from n: (m a + n s a) / (m + n), all count equally."""
-        (a,) = vectors(seed, 1, size)
-        expected = (m + n * factor) / (m + n) * a
-        np.testing.assert_allclose(adasum_pair(a, factor * a, m, n), expected, **CLOSE)
-
-    @few
-    @given(seeds, dimensions)
-    def test_orthogonal_vectors_give_their_sum(self, seed, size):
-        a, b = orthonormal(seed, 2, size) * [[2.0], [0.3]]
-        np.testing.assert_allclose(adasum_pair(a, b), a + b, **CLOSE)
-
-    def test_by_hand_with_counts(self):
-        """With 1 and 3 workers: 1 - 1/4 3/9 = 11/12 of a, 1 - 3/4 3/2 = -1/8 of b."""
-        actual = adasum_pair([3.0, 0.0], [1.0, 1.0], 1, 3)
-        np.testing.assert_allclose(actual, [2.75 - 0.125, -0.125], **CLOSE)
+@few
+@given(seeds, dimensions, weights, weights, st.floats(0.01, 100))
+def test_parallel_vectors_give_their_mean(seed, size, m, n, factor):
+    """With a from m workers and s a from n: (m a + n s a) / (m + n), all count equally."""
+    (a,) = vectors(seed, 1, size)
+    expected = (m + n * factor) / (m + n) * a
+    np.testing.assert_allclose(adasum_pair(a, factor * a, m, n), expected, **CLOSE)
 
 
-class TestTree:
-    @few
-    @given(seeds, st.integers(1, 40))
-    def test_orthogonal_vectors_give_their_sum(self, seed, count):
-        rows = orthonormal(seed, count, 40) * np.linspace(0.5, 2, count)[:, None]
-        np.testing.assert_allclose(adasum_tree(rows), rows.sum(axis=0), **CLOSE)
-
-    @few
-    @given(seeds, st.integers(0, 5), dimensions)
-    def test_a_power_of_two_is_the_sources_recursion(self, seed, power, size):
-        rows = vectors(seed, 2**power, size)
-        np.testing.assert_allclose(adasum_tree(rows), recursion(rows), **CLOSE)
-
-    @few
-    @given(seeds, counts, dimensions)
-    def test_zeros_pass_the_others_through(self, seed, count, size):
-        rows = np.zeros((count, size))
-        place = seed % count
-        (rows[place],) = vectors(seed, 1, size)
-        np.testing.assert_allclose(adasum_tree(rows), rows[place], **CLOSE)
-
-    def test_levels_by_hand(self):
-        """Five vectors are two and three; seven are two, two and three, which form a triple."""
-        v = vectors(2, 7, 4)
-        two, three = adasum_pair(v[0], v[1]), adasum_triple(v[2:5])
-        np.testing.assert_allclose(adasum_tree(v[:5]), adasum_pair(two, three, 2, 3), **CLOSE)
-        parts = [two, adasum_pair(v[2], v[3]), adasum_triple(v[4:])]
-        np.testing.assert_allclose(adasum_tree(v), adasum_triple(parts, (2, 2, 3)), **CLOSE)
+@few
+@given(seeds, counts)
+def test_orthogonal_vectors_give_their_sum(seed, count):
+    orthonormal = np.linalg.qr(vectors(seed, 40, 40))[0][:count]
+    rows = orthonormal * np.linspace(0.5, 2, count)[:, None]
+    np.testing.assert_allclose(adasum_tree(rows), rows.sum(axis=0), **CLOSE)
 
 
-class TestTriple:
-    def test_the_mean_of_three_orders(self):
-        a, b, c = vectors(3, 3, 5)
-        orders = [
-            adasum_pair(adasum_pair(first, second), third, 2, 1)
-            for first, second, third in ((a, b, c), (b, c, a), (a, c, b))
-        ]
-        np.testing.assert_allclose(adasum_triple([a, b, c]), np.mean(orders, axis=0), **CLOSE)
+@few
+@given(seeds, st.integers(0, 5), dimensions)
+def test_a_power_of_two_is_the_sources_recursion(seed, power, size):
+    rows = vectors(seed, 2**power, size)
+    np.testing.assert_allclose(adasum_tree(rows), recursion(rows), **CLOSE)
 
 
-def test_cosine_by_hand():
+@few
+@given(seeds, counts, dimensions)
+def test_zeros_pass_the_others_through(seed, count, size):
+    rows = np.zeros((count, size))
+    place = seed % count
+    (rows[place],) = vectors(seed, 1, size)
+    np.testing.assert_allclose(adasum_tree(rows), rows[place], **CLOSE)
+
+
+def test_levels_by_hand():
+    """Five vectors are two and three; seven are two, two and three, which form a triple."""
+    v = vectors(2, 7, 4)
+    two, three = adasum_pair(v[0], v[1]), adasum_triple(v[2:5])
+    np.testing.assert_allclose(adasum_tree(v[:5]), adasum_pair(two, three, 2, 3), **CLOSE)
+    parts = [two, adasum_pair(v[2], v[3]), adasum_triple(v[4:])]
+    np.testing.assert_allclose(adasum_tree(v), adasum_triple(parts, (2, 2, 3)), **CLOSE)
+
+
+def test_a_triple_is_the_mean_of_three_orders():
+    a, b, c = vectors(3, 3, 5)
+    orders = [
+        adasum_pair(adasum_pair(first, second), third, 2, 1)
+        for first, second, third in ((a, b, c), (b, c, a), (a, c, b))
+    ]
+    np.testing.assert_allclose(adasum_triple([a, b, c]), np.mean(orders, axis=0), **CLOSE)
+
+
+def test_a_pair_and_cosines_by_hand():
+    """With 1 and 3 workers: 1 - 1/4 3/9 = 11/12 of a, 1 - 3/4 3/2 = -1/8 of b."""
+    actual = adasum_pair([3.0, 0.0], [1.0, 1.0], 1, 3)
+    np.testing.assert_allclose(actual, [2.75 - 0.125, -0.125], **CLOSE)
     assert cosine([1.0, 0.0], [1.0, 1.0]) == pytest.approx(np.sqrt(0.5))
     assert cosine([2.0, 0.0], [-3.0, 0.0]) == pytest.approx(-1.0)
     assert cosine([0.0, 0.0], [1.0, 1.0]) == cosine([1.0, 1.0], [0.0, 0.0]) == 0.0

@@ -64,27 +64,12 @@ def test_the_layers_inputs_and_derivatives_make_the_gradients():
     _, gradients, layers = reference.lenet_gradients(parameters, IMAGES, LABELS)
     assert [layer.name for layer in layers] == ["conv1", "conv2", "fc1", "fc2", "fc3"]
     for layer in layers:
-        bias = gradients[f"{layer.name}.bias"]
         options = dict(homogeneous=True, layout="patches" if layer.window else "dense")
-        seen = layer.inputs
-        if layer.window:
-            seen = reference.patches(layer.inputs, **vars(layer.window))
+        seen = reference.patches(layer.inputs, layer.window) if layer.window else layer.inputs
         rows = reference.per_sample_gradients(seen, layer.derivatives, **options)
-        expected = reference.gradient_matrix(gradients[f"{layer.name}.weight"], bias)
+        both = (gradients[f"{layer.name}.{part}"] for part in ("weight", "bias"))
+        expected = reference.gradient_matrix(*both)
         np.testing.assert_allclose(rows.mean(axis=0), expected, rtol=1e-9, atol=1e-14)
-
-
-def slopes(function, values, leaf, step=1e-6):
-    """Return central differences of a function of arrays with respect to one of them."""
-    gradient = np.zeros_like(values[leaf])
-    for index in np.ndindex(gradient.shape):
-        ends = []
-        for sign in (1, -1):
-            moved = [value.copy() for value in values]
-            moved[leaf][index] += sign * step
-            ends.append(function(*moved)[0])
-        gradient[index] = (ends[0] - ends[1]) / (2 * step)
-    return gradient
 
 
 @pytest.mark.parametrize(
@@ -95,12 +80,18 @@ def slopes(function, values, leaf, step=1e-6):
     ],
 )
 def test_gradients_are_the_slopes_of_the_loss(model, targets):
-    inputs = RANDOM.normal(size=(7, 3))
+    """Against central differences."""
+    inputs, step = RANDOM.normal(size=(7, 3)), 1e-6
     values = [RANDOM.normal(size=(4, 3)), RANDOM.normal(size=4)]
     _, gradients = model(*values, inputs, targets)
-    for leaf in range(2):
-        expected = slopes(lambda *v: model(*v, inputs, targets), values, leaf)
-        np.testing.assert_allclose(gradients[leaf], expected, atol=1e-8)
+    for value, gradient in zip(values, gradients, strict=True):
+        for index in np.ndindex(value.shape):
+            before, ends = value[index], []
+            for sign in (1, -1):
+                value[index] = before + sign * step
+                ends.append(model(*values, inputs, targets)[0])
+            value[index] = before
+            assert gradient[index] == pytest.approx((ends[0] - ends[1]) / (2 * step), abs=1e-8)
 
 
 def test_token_cross_entropy_by_hand():

@@ -5,12 +5,7 @@ import pytest
 from scipy import linalg
 
 from labkit import reference
-from labkit.algorithms.subspace.search import (
-    Constants,
-    Memory,
-    line_search,
-    updated_inverse,
-)
+from labkit.algorithms.subspace.search import Constants, Memory, line_search, updated_inverse
 from labkit.reference import principal_components, reconstruct
 
 
@@ -49,12 +44,11 @@ def test_the_steps_own_inverse_is_the_twins(size):
     actual = updated_inverse(memory, gradient, Constants())
     expected = reference.bfgs_inverse(memory.inverse, memory.step, gradient - memory.gradient)
     np.testing.assert_allclose(actual, expected, rtol=1e-6, atol=1e-6)
-    for gradient in (memory.gradient - y, memory.gradient + np.nan):  # no curvature
-        np.testing.assert_array_equal(
-            updated_inverse(memory, gradient, Constants()), memory.inverse
-        )
     alone = Memory(memory.inverse, last, memory.step, False)
-    np.testing.assert_array_equal(updated_inverse(alone, last + y, Constants()), memory.inverse)
+    # Without curvature, and without a pair.
+    for own, gradient in ((memory, last - y), (memory, last + np.nan), (alone, last + y)):
+        unchanged = updated_inverse(own, gradient, Constants())
+        np.testing.assert_array_equal(unchanged, memory.inverse)
 
 
 def test_line_search_takes_the_first_that_is_low_enough():

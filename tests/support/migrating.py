@@ -1,11 +1,15 @@
 """Shared by the tests of the migration: PyTorch's loss and optimizer, a small network."""
 
+import numpy as np
 from mindspore import nn, ops
 
 from labkit.migration import load, rule
 from labkit.migration.names import pairs
 from labkit.steps.losses import CrossEntropySmooth
 from labkit.steps.parameter_groups import decay_groups
+
+# Images and labels for ``Small``.
+BATCH = rule.uniform("images", (8, 3, 8, 8), -2, 2), (np.arange(8) % 4).astype(np.int32)
 
 
 def smoothed_cross_entropy(classes, smoothing):
@@ -23,6 +27,13 @@ def by_rule(network):
     state = rule.state({pair.torch: pair.torch_shape for pair in pairs(network)})
     load(network, state)
     return state
+
+
+def torch_by_rule(torch, module):
+    """Load the rule's weights into a PyTorch module and return it."""
+    state = rule.state({name: value.shape for name, value in module.state_dict().items()})
+    module.load_state_dict({name: torch.from_numpy(value) for name, value in state.items()})
+    return module
 
 
 class Small(nn.Cell):
@@ -44,6 +55,13 @@ class Small(nn.Cell):
         return self.fc(self.relu(self.hidden(x)))
 
 
+def small(**options):
+    """Return ``Small`` with the rule's weights."""
+    network = Small(**options)
+    by_rule(network)
+    return network
+
+
 def torch_small(torch):
     """Return ``Small`` in PyTorch with the rule's weights, in float64."""
     n = torch.nn
@@ -56,6 +74,4 @@ def torch_small(torch):
     module.hidden = n.Linear(6, 6)
     module.relu2 = n.ReLU()
     module.fc = n.Linear(6, 4)
-    state = rule.state({name: value.shape for name, value in module.state_dict().items()})
-    module.load_state_dict({name: torch.from_numpy(value) for name, value in state.items()})
-    return module.double()
+    return torch_by_rule(torch, module).double()

@@ -1,7 +1,7 @@
 """The PyTorch originals of ``labkit.nets.resnet``: torchvision's ResNets v1.5, for comparison only.
 
-Written for this project, with torchvision's names: the state dicts of each load in the other. The
-lab shows it beside the MindSpore version; benchmarks and data_scripts/record_steps.py use it too.
+Written for this project, with torchvision's names: the state dicts of each load in the other.
+Benchmarks and data_scripts/record_steps.py use it too.
 """
 
 from collections.abc import Sequence

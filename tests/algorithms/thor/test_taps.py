@@ -228,7 +228,7 @@ class TwiceOnMaps(nn.Cell):
 def test_a_layer_used_twice_has_the_positions_of_both_uses(compiled):
     network, x, c = fill(TwiceOnMaps()), normal((6, 2, 5, 5)), normal((6, 68), 1)
     around = reference.Window((3, 3), padding=(1, 1, 1, 1))
-    patches = [reference.patches(part, **vars(around)) for part in (x, x[:, :, 1:4, 1:4])]
+    patches = [reference.patches(part, around) for part in (x, x[:, :, 1:4, 1:4])]
     slopes = np.concatenate([c[:, :50].reshape(6, 2, 25), c[:, 50:].reshape(6, 2, 9)], 2) / 6.0
     seen = np.concatenate(patches, axis=3), slopes[:, :, None]
     factors = reference.kronecker_factors(*seen, homogeneous=True, layout="patches")
@@ -257,7 +257,8 @@ def test_upstreams_formulas_are_the_references(name, split):
         c = normal(network(Tensor(x)).shape, 1)
     if len(shape) == 4:
         window = reference.Window(tuple(layer.kernel_size), tuple(layer.stride))
-    factors = reference.upstream_factors(x, c.astype(np.float64) / 6, window)
+    twin = reference.Layer("it", x, c.astype(np.float64) / 6, window)
+    factors = twin.factors(homogeneous=False, formulas="upstream_gpu")
     result = updated(network, x, c, formulas="upstream_gpu", split=split)
     layer = result.layer()
     assert not layer.homogeneous
