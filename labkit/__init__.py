@@ -23,8 +23,11 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not run __getattr__
     from labkit.labs.run import Run as Run
     from labkit.nets.lenet import LeNet5 as LeNet5
     from labkit.nets.resnet import ResNet as ResNet
-    from labkit.nets.resnet import resnet as resnet
+    from labkit.nets.resnet import resnet18 as resnet18
+    from labkit.nets.resnet import resnet34 as resnet34
     from labkit.nets.resnet import resnet50 as resnet50
+    from labkit.nets.resnet import resnet101 as resnet101
+    from labkit.nets.resnet import resnet152 as resnet152
     from labkit.ranks.launch import launch as launch
     from labkit.runtime import start as start
     from labkit.steps.accumulation import AccumulatedStep as AccumulatedStep
@@ -72,7 +75,7 @@ _NAMES = {
     "labkit.ranks.launch": ("launch",),
     "labkit.steps.losses": ("CrossEntropySmooth", "LossNet", "TokenLossNet"),
     "labkit.nets.lenet": ("LeNet5",),
-    "labkit.nets.resnet": ("ResNet", "resnet", "resnet50"),
+    "labkit.nets.resnet": ("ResNet", "resnet18", "resnet34", "resnet50", "resnet101", "resnet152"),
     "labkit.steps.parameter_groups": ("decay_groups",),
     "labkit.steps.options": ("DynamicLossScale",),
     "labkit.steps.update": ("PlainUpdate", "UpdateStage"),

@@ -184,9 +184,29 @@ def resnet(
     return ResNet(block, layer_nums, ins, outs, [1, 2, 2, 2], class_num, differences=differences)
 
 
+def resnet18(class_num: int = 1000) -> ResNet:
+    """ResNet-18, as ``resnet`` returns it; 11 689 512 parameters with 1000 classes."""
+    return resnet(18, class_num)
+
+
+def resnet34(class_num: int = 1000) -> ResNet:
+    """ResNet-34, as ``resnet`` returns it; 21 797 672 parameters with 1000 classes."""
+    return resnet(34, class_num)
+
+
 def resnet50(class_num: int = 1000) -> ResNet:
     """ResNet-50, as ``resnet`` returns it; 25 557 032 parameters with 1000 classes."""
     return resnet(50, class_num)
+
+
+def resnet101(class_num: int = 1000) -> ResNet:
+    """ResNet-101, as ``resnet`` returns it; 44 549 160 parameters with 1000 classes."""
+    return resnet(101, class_num)
+
+
+def resnet152(class_num: int = 1000) -> ResNet:
+    """ResNet-152, as ``resnet`` returns it; 60 192 808 parameters with 1000 classes."""
+    return resnet(152, class_num)
 
 
 _WORDS = {"end_point": "fc", "down_sample_layer": "downsample", "bn1d": "bn1", "bn2d": "bn2"}
