@@ -144,11 +144,7 @@ for _kind, _type in (("int", int), ("float", float)):
 
 
 def read_yaml(path: str | os.PathLike) -> Any:
-    """Return the value in a YAML file (JSON is YAML too).
-
-    Raises:
-        InputError: if it cannot be read.
-    """
+    """Return the value in a YAML file (JSON is YAML too); raise ``InputError`` if it has none."""
     try:
         return _plain(Path(path).read_text("utf-8"))
     except (OSError, UnicodeDecodeError, InputError) as error:
@@ -156,11 +152,7 @@ def read_yaml(path: str | os.PathLike) -> Any:
 
 
 def parse(text: str) -> Any:
-    """Return the value of a text after ``-p name=`` or of a recipe's option.
-
-    Raises:
-        InputError: for a list, mapping or quoted text that does not end.
-    """
+    """Return the value of a text after ``-p name=`` or of a recipe's option."""
     text = text.strip()
     if text[:1] in _BEGINS:
         return _plain(text)
@@ -169,11 +161,7 @@ def parse(text: str) -> Any:
 
 
 def parse_several(text: str) -> list[Any]:
-    """Return the values of ``1,2,[3, 4]``: a comma within brackets, braces or quotes is no end.
-
-    Raises:
-        InputError: as ``parse`` does, and where there is nothing between two commas.
-    """
+    """Return the values of ``1,2,[3, 4]``: a comma within brackets, braces or quotes is no end."""
     if _BEGINS & set(text):
         return _plain(f"[{text}]")
     if not all(part.strip() for part in text.split(",")):

@@ -37,7 +37,7 @@ class _Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except (InputError, PermissionError) as error:
+        except (InputError, OSError) as error:  # no right to write, a full disk
             print(f"labkit: {error}", file=sys.stderr)
             raise typer.Exit(2) from None
         except KeyboardInterrupt:
@@ -49,14 +49,12 @@ class _Run(TyperCommand):
     """Takes papermill's ``-p NAME VALUE`` beside ``-p NAME=VALUE``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        words, joined = list(args), [""]
-        while words:
-            word = words.pop(0)
-            is_name = joined[-1] in ("-p", "--parameter") and word.isidentifier()
-            if is_name and words and not words[0].startswith("--"):
-                word += f"={words.pop(0)}"
-            joined.append(word)
-        return super().parse_args(ctx, joined[1:])
+        words = list(args)
+        for at in reversed(range(len(words) - 2)):
+            option, name, value = words[at : at + 3]
+            if option in ("-p", "--parameter") and name.isidentifier() and value[:2] != "--":
+                words[at + 1 : at + 3] = [f"{name}={value}"]
+        return super().parse_args(ctx, words)
 
 
 app = typer.Typer(
@@ -132,14 +130,14 @@ def run(
 
     Example: labkit run 01 --preset smoke -p micro_steps=8
     """
-    before = runner.read_request(resume) if resume else {"labs": (), "parameters": {}}
     named = read_yaml(parameters) if parameters else {}
     if not isinstance(named, dict):
         raise wrong("-f", str(parameters), "a file of NAME: VALUE lines")
-    named |= runner.values(parameter or ()) | _given(preset, device)
-    chosen = runner.tasks(labs or before["labs"], before["parameters"] | named)
     if resume and out is not None:
         raise wrong("--out", out, "none beside --resume, which goes on in its folder")
+    before = runner.read_request(resume) if resume else {"labs": (), "parameters": {}}
+    named |= runner.values(parameter or ()) | _given(preset, device)
+    chosen = runner.tasks(labs or before["labs"], before["parameters"] | named)
     folder = resume.resolve() if resume else runner.output_folder(out)
     _finish(runner.run(chosen, folder, jobs, timeout, memory, as_json), folder, as_json)
 
@@ -186,12 +184,9 @@ def report(
 
     Example: labkit report runs/latest
     """
-    if not check:
-        print(reports.write(runs, out, notebooks))
-        return
-    found = reports.check(runs)
-    print("".join(f"{line}\n" for line in found), end="")
-    raise typer.Exit(1 if found else 0)
+    lines = reports.check(runs) if check else [reports.write(runs, out, notebooks)]
+    print("".join(f"{line}\n" for line in lines), end="")
+    raise typer.Exit(check and bool(lines))
 
 
 app.command()(lab)
@@ -238,17 +233,16 @@ def _finish(
     else:
         rows = []
         for each in results:
-            row = [*(each["requested"][name] for name in grid), each["lab"], each["status"]]
-            seconds, numbers = f"{each['total_seconds']:.1f}", runner.headline(each)
-            rows.append([*row, seconds, each["device"] or "-", numbers or "-"])
+            asked, seconds = map(each["requested"].get, grid), f"{each['total_seconds']:.1f}"
+            last = (seconds, each["device"] or "-", runner.headline(each) or "-")
+            rows.append((*asked, each["lab"], each["status"], *last))
         _table((*grid, "lab", "status", "seconds", "device", "headline"), rows)
         what = "table, figure and runs" if grid else "notebooks, logs and results"
         print(f"{what} are in {place}")
-    for text in runner.complaints(results):
-        print(text, file=sys.stderr)
+    lines = runner.complaints(results)
     if code in (1, 130):
-        again = "the same command" if grid else f"labkit run --resume {place}"
-        print(f"{again} goes on", file=sys.stderr)
+        lines += [f"{'the same command' if grid else f'labkit run --resume {place}'} goes on"]
+    print("".join(f"{line}\n" for line in lines), end="", file=sys.stderr)
     raise typer.Exit(code)
 
 

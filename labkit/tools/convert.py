@@ -38,8 +38,7 @@ def convert(
     """
     back = source.suffix == ".ckpt"
     if back == (target.suffix == ".ckpt"):
-        expected = "one .ckpt (MindSpore) and one .pth or .safetensors (PyTorch)"
-        raise wrong("convert", f"{source.name} to {target.name}", expected)
+        raise wrong("convert", f"{source.name} to {target.name}", "one .ckpt and one of PyTorch")
     if back and (entry or prefix):
         raise InputError("entry and prefix: expected none with a checkpoint, which has neither")
     renames = dict(text.partition("=")[::2] for text in rename or ())

@@ -36,10 +36,7 @@ def tasks(lab: str, grid: Grid, options: Mapping[str, str]) -> list[run.Task]:
 
 
 def write(results: Sequence[Mapping[str, Any]], grid: Grid, folder: Path) -> None:
-    """Write sweep.csv, a row per run, and sweep.png into ``folder``.
-
-    Columns: parameters, status, seconds, memory, and every metric that is a number.
-    """
+    """Write sweep.csv, a row per run, and sweep.png into ``folder``."""
     lines = [_line(each) for each in results]
     columns = dict.fromkeys(name for line in lines for name in line)
     with whole_file(folder / "sweep.csv", "the table") as temporary:
@@ -53,6 +50,7 @@ def write(results: Sequence[Mapping[str, Any]], grid: Grid, folder: Path) -> Non
 
 
 def _line(results: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row: parameters, status, seconds, memory, and every metric that is a number."""
     line = run.parameters_of(results["requested"]) | {"status": results["status"]}
     line |= {"seconds": results["total_seconds"], "peak_memory_mb": results["peak_memory_mb"]}
     for name, value in results.get("metrics", {}).items():
@@ -62,7 +60,7 @@ def _line(results: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def figure(results: Sequence[Mapping[str, Any]], grid: Grid) -> Any:
-    """Return a figure of each headline metric, and the seconds, over the grid's first parameter.
+    """Return a figure of each headline metric, and the seconds, by the grid's first parameter.
 
     Runs that differ only in the seed are dots, a line joins their means; each combination of the
     other parameters has its own colour.
@@ -71,7 +69,6 @@ def figure(results: Sequence[Mapping[str, Any]], grid: Grid) -> Any:
 
     first, *others = grid
     several = [name for name in others if name != "seed" and len(grid[name]) > 1]
-    numbers = all(is_number(value) for value in grid[first])
     names = [n for n in results[0].get("headline", ()) if is_number(results[0]["metrics"][n])]
     drawn, axes = plots.axes(1, len(names) + 1, width=4.2, height=3.2)
     for axis, name in zip(axes if names else [axes], [*names, "total_seconds"], strict=True):
@@ -80,13 +77,12 @@ def figure(results: Sequence[Mapping[str, Any]], grid: Grid) -> Any:
             asked: dict[str, Any] = each["requested"]
             value: Any = {**each, **each.get("metrics", {})}.get(name)
             label = ", ".join(f"{key} {asked[key]}" for key in several)
-            place = asked[first] if numbers else float(grid[first].index(asked[first]))
+            place = grid[first].index(asked[first])
             if is_number(value):
                 groups.setdefault(label, {}).setdefault(place, []).append(value)
         for (label, dots), color in zip(groups.items(), itertools.cycle(plots.PALETTE)):
             plots.mean_and_seeds(axis, dots, color, label or None, marker="o", markersize=4)
-        if not numbers:
-            axis.set_xticks(range(len(grid[first])), [str(value) for value in grid[first]])
+        axis.set_xticks(range(len(grid[first])), map(str, grid[first]))
         axis.set(xlabel=first.replace("_", " "), ylabel=name.replace("_", " "))
         if several:
             axis.legend(frameon=False, fontsize=8)

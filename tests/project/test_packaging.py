@@ -84,10 +84,10 @@ def test_what_is_installed_is_what_is_pinned():
 
 
 def test_every_public_name_is_there_and_known_to_editors():
-    """labkit loads the names in ``_NAMES``; an editor reads the block under TYPE_CHECKING."""
+    """labkit loads the names in ``_HOME``; an editor reads the block under TYPE_CHECKING."""
     text = Path(labkit.__file__).read_text(encoding="utf-8")
     shown = re.findall(r"^    from (\S+) import (\w+) as \2$", text, re.M)
-    loaded = {name: module for module, names in labkit._NAMES.items() for name in names}
+    loaded = labkit._HOME
     assert sorted(shown) == sorted((loaded[name], name) for name in labkit.__all__)
     for name, module in loaded.items():
         assert getattr(labkit, name) is getattr(importlib.import_module(module), name)

@@ -9,7 +9,6 @@ from labkit.migration import rule
 from labkit.migration.names import pairs
 from labkit.migration.weights import read_torch, write_torch
 from labkit.nets.resnet import resnet
-from tests.support.command import labkit
 
 RESNET = ("--network", "resnet18", "--classes", "10")
 
@@ -20,14 +19,19 @@ def weights(runtime, tmp_path_factory):
     return write_torch(tmp_path_factory.mktemp("weights") / "in.safetensors", rule.state(shapes))
 
 
-def convert(source, target, *more, code=0):
-    """Call the command; return what it prints."""
-    done = labkit("convert", source, target, *more)
-    assert done.exit_code == code, done.output
-    return done.stderr if code else done.stdout.rstrip("\n")
+@pytest.fixture
+def convert(call):
+    """A function that calls the command and returns what it prints."""
+
+    def invoke(source, target, *more, code=0):
+        ended, out, err = call("convert", source, target, *more)
+        assert ended == code, out + err
+        return err or out.rstrip("\n")
+
+    return invoke
 
 
-def test_there_and_back_is_equal_to_the_bit(weights, tmp_path):
+def test_there_and_back_is_equal_to_the_bit(convert, weights, tmp_path):
     there, back = tmp_path / "there.ckpt", tmp_path / "back.safetensors"
     assert f"\n{there}: written; 102 parameters match" in convert(weights, there, *RESNET)
     assert convert(there, back, *RESNET).endswith(f"\n{back}: written")
@@ -36,7 +40,7 @@ def test_there_and_back_is_equal_to_the_bit(weights, tmp_path):
     assert all(np.array_equal(copied[name], value) for name, value in expected.items())
 
 
-def test_a_network_of_ones_own_with_other_names(tmp_path, monkeypatch, runtime):
+def test_a_network_of_ones_own_with_other_names(convert, tmp_path, monkeypatch, runtime):
     (tmp_path / "a_network_of_mine.py").write_text(
         "from collections import OrderedDict\nfrom mindspore import nn\n"
         "def net(): return nn.SequentialCell(OrderedDict(end_point=nn.Dense(3, 2)))\n"
@@ -65,14 +69,14 @@ def test_a_network_of_ones_own_with_other_names(tmp_path, monkeypatch, runtime):
     ],
 )
 def test_what_does_not_fit_is_refused_and_nothing_written(
-    weights, tmp_path, source, target, options, words
+    convert, weights, tmp_path, source, target, options, words
 ):
     place = weights.with_name(source)
     assert words in convert(place, tmp_path / target, *RESNET, *options.split(), code=2)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_where_pytorch_is_not_installed(tmp_path, monkeypatch):
+def test_where_pytorch_is_not_installed(convert, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)  # an import of it raises
     (tmp_path / "x.pth").write_bytes(b"PK")
     said = convert(tmp_path / "x.pth", tmp_path / "y.ckpt", code=2)

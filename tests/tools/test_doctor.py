@@ -8,7 +8,6 @@ import pytest
 
 from labkit.base import memory
 from labkit.tools import doctor
-from tests.support.command import labkit
 
 
 @pytest.mark.parametrize("name", doctor.CHECKS)
@@ -121,11 +120,14 @@ def test_a_process_that_dies_fails_what_it_has_not_answered(monkeypatch, tmp_pat
     assert device.ok and not numpy.ok and "exit code -11: GLOG_v is" in numpy.found
 
 
-def test_the_command_says_what_failed_and_exits_with_1(monkeypatch):
+def test_the_command_says_what_failed_and_exits_with_1(call, monkeypatch):
     only = {"disk": lambda root: (False, "full", "make clean"), "msrun": doctor.CHECKS["msrun"]}
     monkeypatch.setattr(doctor, "CHECKS", only)
-    done = labkit("doctor")
-    assert "FAIL  disk" in done.stdout and "remedy: make clean" in done.stdout
-    assert done.exit_code == 1 and done.stdout.endswith("1 of 2 checks passed\n")
+    code, out, _ = call("doctor")
+    assert "FAIL  disk" in out and "remedy: make clean" in out
+    assert code == 1 and out.endswith("1 of 2 checks passed\n")
+    code, out, _ = call("doctor", "--json")
+    found = {"name": "disk", "ok": False, "found": "full", "remedy": "make clean"}
+    assert code == 1 and json.loads(out)["disk"] == found
     only.pop("disk")
-    assert labkit("doctor").exit_code == 0
+    assert call("doctor")[0] == 0

@@ -2,12 +2,11 @@
 
 import csv
 import json
-from html.parser import HTMLParser
+import re
 
 import pytest
 
 from labkit.tools.report import is_within, judged
-from labkit.tools.sweep import grid_of
 
 
 def test_a_sweep_is_every_combination_once(call, project):
@@ -23,32 +22,6 @@ def test_a_sweep_is_every_combination_once(call, project):
     assert call(*words)[1].count("passed before") == 4
 
 
-def test_values_of_a_grid():
-    grid = grid_of(["a=1,1e-3,True,None,x", "b=[1, 2],3", "c=#a,*b,1:30"])
-    assert grid == {
-        "a": [1, 0.001, True, None, "x"],
-        "b": [[1, 2], 3],
-        "c": ["#a", "*b", "1:30"],
-    }
-    for texts in ([], ["rate=1,,2"], ["rate"]):
-        with pytest.raises(ValueError, match="expected at least|separated by commas|NAME=VALUE"):
-            grid_of(texts)
-
-
-def loads_from_outside(page):
-    """Return what a page loads from elsewhere."""
-    outside = []
-
-    class Links(HTMLParser):
-        def handle_starttag(self, tag, attributes):
-            for name, value in attributes:
-                if name in ("src", "href") and tag in ("script", "link", "img"):
-                    outside.extend([value] if not value.startswith("data:") else [])
-
-    Links().feed(page.read_text())
-    return outside
-
-
 def test_a_report_of_two_runs(call, project):
     call("run", "01", "-p", "rate=1", "--out", "a/run")
     call("run", "01", "02", "-p", "rate=2", "--out", "b/run")
@@ -59,13 +32,10 @@ def test_a_report_of_two_runs(call, project):
     assert "of this cell" in text and "<th>a/run</th><th>b/run</th>" in text
     pages = sorted((project / "report_notebooks").iterdir())
     assert [page.name for page in pages] == ["0-01_one.html", "1-01_one.html", "2-02_fails.html"]
-    for page in (project / "report.html", *pages):
-        assert loads_from_outside(page) == []
-    assert "<math" in pages[0].read_text() and "$x^2$" not in pages[0].read_text()
+    assert not re.search(r"<(script|link)|<img[^>]* src=.(?!data:)", text)  # from elsewhere
     code, out, _ = call("report", "a/run", "b/run", "--check")
     assert code == 1 and "01_one: metrics: doubled: 2 | 4\n" in out and "seconds" not in out
     assert call("report", "a/run", "--check") == (0, "", "")
-    assert "holds no run" in call("report", "notebooks")[2]
 
 
 def test_headline_numbers_beside_the_stored_run(monkeypatch, tmp_path):
@@ -93,7 +63,6 @@ def test_headline_numbers_beside_the_stored_run(monkeypatch, tmp_path):
         (2e-6, None, "at most", 1e-6, False),
         ("a", "a", "equal", None, True),
         ("a", "b", "equal", None, False),
-        (5, 1, "none", None, True),
     ],
 )
 def test_tolerances(value, reference, kind, amount, expected):
