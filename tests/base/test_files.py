@@ -8,15 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from labkit.base.files import (
-    locked,
-    make_folder,
-    natural_order,
-    remove_unfinished,
-    whole_file,
-    write_json,
-)
+from labkit.base import files
+from labkit.base.files import locked, make_folder, natural_order, whole_file, write_json
 from labkit.errors import InputError
+from tests.support.programs import run_code
 
 
 def test_the_file_appears_when_it_is_whole_and_its_bytes_are_on_the_disk(tmp_path, monkeypatch):
@@ -38,9 +33,9 @@ def test_what_a_killed_process_left_is_removed(tmp_path):
         "import os, sys; from labkit.base.files import whole_file\n"
         "with whole_file(sys.argv[1], 'the file') as part: part.write_text('b'); os._exit(9)"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "b.txt")], check=False)
-    assert done.returncode == 9 and len(list(tmp_path.iterdir())) == 2
-    remove_unfinished(tmp_path)
+    assert run_code(code, tmp_path / "b.txt").returncode == 9
+    assert len(list(tmp_path.iterdir())) == 2
+    files.remove_unfinished(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 

@@ -42,86 +42,89 @@ written = (folder / "results.json").write_text(json.dumps(results))
 """
 
 
+class Project:
+    """A small project in ``folder``, whose notebook ``python -m scripts.notebooks`` executes."""
+
+    def __init__(self, folder):
+        self.folder, self.path = folder, folder / "notebooks" / "01_tiny.ipynb"
+
+    def call(self, *arguments):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(self.folder)
+            return notebooks.main(list(arguments))
+
+    def write(self, name, text):
+        (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (self.folder / name).write_text(text)
+
+    def read(self):
+        return nbformat.read(self.path, as_version=4)
+
+    def edit(self, source):
+        notebook = self.read()
+        notebook.cells[1].source = source
+        nbformat.write(notebook, self.path)
+
+
 @pytest.fixture(scope="module")
 def executed(tmp_path_factory):
     compared = new_code_cell('print("preset", preset)\nprint("gap │", time.time(), "│ 1")')
     compared.metadata["tags"] = [COMPARED]
     cells = [new_code_cell(RUN), compared, new_code_cell("print(time.time())")]
-    project = tmp_path_factory.mktemp("notebooks") / "project"
-    for name, text in {
-        "pyproject.toml": '[project]\nname = "mindspore-labs"\n',
-        "labkit/step.py": "rate = 1\n",
-        "data_scripts/digits.py": "",
-        "notebooks/sanitize.cfg": (FOLDER / "sanitize.cfg").read_text(),
-        "notebooks/01_tiny.ipynb": nbformat.writes(new_notebook(cells=cells)),
-    }.items():
-        (project / name).parent.mkdir(parents=True, exist_ok=True)
-        (project / name).write_text(text)
-    assert call(project) == 0
+    project = Project(tmp_path_factory.mktemp("notebooks") / "project")
+    project.write("pyproject.toml", '[project]\nname = "mindspore-labs"\n')
+    project.write("labkit/step.py", "rate = 1\n")
+    project.write("data_scripts/digits.py", "")
+    project.write("notebooks/sanitize.cfg", (FOLDER / "sanitize.cfg").read_text())
+    project.write("notebooks/01_tiny.ipynb", nbformat.writes(new_notebook(cells=cells)))
+    assert project.call() == 0
     return project
 
 
 @pytest.fixture
 def project(executed, tmp_path):
-    return Path(shutil.copytree(executed, tmp_path / "project"))
-
-
-def call(project, *arguments):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(project)
-        return notebooks.main(list(arguments))
-
-
-def read(project):
-    return nbformat.read(project / "notebooks" / "01_tiny.ipynb", as_version=4)
-
-
-def edit(project, source):
-    notebook = read(project)
-    notebook.cells[1].source = source
-    nbformat.write(notebook, project / "notebooks" / "01_tiny.ipynb")
+    return Project(Path(shutil.copytree(executed.folder, tmp_path / "project")))
 
 
 def test_outputs_come_back_with_a_stamp_and_nothing_is_executed_twice(project, capsys):
-    first = read(project)
+    first = project.read()
     assert first.cells[1].outputs[0].text.startswith("preset lab\n")
     stamp = first.metadata["labkit"]
     assert (stamp["device"], stamp["preset"], stamp["versions"]) == ("CPU", "lab", {"labkit": "1"})
-    assert call(project) == 0 and "up to date" in capsys.readouterr().out
-    assert read(project) == first
-    (project / "labkit" / "tools").mkdir()
+    assert project.call() == 0 and "up to date" in capsys.readouterr().out
+    assert project.read() == first
     for file, why in {
         "labkit/tools/report.py": "",
         "labkit/step.py": "changed: labkit",
         "data_scripts/digits.gz": "changed: labkit, data",
         "constraints.txt": "changed: labkit, data, versions",
     }.items():
-        (project / file).write_text("changed")
-        assert notebooks.why_stale(project, first) == why
+        project.write(file, "changed")
+        assert notebooks.why_stale(project.folder, first) == why
 
 
 def test_a_changed_cell_is_executed_and_a_failing_one_leaves_the_file(project, capsys):
-    edit(project, "print('new')")
-    assert notebooks.why_stale(project, read(project)) == "changed: notebook"
-    assert call(project, "01") == 0
-    assert read(project).cells[1].outputs[0].text == "new\n"
-    edit(project, "1 / 0")
-    before = (project / "notebooks" / "01_tiny.ipynb").read_bytes()
-    assert call(project) == 1
+    project.edit("print('new')")
+    assert notebooks.why_stale(project.folder, project.read()) == "changed: notebook"
+    assert project.call("01") == 0
+    assert project.read().cells[1].outputs[0].text == "new\n"
+    project.edit("1 / 0")
+    before = project.path.read_bytes()
+    assert project.call() == 1
     assert "ZeroDivisionError" in capsys.readouterr().out
-    assert (project / "notebooks" / "01_tiny.ipynb").read_bytes() == before
+    assert project.path.read_bytes() == before
 
 
 def test_forced_tagged_outputs_must_stay_and_others_may_differ(project, capsys):
     """What a table of claims has measured is masked, as nbval masks it."""
-    before = read(project)
-    assert call(project, "--force") == 0
-    assert read(project).cells[2].outputs != before.cells[2].outputs
-    notebook = read(project)
+    before = project.read()
+    assert project.call("--force") == 0
+    notebook = project.read()
+    assert notebook.cells[2].outputs != before.cells[2].outputs
     notebook.cells[1].outputs[0].text = "preset smoke\n"
-    nbformat.write(notebook, project / "notebooks" / "01_tiny.ipynb")
-    assert call(project, "--force") == 1
+    nbformat.write(notebook, project.path)
+    assert project.call("--force") == 1
     assert "preset smoke" in capsys.readouterr().out
-    assert call(project, "--force", "--accept") == 0
+    assert project.call("--force", "--accept") == 0
     with pytest.raises(SystemExit, match="2"):
-        call(project, "nothing")
+        project.call("nothing")
