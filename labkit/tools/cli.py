@@ -65,11 +65,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-_Text = str | None
-_Preset = Annotated[_Text, typer.Option(help="smoke, lab or paper; $LABKIT_PRESET, else lab.")]
-_Device = Annotated[_Text, typer.Option(help="auto (if not given), Ascend, GPU or CPU.")]
+_Preset = Annotated[str, typer.Option(help="smoke, lab or paper; $LABKIT_PRESET, else lab.")]
+_Device = Annotated[str, typer.Option(help="auto (if not given), Ascend, GPU or CPU.")]
 _Out = Annotated[
-    _Text, typer.Option(metavar="FOLDER", help="If not given, in the project's runs/.")
+    str | None, typer.Option(metavar="FOLDER", help="A new one in runs/ if not given.")
 ]
 _Jobs = Annotated[int | None, typer.Option(min=1, help="At once; as many as fit if not given.")]
 _Seconds = Annotated[float | None, typer.Option(min=1, help="Seconds of one lab; or inf.")]
@@ -80,19 +79,13 @@ _Parameters = Annotated[list[str] | None, _PARAMETER]
 _Labs = Annotated[list[str] | None, typer.Argument(help="Number, name or notebook; none: all.")]
 
 
-def _show_version(asked: bool) -> None:
-    if asked:
-        print(f"labkit {labkit_version()}")
-        raise typer.Exit()
-
-
-_VERSION = typer.Option("--version", callback=_show_version, is_eager=True)
-
-
-@app.callback()
-def _main(version: Annotated[bool, _VERSION] = False) -> None:
+@app.callback(invoke_without_command=True)
+def _main(version: Annotated[bool, typer.Option("--version")] = False) -> None:
     # As Ctrl-C: what a command has started ends with it.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    if version:
+        print(f"labkit {labkit_version()}")
+        raise typer.Exit()
 
 
 @app.command("list")
@@ -109,8 +102,8 @@ def list_labs() -> None:
 @app.command(cls=_Run)
 def run(
     labs: _Labs = None,
-    preset: _Preset = None,
-    device: _Device = None,
+    preset: _Preset = "",
+    device: _Device = "",
     parameter: _Parameters = None,
     parameters: Annotated[Path | None, typer.Option("-f", help="Parameters, in YAML.")] = None,
     out: _Out = None,
@@ -146,8 +139,8 @@ def run(
 def sweep(
     lab: str,
     parameter: _Parameters = None,
-    preset: _Preset = None,
-    device: _Device = None,
+    preset: _Preset = "",
+    device: _Device = "",
     out: _Out = None,
     jobs: _Jobs = None,
     timeout: _Seconds = None,
@@ -219,7 +212,7 @@ for _name, _example in (
     )(_recipe)
 
 
-def _given(preset: str | None, device: str | None) -> dict[str, str]:
+def _given(preset: str, device: str) -> dict[str, str]:
     return {name: text for name, text in (("preset", preset), ("device", device)) if text}
 
 

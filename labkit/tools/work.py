@@ -21,8 +21,8 @@ from labkit.tools.labs import Lab, find_labs, pick, read_notebook
 _COPIED = "labkit_copied"  # in the metadata of a copy: the digest of the sources copied
 _EXERCISE = re.compile(r'^passed = check\("(\w+)",', re.M)
 _PASSED = re.compile(r"^(\w+): passed \(", re.M)
-# A relative link of markdown; not a URL, an anchor on the same page or an absolute path.
-_LINK = re.compile(r"(\]\()(?![a-z]+:|#|/)([^)\s#]+)")
+# A relative link of markdown; not a URL, an anchor of the page, an absolute path or a neighbour.
+_LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#|/|\w+\.ipynb)[^)\s#]+")
 # The first two belong to `labkit run`. With a user's backend a notebook may show no figures, and a
 # kernel "python3" in a folder of the last would take precedence over this environment's.
 _NOT_FOR_KERNELS = ("LABKIT_RUN", "LABKIT_HEADLESS", "MPLBACKEND", "JUPYTER_PATH")
@@ -121,19 +121,13 @@ def progress(labs: Sequence[Lab], folder: Path) -> list[str]:
 
 def _for_learners(source: Path, folder: Path) -> dict[str, Any]:
     """Return a notebook without outputs, with its relative links as they are from ``folder``."""
-
-    def moved(link: re.Match) -> str:
-        target = (source.parent / link[2]).resolve()
-        if target.parent == source.parent and target.suffix == ".ipynb":
-            return link[0]  # copied as well
-        return link[1] + Path(os.path.relpath(target, folder)).as_posix()
-
-    notebook = read_notebook(source)
+    notebook, here = read_notebook(source), os.path.relpath(source.parent, folder)
     for cell in notebook["cells"]:
         if cell["cell_type"] == "code":
             cell |= {"outputs": [], "execution_count": None}
         else:
-            cell["source"] = _LINK.sub(moved, cell["source"])
+            text = cell["source"]
+            cell["source"] = _LINK.sub(lambda link: os.path.normpath(f"{here}/{link[0]}"), text)
     notebook["metadata"].pop("labkit", None)  # the stamp describes the outputs
     notebook["metadata"][_COPIED] = _digest(notebook)
     return notebook
