@@ -79,5 +79,4 @@ def test_what_does_not_fit_is_refused_and_nothing_written(
 def test_where_pytorch_is_not_installed(convert, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)  # an import of it raises
     (tmp_path / "x.pth").write_bytes(b"PK")
-    said = convert(tmp_path / "x.pth", tmp_path / "y.ckpt", code=2)
-    assert "needs PyTorch, which is not installed" in said
+    assert "needs PyTorch" in convert(tmp_path / "x.pth", tmp_path / "y.ckpt", code=2)

@@ -22,18 +22,6 @@ from tests.support.trainings import ROOT
 pytestmark = pytest.mark.usefixtures("project")
 
 
-def test_a_lab_that_passes(call, results, project):
-    code, out, err = call("run", "01", "--preset", "smoke", "-p", "rate=010", "--out", "r")
-    assert (code, err) == (0, "")
-    line = next(line for line in out.splitlines() if line.startswith("01_one  "))
-    assert "doubled 20" in line and out.endswith("results are in r\n")
-    held = results("r", "01_one")
-    assert held["status"] == "passed" and held["metrics"] == {"doubled": 20, "word": "w"}
-    assert held["requested"] == {"preset": "smoke", "device": "auto", "rate": 10}
-    assert held["peak_memory_mb"] > 20 and held["total_seconds"] > 0
-    assert (project / "r/01_one/01_one.ipynb").exists()
-
-
 @pytest.mark.parametrize(
     ("words", "preset", "rate"),
     [
@@ -59,12 +47,16 @@ def test_where_parameters_come_from(call, monkeypatch, project, words, preset, r
 
 
 def test_a_failing_lab_is_named_with_its_cell_and_the_others_go_on(call, results, project):
-    code, _, err = call("run", "02,01", "--out", "r", "--jobs", "1")
-    assert code == 1
-    assert "02_fails failed in cell 5: ValueError: of this cell" in err
+    code, out, err = call("run", "02,01", "--out", "r", "--jobs", "1", "-p", "rate=010")
+    assert code == 1 and "02_fails rate=10 failed in cell 5: ValueError: of this cell" in err
     assert "labkit run --resume r goes on" in err
     error = results("r", "02_fails")["error"]
     assert (error["name"], error["cell"], error["cause"]) == ("ValueError", 5, "exception")
+    line = next(line for line in out.splitlines() if line.startswith("01_one  "))
+    assert "doubled 20" in line and out.endswith("results are in r\n")
+    held = results("r", "01_one")
+    assert held["status"] == "passed" and held["metrics"] == {"doubled": 20, "word": "w"}
+    assert held["peak_memory_mb"] > 20 and held["total_seconds"] > 0
     before = (project / "r/01_one/01_one.ipynb").stat().st_mtime_ns
     code, out, _ = call("run", "--resume", "r")
     assert code == 1 and "01_one: passed before with the same parameters" in out

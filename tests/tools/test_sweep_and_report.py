@@ -46,8 +46,8 @@ def test_headline_numbers_beside_the_stored_run(monkeypatch, tmp_path):
     monkeypatch.setattr("labkit.tools.report.HEADLINES", path)
     results = {"lab": "01", "preset": "lab", "parameters": {"rate": 1, "seed": 7}}
     for value, verdict in ((0.9805, "within"), (0.97, "outside"), (None, "outside")):
-        (row,) = judged(results | {"metrics": {"accuracy": value}})
-        assert row == ("accuracy", value, 0.98, "± 0.002", verdict)
+        row = judged(results | {"metrics": {"accuracy": value}})
+        assert row == [("accuracy", value, 0.98, "± 0.002", verdict)]
     other = results | {"parameters": {"rate": 2}, "metrics": {"accuracy": 0.5}}
     assert judged(other)[0][4] == "not compared: another rate"
     assert judged({"lab": "02", "metrics": {"a": 1}, "headline": ["a"]})[0][4].endswith("run")
