@@ -17,7 +17,7 @@ except ModuleNotFoundError as missing:
         "pip install -c constraints.txt -e '.[labs]'"
     ) from None
 
-from labkit.base.arguments import read_yaml, wrong
+from labkit.base.arguments import parse_several, read_yaml, wrong
 from labkit.base.project import find_project
 from labkit.base.project import version as labkit_version
 from labkit.errors import InputError
@@ -128,9 +128,12 @@ def run(
         raise wrong("-f", str(parameters), "a file of NAME: VALUE lines")
     if resume and out is not None:
         raise wrong("--out", out, "none beside --resume, which goes on in its folder")
-    before = runner.read_request(resume) if resume else {"labs": (), "parameters": {}}
+    try:
+        before = json.loads((resume / runner.RUN).read_text("utf-8")) if resume else {}
+    except (OSError, ValueError) as error:
+        raise InputError(f"--resume: {resume} holds no run ({error})") from error
     named |= runner.values(parameter or ()) | _given(preset, device)
-    chosen = runner.tasks(labs or before["labs"], before["parameters"] | named)
+    chosen = runner.tasks(labs or before.get("labs", ()), before.get("parameters", {}) | named)
     folder = resume.resolve() if resume else runner.output_folder(out)
     _finish(runner.run(chosen, folder, jobs, timeout, memory, as_json), folder, as_json)
 
@@ -153,7 +156,9 @@ def sweep(
 
     Example: labkit sweep 01 --preset smoke -p micro_steps=1,2,4 -p seed=1,2
     """
-    grid = sweeps.grid_of(parameter or ())
+    grid = runner.values(parameter or (), parse_several)
+    if not grid:
+        raise InputError("-p: expected at least one parameter, as in -p seed=1,2,3, got none")
     chosen = sweeps.tasks(lab, grid, _given(preset, device))
     name = f"{chosen[0].lab.name}-{chosen[0].asked['preset']}"
     default = find_project() / "runs" / "sweeps" / name
@@ -219,8 +224,16 @@ def _given(preset: str, device: str) -> dict[str, str]:
 def _finish(
     results: list[dict[str, Any]], folder: Path, as_json: bool, grid: Sequence[str] = ()
 ) -> None:
-    """Print how labs ended and why some failed, and exit with the code that says so."""
-    code, place = runner.exit_code(results), os.path.relpath(folder)
+    """Print how labs ended and why some failed.
+
+    Exit with 0 if all passed, 130 after Ctrl-C, 2 if only bad input stopped some, else 1.
+    """
+    errors = [each["error"] for each in results if each["status"] != "passed"]
+    code, place = int(bool(errors)), os.path.relpath(folder)
+    if any(error["cause"] == "interrupted" for error in errors):
+        code = 130
+    elif errors and all(error["name"] == "InputError" for error in errors):
+        code = 2
     if as_json:
         print(json.dumps({"folder": str(folder), "exit": code, "labs": results}))
     else:
@@ -232,10 +245,18 @@ def _finish(
         _table((*grid, "lab", "status", "seconds", "device", "headline"), rows)
         what = "table, figure and runs" if grid else "notebooks, logs and results"
         print(f"{what} are in {place}")
-    lines = runner.complaints(results)
+    for each in results:
+        error = each.get("error")
+        if error and error["cause"] != "interrupted":
+            where = f"in cell {error['cell']}" if error["cell"] else "outside its cells"
+            first = f"{error['name']}: {error['message']}".splitlines()[0]
+            named = runner.parameters_of(each["requested"]).items()
+            lab_asked = " ".join([each["lab"], *(f"{name}={value}" for name, value in named)])
+            lines = (f"{lab_asked} {each['status']} {where}: {first}", *error["log"])
+            print("\n    ".join(lines), file=sys.stderr)
     if code in (1, 130):
-        lines += [f"{'the same command' if grid else f'labkit run --resume {place}'} goes on"]
-    print("".join(f"{line}\n" for line in lines), end="", file=sys.stderr)
+        again = "the same command" if grid else f"labkit run --resume {place}"
+        print(f"{again} goes on", file=sys.stderr)
     raise typer.Exit(code)
 
 

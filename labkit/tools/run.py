@@ -14,7 +14,7 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import psutil
 
@@ -59,12 +59,6 @@ _SETTINGS = {
     "JUPYTER_PREFER_ENV_PATH": "1",
     "LABKIT_HEADLESS": "1",
 }
-
-
-class _Limits(NamedTuple):
-    seconds: float
-    memory: float  # bytes
-    stop: threading.Event  # set to end all labs
 
 
 @dataclass(frozen=True)
@@ -159,9 +153,10 @@ def run(
     """
     preset, device = chosen[0].asked["preset"], chosen[0].asked["device"]
     jobs = jobs_of(jobs, preset, device, len(chosen))
-    limits = _Limits(seconds or SECONDS[preset], (memory or float("inf")) * GB, threading.Event())
+    limits = (seconds or SECONDS[preset], memory or float("inf"))
     cores = sorted(os.sched_getaffinity(0))
     free = [cores[number % len(cores) :: jobs] for number in range(jobs)]
+    stop = threading.Event()
 
     def say(text: str) -> None:
         if not quiet:  # as one text: lines of labs that run at once would mix
@@ -175,7 +170,7 @@ def run(
             return before
         say(f"{name}: preset {preset}, device {device}")
         share = free.pop()
-        results = _run_lab(task, place, share, limits)
+        results = _run_lab(task, place, share, *limits, stop)
         free.append(share)
         say(f"{name}: {results['status']} after {results['total_seconds']:.1f} s")
         return results
@@ -194,17 +189,9 @@ def run(
         except KeyboardInterrupt:
             say("interrupted")
         finally:
-            limits.stop.set()
+            stop.set()
             pool.shutdown(cancel_futures=True)
     return [future.result() for future in futures if not future.cancelled()]
-
-
-def read_request(folder: Path) -> dict[str, Any]:
-    """Return what the run in ``folder`` was asked for, or raise ``InputError``."""
-    try:
-        return json.loads((folder / RUN).read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"--resume: {folder} holds no run ({error})") from error
 
 
 def read_results(folder: Path) -> dict[str, Any]:
@@ -215,9 +202,16 @@ def read_results(folder: Path) -> dict[str, Any]:
     return {}
 
 
-def _run_lab(task: Task, folder: Path, cores: Sequence[int], limits: _Limits) -> dict[str, Any]:
+def _run_lab(
+    task: Task,
+    folder: Path,
+    cores: Sequence[int],
+    seconds: float,
+    memory: float,
+    stop: threading.Event,
+) -> dict[str, Any]:
     """Execute one lab in its folder within its limits; return what results.json then holds."""
-    began, asked = time.monotonic(), task.asked
+    began, asked, peak, error = time.monotonic(), task.asked, 0, None
     source, notebook = task.lab.path, folder / task.lab.path.name
     folder.mkdir(parents=True, exist_ok=True)
     notebook.unlink(missing_ok=True)  # of an earlier run: its error is not this one's
@@ -239,7 +233,18 @@ def _run_lab(task: Task, folder: Path, cores: Sequence[int], limits: _Limits) ->
         )
         try:
             os.sched_setaffinity(child.pid, cores)
-            error, peak = _watch(child, limits)
+            while error is None and child.poll() is None:
+                held = sum(map(_memory, _family(child.pid)))
+                peak = max(peak, held)
+                if stop.is_set():
+                    error = _error("interrupted", "KeyboardInterrupt", "stopped from outside")
+                elif time.monotonic() > began + seconds:
+                    took = f"the lab took more than {seconds:g} s"
+                    error = _error("timeout", "TimeoutError", took)
+                elif held > memory * GB:
+                    much = f"the lab held more than {memory:g} GB of memory"
+                    error = _error("memory", "MemoryError", much)
+                time.sleep(0.2)
         finally:
             for process in _family(child.pid):  # a kernel leads a session of its own
                 with suppress(psutil.Error):
@@ -260,28 +265,6 @@ def _run_lab(task: Task, folder: Path, cores: Sequence[int], limits: _Limits) ->
         results["error"] = error | {"log": last_lines(folder / LOG, 10)}
     files.write_json(folder / RESULTS, results, "results.json")
     return results
-
-
-def _watch(child: subprocess.Popen, limits: _Limits) -> tuple[dict[str, Any] | None, float]:
-    """Wait for a process; return why it is to be killed, or None, and the most bytes it held."""
-    peak, until = 0.0, time.monotonic() + limits.seconds
-    while child.poll() is None:
-        held = 0
-        for process in _family(child.pid):
-            with suppress(psutil.Error):
-                its = process.memory_info()
-                held += its.rss - its.shared
-        peak = max(peak, held)
-        if limits.stop.is_set():
-            return _error("interrupted", "KeyboardInterrupt", "stopped from outside"), peak
-        if time.monotonic() > until:
-            words = f"the lab took more than {limits.seconds:g} s"
-            return _error("timeout", "TimeoutError", words), peak
-        if held > limits.memory:
-            words = f"the lab held more than {limits.memory / GB:g} GB of memory"
-            return _error("memory", "MemoryError", words), peak
-        time.sleep(0.2)
-    return None, peak
 
 
 def _failure(notebook: Path, code: int) -> dict[str, Any] | None:
@@ -311,13 +294,11 @@ def _family(pid: int) -> list[psutil.Process]:
     return []
 
 
-def exit_code(results: Iterable[Mapping[str, Any]]) -> int:
-    """Return 0 if all labs passed, 130 after Ctrl-C, 2 if only bad input stopped some, else 1."""
-    errors = [each["error"] for each in results if each["status"] != "passed"]
-    if any(error["cause"] == "interrupted" for error in errors):
-        return 130
-    bad_input = all(error["name"] == "InputError" for error in errors)
-    return (2 if bad_input else 1) if errors else 0
+def _memory(process: psutil.Process) -> int:
+    with suppress(psutil.Error):
+        its = process.memory_info()
+        return its.rss - its.shared
+    return 0
 
 
 def headline(results: Mapping[str, Any]) -> str:
@@ -330,17 +311,3 @@ def headline(results: Mapping[str, Any]) -> str:
 def parameters_of(asked: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parameters that were set, without preset and device."""
     return {name: asked[name] for name in asked if name not in ("preset", "device")}
-
-
-def complaints(results: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return a line for each lab that has not passed: its cell, the error, its log's last lines."""
-    lines = []
-    for each in results:
-        error = each.get("error")
-        if error and error["cause"] != "interrupted":
-            where = f"in cell {error['cell']}" if error["cell"] else "outside its cells"
-            first = f"{error['name']}: {error['message']}".splitlines()[0]
-            asked = "".join(f" {n}={v}" for n, v in parameters_of(each["requested"]).items())
-            lines += [f"{each['lab']}{asked} {each['status']} {where}: {first}"]
-            lines += [f"    {line}" for line in error["log"]]
-    return lines

@@ -2,26 +2,17 @@
 
 import csv
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from labkit.base.arguments import is_number, parse_several
+from labkit.base.arguments import is_number
 from labkit.base.files import whole_file
-from labkit.errors import InputError
 from labkit.tools import run
 
 Grid = Mapping[str, Sequence[Any]]
-
-
-def grid_of(texts: Iterable[str]) -> dict[str, list[Any]]:
-    """Return ``{"seed": [1, 2]}`` for ``["seed=1,2"]``; a value may be a list in brackets."""
-    grid = run.values(texts, parse_several)
-    if not grid:
-        raise InputError("-p: expected at least one parameter, as in -p seed=1,2,3, got none")
-    return grid
 
 
 def tasks(lab: str, grid: Grid, options: Mapping[str, str]) -> list[run.Task]:
@@ -36,27 +27,27 @@ def tasks(lab: str, grid: Grid, options: Mapping[str, str]) -> list[run.Task]:
 
 
 def write(results: Sequence[Mapping[str, Any]], grid: Grid, folder: Path) -> None:
-    """Write sweep.csv, a row per run, and sweep.png into ``folder``."""
-    lines = [_line(each) for each in results]
-    columns = dict.fromkeys(name for line in lines for name in line)
+    """Write sweep.csv, a row per run, and sweep.png into ``folder``.
+
+    Columns: parameters, status, seconds, memory, and every metric that is a number.
+    """
+    rows = []
+    for each in results:
+        row = run.parameters_of(each["requested"]) | {"status": each["status"]}
+        row |= {"seconds": each["total_seconds"], "peak_memory_mb": each["peak_memory_mb"]}
+        for name, value in each.get("metrics", {}).items():
+            if isinstance(value, bool | int | float) or value in ("nan", "inf", "-inf"):
+                row[f"{name} (metric)" if name in row else name] = value
+        rows.append(row)
+    columns = dict.fromkeys(name for row in rows for name in row)
     with whole_file(folder / "sweep.csv", "the table") as temporary:
         with temporary.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, columns, lineterminator="\n")
             writer.writeheader()
-            writer.writerows(lines)
+            writer.writerows(rows)
     if passed := [each for each in results if each["status"] == "passed"]:
         with whole_file(folder / "sweep.png", "the figure") as temporary:
             figure(passed, grid).savefig(temporary, format="png", dpi=110, bbox_inches="tight")
-
-
-def _line(results: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row: parameters, status, seconds, memory, and every metric that is a number."""
-    line = run.parameters_of(results["requested"]) | {"status": results["status"]}
-    line |= {"seconds": results["total_seconds"], "peak_memory_mb": results["peak_memory_mb"]}
-    for name, value in results.get("metrics", {}).items():
-        if isinstance(value, bool | int | float) or value in ("nan", "inf", "-inf"):
-            line[f"{name} (metric)" if name in line else name] = value
-    return line
 
 
 def figure(results: Sequence[Mapping[str, Any]], grid: Grid) -> Any:
@@ -70,8 +61,8 @@ def figure(results: Sequence[Mapping[str, Any]], grid: Grid) -> Any:
     first, *others = grid
     several = [name for name in others if name != "seed" and len(grid[name]) > 1]
     names = [n for n in results[0].get("headline", ()) if is_number(results[0]["metrics"][n])]
-    drawn, axes = plots.axes(1, len(names) + 1, width=4.2, height=3.2)
-    for axis, name in zip(axes if names else [axes], [*names, "total_seconds"], strict=True):
+    drawn, axes = plots.side_by_side(dict.fromkeys([*names, "total_seconds"]), 4.2)
+    for axis, name, _ in axes:
         groups: dict[str, dict[float, list[float]]] = {}
         for each in results:
             asked: dict[str, Any] = each["requested"]

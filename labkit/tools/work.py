@@ -66,9 +66,7 @@ def lab(
         for line in copy([each.path for each in labs], folder) + progress(labs, folder):
             print(line)
     if server:
-        command = _command(root, place, port, browser)
-        sys.stdout.flush()
-        os.execve(command[0], command, _environment())
+        _become_jupyterlab(root, place, port, browser)
 
 
 def copy(notebooks: Sequence[Path], folder: Path) -> list[str]:
@@ -149,7 +147,8 @@ def _digest(notebook: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(cells).encode()).hexdigest()
 
 
-def _command(root: Path, notebook: Path, port: int, browser: bool) -> list[str]:
+def _become_jupyterlab(root: Path, notebook: Path, port: int, browser: bool) -> None:
+    """Replace this process by a server whose kernels take this labkit and kernel first."""
     import zmq
 
     options = {
@@ -165,15 +164,12 @@ def _command(root: Path, notebook: Path, port: int, browser: bool) -> list[str]:
         # Else each kernel warns that others on this machine could listen.
         "MappingKernelManager.transport_encryption": "auto" if zmq.has("curve") else "disabled",
     }
-    line = [sys.executable, "-P", "-m", "jupyterlab"]
-    return line + [f"--{name}={value}" for name, value in options.items()]
-
-
-def _environment() -> dict[str, str]:
-    """Return the variables of the server and its kernels; this labkit and kernel come first."""
     kept = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_KERNELS}
     here = Path(__file__).resolve()
     for name, folder in (("JUPYTER_CONFIG_PATH", here.parent), ("PYTHONPATH", here.parents[2])):
         kept[name] = os.pathsep.join([str(folder), *filter(None, [kept.get(name)])])
     # Without the last the debugger warns of Python's frozen modules whenever a kernel starts.
-    return kept | {"JUPYTER_PREFER_ENV_PATH": "1", "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
+    kept |= {"JUPYTER_PREFER_ENV_PATH": "1", "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
+    words = [f"--{name}={value}" for name, value in options.items()]
+    sys.stdout.flush()
+    os.execve(sys.executable, [sys.executable, "-P", "-m", "jupyterlab", *words], kept)
