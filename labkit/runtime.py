@@ -100,10 +100,8 @@ def start(device: str = "auto", seed: int = 1, *, distribute: bool = False) -> R
         chosen, reason = present[0], f"first of {usable}"
         reason = reason if len(present) > 1 else "no Ascend or GPU that MindSpore can use"
     elif device not in present:
-        raise InputError(
-            f"device {device} was requested but is not available; this MindSpore can use: "
-            f"{usable}. `labkit doctor` says more"
-        )
+        expected = f"this MindSpore can use: {usable}. `labkit doctor` says more"
+        raise InputError(f"device {device} was requested but is not available; {expected}")
     version = _set_global_state(chosen, seed)
     is_slow = tuple(map(int, version.split(".")[:2])) >= _SLOW_CONVOLUTION_SINCE
     if chosen == "CPU" and is_slow and has_avx512():
@@ -111,9 +109,8 @@ def start(device: str = "auto", seed: int = 1, *, distribute: bool = False) -> R
     onednn = os.environ.get(_ONEDNN_VARIABLE, "default")
     cores = _join(chosen) if distribute else ()
     runtime = Runtime(chosen, reason, seed, version, onednn, *cluster.rank_and_size(), cores)
-    # MindSpore collects garbage around every compilation, which visits everything imported: 20 ms
-    # each time, 2.5 s of the 17.5 that 24 LeNet steps take to compile. Objects that exist at the
-    # first call are permanent; networks that exist at later calls are not.
+    # MindSpore collects garbage around every compilation, which visits everything imported: 2.5 of
+    # the 17.5 s that 24 LeNet steps take to compile. Networks made after the first call stay out.
     if not gc.get_freeze_count():
         gc.collect()
         gc.freeze()

@@ -2,10 +2,9 @@
 
     decay = number("decay", decay, at_least=0, below=1)     0 <= decay < 1
 
-Each check returns a plain Python value or raises ``InputError``. NumPy's integers and floats are
-accepted everywhere; True and False never count as numbers. Values that users write are YAML with
-the words that people use: ``010`` is 10, ``1e-3`` a number, ``None`` is null; ``1:30``, ``yes`` and
-``on`` are texts. After ``-p`` the characters ``#``, ``&`` and ``*`` have no meaning of their own.
+Each check returns a plain Python value or raises ``InputError``; NumPy's numbers count, True and
+False do not. Values that users write are YAML with the words that people use: ``010`` is 10,
+``1e-3`` a number, ``None`` is null; ``1:30``, ``yes`` and ``on`` are texts.
 """
 
 import argparse

@@ -23,10 +23,8 @@ _PART = ".part-"
 def whole_file(path: str | os.PathLike, what: str) -> Iterator[Path]:
     """Yield a temporary path to write to; on leaving, sync the file and rename it to ``path``.
 
-    Its folder is created if needed. On an exception ``path`` stays as it was.
-
-    Raises:
-        InputError: ``cannot write {what} {path}``, if that is so.
+    Its folder is created if needed. On an exception ``path`` stays as it was; an ``InputError``
+    says ``cannot write {what} {path}`` if that is so.
     """
     path = Path(path)
     temporary = path.parent / f"{_PART}{secrets.token_hex(4)}{path.suffix}"
@@ -76,11 +74,7 @@ def remove_unfinished(folder: str | os.PathLike) -> None:
 
 @contextmanager
 def locked(folder: str | os.PathLike, what: str) -> Iterator[None]:
-    """Create ``folder`` and hold its lock; the system releases it when the process ends.
-
-    Raises:
-        InputError: if another process holds it, or the folder cannot be made.
-    """
+    """Create ``folder`` and hold its lock, or raise ``InputError``; it ends with the process."""
     folder = Path(folder)
     make_folder(folder)
     lock = FileLock(folder / ".lock")

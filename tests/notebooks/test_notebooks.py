@@ -1,5 +1,6 @@
-"""Every committed notebook is one that papermill, nbval and GitHub can use; `make notebooks`."""
+"""What every committed notebook is, and how `make notebooks` executes them."""
 
+import ast
 import json
 import re
 import shutil
@@ -9,8 +10,11 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
+from labkit.tools.labs import read_notebook
 from scripts import notebooks
 from scripts.notebooks import COMPARED
+from tests.support import solutions
+from tests.support.answers import LABS
 
 FOLDER = Path(__file__).parents[2] / "notebooks"
 # A folder of a user or of an installation, not the path of a URL.
@@ -30,6 +34,48 @@ def test_it_is_executed_at_lab_and_can_be_committed(path):
             assert cell.execution_count or not cell.source, cell.source
             assert not PATH.search(json.dumps(cell.outputs)), f"a local path: {cell.source}"
             assert not any(output.output_type == "error" for output in cell.outputs)
+
+
+@pytest.mark.parametrize("lab", LABS)
+def test_a_solution_defines_every_exercise_once_and_checks_it_in_its_cell(lab):
+    """Exercises are in the lab's order; tests/labs/exercises executes the cells, and they pass."""
+    path = solutions.FOLDER / f"{lab}.ipynb"
+    notebook = nbformat.read(path, as_version=4)
+    assert not any(cell.get("outputs") for cell in notebook.cells), "committed without outputs"
+    checked = []
+    for source in solutions.code(path):
+        defined = re.findall(r"^def (\w+)\(", source, re.M)
+        names = re.findall(r'^passed = check\("(\w+)", \1\)$', source, re.M)
+        assert names == defined[-1:] and source.count("check(") == len(names), source
+        checked += [(name, set(defined)) for name in names]
+    assert [name for name, _ in checked] == [each.name for each in LABS[lab][0].EXERCISES]
+    owners = [name for _, defined in checked for name in defined]
+    assert len(owners) == len(set(owners)), "a later cell would replace what an earlier one uses"
+
+
+def torch_column():
+    """Return PyTorch's numbers that the notebook quotes, by the labels of MindSpore's numbers."""
+    values, cells = {}, read_notebook(FOLDER / "00_start_here.ipynb")["cells"]
+    for source in (cell["source"] for cell in cells if cell["cell_type"] == "code"):
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                values[node.targets[0].id] = node.value
+    labels = [key.value for key in values["here"].keys]
+    return dict(zip(labels, ast.literal_eval(values["pytorch"].args[0].args[1]), strict=True))
+
+
+def test_the_numbers_of_pytorch_in_notebook_00_are_true():
+    torch = pytest.importorskip("torch")
+    nn, image = torch.nn, torch.zeros(1, 1, 28, 28)
+    conv = nn.Conv2d(1, 1, 3)
+    assert torch_column() == {
+        "Conv2d(1, 1, 3): side of a 28 x 28 image": conv(image).shape[-1],
+        "Conv2d(1, 1, 3): tensors of parameters": len(list(conv.parameters())),
+        "MaxPool2d(2): side of a 28 x 28 image": nn.MaxPool2d(2)(image).shape[-1],
+        "BatchNorm2d: momentum": nn.BatchNorm2d(1).momentum,
+        "LayerNorm: epsilon": nn.LayerNorm(1).eps,
+        "LeakyReLU()(-1)": round(float(nn.LeakyReLU()(torch.tensor(-1.0))), 3),
+    }
 
 
 RUN = """
