@@ -178,7 +178,8 @@ def report(
     """Write one HTML page about runs that needs no network, and print its path.
 
     Differences between the runs come first, times apart; then what ran, headline numbers beside the
-    stored run's, figures and the executed notebooks. --check exits with 1 if anything differs.
+    stored run's, figures and the executed notebooks, whose formulas are drawn where there is a
+    network. --check exits with 1 if anything differs.
 
     Example: labkit report runs/latest
     """

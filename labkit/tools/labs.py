@@ -4,9 +4,8 @@ import ast
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from labkit.base.arguments import wrong
 from labkit.errors import InputError, nearest
@@ -15,8 +14,7 @@ _TITLE = re.compile(r"^#\s+(?:\d+\s*·\s*)?(.+?)\s*$", re.MULTILINE)
 _MINUTES = re.compile(r"(\d+(?:\.\d+)?(?:\s*[-–]\s*\d+)?)\s*min", re.IGNORECASE)
 
 
-@dataclass(frozen=True)
-class Lab:
+class Lab(NamedTuple):
     """One notebook, number "01", and what its header card states; ``minutes`` may be empty."""
 
     number: str

@@ -100,24 +100,19 @@ def judged(results: Mapping[str, Any]) -> list[tuple[str, Any, Any, str, str]]:
     differ = [n for n in {**known, **asked} if n not in free and known.get(n) != asked.get(n)]
     rows = []
     for name, each in entry["metrics"].items():
-        value, reference, kind = metrics.get(name), each["value"], each["kind"]
-        within = is_within(value, reference, kind, each["amount"])
-        verdict = "within" if within else "outside"
-        if differ or kind == "none":
+        reference, kind, amount = (each[key] for key in ("value", "kind", "amount"))
+        value = metrics.get(name)
+        if kind == "none" or differ:
             why = f"another {', '.join(differ)}" if differ else "no tolerance"
             verdict = f"not compared: {why}"
-        tolerance = _SHOWN.get(kind, kind).format(each["amount"])
-        rows.append((name, value, reference, tolerance, verdict))
+        elif kind == "equal" or not is_number(value):
+            verdict = "within" if kind == "equal" and value == reference else "outside"
+        else:
+            # A little slack for rounding, or 0.9825 would be more than 0.0020 away from 0.9805.
+            distance = value if kind == "at most" else abs(value - reference)
+            verdict = "within" if distance <= amount * (1 + 1e-9) else "outside"
+        rows.append((name, value, reference, _SHOWN.get(kind, kind).format(amount), verdict))
     return rows
-
-
-def is_within(value: Any, reference: Any, kind: str, amount: float | None) -> bool:
-    """Return whether ``value`` is inside the tolerance around ``reference``."""
-    if amount is None or not is_number(value):
-        return amount is None and value == reference
-    # A little slack for rounding, or 0.9825 would be more than 0.0020 away from 0.9805.
-    distance = value if kind == "at most" else value - reference
-    return abs(distance) <= amount * (1 + 1e-9)
 
 
 def write(folders: Sequence[Path], out: Path | None = None, notebooks: bool = True) -> Path:

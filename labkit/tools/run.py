@@ -12,9 +12,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -61,8 +60,7 @@ _SETTINGS = {
 }
 
 
-@dataclass(frozen=True)
-class Task:
+class Task(NamedTuple):
     """One lab to execute, all parameters that papermill sets, and its folder within the run's."""
 
     lab: Lab

@@ -3,7 +3,6 @@
 import csv
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -22,7 +21,7 @@ def tasks(lab: str, grid: Grid, options: Mapping[str, str]) -> list[run.Task]:
         parameters = dict(zip(grid, point, strict=True))
         (task,) = run.tasks([lab], {**parameters, **options})
         name = ",".join(f"{key}={parameters[key]}" for key in sorted(parameters))
-        made[name] = replace(task, folder="runs/" + quote(name, safe="=,+[] "))
+        made[name] = task._replace(folder="runs/" + quote(name, safe="=,+[] "))
     return list(made.values())
 
 

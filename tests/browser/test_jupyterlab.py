@@ -21,17 +21,14 @@ from tests.support.living import wait_until
 ROOT = Path(__file__).resolve().parents[2]
 _CHROMIUM = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
 _ADDRESS = re.compile(r"(http://127\.0\.0\.1:(\d+))/lab\S*\?token=(\w+)")
-_STATE = """() => {
-  const prompts = [...document.querySelectorAll('.jp-CodeCell .jp-InputPrompt')];
+_IDLE = """() => {
   const dialog = document.querySelector('.jp-Dialog');
+  if (dialog) throw new Error(dialog.textContent);
+  const name = document.querySelector('.jp-Toolbar-kernelName');
   const kernel = document.querySelector('.jp-Notebook-ExecutionIndicator');
-  return {
-    running: prompts.filter(box => box.textContent.includes('*')).length,
-    run: prompts.filter(box => /\\d/.test(box.textContent)).length,
-    kernel: (document.querySelector('.jp-Toolbar-kernelName') || {}).textContent || 'No Kernel',
-    status: kernel ? kernel.getAttribute('data-status') : '',
-    dialog: dialog ? dialog.textContent : '',
-  };
+  const prompts = [...document.querySelectorAll('.jp-CodeCell .jp-InputPrompt')];
+  return name && name.textContent !== 'No Kernel' && kernel.dataset.status === 'idle'
+    && !prompts.some(box => box.textContent.includes('*'));
 }"""
 _NOISE = """() => [...document.querySelectorAll('.jp-OutputArea-output')]
     .filter(box => /(error|stderr)$/.test(box.getAttribute('data-mime-type')))
@@ -135,23 +132,16 @@ def chromium():
 
 def run_all(page, server, name, seconds):
     """Open the copy of a notebook, choose Run All Cells, and wait until every cell has a number."""
-
-    def idle():
-        page.wait_for_timeout(500)
-        state = page.evaluate(_STATE)
-        assert not state["dialog"], state["dialog"]
-        connected = state["kernel"] != "No Kernel"
-        return connected and state["running"] == 0 and state["status"] == "idle"
-
     path = (server.folder / f"{name}.ipynb").relative_to(ROOT).as_posix()
     page.goto(f"{server.address}/lab/tree/{path}?reset&token={server.token}")
     page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=90_000)
-    wait_until(idle, 90)
+    page.wait_for_function(_IDLE, timeout=90_000, polling=500)
     page.locator(".lm-MenuBar-item", has_text="Run").first.click()
     page.locator(".lm-Menu-itemLabel").get_by_text("Run All Cells", exact=True).click()
-    page.wait_for_timeout(500)  # until the prompts have turned to stars
-    wait_until(idle, seconds)
-    assert page.evaluate(_STATE)["run"] == page.locator(".jp-CodeCell").count()
+    page.wait_for_timeout(1000)  # until the prompts have turned to stars
+    page.wait_for_function(_IDLE, timeout=1000 * seconds, polling=500)
+    numbered = page.locator(".jp-CodeCell .jp-InputPrompt", has_text=re.compile(r"\d"))
+    assert numbered.count() == page.locator(".jp-CodeCell").count()
 
 
 def test_it_is_for_this_machine_behind_a_token_on_this_interpreter(server):

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from labkit.tools.report import is_within, judged
+from labkit.tools.report import judged
 
 
 def test_a_sweep_is_every_combination_once(call, project):
@@ -38,32 +38,32 @@ def test_a_report_of_two_runs(call, project):
     assert call("report", "a/run", "--check") == (0, "", "")
 
 
-def test_headline_numbers_beside_the_stored_run(monkeypatch, tmp_path):
-    known = {"value": 0.98, "kind": "absolute", "amount": 0.002, "reason": "seeds"}
-    entry = {"parameters": {"rate": 1, "seed": 1}, "any_seed": True, "metrics": {"accuracy": known}}
-    path = tmp_path / "headlines.json"
-    path.write_text(json.dumps({"lab": {"01": entry}}))
-    monkeypatch.setattr("labkit.tools.report.HEADLINES", path)
-    results = {"lab": "01", "preset": "lab", "parameters": {"rate": 1, "seed": 7}}
-    for value, verdict in ((0.9805, "within"), (0.97, "outside"), (None, "outside")):
-        row = judged(results | {"metrics": {"accuracy": value}})
-        assert row == [("accuracy", value, 0.98, "± 0.002", verdict)]
-    other = results | {"parameters": {"rate": 2}, "metrics": {"accuracy": 0.5}}
-    assert judged(other)[0][4] == "not compared: another rate"
-    assert judged({"lab": "02", "metrics": {"a": 1}, "headline": ["a"]})[0][4].endswith("run")
-
-
 @pytest.mark.parametrize(
-    ("value", "reference", "kind", "amount", "expected"),
+    ("value", "reference", "kind", "amount", "tolerance", "verdict"),
     [
-        (0.9825, 0.9805, "absolute", 0.002, True),
-        (0.9826, 0.9805, "absolute", 0.002, False),
-        (float("nan"), 1.0, "absolute", 1.0, False),
-        (1e-7, None, "at most", 1e-6, True),
-        (2e-6, None, "at most", 1e-6, False),
-        ("a", "a", "equal", None, True),
-        ("a", "b", "equal", None, False),
+        (0.9825, 0.9805, "absolute", 0.002, "± 0.002", "within"),
+        (0.9826, 0.9805, "absolute", 0.002, "± 0.002", "outside"),
+        (0.9784, 0.9805, "absolute", 0.002, "± 0.002", "outside"),
+        (float("nan"), 1.0, "absolute", 1.0, "± 1", "outside"),
+        (None, 1.0, "absolute", 1.0, "± 1", "outside"),
+        (1e-7, None, "at most", 1e-6, "at most 1e-06", "within"),
+        (2e-6, None, "at most", 1e-6, "at most 1e-06", "outside"),
+        ("a", "a", "equal", None, "equal", "within"),
+        ("a", "b", "equal", None, "equal", "outside"),
+        (5, 1, "none", None, "none", "not compared: no tolerance"),
     ],
 )
-def test_tolerances(value, reference, kind, amount, expected):
-    assert is_within(value, reference, kind, amount) is expected
+def test_headline_numbers_beside_the_stored_run(
+    monkeypatch, tmp_path, value, reference, kind, amount, tolerance, verdict
+):
+    known = {"accuracy": {"value": reference, "kind": kind, "amount": amount}}
+    entry = {"parameters": {"rate": 1, "seed": 1}, "any_seed": True, "metrics": known}
+    (tmp_path / "headlines.json").write_text(json.dumps({"lab": {"01": entry}}))
+    monkeypatch.setattr("labkit.tools.report.HEADLINES", tmp_path / "headlines.json")
+    results = {"lab": "01", "preset": "lab", "metrics": {"accuracy": value}}
+    row = judged(results | {"parameters": {"rate": 1, "seed": 7}})
+    assert row == [("accuracy", value, reference, tolerance, verdict)]
+    ((*_, why),) = judged(results | {"parameters": {"rate": 2}})
+    assert why == "not compared: another rate"
+    ((*_, why),) = judged(results | {"lab": "02", "headline": ["accuracy"]})
+    assert why == "not compared: no stored run"
