@@ -38,7 +38,8 @@ def convert(
     """
     back = source.suffix == ".ckpt"
     if back == (target.suffix == ".ckpt"):
-        raise wrong("convert", f"{source.name} to {target.name}", "one .ckpt and one of PyTorch")
+        expected = "one .ckpt (MindSpore) and one .pth or .safetensors (PyTorch)"
+        raise wrong("convert", f"{source.name} to {target.name}", expected)
     if back and (entry or prefix):
         raise InputError("entry and prefix: expected none with a checkpoint, which has neither")
     renames = dict(text.partition("=")[::2] for text in rename or ())

@@ -168,7 +168,12 @@ def run(
             return before
         say(f"{name}: preset {preset}, device {device}")
         share = free.pop()
-        results = _run_lab(task, place, share, *limits, stop)
+        try:
+            results = _run_lab(task, place, share, *limits, stop)
+        except (OSError, InputError) as error:  # a faulty folder is this lab's failure alone
+            results = {"lab": name, "status": "failed", "requested": task.asked, "device": None}
+            results |= {"total_seconds": 0.0, "peak_memory_mb": 0.0}
+            results["error"] = _error("exception", "OSError", str(error)) | {"log": []}
         free.append(share)
         say(f"{name}: {results['status']} after {results['total_seconds']:.1f} s")
         return results

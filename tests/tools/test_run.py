@@ -47,8 +47,11 @@ def test_where_parameters_come_from(call, monkeypatch, project, words, preset, r
 
 
 def test_a_failing_lab_is_named_with_its_cell_and_the_others_go_on(call, results, project):
-    code, out, err = call("run", "02,01", "--out", "r", "--jobs", "1", "-p", "rate=010")
+    (project / "r").mkdir()
+    (project / "r/03_hangs").write_text("a file, and no folder")
+    code, out, err = call("run", "03,02,01", "--out", "r", "--jobs", "1", "-p", "rate=010")
     assert code == 1 and "02_fails rate=10 failed in cell 5: ValueError: of this cell" in err
+    assert "03_hangs rate=10 failed outside its cells: OSError" in err
     assert "labkit run --resume r goes on" in err
     error = results("r", "02_fails")["error"]
     assert (error["name"], error["cell"], error["cause"]) == ("ValueError", 5, "exception")
