@@ -148,7 +148,7 @@ def _join(device: str) -> tuple[int, ...]:
         mindspore.reset_auto_parallel_context()
         print(f"labkit: parallel mode data_parallel set back to {why}", flush=True)
     elif mode != "stand_alone":
-        raise InputError(f"the parallel mode is {mode}; expected MindSpore's default, {why}")
+        raise InputError(f"the parallel mode is {mode}; expected {why}")
     if cluster.joined():
         return ()
     if os.environ.get(cluster.RANKS_HERE):  # started by labkit.launch, through msrun
