@@ -17,7 +17,8 @@ from labkit.base.files import write_json
 from labkit.tools.report import HEADLINES, judged, read
 
 stored = json.loads(HEADLINES.read_text("utf-8"))
-for results in read(Path(sys.argv[1])).values():
+(labs,) = read([Path(sys.argv[1])]).values()
+for results in labs.values():
     entry = stored.get(results["preset"], {}).get(results["lab"])
     if entry is None or results["status"] != "passed":
         print(f"{results['lab']}: left out ({results['status']}, or not stored before)")

@@ -53,39 +53,33 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not run __getattr__
     __version__: str
 
 _NAMES = {
-    "labkit.steps.accumulation": ("AccumulatedStep",),
-    "labkit.algorithms.adasum": ("AdasumStep", "AdasumUpdate"),
-    "labkit.steps.step": ("PlainStep",),
-    "labkit.algorithms.subspace": ("SubspaceStep", "SubspaceUpdate"),
-    "labkit.algorithms.thor": ("ThorStep", "ThorUpdate", "TraceRule"),
-    "labkit.upstream.thor": ("ConvertModelUtils", "thor"),
-    "labkit.upstream.boost": ("boost_step",),
+    "labkit.steps.accumulation": "AccumulatedStep",
+    "labkit.algorithms.adasum": "AdasumStep AdasumUpdate",
+    "labkit.steps.step": "PlainStep",
+    "labkit.algorithms.subspace": "SubspaceStep SubspaceUpdate",
+    "labkit.algorithms.thor": "ThorStep ThorUpdate TraceRule",
+    "labkit.upstream.thor": "ConvertModelUtils thor",
+    "labkit.upstream.boost": "boost_step",
     "labkit.upstream.accumulation": (
-        "GradientAccumulation",
-        "TrainClear",
-        "TrainForwardBackward",
-        "TrainOptim",
-        "_clear_grad_sum",
-        "_clear_op",
-        "_cumulative_grad",
-        "_sum_op",
+        "GradientAccumulation TrainClear TrainForwardBackward TrainOptim "
+        "_clear_grad_sum _clear_op _cumulative_grad _sum_op"
     ),
-    "labkit.errors": ("InputError", "WorkerFailed", "WorkersTimedOut"),
-    "labkit.training.evaluation": ("evaluate",),
-    "labkit.ranks.launch": ("launch",),
-    "labkit.steps.losses": ("CrossEntropySmooth", "LossNet", "TokenLossNet"),
-    "labkit.nets.lenet": ("LeNet5",),
-    "labkit.nets.resnet": ("ResNet", "resnet18", "resnet34", "resnet50", "resnet101", "resnet152"),
-    "labkit.steps.parameter_groups": ("decay_groups",),
-    "labkit.steps.options": ("DynamicLossScale",),
-    "labkit.steps.update": ("PlainUpdate", "UpdateStage"),
-    "labkit.labs.lab": ("open_lab",),
-    "labkit.labs.presets": ("choose",),
-    "labkit.labs.run": ("Run",),
-    "labkit.runtime": ("start",),
-    "labkit.training.fit": ("EndOfEpoch", "fit"),
+    "labkit.errors": "InputError WorkerFailed WorkersTimedOut",
+    "labkit.training.evaluation": "evaluate",
+    "labkit.ranks.launch": "launch",
+    "labkit.steps.losses": "CrossEntropySmooth LossNet TokenLossNet",
+    "labkit.nets.lenet": "LeNet5",
+    "labkit.nets.resnet": "ResNet resnet18 resnet34 resnet50 resnet101 resnet152",
+    "labkit.steps.parameter_groups": "decay_groups",
+    "labkit.steps.options": "DynamicLossScale",
+    "labkit.steps.update": "PlainUpdate UpdateStage",
+    "labkit.labs.lab": "open_lab",
+    "labkit.labs.presets": "choose",
+    "labkit.labs.run": "Run",
+    "labkit.runtime": "start",
+    "labkit.training.fit": "EndOfEpoch fit",
 }
-_HOME = {name: module for module, names in _NAMES.items() for name in names}
+_HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = sorted(name for name in _HOME if not name.startswith("_"))
 

@@ -31,10 +31,8 @@ def refuse_unknown(kind: str, name: object, known: Iterable[str]) -> None:
     """Raise ``InputError`` unless ``name`` is one of ``known``; ``kind`` names what it is."""
     known = list(known)
     if name not in known:
-        expected = ", ".join(known) or "none"
-        raise InputError(
-            f"unknown {kind} {name!r}; expected one of: {expected}.{nearest(name, known)}"
-        )
+        expected = f"{', '.join(known) or 'none'}.{nearest(name, known)}"
+        raise InputError(f"unknown {kind} {name!r}; expected one of: {expected}")
 
 
 def warn(text: str, category: type[Warning] = UserWarning) -> None:
@@ -46,12 +44,12 @@ def warn(text: str, category: type[Warning] = UserWarning) -> None:
 
 
 class WorkerFailed(RuntimeError):
-    """A rank that ``labkit.launch`` started failed, or did not end in time; the message says all.
+    """A rank that ``labkit.launch`` started failed, or did not end in time.
 
     Attributes:
-        rank: Number of the rank; None if msrun failed, or if ranks hang.
-        exit_code: Exit code of its process, -n if signal n ended it; None if it hangs.
-        tail: The last lines of its log.
+        rank: its number; None if msrun failed, or if ranks hang.
+        exit_code: of its process, -n if signal n ended it; None if it hangs.
+        tail: the last lines of its log.
     """
 
     def __init__(

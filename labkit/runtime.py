@@ -40,10 +40,8 @@ class Runtime:
         text = f"labkit: {self.device} ({self.reason}), MindSpore {self.mindspore}, graph mode"
         text += f", seed {self.seed}"
         text += f", oneDNN up to {self.onednn}" if self.device == "CPU" else ""
-        if self.ranks > 1:
-            cores = f" on core {', '.join(map(str, self.cores))}" if self.cores else ""
-            text += f", rank {self.rank} of {self.ranks}{cores}"
-        return text
+        text += f", rank {self.rank} of {self.ranks}" if self.ranks > 1 else ""
+        return text + (f" on core {', '.join(map(str, self.cores))}" if self.cores else "")
 
 
 @contextlib.contextmanager
@@ -72,7 +70,7 @@ def available_devices() -> tuple[str, ...]:
 
 
 def start(device: str = "auto", seed: int = 1, *, distribute: bool = False) -> Runtime:
-    """Choose the device, set graph mode and every seed, and print one line saying what was chosen.
+    """Choose the device, set graph mode and every seed; print and return what was chosen.
 
     On Ascend and GPU the environment variable DEVICE_ID, if set, gives the number of the device.
     Call this first, before anything is built and before the first convolution. The objects that
@@ -86,12 +84,8 @@ def start(device: str = "auto", seed: int = 1, *, distribute: bool = False) -> R
             started. The parallel mode remains MindSpore's stand_alone: the gradient stage of a
             step averages over ranks itself, and nothing may do it a second time.
 
-    Returns:
-        What was chosen.
-
     Raises:
-        InputError: if the device is unknown or not available, the seed is out of range, or
-            ``distribute`` is True and the environment describes no ranks.
+        InputError: if the device or seed cannot be used, or the environment describes no ranks.
     """
     refuse_unknown("device", device, DEVICES)
     seed = arguments.seed(seed)
@@ -101,16 +95,13 @@ def start(device: str = "auto", seed: int = 1, *, distribute: bool = False) -> R
             "environment. labkit.launch(..., workers=N) or msrun --worker_num=N starts N ranks"
         )
     present = available_devices()
-    usable = ", ".join(present)
-    if device not in ("auto", *present):
-        raise InputError(
-            f"device {device} was requested but is not available; this MindSpore can use: "
-            f"{usable}. `labkit doctor` says more"
-        )
-    chosen, reason = device, "asked for"
+    usable, chosen, reason = ", ".join(present), device, "asked for"
     if device == "auto":
         chosen, reason = present[0], f"first of {usable}"
         reason = reason if len(present) > 1 else "no Ascend or GPU that MindSpore can use"
+    elif device not in present:
+        expected = f"this MindSpore can use: {usable}. `labkit doctor` says more"
+        raise InputError(f"device {device} was requested but is not available; {expected}")
     version = _set_global_state(chosen, seed)
     is_slow = tuple(map(int, version.split(".")[:2])) >= _SLOW_CONVOLUTION_SINCE
     if chosen == "CPU" and is_slow and has_avx512():
@@ -118,9 +109,8 @@ def start(device: str = "auto", seed: int = 1, *, distribute: bool = False) -> R
     onednn = os.environ.get(_ONEDNN_VARIABLE, "default")
     cores = _join(chosen) if distribute else ()
     runtime = Runtime(chosen, reason, seed, version, onednn, *cluster.rank_and_size(), cores)
-    # MindSpore collects garbage around every compilation, which visits everything imported: 20 ms
-    # each time, 2.5 s of the 17.5 that 24 LeNet steps take to compile. Objects that exist at the
-    # first call are permanent; networks that exist at later calls are not.
+    # MindSpore collects garbage around every compilation, which visits everything imported: 2.5 of
+    # the 17.5 s that 24 LeNet steps take to compile. Networks made after the first call stay out.
     if not gc.get_freeze_count():
         gc.collect()
         gc.freeze()
@@ -153,14 +143,12 @@ def _join(device: str) -> tuple[int, ...]:
     from mindspore.communication import init
 
     mode = mindspore.get_auto_parallel_context("parallel_mode")
-    why = "the steps average gradients over ranks themselves"
+    why = "stand_alone: the steps average gradients over ranks themselves"
     if mode == "data_parallel":  # the source documents' own line
         mindspore.reset_auto_parallel_context()
-        print(f"labkit: parallel mode data_parallel set back to stand_alone: {why}", flush=True)
+        print(f"labkit: parallel mode data_parallel set back to {why}", flush=True)
     elif mode != "stand_alone":
-        raise InputError(
-            f"the parallel mode is {mode}; expected stand_alone, MindSpore's default: {why}"
-        )
+        raise InputError(f"the parallel mode is {mode}; expected {why}")
     if cluster.joined():
         return ()
     if os.environ.get(cluster.RANKS_HERE):  # started by labkit.launch, through msrun
@@ -172,9 +160,8 @@ def _join(device: str) -> tuple[int, ...]:
 def _keep_to_share() -> tuple[int, ...]:
     """Bind the process to this rank's share of the cores, if all shares are equal; return it.
 
-    Each rank has one thread per core and one that busy-waits: on two cores, a LeNet step of two
-    ranks took 17 to 24 ms unbound, 11 to 12 bound. Joining took 6 to 40 s longer when bound, so it
-    comes first. mpirun binds its own.
+    On two cores, a LeNet step of two ranks took 17 to 24 ms unbound, 11 to 12 bound; joining took
+    6 to 40 s longer when bound, so it comes first. mpirun binds its own.
     """
     import mindspore
 

@@ -10,6 +10,8 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
+import labkit
+from labkit.runtime import pynative
 from tests.support import slow_tests
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -19,8 +21,8 @@ _COMPILES: set[Path] = set()  # test files that use MindSpore in this process
 _CORES = sorted(os.sched_getaffinity(0))
 _OWN_CORE: set[int] = set()  # the core on which this worker computes; empty: all cores
 
-# With save_graphs on, MindSpore writes 170 files for a graph; support.compiled reads one kind. With
-# only that kind a step of Adasum took 3.3 s, not 6 to 7.4. MindSpore reads the variable once.
+# With save_graphs on, MindSpore writes 170 files for a graph; support.compiled reads one kind: 3.3
+# s for a step of Adasum instead of 6 to 7.4. MindSpore reads the variable once.
 os.environ.setdefault("MS_DEV_DUMP_IR_PASSES", "validate")
 # PyTorch's threads busy-wait for each other: beside other computing processes, 200 backward passes
 # of LeNet took 26 s instead of 5. The number of threads, which affects rounding, is unchanged.
@@ -36,24 +38,19 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 @pytest.fixture(scope="session")
 def root() -> Path:
-    """The project's root folder."""
     return ROOT
 
 
 @pytest.fixture(scope="session")
 def runtime():
     """MindSpore started as every lab starts it, on CPU with seed 1."""
-    from labkit.runtime import start
-
     os.sched_setaffinity(0, _OWN_CORE or _CORES)  # MindSpore's threads stay where they begin
-    return start(device="CPU", seed=1)
+    return labkit.start(device="CPU", seed=1)
 
 
 @pytest.fixture
 def eager(runtime):
     """Run in PyNative mode, which compiles nothing; tests/steps/test_step.py: both modes agree."""
-    from labkit.runtime import pynative
-
     with pynative():
         yield
 
@@ -87,9 +84,8 @@ def pytest_collection_finish(session):
 def _module(request):
     """Pin this worker to one core for a module that computes here; release its graphs at its end.
 
-    Pinned, six files on two cores took 138 s instead of 167: MindSpore's calling thread spins. It
-    keeps every compiled cell, 30 MB for a small step of THOR: keeping all took 9 GB per process,
-    releasing all 350 s of 4900, so they are released once the process holds ``_ROOM`` bytes.
+    MindSpore's calling thread spins, and it keeps every compiled cell: 9 GB per process. Releasing
+    all took 350 s of 4900, so they are released once the process holds ``_ROOM`` bytes.
     """
     os.sched_setaffinity(0, "runtime" in request.fixturenames and _OWN_CORE or _CORES)
     yield
@@ -135,7 +131,6 @@ def _compiled_cells():
 
 @pytest.fixture(scope="module")
 def once(runtime):
-    """A module's ``tests.support.step_cells.Once``."""
     from tests.support.step_cells import Once
 
     return Once()

@@ -2,10 +2,9 @@
 
     decay = number("decay", decay, at_least=0, below=1)     0 <= decay < 1
 
-Each check returns a plain Python value or raises ``InputError``. NumPy's integers and floats are
-accepted everywhere; True and False never count as numbers. Values that users write are YAML with
-the words that people use: ``010`` is 10, ``1e-3`` a number, ``None`` is null; ``1:30``, ``yes`` and
-``on`` are texts. After ``-p`` the characters ``#``, ``&`` and ``*`` have no meaning of their own.
+Each check returns a plain Python value or raises ``InputError``; NumPy's numbers count, True and
+False do not. Values that users write are YAML with the words that people use: ``010`` is 10,
+``1e-3`` a number, ``None`` is null; ``1:30``, ``yes`` and ``on`` are texts.
 """
 
 import argparse
@@ -32,10 +31,7 @@ def is_integer(value: object) -> bool:
 
 def is_number(value: object) -> bool:
     """Return whether ``value`` is a finite real number, and not a bool."""
-    try:
-        return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
-    except OverflowError:  # an integer beyond the floats
-        return False
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def integer(name: str, value: object, at_least: int = 1, at_most: int | None = None) -> int:
@@ -144,11 +140,7 @@ for _kind, _type in (("int", int), ("float", float)):
 
 
 def read_yaml(path: str | os.PathLike) -> Any:
-    """Return the value in a YAML file (JSON is YAML too).
-
-    Raises:
-        InputError: if it cannot be read.
-    """
+    """Return the value in a YAML file (JSON is YAML too); raise ``InputError`` if it has none."""
     try:
         return _plain(Path(path).read_text("utf-8"))
     except (OSError, UnicodeDecodeError, InputError) as error:
@@ -156,11 +148,7 @@ def read_yaml(path: str | os.PathLike) -> Any:
 
 
 def parse(text: str) -> Any:
-    """Return the value of a text after ``-p name=`` or of a recipe's option.
-
-    Raises:
-        InputError: for a list, mapping or quoted text that does not end.
-    """
+    """Return the value of a text after ``-p name=`` or of a recipe's option."""
     text = text.strip()
     if text[:1] in _BEGINS:
         return _plain(text)
@@ -169,11 +157,7 @@ def parse(text: str) -> Any:
 
 
 def parse_several(text: str) -> list[Any]:
-    """Return the values of ``1,2,[3, 4]``: a comma within brackets, braces or quotes is no end.
-
-    Raises:
-        InputError: as ``parse`` does, and where there is nothing between two commas.
-    """
+    """Return the values of ``1,2,[3, 4]``: a comma within brackets, braces or quotes is no end."""
     if _BEGINS & set(text):
         return _plain(f"[{text}]")
     if not all(part.strip() for part in text.split(",")):

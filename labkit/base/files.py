@@ -23,25 +23,23 @@ _PART = ".part-"
 def whole_file(path: str | os.PathLike, what: str) -> Iterator[Path]:
     """Yield a temporary path to write to; on leaving, sync the file and rename it to ``path``.
 
-    Its folder is created if needed. On an exception ``path`` stays as it was.
-
-    Raises:
-        InputError: ``cannot write {what} {path}``, if that is so.
+    Its folder is created if needed. On an exception ``path`` stays as it was; an ``InputError``
+    says ``cannot write {what} {path}`` if that is so.
     """
     path = Path(path)
     temporary = path.parent / f"{_PART}{secrets.token_hex(4)}{path.suffix}"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            yield temporary
-            _sync(temporary)
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        yield temporary
+        _sync(temporary)
+        os.replace(temporary, path)
         with contextlib.suppress(OSError):  # not every file system supports it
             _sync(path.parent)  # until then, a power cut loses the new name
     except OSError as error:
         raise InputError(f"cannot write {what} {path}: {error}") from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
 
 
 def _sync(path: Path) -> None:
@@ -71,21 +69,17 @@ def remove_unfinished(folder: str | os.PathLike) -> None:
         if unfinished.is_dir():
             shutil.rmtree(unfinished)
         else:
-            unfinished.unlink(missing_ok=True)
+            unfinished.unlink()
 
 
 @contextmanager
 def locked(folder: str | os.PathLike, what: str) -> Iterator[None]:
-    """Create ``folder`` and hold its lock; the system releases it when the process ends.
-
-    Raises:
-        InputError: if another process holds it, or the folder cannot be made.
-    """
+    """Create ``folder`` and hold its lock, or raise ``InputError``; it ends with the process."""
     folder = Path(folder)
     make_folder(folder)
-    lock = FileLock(folder / ".lock", blocking=False)
+    lock = FileLock(folder / ".lock")
     try:
-        lock.acquire()
+        lock.acquire(blocking=False)
     except Timeout as error:
         raise InputError(f"{folder} is in use by another process: {what} writes there") from error
     try:

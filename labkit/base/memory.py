@@ -13,7 +13,7 @@ def control_groups() -> list[Path]:
     lines = Path("/proc/self/cgroup").read_text().splitlines()
     path = next((line[4:] for line in lines if line.startswith("0::/")), "")
     group = _MOUNTED / path
-    return [group, *(folder for folder in group.parents if _MOUNTED in (folder, *folder.parents))]
+    return [folder for folder in (group, *group.parents) if folder.is_relative_to(_MOUNTED)]
 
 
 def left_in_container() -> float:

@@ -15,8 +15,8 @@ def has_front_end() -> bool:
     if not os.environ.get("JPY_SESSION_NAME") or os.environ.get("LABKIT_HEADLESS"):
         return False
     ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    return getattr(getattr(shell, "kernel", None), "_allow_stdin", True)
+    kernel = getattr(ipython and ipython.get_ipython(), "kernel", None)
+    return getattr(kernel, "_allow_stdin", True)
 
 
 def is_headless() -> bool:

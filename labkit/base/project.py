@@ -26,18 +26,13 @@ def version() -> str:
         return "unknown"
 
 
-def project_root(start: Path | None = None) -> Path | None:
-    """Return the nearest folder from ``start`` (default: here) up that is labkit's project."""
-    here = Path(start or Path.cwd()).resolve()
-    return next((root for root in (here, *here.parents) if _is_project(root)), None)
+def project_root() -> Path | None:
+    """Return the nearest folder from the working folder up that is labkit's project."""
+    return next(filter(_is_project, (Path.cwd(), *Path.cwd().parents)), None)
 
 
 def find_project() -> Path:
-    """Return the checkout with the labs: around the working folder, else labkit's own.
-
-    Raises:
-        InputError: outside a checkout.
-    """
+    """Return the checkout around the working folder, else labkit's own, or raise InputError."""
     if root := project_root() or own_checkout():
         return root
     raise InputError(f"no labs here: {Path.cwd()} is in no checkout. Change into the clone")

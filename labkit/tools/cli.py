@@ -17,7 +17,7 @@ except ModuleNotFoundError as missing:
         "pip install -c constraints.txt -e '.[labs]'"
     ) from None
 
-from labkit.base.arguments import read_yaml, wrong
+from labkit.base.arguments import parse_several, read_yaml, wrong
 from labkit.base.project import find_project
 from labkit.base.project import version as labkit_version
 from labkit.errors import InputError
@@ -37,7 +37,7 @@ class _Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except (InputError, PermissionError) as error:
+        except (InputError, OSError) as error:  # no right to write, a full disk
             print(f"labkit: {error}", file=sys.stderr)
             raise typer.Exit(2) from None
         except KeyboardInterrupt:
@@ -49,14 +49,12 @@ class _Run(TyperCommand):
     """Takes papermill's ``-p NAME VALUE`` beside ``-p NAME=VALUE``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        words, joined = list(args), [""]
-        while words:
-            word = words.pop(0)
-            is_name = joined[-1] in ("-p", "--parameter") and word.isidentifier()
-            if is_name and words and not words[0].startswith("--"):
-                word += f"={words.pop(0)}"
-            joined.append(word)
-        return super().parse_args(ctx, joined[1:])
+        words = list(args)
+        for at in reversed(range(len(words) - 2)):
+            option, name, value = words[at : at + 3]
+            if option in ("-p", "--parameter") and name.isidentifier() and value[:2] != "--":
+                words[at + 1 : at + 3] = [f"{name}={value}"]
+        return super().parse_args(ctx, words)
 
 
 app = typer.Typer(
@@ -67,11 +65,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-_Text = str | None
-_Preset = Annotated[_Text, typer.Option(help="smoke, lab or paper; $LABKIT_PRESET, else lab.")]
-_Device = Annotated[_Text, typer.Option(help="auto (if not given), Ascend, GPU or CPU.")]
+_Preset = Annotated[str, typer.Option(help="smoke, lab or paper; $LABKIT_PRESET, else lab.")]
+_Device = Annotated[str, typer.Option(help="auto (if not given), Ascend, GPU or CPU.")]
 _Out = Annotated[
-    _Text, typer.Option(metavar="FOLDER", help="If not given, in the project's runs/.")
+    str | None, typer.Option(metavar="FOLDER", help="A new one in runs/ if not given.")
 ]
 _Jobs = Annotated[int | None, typer.Option(min=1, help="At once; as many as fit if not given.")]
 _Seconds = Annotated[float | None, typer.Option(min=1, help="Seconds of one lab; or inf.")]
@@ -82,19 +79,13 @@ _Parameters = Annotated[list[str] | None, _PARAMETER]
 _Labs = Annotated[list[str] | None, typer.Argument(help="Number, name or notebook; none: all.")]
 
 
-def _show_version(asked: bool) -> None:
-    if asked:
-        print(f"labkit {labkit_version()}")
-        raise typer.Exit()
-
-
-_VERSION = typer.Option("--version", callback=_show_version, is_eager=True)
-
-
-@app.callback()
-def _main(version: Annotated[bool, _VERSION] = False) -> None:
+@app.callback(invoke_without_command=True)
+def _main(version: Annotated[bool, typer.Option("--version")] = False) -> None:
     # As Ctrl-C: what a command has started ends with it.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    if version:
+        print(f"labkit {labkit_version()}")
+        raise typer.Exit()
 
 
 @app.command("list")
@@ -111,8 +102,8 @@ def list_labs() -> None:
 @app.command(cls=_Run)
 def run(
     labs: _Labs = None,
-    preset: _Preset = None,
-    device: _Device = None,
+    preset: _Preset = "",
+    device: _Device = "",
     parameter: _Parameters = None,
     parameters: Annotated[Path | None, typer.Option("-f", help="Parameters, in YAML.")] = None,
     out: _Out = None,
@@ -132,14 +123,17 @@ def run(
 
     Example: labkit run 01 --preset smoke -p micro_steps=8
     """
-    before = runner.read_request(resume) if resume else {"labs": (), "parameters": {}}
     named = read_yaml(parameters) if parameters else {}
     if not isinstance(named, dict):
         raise wrong("-f", str(parameters), "a file of NAME: VALUE lines")
-    named |= runner.values(parameter or ()) | _given(preset, device)
-    chosen = runner.tasks(labs or before["labs"], before["parameters"] | named)
     if resume and out is not None:
         raise wrong("--out", out, "none beside --resume, which goes on in its folder")
+    try:
+        before = json.loads((resume / runner.RUN).read_text("utf-8")) if resume else {}
+    except (OSError, ValueError) as error:
+        raise InputError(f"--resume: {resume} holds no run ({error})") from error
+    named |= runner.values(parameter or ()) | _given(preset, device)
+    chosen = runner.tasks(labs or before.get("labs", ()), before.get("parameters", {}) | named)
     folder = resume.resolve() if resume else runner.output_folder(out)
     _finish(runner.run(chosen, folder, jobs, timeout, memory, as_json), folder, as_json)
 
@@ -148,8 +142,8 @@ def run(
 def sweep(
     lab: str,
     parameter: _Parameters = None,
-    preset: _Preset = None,
-    device: _Device = None,
+    preset: _Preset = "",
+    device: _Device = "",
     out: _Out = None,
     jobs: _Jobs = None,
     timeout: _Seconds = None,
@@ -162,7 +156,9 @@ def sweep(
 
     Example: labkit sweep 01 --preset smoke -p micro_steps=1,2,4 -p seed=1,2
     """
-    grid = sweeps.grid_of(parameter or ())
+    grid = runner.values(parameter or (), parse_several)
+    if not grid:
+        raise InputError("-p: expected at least one parameter, as in -p seed=1,2,3, got none")
     chosen = sweeps.tasks(lab, grid, _given(preset, device))
     name = f"{chosen[0].lab.name}-{chosen[0].asked['preset']}"
     default = find_project() / "runs" / "sweeps" / name
@@ -182,16 +178,14 @@ def report(
     """Write one HTML page about runs that needs no network, and print its path.
 
     Differences between the runs come first, times apart; then what ran, headline numbers beside the
-    stored run's, figures and the executed notebooks. --check exits with 1 if anything differs.
+    stored run's, figures and the executed notebooks, whose formulas are drawn where there is a
+    network. --check exits with 1 if anything differs.
 
     Example: labkit report runs/latest
     """
-    if not check:
-        print(reports.write(runs, out, notebooks))
-        return
-    found = reports.check(runs)
-    print("".join(f"{line}\n" for line in found), end="")
-    raise typer.Exit(1 if found else 0)
+    lines = reports.check(runs) if check else [reports.write(runs, out, notebooks)]
+    print("".join(f"{line}\n" for line in lines), end="")
+    raise typer.Exit(check and bool(lines))
 
 
 app.command()(lab)
@@ -224,28 +218,43 @@ for _name, _example in (
     )(_recipe)
 
 
-def _given(preset: str | None, device: str | None) -> dict[str, str]:
+def _given(preset: str, device: str) -> dict[str, str]:
     return {name: text for name, text in (("preset", preset), ("device", device)) if text}
 
 
 def _finish(
     results: list[dict[str, Any]], folder: Path, as_json: bool, grid: Sequence[str] = ()
 ) -> None:
-    """Print how labs ended and why some failed, and exit with the code that says so."""
-    code, place = runner.exit_code(results), os.path.relpath(folder)
+    """Print how labs ended and why some failed.
+
+    Exit with 0 if all passed, 130 after Ctrl-C, 2 if only bad input stopped some, else 1.
+    """
+    errors = [each["error"] for each in results if each["status"] != "passed"]
+    code, place = int(bool(errors)), os.path.relpath(folder)
+    if any(error["cause"] == "interrupted" for error in errors):
+        code = 130
+    elif errors and all(error["name"] == "InputError" for error in errors):
+        code = 2
     if as_json:
         print(json.dumps({"folder": str(folder), "exit": code, "labs": results}))
     else:
         rows = []
         for each in results:
-            row = [*(each["requested"][name] for name in grid), each["lab"], each["status"]]
-            seconds, numbers = f"{each['total_seconds']:.1f}", runner.headline(each)
-            rows.append([*row, seconds, each["device"] or "-", numbers or "-"])
+            asked, seconds = map(each["requested"].get, grid), f"{each['total_seconds']:.1f}"
+            last = (seconds, each["device"] or "-", runner.headline(each) or "-")
+            rows.append((*asked, each["lab"], each["status"], *last))
         _table((*grid, "lab", "status", "seconds", "device", "headline"), rows)
         what = "table, figure and runs" if grid else "notebooks, logs and results"
         print(f"{what} are in {place}")
-    for text in runner.complaints(results):
-        print(text, file=sys.stderr)
+    for each in results:
+        error = each.get("error")
+        if error and error["cause"] != "interrupted":
+            where = f"in cell {error['cell']}" if error["cell"] else "outside its cells"
+            first = f"{error['name']}: {error['message']}".splitlines()[0]
+            named = runner.parameters_of(each["requested"]).items()
+            lab_asked = " ".join([each["lab"], *(f"{name}={value}" for name, value in named)])
+            lines = (f"{lab_asked} {each['status']} {where}: {first}", *error["log"])
+            print("\n    ".join(lines), file=sys.stderr)
     if code in (1, 130):
         again = "the same command" if grid else f"labkit run --resume {place}"
         print(f"{again} goes on", file=sys.stderr)

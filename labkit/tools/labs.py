@@ -4,9 +4,8 @@ import ast
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from labkit.base.arguments import wrong
 from labkit.errors import InputError, nearest
@@ -15,8 +14,7 @@ _TITLE = re.compile(r"^#\s+(?:\d+\s*·\s*)?(.+?)\s*$", re.MULTILINE)
 _MINUTES = re.compile(r"(\d+(?:\.\d+)?(?:\s*[-–]\s*\d+)?)\s*min", re.IGNORECASE)
 
 
-@dataclass(frozen=True)
-class Lab:
+class Lab(NamedTuple):
     """One notebook, number "01", and what its header card states; ``minutes`` may be empty."""
 
     number: str
@@ -36,26 +34,24 @@ def pick(labs: Sequence[Lab], names: Iterable[str]) -> tuple[Lab, ...]:
 
     A lab is selected by its number (``01`` or ``1``), its name, its name without the number, or the
     path of a notebook; a second notebook not by its number.
-
-    Raises:
-        InputError: for an unknown name or a path where there is no notebook.
     """
-    names = [name.strip() for text in names for name in text.split(",") if name.strip()]
-    return tuple(dict.fromkeys(_called(labs, name) for name in names)) or tuple(labs)
-
-
-def _called(labs: Sequence[Lab], name: str) -> Lab:
-    if name.endswith(".ipynb"):
-        path = Path(name).expanduser().resolve()
-        return next((lab for lab in labs if lab.path == path), None) or read_lab(path)
-    named: dict[str, Lab] = {}
+    called: dict[str, Lab] = {}
     for lab in reversed(labs):  # of two notebooks with a number, it means the one not in depth
         short = lab.name.split("_", 1)[1]
-        named |= dict.fromkeys((lab.number, str(int(lab.number)), short, lab.name), lab)
-    if name not in named:
-        known = ", ".join(lab.name for lab in labs)
-        raise InputError(f"unknown lab {name!r}; expected one of: {known}.{nearest(name, named)}")
-    return named[name]
+        called |= dict.fromkeys((lab.number, str(int(lab.number)), short, lab.name), lab)
+    known = {lab.path: lab for lab in labs}
+    picked = []
+    for name in filter(None, map(str.strip, ",".join(names).split(","))):
+        if name.endswith(".ipynb"):
+            path = Path(name).expanduser().resolve()
+            picked.append(known.get(path) or read_lab(path))
+        elif name in called:
+            picked.append(called[name])
+        else:
+            expected = ", ".join(lab.name for lab in labs)
+            hint = nearest(name, called)
+            raise InputError(f"unknown lab {name!r}; expected one of: {expected}.{hint}")
+    return tuple(dict.fromkeys(picked)) or tuple(labs)
 
 
 def read_lab(path: Path) -> Lab:
@@ -69,18 +65,14 @@ def read_lab(path: Path) -> Lab:
 
 
 def parameter_names(lab: Lab) -> list[str]:
-    """Return the names assigned in the lab's one cell tagged ``parameters``, in order.
-
-    Raises:
-        InputError: if papermill could not set preset and device there.
-    """
+    """Return the names assigned in the lab's one cell tagged ``parameters``, in order."""
     cells = [cell for cell in read_notebook(lab.path)["cells"] if "parameters" in tags(cell)]
     try:
-        nodes = list(ast.walk(ast.parse("\n".join(cell["source"] for cell in cells))))
+        tree = ast.parse("\n".join(cell["source"] for cell in cells))
     except SyntaxError as error:
         raise wrong(f"the parameters of {lab.path}", error.text, "assignments in Python") from error
-    stored = (node for node in nodes if isinstance(node, ast.Name))
-    names = [name.id for name in stored if isinstance(name.ctx, ast.Store)]
+    named = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
+    names = [node.id for node in named if isinstance(node.ctx, ast.Store)]
     if len(cells) != 1 or not {"preset", "device"} <= set(names):
         expected = "one cell tagged 'parameters' that sets preset and device"
         raise wrong(str(lab.path), f"{len(cells)} cells that set {names}", expected)
@@ -88,14 +80,8 @@ def parameter_names(lab: Lab) -> list[str]:
 
 
 def read_notebook(path: Path) -> dict[str, Any]:
-    """Return the notebook at ``path``, every cell's source as one string.
-
-    It is read as JSON: importing nbformat alone would take 1.4 s.
-
-    Raises:
-        InputError: if the file cannot be read or is not a notebook of format 4
-    """
-    try:
+    """Return the notebook at ``path``, every cell's source as one string; or raise InputError."""
+    try:  # as JSON: importing nbformat alone would take 1.4 s
         notebook = json.loads(path.read_text("utf-8"))
         for cell in notebook["cells"]:
             cell["source"] = "".join(cell["source"])

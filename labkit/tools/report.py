@@ -23,53 +23,46 @@ _HERE = Path(__file__).parent
 # ``amount`` away), "at most" (an error: not above ``amount``), "equal", "none" (shown, not judged:
 # seeds differ too much for any meaningful amount).
 HEADLINES = _HERE / "headlines.json"
+_SHOWN = {"absolute": "± {:g}", "at most": "at most {:g}"}
 _TIMES = re.compile(r"\b(ms|seconds|minutes|total_seconds)\b")
-_COMPARED = "status preset device git parameters versions metrics total_seconds".split()
-_NO_SOURCE = re.compile(r"<script\b[^>]*\bsrc=\"\"[^>]*>\s*</script>")
 _FORMULA = re.compile(r"`[^`]*`|\$\$(.+?)\$\$|\$([^$\n]+?)\$", re.DOTALL)
+_NO_SOURCE = re.compile(r"<script\b[^>]*\bsrc=\"\"[^>]*>\s*</script>")
+_COMPARED = "status preset device git parameters versions metrics total_seconds".split()
 
 
-def read(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return lab -> results of a run's folder, of a sweep's, or of one lab's.
-
-    Raises:
-        InputError: if there is no results.json in it, or one is damaged.
-    """
-    labs = {}
-    for path in sorted(folder.resolve().glob(f"**/{RESULTS}")):
-        name = path.parent.relative_to(folder.resolve()).as_posix()
-        results = read_results(path.parent) | {"folder": path.parent}
-        if "lab" not in results:
-            raise InputError(f"{path} is damaged: expected a lab's results")
-        labs[results["lab"] if name == "." else name] = results
-    if not labs:
-        raise InputError(f"{folder} holds no run: expected a folder with {RESULTS} in it")
-    return labs
-
-
-def read_all(folders: Sequence[Path]) -> dict[str, dict[str, dict[str, Any]]]:
-    """Return path -> ``read`` of each run; raise ``InputError`` if one is given twice."""
-    runs = {os.path.relpath(folder.resolve()): read(folder) for folder in folders}
+def read(folders: Sequence[Path]) -> dict[str, dict[str, dict[str, Any]]]:
+    """Return path -> lab -> results of the folders of runs, of sweeps, or of single labs."""
+    runs: dict[str, dict[str, dict[str, Any]]] = {}
+    for folder in map(Path.resolve, folders):
+        labs = runs[os.path.relpath(folder)] = {}
+        for path in sorted(folder.glob(f"**/{RESULTS}")):
+            name = path.parent.relative_to(folder).as_posix()
+            results = read_results(path.parent) | {"folder": path.parent}
+            if "lab" not in results:
+                raise InputError(f"{path} is damaged: expected a lab's results")
+            labs[results["lab"] if name == "." else name] = results
+        if not labs:
+            raise InputError(f"{folder} holds no run: expected a folder with {RESULTS} in it")
     if len(runs) < len(folders):
         raise wrong("RUN", " ".join(map(str, folders)), "different runs")
     return runs
 
 
-def differences(runs: Sequence[Mapping[str, dict[str, Any]]]) -> list[tuple[Any, ...]]:
-    """Return (lab, name, a value for each run) of what is not the same in all runs."""
-    listed = []
+Difference = tuple[Any, ...]  # lab, name, a value for each run
+
+
+def differences(
+    runs: Sequence[Mapping[str, dict[str, Any]]],
+) -> tuple[list[Difference], list[Difference]]:
+    """Return what is not the same in all runs: what counts, and times, which do not."""
+    listed: tuple[list[Difference], list[Difference]] = ([], [])
     for lab in dict.fromkeys(name for run in runs for name in run):
         sides = [_flat(run[lab]) if lab in run else {"status": "(none)"} for run in runs]
         for name in dict.fromkeys(name for side in sides for name in side):
             values = [side.get(name, "(none)") for side in sides]
             if any(value != values[0] for value in values):
-                listed.append((lab, name, *values))
+                listed[bool(_TIMES.search(name))].append((lab, name, *values))
     return listed
-
-
-def is_time(difference: Sequence[Any]) -> bool:
-    """Return whether a difference is that of a time: it is listed and does not count."""
-    return bool(_TIMES.search(difference[1]))
 
 
 def _flat(results: Mapping[str, Any]) -> dict[str, Any]:
@@ -83,8 +76,8 @@ def _flat(results: Mapping[str, Any]) -> dict[str, Any]:
 
 def check(folders: Sequence[Path]) -> list[str]:
     """Return a line for each difference of runs and each headline number outside its tolerance."""
-    runs, lines = list(read_all(folders).values()), []
-    for lab, name, *values in itertools.filterfalse(is_time, differences(runs)):
+    runs, lines = list(read(folders).values()), []
+    for lab, name, *values in differences(runs)[0]:
         lines.append(f"{lab}: {name}: {' | '.join(map(str, values))}")
     for lab, results in itertools.chain(*map(dict.items, runs)):
         for name, value, stored, tolerance, verdict in judged(results):
@@ -100,44 +93,38 @@ def judged(results: Mapping[str, Any]) -> list[tuple[str, Any, Any, str, str]]:
     differs from the stored run's; the seed may, where the stored tolerances cover seeds.
     """
     stored = json.loads(HEADLINES.read_text("utf-8"))
-    entry = stored.get(results.get("preset", ""), {}).get(results.get("lab", ""))
+    entry = stored.get(results.get("preset"), {}).get(results.get("lab"))
     metrics = results.get("metrics", {})
-    names = [name for name in results.get("headline", ()) if name in metrics]
     if entry is None:
+        names = [name for name in results.get("headline", ()) if name in metrics]
         return [(name, metrics[name], "", "", "not compared: no stored run") for name in names]
     known, asked = entry["parameters"], results.get("parameters", {})
     free = ("seed",) if entry["any_seed"] else ()
     differ = [n for n in {**known, **asked} if n not in free and known.get(n) != asked.get(n)]
-    why = f"not compared: another {', '.join(differ)}" if differ else ""
     rows = []
     for name, each in entry["metrics"].items():
-        value, reference, kind = metrics.get(name), each["value"], each["kind"]
-        amount = each.get("amount")
-        verdict = "within" if is_within(value, reference, kind, amount) else "outside"
-        verdict = "not compared: no tolerance" if kind == "none" else verdict
-        signs = {"absolute": f"± {amount:g}", "at most": f"at most {amount:g}"} if amount else {}
-        rows.append((name, value, reference, signs.get(kind, kind), why or verdict))
+        reference, kind, amount = (each[key] for key in ("value", "kind", "amount"))
+        value = metrics.get(name)
+        if kind == "none" or differ:
+            why = f"another {', '.join(differ)}" if differ else "no tolerance"
+            verdict = f"not compared: {why}"
+        elif kind == "equal" or not is_number(value):
+            verdict = "within" if kind == "equal" and value == reference else "outside"
+        else:
+            # A little slack for rounding, or 0.9825 would be more than 0.0020 away from 0.9805.
+            distance = value if kind == "at most" else abs(value - reference)
+            verdict = "within" if distance <= amount * (1 + 1e-9) else "outside"
+        rows.append((name, value, reference, _SHOWN.get(kind, kind).format(amount), verdict))
     return rows
-
-
-def is_within(value: Any, reference: Any, kind: str, amount: float | None) -> bool:
-    """Return whether ``value`` is inside the tolerance around ``reference``."""
-    if kind in ("equal", "none"):
-        return kind == "none" or value == reference
-    if amount is None or not is_number(value):
-        return False
-    # A little slack for rounding, or 0.9825 would be more than 0.0020 away from 0.9805.
-    distance = value if kind == "at most" else abs(value - reference) / (1 + 1e-9)
-    return distance <= amount
 
 
 def write(folders: Sequence[Path], out: Path | None = None, notebooks: bool = True) -> Path:
     """Write the page about runs, and a page of each executed notebook; return the first's path."""
     from jinja2 import Environment, FileSystemLoader
 
-    runs = read_all(folders)
+    runs = read(folders)
     place = out or (folders[0] if len(folders) == 1 else Path()) / "report.html"
-    differ = differences(list(runs.values()))
+    differ, times = differences(list(runs.values()))
     labs = [(run, lab, each) for run, known in runs.items() for lab, each in known.items()]
     pages, figures = {}, []
     for number, (run, lab, results) in enumerate(labs):
@@ -150,8 +137,8 @@ def write(folders: Sequence[Path], out: Path | None = None, notebooks: bool = Tr
     environment = Environment(loader=FileSystemLoader(_HERE), autoescape=True)
     text = environment.get_template("report.html.j2").render(
         runs=list(runs),
-        differ=list(itertools.filterfalse(is_time, differ)),
-        times=list(filter(is_time, differ)),
+        differ=differ,
+        times=times,
         labs=labs,
         headline=headline,
         judged=[(run, lab, *row) for run, lab, each in labs for row in judged(each)],
@@ -165,7 +152,7 @@ def write(folders: Sequence[Path], out: Path | None = None, notebooks: bool = Tr
 
 
 def page_of(notebook: Path) -> str:
-    """Return an executed notebook as one HTML page: pictures inside, formulas as MathML."""
+    """Return an executed notebook as a page that loads nothing: pictures inside, MathML."""
     import nbformat
     from nbconvert import HTMLExporter
 

@@ -12,9 +12,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -48,7 +47,7 @@ try:
         stderr_file=sys.stdout, start_timeout=180,
     )
 except papermill.PapermillExecutionError:
-    sys.exit(1)  # the notebook holds the error, and the log its lines
+    sys.exit(3)  # the notebook holds the error, and the log its lines
 """
 # Settings of the user's own notebooks do not leak in: with their MPLBACKEND, matplotlibrc or
 # IPython profile, an executed notebook may have no figures, or others.
@@ -57,11 +56,11 @@ _SETTINGS = {
     "MATPLOTLIBRC": "/dev/null",
     "JUPYTER_PATH": "",
     "JUPYTER_PREFER_ENV_PATH": "1",
+    "LABKIT_HEADLESS": "1",
 }
 
 
-@dataclass(frozen=True)
-class Task:
+class Task(NamedTuple):
     """One lab to execute, all parameters that papermill sets, and its folder within the run's."""
 
     lab: Lab
@@ -70,12 +69,9 @@ class Task:
 
 
 def tasks(names: Sequence[str], asked: Mapping[str, Any]) -> list[Task]:
-    """Return a task for each of the labs ``names`` (all if empty), which can run with the values.
+    """Return a task for each of the labs ``names`` (all if empty), if they can run with ``asked``.
 
     The preset is that of the environment, LABKIT_PRESET, if ``asked`` has none, else lab.
-
-    Raises:
-        InputError: if one cannot, or a lab, preset, device or parameter is unknown.
     """
     default = {"preset": os.environ.get("LABKIT_PRESET") or "lab", "device": "auto"}
     chosen = plain(default | dict(asked), "parameters")
@@ -94,11 +90,7 @@ def tasks(names: Sequence[str], asked: Mapping[str, Any]) -> list[Task]:
 
 
 def values(texts: Iterable[str], read: Callable[[str], Any] = parse) -> dict[str, Any]:
-    """Return ``{"epochs": 3}`` for ``["epochs=3"]``; ``read`` makes a value of a text.
-
-    Raises:
-        InputError: for another form, or a name given twice or with an option of its own.
-    """
+    """Return ``{"epochs": 3}`` for ``["epochs=3"]``; ``read`` makes a value of a text."""
     named: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")
@@ -118,10 +110,8 @@ def values(texts: Iterable[str], read: Callable[[str], Any] = parse) -> dict[str
 def output_folder(out: str | None, again: bool = False) -> Path:
     """Return the run folder: ``out``, which may begin with ~, or a new ``runs/<time>``.
 
-    ``runs/latest`` then points to the new one. With ``again`` it may hold the run that is repeated.
-
-    Raises:
-        InputError: for an empty text or an address, or a folder that holds a run.
+    ``runs/latest`` then points to the new one. A folder that holds a run is refused unless it is
+    to be repeated (``again``).
     """
     if out is None:
         folder = new_folder(find_project() / "runs")
@@ -148,10 +138,10 @@ def jobs_of(asked: int | None, preset: str, device: str, count: int) -> int:
 def run(
     chosen: Sequence[Task],
     folder: Path,
-    jobs: int | None = None,
-    seconds: float | None = None,
-    memory: float | None = None,
-    quiet: bool = False,
+    jobs: int | None,
+    seconds: float | None,
+    memory: float | None,
+    quiet: bool,
 ) -> list[dict[str, Any]]:
     """Execute the tasks, ``jobs`` at once (as many as fit), each on cores of its own.
 
@@ -160,10 +150,10 @@ def run(
     locked. Ctrl-C interrupts the labs that run, and those not yet begun have no results.
     """
     preset, device = chosen[0].asked["preset"], chosen[0].asked["device"]
-    seconds = seconds or SECONDS[preset]
     jobs = jobs_of(jobs, preset, device, len(chosen))
+    limits = (seconds or SECONDS[preset], memory or float("inf"))
     cores = sorted(os.sched_getaffinity(0))
-    free = [set(cores[number % len(cores) :: jobs]) for number in range(jobs)]
+    free = [cores[number % len(cores) :: jobs] for number in range(jobs)]
     stop = threading.Event()
 
     def say(text: str) -> None:
@@ -179,11 +169,11 @@ def run(
         say(f"{name}: preset {preset}, device {device}")
         share = free.pop()
         try:
-            results = _run_lab(task, place, share, seconds, memory, stop)
-        except (OSError, InputError) as error:  # a full disk is this lab's failure alone
-            fault = {"cause": "exception", "name": "OSError", "message": str(error), "cell": None}
+            results = _run_lab(task, place, share, *limits, stop)
+        except (OSError, InputError) as error:  # a faulty folder is this lab's failure alone
             results = {"lab": name, "status": "failed", "requested": task.asked, "device": None}
-            results |= {"total_seconds": 0.0, "peak_memory_mb": 0.0, "error": fault | {"log": []}}
+            results |= {"total_seconds": 0.0, "peak_memory_mb": 0.0}
+            results["error"] = _error("exception", "OSError", str(error)) | {"log": []}
         free.append(share)
         say(f"{name}: {results['status']} after {results['total_seconds']:.1f} s")
         return results
@@ -207,14 +197,6 @@ def run(
     return [future.result() for future in futures if not future.cancelled()]
 
 
-def read_request(folder: Path) -> dict[str, Any]:
-    """Return what the run in ``folder`` was asked for, or raise ``InputError``."""
-    try:
-        return json.loads((folder / RUN).read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"--resume: {folder} holds no run ({error})") from error
-
-
 def read_results(folder: Path) -> dict[str, Any]:
     """Return what results.json in ``folder`` holds; {} if there is none or it is damaged."""
     with suppress(OSError, ValueError):
@@ -226,32 +208,23 @@ def read_results(folder: Path) -> dict[str, Any]:
 def _run_lab(
     task: Task,
     folder: Path,
-    cores: set[int],
+    cores: Sequence[int],
     seconds: float,
-    memory: float | None,
+    memory: float,
     stop: threading.Event,
 ) -> dict[str, Any]:
     """Execute one lab in its folder within its limits; return what results.json then holds."""
-    began, asked = time.monotonic(), task.asked
+    began, asked, peak, error = time.monotonic(), task.asked, 0, None
     source, notebook = task.lab.path, folder / task.lab.path.name
     folder.mkdir(parents=True, exist_ok=True)
     notebook.unlink(missing_ok=True)  # of an earlier run: its error is not this one's
     results = describe(task.lab.name, asked["preset"], parameters_of(asked), None)
     results |= {"status": "running", "started": now()}
     files.write_json(folder / RESULTS, results, "results.json")
-
-    def begin() -> None:
-        cluster.die_with_parent()
-        os.sched_setaffinity(0, cores)
-
-    own = {
-        "LABKIT_PRESET": asked["preset"],
-        "LABKIT_RUN": str(folder),
-        "LABKIT_HEADLESS": "1",
-        "IPYTHONDIR": str(folder / ".ipython"),
-    }
+    own = {"LABKIT_PRESET": asked["preset"], "LABKIT_RUN": str(folder)}
+    own |= {"IPYTHONDIR": str(folder / ".ipython")}
+    words = [str(source), str(notebook), json.dumps(asked), str(source.parent)]
     with (folder / LOG).open("wb") as log:
-        words = [str(source), str(notebook), json.dumps(asked), str(source.parent)]
         child = subprocess.Popen(
             [sys.executable, "-c", _PROGRAM, *words],
             env=child_environment() | _SETTINGS | own,
@@ -259,19 +232,30 @@ def _run_lab(
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=begin,
+            preexec_fn=cluster.die_with_parent,
         )
         try:
-            why, peak = _watch(child, seconds, memory, stop)
+            os.sched_setaffinity(child.pid, cores)
+            while error is None and child.poll() is None:
+                held = sum(map(_memory, _family(child.pid)))
+                peak = max(peak, held)
+                if stop.is_set():
+                    error = _error("interrupted", "KeyboardInterrupt", "stopped from outside")
+                elif time.monotonic() > began + seconds:
+                    took = f"the lab took more than {seconds:g} s"
+                    error = _error("timeout", "TimeoutError", took)
+                elif held > memory * GB:
+                    much = f"the lab held more than {memory:g} GB of memory"
+                    error = _error("memory", "MemoryError", much)
+                time.sleep(0.2)
         finally:
             for process in _family(child.pid):  # a kernel leads a session of its own
                 with suppress(psutil.Error):
                     process.kill()
             child.wait()
-    if why is None and child.returncode:
-        why = _failure(notebook)
-    results |= read_results(folder)
-    results |= {
+    if error is None and child.returncode:
+        error = _failure(notebook, child.returncode)
+    results |= read_results(folder) | {
         "lab": task.lab.name,
         "status": "passed",
         "requested": asked,
@@ -279,49 +263,31 @@ def _run_lab(
         "total_seconds": round(time.monotonic() - began, 3),
         "peak_memory_mb": round(peak / 1e6, 1),
     }
-    if why is not None:
-        error = dict(zip(("cause", "name", "message", "cell"), why, strict=True))
+    if error is not None:
         results["status"] = "interrupted" if error["cause"] == "interrupted" else "failed"
         results["error"] = error | {"log": last_lines(folder / LOG, 10)}
     files.write_json(folder / RESULTS, results, "results.json")
     return results
 
 
-_Why = tuple[str, str, str, int | None]  # cause, name of the error, message, number of the cell
+def _failure(notebook: Path, code: int) -> dict[str, Any] | None:
+    """Return the error that ended an executed notebook, or that papermill itself has ended.
 
-
-def _watch(
-    child: subprocess.Popen, seconds: float, memory: float | None, stop: threading.Event
-) -> tuple[_Why | None, float]:
-    """Wait for a process; return why it is to be killed, or None, and the most bytes it held."""
-    peak, until = 0.0, time.monotonic() + seconds
-    while child.poll() is None:
-        held = 0
-        for process in _family(child.pid):
-            with suppress(psutil.Error):
-                its = process.memory_info()
-                held += its.rss - its.shared
-        peak = max(peak, held)
-        if stop.is_set():
-            return ("interrupted", "KeyboardInterrupt", "stopped from outside", None), peak
-        if time.monotonic() > until:
-            words = f"the lab took more than {seconds:g} s"
-            return ("timeout", "TimeoutError", words, None), peak
-        if memory is not None and held > memory * GB:
-            words = f"the lab held more than {memory:g} GB of memory"
-            return ("memory", "MemoryError", words, None), peak
-        time.sleep(0.2)
-    return None, peak
-
-
-def _failure(notebook: Path) -> _Why:
-    """Return the error that ended an executed notebook, or that papermill itself has ended."""
+    papermill executes what follows a cell with the tag raises-exception, and then fails all the
+    same: None.
+    """
     with suppress(InputError):
         for cell in reversed(read_notebook(notebook)["cells"]):
             for each in cell.get("outputs", ()):
                 if each["output_type"] == "error" and "raises-exception" not in tags(cell):
-                    return "exception", each["ename"], each["evalue"], cell["execution_count"]
-    return "died", "DeadKernelError", "papermill itself ended: see the log", None
+                    number = cell["execution_count"]
+                    return _error("exception", each["ename"], each["evalue"], number)
+    died = "papermill itself ended: see the log"
+    return None if code == 3 else _error("died", "DeadKernelError", died)
+
+
+def _error(cause: str, name: str, message: str, cell: int | None = None) -> dict[str, Any]:
+    return {"cause": cause, "name": name, "message": message, "cell": cell}
 
 
 def _family(pid: int) -> list[psutil.Process]:
@@ -331,13 +297,11 @@ def _family(pid: int) -> list[psutil.Process]:
     return []
 
 
-def exit_code(results: Iterable[Mapping[str, Any]]) -> int:
-    """Return 0 if all labs passed, 130 after Ctrl-C, 2 if only bad input stopped some, else 1."""
-    errors = [each["error"] for each in results if each["status"] != "passed"]
-    if any(error["cause"] == "interrupted" for error in errors):
-        return 130
-    bad_input = all(error["name"] == "InputError" for error in errors)
-    return (2 if bad_input else 1) if errors else 0
+def _memory(process: psutil.Process) -> int:
+    with suppress(psutil.Error):
+        its = process.memory_info()
+        return its.rss - its.shared
+    return 0
 
 
 def headline(results: Mapping[str, Any]) -> str:
@@ -350,17 +314,3 @@ def headline(results: Mapping[str, Any]) -> str:
 def parameters_of(asked: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parameters that were set, without preset and device."""
     return {name: asked[name] for name in asked if name not in ("preset", "device")}
-
-
-def complaints(results: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return a line for each lab that has not passed: its cell, the error, its log's last lines."""
-    lines = []
-    for each in results:
-        error = each.get("error")
-        if error and error["cause"] != "interrupted":
-            where = f"in cell {error['cell']}" if error["cell"] else "outside its cells"
-            first = f"{error['name']}: {error['message']}".splitlines()[0]
-            asked = "".join(f" {n}={v}" for n, v in parameters_of(each["requested"]).items())
-            lines += [f"{each['lab']}{asked} {each['status']} {where}: {first}"]
-            lines += [f"    {line}" for line in error["log"]]
-    return lines

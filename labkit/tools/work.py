@@ -16,13 +16,13 @@ from labkit.base.arguments import wrong
 from labkit.base.files import write_json
 from labkit.base.project import find_project
 from labkit.errors import InputError
-from labkit.tools.labs import find_labs, pick, read_notebook
+from labkit.tools.labs import Lab, find_labs, pick, read_notebook
 
-_RECORD = ".copied.json"  # name of a copy -> digests of the notebooks that were put there
+_COPIED = "labkit_copied"  # in the metadata of a copy: the digest of the sources copied
 _EXERCISE = re.compile(r'^passed = check\("(\w+)",', re.M)
 _PASSED = re.compile(r"^(\w+): passed \(", re.M)
-# A relative link of markdown; not a URL, an anchor on the same page or an absolute path.
-_LINK = re.compile(r"(\]\()(?![a-z]+:|#|/)([^)\s#]+)")
+# A relative link of markdown; not a URL, an anchor of the page, an absolute path or a neighbour.
+_LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#|/|\w+\.ipynb)[^)\s#]+")
 # The first two belong to `labkit run`. With a user's backend a notebook may show no figures, and a
 # kernel "python3" in a folder of the last would take precedence over this environment's.
 _NOT_FOR_KERNELS = ("LABKIT_RUN", "LABKIT_HEADLESS", "MPLBACKEND", "JUPYTER_PATH")
@@ -52,10 +52,9 @@ def lab(
     """
     project = root = find_project()
     labs = find_labs(project)
-    picked = pick(labs, [notebook])
-    if len(picked) != 1:
+    chosen, *others = pick(labs, [notebook])
+    if others:
         raise wrong("LAB", notebook, "one lab")
-    (chosen,) = picked
     if notebook.endswith(".ipynb"):
         place = chosen.path
         root = project if project in place.parents else place.parent
@@ -64,21 +63,10 @@ def lab(
         if folder == project / "notebooks":
             raise wrong("--folder", str(folder), "a folder of your own")
         place = folder / chosen.path.name
-        for message in copy([each.path for each in labs], folder):
-            print(message)
-        for each in labs:
-            try:
-                asked, solved = exercises(each.path, folder / each.path.name)
-            except InputError as error:
-                print(f"{error}; move it away for a new copy")
-                continue
-            if asked:
-                names = f": {', '.join(solved)}" if solved else ""
-                print(f"{each.name}: {len(solved)} of {len(asked)} exercises solved{names}")
+        for line in copy([each.path for each in labs], folder) + progress(labs, folder):
+            print(line)
     if server:
-        line = _command(root, place, port, browser)
-        sys.stdout.flush()
-        os.execve(line[0], line, _environment())
+        _become_jupyterlab(root, place, port, browser)
 
 
 def copy(notebooks: Sequence[Path], folder: Path) -> list[str]:
@@ -87,57 +75,71 @@ def copy(notebooks: Sequence[Path], folder: Path) -> list[str]:
     An edited copy is never written to: it is one whose sources differ from those copied, whatever
     its outputs. Outputs are left out: a copy shows only what its owner's code printed.
     """
-    path, messages = folder / _RECORD, []
-    record: dict[str, list[str]] = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    lines = []
     for source in notebooks:
         notebook, copied = _for_learners(source, folder), folder / source.name
-        known, now = record.setdefault(source.name, []), _digest(notebook)
-        if copied.exists() and (known[-1:] == [now] or _digest_of(copied) == now):
-            continue
+        now = notebook["metadata"][_COPIED]
         for place in (copied, copied.with_name(f"{copied.stem}.new.ipynb")):
-            there = place.exists()
-            if not there or _digest_of(place) in known:
+            there, origin = _sources_and_origin(place)
+            if now in (there, origin):
+                break
+            if there == origin:
                 why = "" if place == copied else " beside yours, which is edited"
-                messages.append(f"{place}: {'replaced' if there else 'copied'}{why}")
+                lines.append(f"{place}: {'replaced' if there else 'copied'}{why}")
                 write_json(place, notebook, "the notebook")
-                known.append(now)
                 break
         else:
-            messages.append(f"{copied}: the notebook has changed; {place.name} is edited and stays")
-    write_json(path, record, "the record of copies")
-    return messages
+            lines.append(f"{copied}: the notebook has changed; {place.name} is edited and stays")
+    return lines
 
 
-def exercises(source: Path, copied: Path) -> tuple[list[str], list[str]]:
-    """Return the exercises that a lab leaves unsolved, and those that ``copied`` shows as passed.
+def progress(labs: Sequence[Lab], folder: Path) -> list[str]:
+    """Return a line for each lab with exercises: which of them its copy in ``folder`` shows solved.
 
     Nothing is executed: what counts is the check's line in the saved output of its cell.
     """
-    sources = [cell["source"] for cell in read_notebook(source)["cells"]]
-    unsolved = [text for text in sources if "raise NotImplementedError" in text]
-    asked = _EXERCISE.findall("\n".join(unsolved))
-    outputs = [o for cell in read_notebook(copied)["cells"] for o in cell.get("outputs", ())]
-    passed = _PASSED.findall("".join("".join(output.get("text", "")) for output in outputs))
-    return asked, [name for name in asked if name in passed]
+    lines = []
+    for lab in labs:
+        sources = [cell["source"] for cell in read_notebook(lab.path)["cells"]]
+        unsolved = (source for source in sources if "raise NotImplementedError" in source)
+        asked = _EXERCISE.findall("\n".join(unsolved))
+        try:
+            cells = read_notebook(folder / lab.path.name)["cells"]
+        except InputError as error:
+            lines.append(f"{error}; move it away for a new copy")
+            continue
+        outputs = [output for cell in cells for output in cell.get("outputs", ())]
+        passed = _PASSED.findall("".join("".join(output.get("text", "")) for output in outputs))
+        solved = [name for name in asked if name in passed]
+        if asked:
+            names = f": {', '.join(solved)}" if solved else ""
+            lines.append(f"{lab.name}: {len(solved)} of {len(asked)} exercises solved{names}")
+    return lines
 
 
 def _for_learners(source: Path, folder: Path) -> dict[str, Any]:
     """Return a notebook without outputs, with its relative links as they are from ``folder``."""
-
-    def moved(link: re.Match) -> str:
-        target = (source.parent / link[2]).resolve()
-        if target.parent == source.parent and target.suffix == ".ipynb":
-            return link[0]  # copied as well
-        return link[1] + Path(os.path.relpath(target, folder)).as_posix()
-
-    notebook = read_notebook(source)
+    notebook, here = read_notebook(source), os.path.relpath(source.parent, folder)
     for cell in notebook["cells"]:
         if cell["cell_type"] == "code":
             cell |= {"outputs": [], "execution_count": None}
         else:
-            cell["source"] = _LINK.sub(moved, cell["source"])
+            text = cell["source"]
+            cell["source"] = _LINK.sub(lambda link: os.path.normpath(f"{here}/{link[0]}"), text)
     notebook["metadata"].pop("labkit", None)  # the stamp describes the outputs
+    notebook["metadata"][_COPIED] = _digest(notebook)
     return notebook
+
+
+def _sources_and_origin(copied: Path) -> tuple[str | None, str | None]:
+    """Return the digest of a copy's sources and of those copied: equal if it is not edited."""
+    if not copied.exists():
+        return None, None
+    try:
+        notebook = read_notebook(copied)
+    except InputError:  # damaged: it stays, as an edited copy does
+        return "damaged", None
+    return _digest(notebook), notebook["metadata"].get(_COPIED)
 
 
 def _digest(notebook: dict[str, Any]) -> str:
@@ -145,14 +147,8 @@ def _digest(notebook: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(cells).encode()).hexdigest()
 
 
-def _digest_of(copied: Path) -> str:
-    try:
-        return _digest(read_notebook(copied))
-    except InputError:  # damaged: it stays, as an edited copy does
-        return ""
-
-
-def _command(root: Path, notebook: Path, port: int, browser: bool) -> list[str]:
+def _become_jupyterlab(root: Path, notebook: Path, port: int, browser: bool) -> None:
+    """Replace this process by a server whose kernels take this labkit and kernel first."""
     import zmq
 
     options = {
@@ -168,15 +164,12 @@ def _command(root: Path, notebook: Path, port: int, browser: bool) -> list[str]:
         # Else each kernel warns that others on this machine could listen.
         "MappingKernelManager.transport_encryption": "auto" if zmq.has("curve") else "disabled",
     }
-    line = [sys.executable, "-P", "-m", "jupyterlab"]
-    return line + [f"--{name}={value}" for name, value in options.items()]
-
-
-def _environment() -> dict[str, str]:
-    """Return the variables of the server and its kernels; this labkit and kernel come first."""
     kept = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_KERNELS}
     here = Path(__file__).resolve()
     for name, folder in (("JUPYTER_CONFIG_PATH", here.parent), ("PYTHONPATH", here.parents[2])):
         kept[name] = os.pathsep.join([str(folder), *filter(None, [kept.get(name)])])
     # Without the last the debugger warns of Python's frozen modules whenever a kernel starts.
-    return kept | {"JUPYTER_PREFER_ENV_PATH": "1", "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
+    kept |= {"JUPYTER_PREFER_ENV_PATH": "1", "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
+    words = [f"--{name}={value}" for name, value in options.items()]
+    sys.stdout.flush()
+    os.execve(sys.executable, [sys.executable, "-P", "-m", "jupyterlab", *words], kept)

@@ -1,4 +1,4 @@
-"""A file is written completely or not at all; a folder has one writer."""
+"""A file is written completely or not at all; a folder has one writer; which checkout is meant."""
 
 import json
 import os
@@ -8,15 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from labkit.base.files import (
-    locked,
-    make_folder,
-    natural_order,
-    remove_unfinished,
-    whole_file,
-    write_json,
-)
+from labkit.base import files, project
+from labkit.base.files import locked, make_folder, natural_order, whole_file, write_json
 from labkit.errors import InputError
+from tests.support.programs import run_code
 
 
 def test_the_file_appears_when_it_is_whole_and_its_bytes_are_on_the_disk(tmp_path, monkeypatch):
@@ -38,9 +33,9 @@ def test_what_a_killed_process_left_is_removed(tmp_path):
         "import os, sys; from labkit.base.files import whole_file\n"
         "with whole_file(sys.argv[1], 'the file') as part: part.write_text('b'); os._exit(9)"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "b.txt")], check=False)
-    assert done.returncode == 9 and len(list(tmp_path.iterdir())) == 2
-    remove_unfinished(tmp_path)
+    assert run_code(code, tmp_path / "b.txt").returncode == 9
+    assert len(list(tmp_path.iterdir())) == 2
+    files.remove_unfinished(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
@@ -81,3 +76,22 @@ def test_a_folder_is_locked_until_its_writer_ends(tmp_path):
 def test_names_are_sorted_by_their_numbers():
     names = ["step-10.ckpt", "step-9.ckpt", "1", "step", "step-9a.ckpt"]
     assert sorted(names, key=natural_order) == [names[2], names[3], names[1], names[4], names[0]]
+
+
+@pytest.mark.parametrize("text", ['[project]\nname = "mindspore"\n', "not toml", ""])
+def test_the_project_is_the_nearest_one_above(tmp_path, monkeypatch, text):
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "mindspore-labs"\n')
+    inner = tmp_path / "a" / "b"
+    inner.mkdir(parents=True)
+    (inner.parent / "pyproject.toml").write_text(text)
+    monkeypatch.chdir(inner)
+    assert project.project_root() == project.find_project() == tmp_path
+
+
+def test_elsewhere_it_is_the_checkout_that_labkit_is_imported_from(root, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert project.find_project() == project.own_checkout() == root
+    assert project.version() in (root / "pyproject.toml").read_text()
+    monkeypatch.setattr(project, "__file__", "/site-packages/labkit/base/project.py")
+    with pytest.raises(InputError, match=f"no labs here: {tmp_path}"):
+        project.find_project()

@@ -55,12 +55,9 @@ display = Progress("training", 3)
 for _ in range(3):
     display.advance(lambda: "loss 0.5")
 print("front end", has_front_end())
-
-def draw(axis, height):
-    axis.bar([0], [height])
-
-stills = [{"height": 1}, {"height": 2}]
-interactive.move(draw, "a bar", stills, height=interactive.Slider("height", 0, 2, 0.5, 1))"""
+slider = interactive.Slider("height", 0, 2, 0.5, 1)
+draw = lambda axis, height: axis.bar([0], [height])
+interactive.move(draw, "a bar", [{"height": 1}, {"height": 2}], height=slider)"""
 
 
 def test_plain_papermill_stores_lines_and_no_widget(tmp_path, monkeypatch):
@@ -70,10 +67,9 @@ def test_plain_papermill_stores_lines_and_no_widget(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(progress.__file__).parents[2]))
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(CELL)])
     nbformat.write(notebook, tmp_path / "in.ipynb")
-    kernel = {"kernel_name": "python3", "language": "python"}
-    done = papermill.execute_notebook(tmp_path / "in.ipynb", None, progress_bar=False, **kernel)
+    options = {"kernel_name": "python3", "language": "python", "progress_bar": False}
+    done = papermill.execute_notebook(tmp_path / "in.ipynb", None, **options)
     text = nbformat.writes(done)
     assert "widget" not in text and '"image/png"' in text
-    outputs = done.cells[-1].outputs
-    said = "".join(output.text for output in outputs if output.output_type == "stream")
-    assert said == "training 3/3 loss 0.5 0 s\nfront end False\n"
+    said = [output.text for output in done.cells[-1].outputs if output.output_type == "stream"]
+    assert "".join(said) == "training 3/3 loss 0.5 0 s\nfront end False\n"

@@ -1,5 +1,6 @@
-"""Every committed notebook is one that papermill, nbval and GitHub can use; `make notebooks`."""
+"""What every committed notebook is, and how `make notebooks` executes them."""
 
+import ast
 import json
 import re
 import shutil
@@ -9,8 +10,11 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
+from labkit.tools.labs import read_notebook
 from scripts import notebooks
 from scripts.notebooks import COMPARED
+from tests.support import solutions
+from tests.support.answers import LABS
 
 FOLDER = Path(__file__).parents[2] / "notebooks"
 # A folder of a user or of an installation, not the path of a URL.
@@ -32,6 +36,48 @@ def test_it_is_executed_at_lab_and_can_be_committed(path):
             assert not any(output.output_type == "error" for output in cell.outputs)
 
 
+@pytest.mark.parametrize("lab", LABS)
+def test_a_solution_defines_every_exercise_once_and_checks_it_in_its_cell(lab):
+    """Exercises are in the lab's order; tests/labs/exercises executes the cells, and they pass."""
+    path = solutions.FOLDER / f"{lab}.ipynb"
+    notebook = nbformat.read(path, as_version=4)
+    assert not any(cell.get("outputs") for cell in notebook.cells), "committed without outputs"
+    checked = []
+    for source in solutions.code(path):
+        defined = re.findall(r"^def (\w+)\(", source, re.M)
+        names = re.findall(r'^passed = check\("(\w+)", \1\)$', source, re.M)
+        assert names == defined[-1:] and source.count("check(") == len(names), source
+        checked += [(name, set(defined)) for name in names]
+    assert [name for name, _ in checked] == [each.name for each in LABS[lab][0].EXERCISES]
+    owners = [name for _, defined in checked for name in defined]
+    assert len(owners) == len(set(owners)), "a later cell would replace what an earlier one uses"
+
+
+def torch_column():
+    """Return PyTorch's numbers that the notebook quotes, by the labels of MindSpore's numbers."""
+    values, cells = {}, read_notebook(FOLDER / "00_start_here.ipynb")["cells"]
+    for source in (cell["source"] for cell in cells if cell["cell_type"] == "code"):
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                values[node.targets[0].id] = node.value
+    labels = [key.value for key in values["here"].keys]
+    return dict(zip(labels, ast.literal_eval(values["pytorch"].args[0].args[1]), strict=True))
+
+
+def test_the_numbers_of_pytorch_in_notebook_00_are_true():
+    torch = pytest.importorskip("torch")
+    nn, image = torch.nn, torch.zeros(1, 1, 28, 28)
+    conv = nn.Conv2d(1, 1, 3)
+    assert torch_column() == {
+        "Conv2d(1, 1, 3): side of a 28 x 28 image": conv(image).shape[-1],
+        "Conv2d(1, 1, 3): tensors of parameters": len(list(conv.parameters())),
+        "MaxPool2d(2): side of a 28 x 28 image": nn.MaxPool2d(2)(image).shape[-1],
+        "BatchNorm2d: momentum": nn.BatchNorm2d(1).momentum,
+        "LayerNorm: epsilon": nn.LayerNorm(1).eps,
+        "LeakyReLU()(-1)": round(float(nn.LeakyReLU()(torch.tensor(-1.0))), 3),
+    }
+
+
 RUN = """
 import json, os, time
 from pathlib import Path
@@ -42,86 +88,89 @@ written = (folder / "results.json").write_text(json.dumps(results))
 """
 
 
+class Project:
+    """A small project in ``folder``, whose notebook ``python -m scripts.notebooks`` executes."""
+
+    def __init__(self, folder):
+        self.folder, self.path = folder, folder / "notebooks" / "01_tiny.ipynb"
+
+    def call(self, *arguments):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(self.folder)
+            return notebooks.main(list(arguments))
+
+    def write(self, name, text):
+        (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (self.folder / name).write_text(text)
+
+    def read(self):
+        return nbformat.read(self.path, as_version=4)
+
+    def edit(self, source):
+        notebook = self.read()
+        notebook.cells[1].source = source
+        nbformat.write(notebook, self.path)
+
+
 @pytest.fixture(scope="module")
 def executed(tmp_path_factory):
     compared = new_code_cell('print("preset", preset)\nprint("gap │", time.time(), "│ 1")')
     compared.metadata["tags"] = [COMPARED]
     cells = [new_code_cell(RUN), compared, new_code_cell("print(time.time())")]
-    project = tmp_path_factory.mktemp("notebooks") / "project"
-    for name, text in {
-        "pyproject.toml": '[project]\nname = "mindspore-labs"\n',
-        "labkit/step.py": "rate = 1\n",
-        "data_scripts/digits.py": "",
-        "notebooks/sanitize.cfg": (FOLDER / "sanitize.cfg").read_text(),
-        "notebooks/01_tiny.ipynb": nbformat.writes(new_notebook(cells=cells)),
-    }.items():
-        (project / name).parent.mkdir(parents=True, exist_ok=True)
-        (project / name).write_text(text)
-    assert call(project) == 0
+    project = Project(tmp_path_factory.mktemp("notebooks") / "project")
+    project.write("pyproject.toml", '[project]\nname = "mindspore-labs"\n')
+    project.write("labkit/step.py", "rate = 1\n")
+    project.write("data_scripts/digits.py", "")
+    project.write("notebooks/sanitize.cfg", (FOLDER / "sanitize.cfg").read_text())
+    project.write("notebooks/01_tiny.ipynb", nbformat.writes(new_notebook(cells=cells)))
+    assert project.call() == 0
     return project
 
 
 @pytest.fixture
 def project(executed, tmp_path):
-    return Path(shutil.copytree(executed, tmp_path / "project"))
-
-
-def call(project, *arguments):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(project)
-        return notebooks.main(list(arguments))
-
-
-def read(project):
-    return nbformat.read(project / "notebooks" / "01_tiny.ipynb", as_version=4)
-
-
-def edit(project, source):
-    notebook = read(project)
-    notebook.cells[1].source = source
-    nbformat.write(notebook, project / "notebooks" / "01_tiny.ipynb")
+    return Project(Path(shutil.copytree(executed.folder, tmp_path / "project")))
 
 
 def test_outputs_come_back_with_a_stamp_and_nothing_is_executed_twice(project, capsys):
-    first = read(project)
+    first = project.read()
     assert first.cells[1].outputs[0].text.startswith("preset lab\n")
     stamp = first.metadata["labkit"]
     assert (stamp["device"], stamp["preset"], stamp["versions"]) == ("CPU", "lab", {"labkit": "1"})
-    assert call(project) == 0 and "up to date" in capsys.readouterr().out
-    assert read(project) == first
-    (project / "labkit" / "tools").mkdir()
+    assert project.call() == 0 and "up to date" in capsys.readouterr().out
+    assert project.read() == first
     for file, why in {
         "labkit/tools/report.py": "",
         "labkit/step.py": "changed: labkit",
         "data_scripts/digits.gz": "changed: labkit, data",
         "constraints.txt": "changed: labkit, data, versions",
     }.items():
-        (project / file).write_text("changed")
-        assert notebooks.why_stale(project, first) == why
+        project.write(file, "changed")
+        assert notebooks.why_stale(project.folder, first) == why
 
 
 def test_a_changed_cell_is_executed_and_a_failing_one_leaves_the_file(project, capsys):
-    edit(project, "print('new')")
-    assert notebooks.why_stale(project, read(project)) == "changed: notebook"
-    assert call(project, "01") == 0
-    assert read(project).cells[1].outputs[0].text == "new\n"
-    edit(project, "1 / 0")
-    before = (project / "notebooks" / "01_tiny.ipynb").read_bytes()
-    assert call(project) == 1
+    project.edit("print('new')")
+    assert notebooks.why_stale(project.folder, project.read()) == "changed: notebook"
+    assert project.call("01") == 0
+    assert project.read().cells[1].outputs[0].text == "new\n"
+    project.edit("1 / 0")
+    before = project.path.read_bytes()
+    assert project.call() == 1
     assert "ZeroDivisionError" in capsys.readouterr().out
-    assert (project / "notebooks" / "01_tiny.ipynb").read_bytes() == before
+    assert project.path.read_bytes() == before
 
 
 def test_forced_tagged_outputs_must_stay_and_others_may_differ(project, capsys):
     """What a table of claims has measured is masked, as nbval masks it."""
-    before = read(project)
-    assert call(project, "--force") == 0
-    assert read(project).cells[2].outputs != before.cells[2].outputs
-    notebook = read(project)
+    before = project.read()
+    assert project.call("--force") == 0
+    notebook = project.read()
+    assert notebook.cells[2].outputs != before.cells[2].outputs
     notebook.cells[1].outputs[0].text = "preset smoke\n"
-    nbformat.write(notebook, project / "notebooks" / "01_tiny.ipynb")
-    assert call(project, "--force") == 1
+    nbformat.write(notebook, project.path)
+    assert project.call("--force") == 1
     assert "preset smoke" in capsys.readouterr().out
-    assert call(project, "--force", "--accept") == 0
+    assert project.call("--force", "--accept") == 0
     with pytest.raises(SystemExit, match="2"):
-        call(project, "nothing")
+        project.call("nothing")

@@ -5,7 +5,6 @@ were asked to install. `make test` itself has just done the real installation.
 """
 
 import os
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -33,37 +32,35 @@ STAYS = ["labkit/run.py", "work/01_lab.ipynb", "work/__pycache__/mine.pyc", "ran
          "datasets/MNIST_Data/train/x", ".venv/pyvenv.cfg", "mine/runs/results.json"]  # fmt: skip
 
 
+def write(path, text="", mode=0o644):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(mode)
+    return path
+
+
 class Project:
     """A copy of the files that the script needs, with stand-ins for Python on the PATH."""
 
     def __init__(self, folder):
         self.folder, self.bin, self.log = folder / "my project", folder / "bin", folder / "log"
-        (self.folder / "scripts").mkdir(parents=True)
-        self.bin.mkdir()
         for name in ("scripts/environment.sh", "Makefile", "pyproject.toml", "constraints.txt"):
-            shutil.copy(ROOT / name, self.folder / name)
+            write(self.folder / name, (ROOT / name).read_text())
         self.python("python3", unfit=1)
         self.python("python3.12", unfit=1)
         self.python("python3.11")
 
     def python(self, name, version="3.11.7", unfit=0):
-        path = self.bin / name
-        path.write_text(FAKE.format(version=version, unfit=unfit))
-        path.chmod(0o755)
-        return path
+        return write(self.bin / name, FAKE.format(version=version, unfit=unfit), 0o755)
 
     def call(self, what, code=0, program=("sh", "scripts/environment.sh"), **environment):
         """Call the script, or make, in the project; return what it says."""
         own = {"PATH": f"{self.bin}:{os.environ['PATH']}", "LOG": str(self.log), "VENV": ".venv"}
-        done = subprocess.run(
-            [*program, what],
-            cwd=self.folder,
-            env=own | {"PIP": ""} | environment,
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
-        return done.stdout + done.stderr
+        own |= {"PIP": ""} | environment
+        settings = {"cwd": self.folder, "env": own, "text": True, "stdout": subprocess.PIPE}
+        done = subprocess.run([*program, what], **settings, stderr=subprocess.STDOUT)
+        assert done.returncode == code, (done.returncode, done.stdout)
+        return done.stdout
 
     def done(self):
         """Return the actions since the last call, each "venv", "base" or "test"."""
@@ -121,8 +118,7 @@ def test_what_cannot_be_used_is_refused_and_stays(project):
 def test_clean_takes_what_the_project_made_and_nothing_else(project):
     project.call("base")
     for name in (*GOES, *STAYS, "benchmarks/x", "data_scripts/x", "examples/x"):
-        (project.folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (project.folder / name).touch()
+        write(project.folder / name)
     project.call("clean", program=["make"])
     assert [name for name in (*GOES, *STAYS) if (project.folder / name).exists()] == STAYS
     project.call("distclean", program=["make"])

@@ -1,8 +1,4 @@
-"""No link in the notebooks, README or docs is dead; checked without a network.
-
-A link into a notebook names an anchor ``<a id="...">``, because JupyterLab does not find a heading
-with characters beyond ASCII, and looks in every open notebook.
-"""
+"""No link in the notebooks, README or docs is dead; checked without a network."""
 
 import re
 from pathlib import Path, PurePosixPath
@@ -30,7 +26,7 @@ def committed():
 
 
 def anchors(path):
-    """Return the anchors of a page or notebook; a heading's as GitHub spells it."""
+    """Return the anchors of a page; JupyterLab finds no heading beyond ASCII, GitHub does."""
     text = text_of(path)
     found = set(ANCHOR.findall(text))
     if path.suffix == ".md":
@@ -40,7 +36,6 @@ def anchors(path):
 
 
 def leads_somewhere(link, place, committed):
-    """Return whether a link of the page at ``place`` leads to something that is committed."""
     if re.match(r"https?://[a-z0-9.-]+\.[a-z]+(?:[/?#][!-~]*)?$|mailto:|data:|attachment:", link):
         return True
     target, _, anchor = link.partition("#")

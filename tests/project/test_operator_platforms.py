@@ -20,13 +20,7 @@ from labkit.steps.losses import CrossEntropySmooth, LossNet, TokenLossNet
 from labkit.steps.options import DynamicLossScale
 from labkit.steps.step import PlainStep
 from tests.support.compiled import compiled_operators
-from tests.support.operator_platforms import (
-    ASCEND_PASS,
-    PLATFORMS,
-    Undocumented,
-    missing,
-    platforms,
-)
+from tests.support.operator_platforms import ASCEND_PASS, PLATFORMS, missing, platforms
 from tests.support.step_cells import digits, momentum, tensors
 from tests.support.subspace_cells import basis_of
 
@@ -123,7 +117,7 @@ STEPS = {
 }
 
 
-def every_cell(step, *batch):
+def every_graph(step, *batch):
     """Call a step twice and end its epoch, so that it compiles all of its graphs."""
     step(*batch)
     step(*batch)
@@ -136,7 +130,7 @@ def test_every_operator_of_a_step_is_documented_for_all_platforms(make, build, o
     network = build()
     loss_net, batch = loss_net_and_batch(network)
     step = make(loss_net, momentum(network, weight_decay=1e-4), **options)
-    operators = compiled_operators(every_cell, step, *batch)
+    operators = compiled_operators(every_graph, step, *batch)
     names = {o.name for o in operators}
     # The graphs of the step were read: they hold its optimizer and a backward pass.
     assert "ApplyMomentum" in names and any(o.scope.startswith("Gradients/") for o in operators)
@@ -156,20 +150,13 @@ class Branches(nn.Cell):
         return ops.exp(inputs)
 
 
-def test_what_a_call_compiles_is_read_in_order_and_once():
+def test_what_a_call_compiles_is_read_once():
     """Equal nodes are one; a branch and the body of a loop count once."""
-    tanh, sigmoid, ones = nn.Tanh(), nn.Sigmoid(), Tensor(np.ones((3, 3), np.float32))
-    names = [o.name for o in compiled_operators(Branches(), ones, Tensor(5))]
+    call = (Branches(), Tensor(np.ones((3, 3), np.float32)), Tensor(5))
+    names = [o.name for o in compiled_operators(*call)]
     assert [names.count(name) for name in ("MatMul", "Tanh", "Tan", "Exp")] == [1] * 4
-
-    def both(inputs):
-        return sigmoid(tanh(inputs))
-
-    for inputs in (ones, ones[:2]):  # a different shape compiles a different graph
-        names = [o.name for o in compiled_operators(both, inputs)]
-        assert [name for name in names if name in ("Tanh", "Sigmoid")] == ["Tanh", "Sigmoid"]
-        with pytest.raises(AssertionError, match="compiled nothing"):
-            compiled_operators(both, inputs)
+    with pytest.raises(AssertionError, match="compiled nothing"):
+        compiled_operators(*call)
 
 
 def test_known_primitives():
@@ -185,13 +172,12 @@ def test_known_primitives():
     }
     assert {name: platforms(name) for name in expected} == expected
     for name in ("NoSuchOperator", "AssignGrad", "InplaceZero", "FlattenExt"):
-        with pytest.raises(Undocumented, match=name):
+        with pytest.raises(LookupError, match=name):
             platforms(name)
 
 
 def test_the_branch_for_ascend_is_in_the_ascend_plugin():
-    for name in ("OneHot", "SoftmaxCrossEntropyWithLogits", "ReduceMean"):
-        assert platforms(name) == PLATFORMS
+    assert missing(["OneHot", "SoftmaxCrossEntropyWithLogits", "ReduceMean"]) == {}
     plugin = Path(ms.__file__).parent / "lib/plugin/libmindspore_ascend.so.2"
     if not plugin.exists():
         pytest.skip("this MindSpore has no Ascend plugin")

@@ -17,10 +17,11 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 import labkit
+from tests.support.programs import run_code
 from tests.support.texts import committed_files
 
 ROOT = Path(__file__).parents[2]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 # The CUDA build of PyTorch fixes the versions of these itself.
 CUDA = ("nvidia-", "cuda-", "triton")
 
@@ -33,16 +34,15 @@ def constraints(**environment):
     return {pin.name: str(pin.specifier).removeprefix("==") for pin in held}
 
 
-def required(extra=None):
-    """Return the named requirements of pyproject.toml: name -> Requirement."""
-    project = PROJECT["project"]
-    texts = project["optional-dependencies"][extra] if extra else project["dependencies"]
-    return {canonicalize_name(parsed.name): parsed for parsed in map(Requirement, texts)}
+def required(*extras):
+    """Return the requirements of pyproject.toml, and those of ``extras``."""
+    texts = [PROJECT["dependencies"], *(PROJECT["optional-dependencies"][each] for each in extras)]
+    return [Requirement(text) for part in texts for text in part]
 
 
 def test_the_lowest_python_that_is_allowed_takes_every_pin():
     """A pin for the lowest Python alone is judged by its marker: it is installed nowhere else."""
-    allowed = SpecifierSet(PROJECT["project"]["requires-python"])
+    allowed = SpecifierSet(PROJECT["requires-python"])
     lowest = min(bound.version for bound in allowed if bound.operator == ">=") + ".0"
     here = constraints()
     pins = constraints(python_full_version=lowest, python_version=lowest[:4])
@@ -56,19 +56,16 @@ def test_the_lowest_python_that_is_allowed_takes_every_pin():
 def test_the_conda_environment_has_the_same_pins():
     conda = yaml.safe_load((ROOT / "environment.yml").read_text(encoding="utf-8"))
     *conda_lines, pip = conda["dependencies"]
-    options, pins = pip["pip"][:2], pip["pip"][2:]
     # constraints.txt pins the dependencies of the named packages too.
-    assert options == ["-c constraints.txt", "-e .[labs]"]
-    named = {**required(), **required("labs")}
-    assert pins == [f"{name}=={constraints()[name]}" for name in sorted(named)]
+    named = sorted(canonicalize_name(each.name) for each in required("labs"))
+    pins = [f"{name}=={constraints()[name]}" for name in named]
+    assert pip["pip"] == ["-c constraints.txt", "-e .[labs]", *pins]
     python = next(line for line in conda_lines if line.startswith("python="))
-    supported = PROJECT["project"]["requires-python"]
-    assert Requirement(f"python{supported}").specifier.contains(python.partition("=")[2])
+    assert SpecifierSet(PROJECT["requires-python"]).contains(python.partition("=")[2])
 
 
 def test_what_is_installed_is_what_is_pinned():
-    pins, seen = constraints(), set()
-    waiting = [each for extra in (None, "labs", "test") for each in required(extra).values()]
+    pins, seen, waiting = constraints(), set(), required("labs", "test")
     while waiting:
         requirement = waiting.pop()
         name = canonicalize_name(requirement.name)
@@ -84,12 +81,11 @@ def test_what_is_installed_is_what_is_pinned():
 
 
 def test_every_public_name_is_there_and_known_to_editors():
-    """labkit loads the names in ``_NAMES``; an editor reads the block under TYPE_CHECKING."""
+    """labkit loads the names in ``_HOME``; an editor reads the block under TYPE_CHECKING."""
     text = Path(labkit.__file__).read_text(encoding="utf-8")
     shown = re.findall(r"^    from (\S+) import (\w+) as \2$", text, re.M)
-    loaded = {name: module for module, names in labkit._NAMES.items() for name in names}
-    assert sorted(shown) == sorted((loaded[name], name) for name in labkit.__all__)
-    for name, module in loaded.items():
+    assert sorted(shown) == sorted((labkit._HOME[name], name) for name in labkit.__all__)
+    for name, module in labkit._HOME.items():
         assert getattr(labkit, name) is getattr(importlib.import_module(module), name)
 
 
@@ -100,7 +96,7 @@ def test_a_checkout_that_is_not_installed_says_its_own_version(tmp_path):
     (other / "METADATA").write_text("Metadata-Version: 2.1\nName: mindspore-labs\nVersion: 9.9.9\n")
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(ROOT / "labkit", tmp_path / "labkit", ignore=ignored)
-    own = PROJECT["project"]["version"]
+    own = PROJECT["version"]
     assert f"## [{own}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     # A checkout, and a copy of the package, as in a wheel; without and with metadata.
     for path, first, second in ((ROOT, own, own), (tmp_path, "unknown", "9.9.9")):
@@ -112,14 +108,12 @@ def test_a_checkout_that_is_not_installed_says_its_own_version(tmp_path):
 
 
 def test_labkit_can_be_imported_where_torch_is_not():
-    program = (
+    done = run_code(
         "import importlib, pkgutil, sys, labkit\n"
         "sys.modules['torch'] = None  # an import of it raises\n"
         "for module in pkgutil.walk_packages(labkit.__path__, 'labkit.'):\n"
         "    importlib.import_module(module.name)\n"
     )
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 

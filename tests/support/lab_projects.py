@@ -23,8 +23,9 @@ def write_labs(project, labs):
 
 
 def write_lab(project, name, *sources):
-    """Write one lab: its card, the cell tagged ``parameters``, and the cells of ``sources``."""
+    """Write one lab: card, parameters, a cell that may and does raise, and those of ``sources``."""
     card = f"# {name[:2]} · {name[3:]}\n\n[The project](../pyproject.toml), `[a](../b)`, $x^2$"
     tagged = new_code_cell(PARAMETERS, metadata={"tags": ["parameters"]})
-    cells = [new_markdown_cell(card), tagged, *map(new_code_cell, sources)]
+    raising = new_code_cell("1 / 0", metadata={"tags": ["raises-exception"]})
+    cells = [new_markdown_cell(card), tagged, raising, *map(new_code_cell, sources)]
     nbformat.write(new_notebook(cells=cells), project / "notebooks" / f"{name}.ipynb")

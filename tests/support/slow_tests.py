@@ -36,32 +36,22 @@ _LINE = re.compile(r"^([\d.]+)s (setup|call) +(tests/\S.*?)\s*$", re.MULTILINE)
 
 
 def is_slow(name, listed):
-    """Return whether the test id ``name`` is among those ``listed`` and not in ``KEPT``."""
-    return is_among(name, listed) and not is_among(name, KEPT)
-
-
-def is_among(name, names):
-    """Return whether the test id ``name``, its function, class or file is among ``names``."""
+    """Return whether a test's id, function, class or file is among ``listed``; not if in KEPT."""
     parts = name.split("::")
-    above = {"::".join(parts[:count]) for count in range(1, len(parts) + 1)}
-    return bool(names & (above | {name.partition("[")[0]}))
+    names = {"::".join(parts[:count]) for count in range(1, len(parts) + 1)}
+    names.add(name.partition("[")[0])
+    return bool(names & listed) and not names & KEPT
 
 
 def slow_in(log):
-    """Return the ids of tests that took ``LEAST`` or longer, or of a function if all its did."""
-    names, functions = set(), defaultdict(lambda: defaultdict(float))
+    """Return the ids of tests that took ``LEAST`` or longer, and of files and classes as above."""
+    names, seconds = set(), defaultdict(float)
     for took, when, name in _LINE.findall(log):
-        if is_among(name, KEPT) or "on_ranks.py" in name:
-            continue
-        function = name.partition("[")[0]
-        functions[function][name] += float(took)
+        seconds[name] += float(took)
         if when == "setup" and float(took) >= FIXTURE:
-            names.add(function.rpartition("::")[0])
-    for function, tests in functions.items():
-        slow = {name for name, took in tests.items() if took >= LEAST}
-        if not is_among(function, names):
-            names |= {function} if len(slow) == len(tests) else slow
-    return names
+            names.add(name.partition("[")[0].rpartition("::")[0])
+    alone = {name for name, took in seconds.items() if took >= LEAST and not is_slow(name, names)}
+    return {name for name in names | alone if is_slow(name, {name}) and "on_ranks.py" not in name}
 
 
 if __name__ == "__main__":

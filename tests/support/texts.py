@@ -27,7 +27,7 @@ def own_cells(path: Path) -> list[dict[str, Any]]:
 
 
 def text_of(path: Path) -> str:
-    """Return a page, or the markdown of a notebook's cells, as one text."""
+    """Return the text of a page, or the markdown of a notebook."""
     if path.suffix != ".ipynb":
         return path.read_text(encoding="utf-8")
     cells = read_notebook(path)["cells"]

@@ -1,11 +1,12 @@
-"""A project of small labs, and the command called in it."""
+"""The command, called in the process of the test, and a project of small labs."""
 
 import json
 
 import pytest
+from typer.testing import CliRunner
 
+from labkit.tools import cli
 from labkit.tools import run as runner
-from tests.support.command import labkit
 from tests.support.lab_projects import FINISH, write_labs
 
 LABS = {
@@ -15,6 +16,17 @@ LABS = {
 }
 
 
+@pytest.fixture(scope="session")
+def call():
+    """A function that calls the command and returns (exit code, stdout, stderr)."""
+
+    def invoke(*words):
+        done = CliRunner().invoke(cli.app, list(map(str, words)), catch_exceptions=False)
+        return done.exit_code, done.stdout, done.stderr
+
+    return invoke
+
+
 @pytest.fixture
 def project(tmp_path, monkeypatch):
     """The folder of a project with three labs, which is the working folder."""
@@ -22,17 +34,6 @@ def project(tmp_path, monkeypatch):
     monkeypatch.delenv("LABKIT_PRESET", raising=False)  # `make test` sets it
     monkeypatch.chdir(write_labs(tmp_path / "project", LABS))
     return tmp_path / "project"
-
-
-@pytest.fixture
-def call(project):
-    """A function that calls the command and returns (exit code, stdout, stderr)."""
-
-    def invoke(*arguments):
-        done = labkit(*arguments, catch_exceptions=False)
-        return done.exit_code, done.stdout, done.stderr
-
-    return invoke
 
 
 @pytest.fixture

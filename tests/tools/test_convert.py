@@ -9,7 +9,6 @@ from labkit.migration import rule
 from labkit.migration.names import pairs
 from labkit.migration.weights import read_torch, write_torch
 from labkit.nets.resnet import resnet
-from tests.support.command import labkit
 
 RESNET = ("--network", "resnet18", "--classes", "10")
 
@@ -20,23 +19,17 @@ def weights(runtime, tmp_path_factory):
     return write_torch(tmp_path_factory.mktemp("weights") / "in.safetensors", rule.state(shapes))
 
 
-def convert(source, target, *more, code=0):
-    """Call the command; return what it prints."""
-    done = labkit("convert", source, target, *more)
-    assert done.exit_code == code, done.output
-    return done.stderr if code else done.stdout.rstrip("\n")
-
-
-def test_there_and_back_is_equal_to_the_bit(weights, tmp_path):
+def test_there_and_back_is_equal_to_the_bit(call, weights, tmp_path):
     there, back = tmp_path / "there.ckpt", tmp_path / "back.safetensors"
-    assert f"\n{there}: written; 102 parameters match" in convert(weights, there, *RESNET)
-    assert convert(there, back, *RESNET).endswith(f"\n{back}: written")
+    said = call("convert", weights, there, *RESNET)[1]
+    assert f"\n{there}: written; 102 parameters match" in said
+    assert call("convert", there, back, *RESNET)[1].endswith(f"\n{back}: written\n")
     copied, expected = read_torch(back), read_torch(weights)
     assert expected.keys() <= copied.keys()
     assert all(np.array_equal(copied[name], value) for name, value in expected.items())
 
 
-def test_a_network_of_ones_own_with_other_names(tmp_path, monkeypatch, runtime):
+def test_a_network_of_ones_own_with_other_names(call, tmp_path, monkeypatch, runtime):
     (tmp_path / "a_network_of_mine.py").write_text(
         "from collections import OrderedDict\nfrom mindspore import nn\n"
         "def net(): return nn.SequentialCell(OrderedDict(end_point=nn.Dense(3, 2)))\n"
@@ -45,7 +38,7 @@ def test_a_network_of_ones_own_with_other_names(tmp_path, monkeypatch, runtime):
     state = {"fc.weight": np.ones((2, 3), np.float32), "fc.bias": np.zeros(2, np.float32)}
     source, target = write_torch(tmp_path / "mine.safetensors", state), tmp_path / "mine.ckpt"
     own = ("--network", "a_network_of_mine:net", "--rename", "end_point=fc")
-    assert "2 parameters match" in convert(source, target, *own) and target.exists()
+    assert "2 parameters match" in call("convert", source, target, *own)[1] and target.exists()
 
 
 @pytest.mark.parametrize(
@@ -65,15 +58,15 @@ def test_a_network_of_ones_own_with_other_names(tmp_path, monkeypatch, runtime):
     ],
 )
 def test_what_does_not_fit_is_refused_and_nothing_written(
-    weights, tmp_path, source, target, options, words
+    call, weights, tmp_path, source, target, options, words
 ):
     place = weights.with_name(source)
-    assert words in convert(place, tmp_path / target, *RESNET, *options.split(), code=2)
-    assert list(tmp_path.iterdir()) == []
+    code, _, said = call("convert", place, tmp_path / target, *RESNET, *options.split())
+    assert code == 2 and words in said and list(tmp_path.iterdir()) == []
 
 
-def test_where_pytorch_is_not_installed(tmp_path, monkeypatch):
+def test_where_pytorch_is_not_installed(call, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)  # an import of it raises
     (tmp_path / "x.pth").write_bytes(b"PK")
-    said = convert(tmp_path / "x.pth", tmp_path / "y.ckpt", code=2)
-    assert "needs PyTorch, which is not installed" in said
+    code, _, said = call("convert", tmp_path / "x.pth", tmp_path / "y.ckpt")
+    assert code == 2 and "needs PyTorch, which is not installed" in said

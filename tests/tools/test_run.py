@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -21,22 +22,11 @@ from tests.support.trainings import ROOT
 pytestmark = pytest.mark.usefixtures("project")
 
 
-def test_a_lab_that_passes(call, results, project):
-    code, out, err = call("run", "01", "--preset", "smoke", "-p", "rate=010", "--out", "r")
-    assert (code, err) == (0, "")
-    line = next(line for line in out.splitlines() if line.startswith("01_one  "))
-    assert "doubled 20" in line and out.endswith("results are in r\n")
-    held = results("r", "01_one")
-    assert held["status"] == "passed" and held["metrics"] == {"doubled": 20, "word": "w"}
-    assert held["requested"] == {"preset": "smoke", "device": "auto", "rate": 10}
-    assert held["peak_memory_mb"] > 20 and held["total_seconds"] > 0
-    assert (project / "r/01_one/01_one.ipynb").exists()
-
-
 @pytest.mark.parametrize(
     ("words", "preset", "rate"),
     [
         (["-p", "rate=-1e-3"], "lab", -1e-3),
+        (["-p", "sizes", "010", "--parameter", "rate", "-2"], "lab", -2),
         (["-f", "some.yaml"], "smoke", 2),
         (["-f", "some.yaml", "--preset", "lab", "-p", "rate=3"], "lab", 3),
     ],
@@ -49,19 +39,27 @@ def test_where_parameters_come_from(call, monkeypatch, project, words, preset, r
     monkeypatch.setenv("LABKIT_PRESET", "lab")
     assert call("run", "mine.ipynb", *words, "--out", "~/r")[0] == 0
     held = json.loads((project / "home/r/mine/results.json").read_text())
-    assert held["requested"] == {"preset": preset, "device": "auto", "rate": rate}
+    asked = {name: held["requested"].get(name) for name in ("preset", "device", "rate")}
+    assert asked == {"preset": preset, "device": "auto", "rate": rate}
     monkeypatch.setenv("LABKIT_PRESET", "paper")
     code, out, _ = call("run", "--resume", project / "home/r")
     assert code == 0 and "mine: passed before" in out
 
 
 def test_a_failing_lab_is_named_with_its_cell_and_the_others_go_on(call, results, project):
-    code, _, err = call("run", "02,01", "--out", "r", "--jobs", "1")
-    assert code == 1
-    assert "02_fails failed in cell 4: ValueError: of this cell" in err
+    (project / "r").mkdir()
+    (project / "r/03_hangs").write_text("a file, and no folder")
+    code, out, err = call("run", "03,02,01", "--out", "r", "--jobs", "1", "-p", "rate=010")
+    assert code == 1 and "02_fails rate=10 failed in cell 5: ValueError: of this cell" in err
+    assert "03_hangs rate=10 failed outside its cells: OSError" in err
     assert "labkit run --resume r goes on" in err
     error = results("r", "02_fails")["error"]
-    assert (error["name"], error["cell"], error["cause"]) == ("ValueError", 4, "exception")
+    assert (error["name"], error["cell"], error["cause"]) == ("ValueError", 5, "exception")
+    line = next(line for line in out.splitlines() if line.startswith("01_one  "))
+    assert "doubled 20" in line and out.endswith("results are in r\n")
+    held = results("r", "01_one")
+    assert held["status"] == "passed" and held["metrics"] == {"doubled": 20, "word": "w"}
+    assert held["peak_memory_mb"] > 20 and held["total_seconds"] > 0
     before = (project / "r/01_one/01_one.ipynb").stat().st_mtime_ns
     code, out, _ = call("run", "--resume", "r")
     assert code == 1 and "01_one: passed before with the same parameters" in out
@@ -111,28 +109,40 @@ def test_ctrl_c_ends_the_kernels_and_is_130(project, results):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["oen"], "unknown lab 'oen'; expected one of: 01_one, 02_fails, 03_hangs. Did you mean"),
-        (["01", "copies/01_one.ipynb"], "LAB: expected one notebook called 01_one, got two"),
-        (["none.ipynb"], "cannot read the notebook"),
-        (["--preset", "smok"], "unknown preset 'smok'"),
-        (["--device", "TPU"], "unknown device 'TPU'"),
-        (["-p", "rte=1"], "unknown parameter of lab 01_one 'rte'"),
-        (["-p", "rate=1", "-p", "rate=2"], "expected each parameter once, got 'rate' twice"),
-        (["-p", "rate", "--json"], "-p: expected NAME=VALUE, as in -p epochs=2, got 'rate'"),
-        (["-p", "preset=lab"], "Use --preset lab"),
-        (["-p", "rate=[1"], "-p rate=[1: not YAML"),
-        (["--out", ""], "--out: expected a folder of this machine, got ''"),
-        (["--out", "s3://bucket/x"], "--out: expected a folder of this machine"),
-        (["--out", "used"], "is in use by another process: a run writes there"),
-        (["--resume", "none"], "--resume: none holds no run"),
-        (["-f", "none.yaml"], "none.yaml cannot be read"),
+        ("run oen", "unknown lab 'oen'; expected one of: 01_one, 02_fails, 03_hangs. Did you mean"),
+        ("run 01 copies/01_one.ipynb", "LAB: expected one notebook called 01_one, got two"),
+        ("run none.ipynb", "cannot read the notebook"),
+        ("run 01 --preset smok", "unknown preset 'smok'"),
+        ("run 01 --device TPU", "unknown device 'TPU'"),
+        ("run 01 -p rte=1", "unknown parameter of lab 01_one 'rte'"),
+        ("run 01 -p rate=1 -p rate=2", "expected each parameter once, got 'rate' twice"),
+        ("run 01 -p rate --json", "-p: expected NAME=VALUE, as in -p epochs=2, got 'rate'"),
+        ("run 01 -p preset=lab", "Use --preset lab"),
+        ("run 01 -p rate=[1", "-p rate=[1: not YAML"),
+        ("run 01 --out ''", "--out: expected a folder of this machine, got ''"),
+        ("run 01 --out s3://bucket/x", "--out: expected a folder of this machine"),
+        ("run 01 --out done", "done holds a run; expected a new folder, or --resume"),
+        ("run 01 --out used", "is in use by another process: a run writes there"),
+        ("run 01 --resume done --out x", "expected none beside --resume"),
+        ("run --resume none", "--resume: none holds no run"),
+        ("run 01 -f none.yaml", "none.yaml cannot be read"),
+        ("sweep 01", "expected at least one parameter"),
+        ("sweep 01 -p rate=1,,2", "-p rate=1,,2: expected values separated by commas"),
+        ("report notebooks", "notebooks holds no run"),
+        ("report done ./done", "RUN: expected different runs"),
+        ("lab --no-server 7", "unknown lab '7'"),
+        ("lab --no-server 1,2", "LAB: expected one lab"),
+        ("lab --no-server 1 --folder notebooks", "a folder of your own"),
     ],
 )
 def test_bad_input_is_one_line_and_nothing_is_made(call, project, words, message):
     shutil.copytree(project / "notebooks", project / "copies")
+    for name, text in {"run.json": "", "01/results.json": '{"lab": "01"}'}.items():
+        (project / "done" / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / "done" / name).write_text(text)
     with locked(project / "used", "a run"):
         before = sorted(project.rglob("*"))
-        code, _, err = call("run", *words, *([] if words[0][0] != "-" else ["01"]))
+        code, _, err = call(*shlex.split(words))
         assert code == 2 and message in err and err.count("\n") == 1
         assert sorted(project.rglob("*")) == before
 

@@ -2,12 +2,11 @@
 
 import csv
 import json
-from html.parser import HTMLParser
+import re
 
 import pytest
 
-from labkit.tools.report import is_within, judged
-from labkit.tools.sweep import grid_of
+from labkit.tools.report import judged
 
 
 def test_a_sweep_is_every_combination_once(call, project):
@@ -23,32 +22,6 @@ def test_a_sweep_is_every_combination_once(call, project):
     assert call(*words)[1].count("passed before") == 4
 
 
-def test_values_of_a_grid():
-    grid = grid_of(["a=1,1e-3,True,None,x", "b=[1, 2],3", "c=#a,*b,1:30"])
-    assert grid == {
-        "a": [1, 0.001, True, None, "x"],
-        "b": [[1, 2], 3],
-        "c": ["#a", "*b", "1:30"],
-    }
-    for texts in ([], ["rate=1,,2"], ["rate"]):
-        with pytest.raises(ValueError, match="expected at least|separated by commas|NAME=VALUE"):
-            grid_of(texts)
-
-
-def loads_from_outside(page):
-    """Return what a page loads from elsewhere."""
-    outside = []
-
-    class Links(HTMLParser):
-        def handle_starttag(self, tag, attributes):
-            for name, value in attributes:
-                if name in ("src", "href") and tag in ("script", "link", "img"):
-                    outside.extend([value] if not value.startswith("data:") else [])
-
-    Links().feed(page.read_text())
-    return outside
-
-
 def test_a_report_of_two_runs(call, project):
     call("run", "01", "-p", "rate=1", "--out", "a/run")
     call("run", "01", "02", "-p", "rate=2", "--out", "b/run")
@@ -60,41 +33,40 @@ def test_a_report_of_two_runs(call, project):
     pages = sorted((project / "report_notebooks").iterdir())
     assert [page.name for page in pages] == ["0-01_one.html", "1-01_one.html", "2-02_fails.html"]
     for page in (project / "report.html", *pages):
-        assert loads_from_outside(page) == []
+        own = page.read_text()  # loads nothing from elsewhere
+        assert not re.search(r"<(script|link|img)\b[^>]* (src|href)=.(?!data:)", own)
     assert "<math" in pages[0].read_text() and "$x^2$" not in pages[0].read_text()
     code, out, _ = call("report", "a/run", "b/run", "--check")
     assert code == 1 and "01_one: metrics: doubled: 2 | 4\n" in out and "seconds" not in out
     assert call("report", "a/run", "--check") == (0, "", "")
-    assert "holds no run" in call("report", "notebooks")[2]
-
-
-def test_headline_numbers_beside_the_stored_run(monkeypatch, tmp_path):
-    known = {"value": 0.98, "kind": "absolute", "amount": 0.002, "reason": "seeds"}
-    entry = {"parameters": {"rate": 1, "seed": 1}, "any_seed": True, "metrics": {"accuracy": known}}
-    path = tmp_path / "headlines.json"
-    path.write_text(json.dumps({"lab": {"01": entry}}))
-    monkeypatch.setattr("labkit.tools.report.HEADLINES", path)
-    results = {"lab": "01", "preset": "lab", "parameters": {"rate": 1, "seed": 7}}
-    for value, verdict in ((0.9805, "within"), (0.97, "outside"), (None, "outside")):
-        (row,) = judged(results | {"metrics": {"accuracy": value}})
-        assert row == ("accuracy", value, 0.98, "± 0.002", verdict)
-    other = results | {"parameters": {"rate": 2}, "metrics": {"accuracy": 0.5}}
-    assert judged(other)[0][4] == "not compared: another rate"
-    assert judged({"lab": "02", "metrics": {"a": 1}, "headline": ["a"]})[0][4].endswith("run")
 
 
 @pytest.mark.parametrize(
-    ("value", "reference", "kind", "amount", "expected"),
+    ("value", "reference", "kind", "amount", "tolerance", "verdict"),
     [
-        (0.9825, 0.9805, "absolute", 0.002, True),
-        (0.9826, 0.9805, "absolute", 0.002, False),
-        (float("nan"), 1.0, "absolute", 1.0, False),
-        (1e-7, None, "at most", 1e-6, True),
-        (2e-6, None, "at most", 1e-6, False),
-        ("a", "a", "equal", None, True),
-        ("a", "b", "equal", None, False),
-        (5, 1, "none", None, True),
+        (0.9825, 0.9805, "absolute", 0.002, "± 0.002", "within"),
+        (0.9826, 0.9805, "absolute", 0.002, "± 0.002", "outside"),
+        (0.9784, 0.9805, "absolute", 0.002, "± 0.002", "outside"),
+        (float("nan"), 1.0, "absolute", 1.0, "± 1", "outside"),
+        (None, 1.0, "absolute", 1.0, "± 1", "outside"),
+        (1e-7, None, "at most", 1e-6, "at most 1e-06", "within"),
+        (2e-6, None, "at most", 1e-6, "at most 1e-06", "outside"),
+        ("a", "a", "equal", None, "equal", "within"),
+        ("a", "b", "equal", None, "equal", "outside"),
+        (5, 1, "none", None, "none", "not compared: no tolerance"),
     ],
 )
-def test_tolerances(value, reference, kind, amount, expected):
-    assert is_within(value, reference, kind, amount) is expected
+def test_headline_numbers_beside_the_stored_run(
+    monkeypatch, tmp_path, value, reference, kind, amount, tolerance, verdict
+):
+    known = {"accuracy": {"value": reference, "kind": kind, "amount": amount}}
+    entry = {"parameters": {"rate": 1, "seed": 1}, "any_seed": True, "metrics": known}
+    (tmp_path / "headlines.json").write_text(json.dumps({"lab": {"01": entry}}))
+    monkeypatch.setattr("labkit.tools.report.HEADLINES", tmp_path / "headlines.json")
+    results = {"lab": "01", "preset": "lab", "metrics": {"accuracy": value}}
+    row = judged(results | {"parameters": {"rate": 1, "seed": 7}})
+    assert row == [("accuracy", value, reference, tolerance, verdict)]
+    ((*_, why),) = judged(results | {"parameters": {"rate": 2}})
+    assert why == "not compared: another rate"
+    ((*_, why),) = judged(results | {"lab": "02", "headline": ["accuracy"]})
+    assert why == "not compared: no stored run"
