@@ -15,9 +15,9 @@ from labkit.errors import InputError
 from labkit.ranks.cluster import agree, rank_and_size
 from labkit.steps.state import rated, state
 
-# The notes that follow a worker's vector in its row, float32, in this order: the sum of w_i L_i
-# over its micro-batches; the sum of w_i; the number of rows; the norm of its averaged gradient
-# before clipping; and 1, or 0 for a worker without a finite micro-batch.
+# The notes that follow a worker's vector in its row, float32: the sums of w_i L_i, of w_i and of
+# rows over its micro-batches; the norm of its averaged gradient before clipping; and 1, or 0 for a
+# worker without a finite micro-batch.
 NOTES, WEIGHT, PRESENT = 5, 1, 4
 # Attributes of an optimizer that hold what is not per-worker state: settings that a callback may
 # change, and the step count.
@@ -25,11 +25,10 @@ SETTINGS = ("learning_rate", "weight_decay", "momentum", "global_step")
 
 
 class WorkerStates(nn.Cell):
-    """The state of an optimizer, once for each worker of this process.
+    """The state of an optimizer, once for each of several workers of this process.
 
     A bank holds each worker's state twice: half ``side`` has the states before the current update,
-    the other half receives those after it, so that a dropped update leaves no trace. For a single
-    worker the optimizer itself holds the state.
+    the other half receives those after it, so that a dropped update leaves no trace.
     """
 
     def __init__(self, optimizer: nn.Optimizer, workers: int):
@@ -138,13 +137,11 @@ class Team(nn.Cell):
             return ""
         return _node_group(self.rank // self.node_size * self.node_size, self.node_size)
 
-    def check_replicas(self, parameters: Sequence[Parameter]) -> None:
+    def check_replicas(self, weights: Sequence[Parameter]) -> None:
         """Raise ``InputError`` unless all ranks hold the same bits in every parameter."""
         if self.ranks > 1:
-            digest = hashlib.sha256()
-            for parameter in parameters:
-                digest.update(parameter.asnumpy().tobytes())
-            agree(weights=digest.hexdigest())
+            data = b"".join(weight.asnumpy().tobytes() for weight in weights)
+            agree(weights=hashlib.sha256(data).hexdigest())
 
     def text(self) -> str:
         """Return a description: "2 workers (1 in each process, 4 ranks, 2 nodes of 2, ...)"."""

@@ -104,14 +104,6 @@ class TestAgainstFloat64:
                 worst[kind] = error(combined(rows, by), rows)
         assert max(worst.values()) <= BOUND, worst
 
-    def test_by_hand(self, eager):
-        """Vectors of one number: 3 and 5 give their mean; 3 and -5 give 5.5 - 6.5."""
-        rows = np.zeros((2, NUMBERS), np.float32)
-        rows[:, 0], rows[:, 150] = (3.0, 5.0), (3.0, -5.0)
-        vector = combined(rows)
-        assert vector[0] == pytest.approx(4.0) and vector[150] == pytest.approx(-1.0)
-        assert np.count_nonzero(vector) == 2
-
     def test_of_a_last_pair_whose_long_sums_round(self, eager):
         """ResNet-50's largest layers have 2 million numbers; products alone would be 2.1e-5 off."""
         random = np.random.default_rng(7)
@@ -197,18 +189,6 @@ def test_what_is_not_finite_stays_in_its_layer_and_is_seen_there(by, value, row)
     vector = by_layer(combined(rows, by))
     assert not np.isfinite(vector[0]).any()
     np.testing.assert_allclose(vector[1], clean[1], rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("present", [None, [1, 1, 0, 1], [0, 0, 1, 0]])
-def test_mean_and_sum_of_the_rows_that_are_present(present):
-    rows = normal(4).astype(np.float32)
-    counted = np.ones(4) if present is None else np.array(present)
-    rows *= counted[:, None].astype(np.float32)
-    more = () if present is None else (Tensor(counted.astype(np.float32)),)
-    total = rows.astype(np.float64).sum(axis=0)
-    for reduction, expected in (("sum", total), ("mean", total / counted.sum())):
-        vector = made(4, "gram", reduction)(Tensor(rows), *more).asnumpy()
-        np.testing.assert_allclose(vector, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_more_layers_than_a_graph_may_nest_steps():

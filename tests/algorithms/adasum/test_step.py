@@ -1,15 +1,17 @@
 """AdasumStep against float64, call by call; what it keeps, and what it refuses."""
 
+from unittest import mock
+
 import mindspore as ms
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mindspore import nn
+from scipy.spatial.distance import pdist
 
 from labkit import reference
 from labkit.algorithms.adasum import AdasumStep
-from labkit.algorithms.adasum import update as update_module
 from labkit.algorithms.adasum.workers import states_of
 from labkit.errors import InputError
 from labkit.nets.small import NormNet
@@ -22,7 +24,9 @@ from tests.support.adasum_twin import Twin
 from tests.support.step_cells import (
     assert_bit_equal,
     assert_close,
+    before_each_run,
     digits,
+    interrupted,
     momentum,
     regression,
     restore,
@@ -153,22 +157,14 @@ class TestTwin:
 
 def test_each_option_of_the_twin_gives_other_weights():
     """Or a step that ignores one would equal its twin."""
+    others = ({"micro_steps": 2}, {"workers": 4}, {"on": "gradients"}, {"scope": "network"})
     ends = []
-    for options in (
-        {"workers": 2},
-        {"workers": 2, "micro_steps": 2},
-        {"workers": 4},
-        {"workers": 4, "on": "gradients"},
-        {"workers": 4, "reduction": "mean"},
-        {"workers": 4, "reduction": "sum"},
-        {"workers": 4, "scope": "network"},
-    ):
-        twin = Twin(**options)
+    for options in ({}, {"reduction": "mean"}, {"reduction": "sum"}, *others):
+        twin = Twin(**{"workers": 2} | options)
         for call in range(8):
             twin.micro_batch(*rows(4, seed=call))
         ends.append(twin.weights[0].ravel())
-    distances = np.abs(np.array(ends)[:, None] - np.array(ends)).max(axis=2)
-    assert distances[~np.eye(len(ends), dtype=bool)].min() > 1e-3
+    assert pdist(ends, "chebyshev").min() > 1e-3
 
 
 def opposite_rows(inputs, targets, weights, rest=0.0, more=0.0):
@@ -177,55 +173,45 @@ def opposite_rows(inputs, targets, weights, rest=0.0, more=0.0):
     return (targets + rest * more - (2 - rest) * residuals).astype(np.float32)
 
 
-def test_workers_that_nearly_cancel(once, monkeypatch):
+def assert_moved_by_adasum(net, before, vectors):
+    """Compare a network's move with the combination of the workers' vectors, in float64."""
+    for after, start, part in zip(weights_of(net), before, vectors.values(), strict=True):
+        combined = reference.adasum_tree(part)
+        far = np.linalg.norm((after - start).ravel() - combined)
+        assert far <= 1e-5 * np.linalg.norm(combined) + 1e-7
+
+
+def test_workers_that_nearly_cancel(once):
     """They are combined by the tree, in a separate graph, and counted once like others."""
-    seen, combine = [], update_module._Fallback.__call__
-
-    def counted(graph):
-        seen.append(1)
-        return combine(graph)
-
-    monkeypatch.setattr(update_module._Fallback, "__call__", counted)
     for rest, expected in ((1.0, 0), (0.02, 4)):
         net, step = once(build, {"workers": 4})
-        seen.clear()
+        seen = mock.Mock()
         for call in range(16):
             inputs, targets = rows(4, seed=call - (call % 4 == 1))
             before = weights_of(net)
             if call % 4 == 1:
                 more = rows(4, seed=call)[1]
                 targets = opposite_rows(inputs, targets, before, rest, more)
-            step(*tensors(inputs, targets))
+            with before_each_run(step.update.fallback, seen):
+                step(*tensors(inputs, targets))
             if call % 4 == 3:
-                vectors = step.vectors().values()
-                for after, start, part in zip(weights_of(net), before, vectors, strict=True):
-                    combined = reference.adasum_tree(part)
-                    far = np.linalg.norm((after - start).ravel() - combined)
-                    assert far <= 1e-5 * np.linalg.norm(combined) + 1e-7
-        assert len(seen) == expected and step.last_update.number == 4
+                assert_moved_by_adasum(net, before, step.vectors())
+        assert seen.call_count == expected and step.last_update.number == 4
 
 
-def test_an_update_interrupted_before_it_is_made_by_the_next_call(eager, monkeypatch):
+def test_an_update_interrupted_before_it_is_made_by_the_next_call(eager):
     """The next call makes it from the vectors in the bank, before a worker overwrites one."""
-
-    def interrupt(graph):
-        raise KeyboardInterrupt
-
     net, step = build({"workers": 2})
     inputs, targets = rows(4)
     before = weights_of(net)
     step(*tensors(inputs, targets))
-    with monkeypatch.context() as patch:
-        patch.setattr(update_module._Fallback, "__call__", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            step(*tensors(inputs, opposite_rows(inputs, targets, before)))
-    vectors = [part.copy() for part in step.vectors().values()]
+    with interrupted(step.update.fallback):
+        step(*tensors(inputs, opposite_rows(inputs, targets, before)))
+    vectors = step.vectors()
     assert step.last_update.number == 0
     feed(step, [1])
     assert step.last_update.number == 1
-    for after, start, part in zip(weights_of(net), before, vectors, strict=True):
-        moved = reference.adasum_tree(part).reshape(after.shape)
-        np.testing.assert_allclose(after - start, moved, atol=1e-7)
+    assert_moved_by_adasum(net, before, vectors)
 
 
 def grouped(parameters):
@@ -252,44 +238,40 @@ OPTIMIZERS = {
 }
 
 
-class Alone:
-    """An optimizer for each worker: one plain step that takes each worker's state in turn."""
+def trained_alone(make, updates):
+    """Yield the weights, by name, and the rates after each update of micro-batches by worker.
 
-    def __init__(self, make, workers):
-        self.network, loss_net = regression()
-        self.step = PlainStep(loss_net, make(self.network.trainable_params()))
-        self.fresh = [snapshot(self.step)] * workers
-
-    def update(self, batches):
-        """Return the new weights, by name, from a micro-batch for each worker."""
-        names = [parameter.name for parameter in self.network.trainable_params()]
-        start = {name: self.fresh[0][name] for name in names}
+    Each worker has an optimizer of its own: one plain step takes each worker's state in turn.
+    """
+    network, loss_net = regression()
+    step = PlainStep(loss_net, make(network.trainable_params()))
+    states, names = [snapshot(step)] * len(updates[0]), list(snapshot(network))
+    for batches in updates:
+        start = {name: states[0][name] for name in names}
         moves = []
         for worker, batch in enumerate(batches):
-            restore(self.step, self.fresh[worker] | start)
-            self.step(*batch)
-            self.fresh[worker] = snapshot(self.step)
-            moves.append([self.fresh[worker][n].astype(np.float64) - start[n] for n in names])
+            restore(step, states[worker] | start)
+            step(*batch)
+            states[worker] = snapshot(step)
+            moves.append([states[worker][n].astype(np.float64) - start[n] for n in names])
         for name, parts in zip(names, zip(*moves, strict=True), strict=True):
             combined = reference.adasum_tree(parts).reshape(parts[0].shape)
-            for state in self.fresh:
+            for state in states:
                 state[name] = (start[name] + combined).astype(np.float32)
-        return {name: self.fresh[0][name] for name in names}
+        yield {name: states[0][name] for name in names}, step.last_update.learning_rate
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_each_worker_has_an_optimizer_of_its_own(name, eager):
     make, own_state = OPTIMIZERS[name]
-    alone = Alone(make, 3)
     net, loss_net = regression()
     step = AdasumStep(loss_net, make(net.trainable_params()), workers=3)
-    for update in range(4):
-        batches = [tensors(*rows(4, seed=3 * update + worker)) for worker in range(3)]
+    updates = [[tensors(*rows(4, seed=3 * n + worker)) for worker in range(3)] for n in range(4)]
+    for batches, (weights, rates) in zip(updates, trained_alone(make, updates), strict=True):
         for batch in batches:
             step(*batch)
-        assert_close(snapshot(net), alone.update(batches), **TOLERANCE["float32, a few updates"])
-    rates = alone.step.last_update.learning_rate
-    assert step.last_update.learning_rate == pytest.approx(rates)
+        assert_close(snapshot(net), weights, **TOLERANCE["float32, a few updates"])
+        assert step.last_update.learning_rate == pytest.approx(rates)
     assert int(step.optimizer.global_step.asnumpy()[0]) == 4
     names = {p.name.rsplit(".", 1)[0] for p in states_of(step.optimizer)}
     assert own_state <= names
@@ -370,14 +352,6 @@ def test_updates_ahead_are_those_that_happen(once, workers, tail, size, before, 
     step.micro_steps = 1
 
 
-def test_a_schedule_that_is_too_short_is_refused():
-    net, loss_net = regression()
-    step = AdasumStep(loss_net, momentum(net, RATES[:3]), workers=2, micro_steps=2)
-    step.check_length(step.updates_ahead([5, 4]))
-    with pytest.raises(InputError, match="3 values"):
-        step.check_length(step.updates_ahead([5, 5]))
-
-
 @pytest.mark.parametrize(
     ("precision", "kept", "tolerance"),
     [
@@ -406,14 +380,6 @@ def test_float16_and_a_dynamic_loss_scale(precision, kept, tolerance, eager):
     assert step.last_update.gradient_norm == pytest.approx(twin.last["gradient_norm"], rel=1e-2)
     assert {parameter.dtype for parameter in net.trainable_params()} == {kept}
     assert {value.dtype for value in step.vectors().values()} == {np.dtype(np.float32)}
-
-
-def test_another_team_is_not_resumed():
-    """Its settings differ, and ``fit`` compares them."""
-    others = ({"workers": 3}, {"node_size": 2}, {"reduction": "mean"}, {"scope": "network"})
-    others += ({"on": "gradients"}, {"tail": "drop"})
-    texts = {str(build({"workers": 2} | more)[1].settings) for more in ({}, *others)}
-    assert len(texts) == 7
 
 
 @pytest.mark.parametrize(
