@@ -137,10 +137,9 @@ class SnapshotFolder:
     """The snapshots in a folder, in the order of their names, as the rows of an (N, M) matrix.
 
     Args:
-        folder: a folder of ``.safetensors`` files or, if it has none of them, of a tutorial's
-            ``.ckpt`` files; numbers in file names are ordered as numbers. Of a ``.ckpt`` file
-            everything but the parameters is ignored, and the names of the tutorials' ResNets are
-            translated to labkit's.
+        folder: of ``.safetensors`` files or, if it has none of them, of a tutorial's ``.ckpt``
+            files; numbers in file names are ordered as numbers. Of a ``.ckpt`` file everything but
+            the parameters is ignored, and names of the tutorials' ResNets become labkit's.
         parameters: what every file must hold, in the order of the columns: a network (its trainable
             parameters), Parameters, or pairs (name, shape).
 

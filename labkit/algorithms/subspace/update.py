@@ -42,8 +42,8 @@ class SubspaceStep(AccumulatedStep):
     """One update from a search in a subspace: an ``AccumulatedStep`` with a ``SubspaceUpdate``.
 
     Args:
-        loss_net, micro_steps, tail: as in ``AccumulatedStep``; no ``carry``. The step keeps an
-            update's micro-batches until it is made, for the losses of its trials.
+        loss_net, micro_steps, tail: as in ``AccumulatedStep``, but no ``carry``. The step keeps an
+            update's micro-batches, for the losses of its trials.
         optimizer: any ``nn.Optimizer``; applies alpha r once per update. Adam and similar ones
             divide by the gradient's size, so that alpha has no effect except through their epsilon.
         basis: ``Basis`` of the optimizer's parameters.
@@ -113,7 +113,7 @@ class SubspaceUpdate(UpdateStage):
         self.starts, self.ends = zip(*bounds(sizes), strict=True)
         self.settings = {"method": method, "basis": basis.checksum}
         # pending: 1 between the graph that averages an update's gradient and the one that updates.
-        # loss: of the update's rows at w, with which trials are compared.
+        # loss: that of the update's rows at w.
         self.pending = state("subspace.held", 0)
         self.loss = state("subspace.loss", 0.0)
         if self.searches:
@@ -178,10 +178,7 @@ class SubspaceUpdate(UpdateStage):
         return ops.unstack(moves), ops.concat(self.map(flat, self.parameters))
 
     def trial_graph(self, size: Tensor, move: Tensor, start: Tensor, *batch: Tensor) -> tuple:
-        """Return the mean loss at w + size P^T d and its weight, and restore what that changes.
-
-        From the step size, P^T d, w and rows. No interruption leaves a trial's weights behind.
-        """
+        """Return the mean loss of rows at w + size P^T d, and its weight; restore what changes."""
         if self.statistics:
             self.map(ops.assign, self.kept, self.statistics)
         moved: object = False
@@ -206,10 +203,7 @@ class SubspaceUpdate(UpdateStage):
         gradient: Tensor,
         *memory: Tensor,
     ) -> object:
-        """Make the update w <- optimizer(w + size P^T d, alpha r), and store the memory.
-
-        From the step size, P^T d, P^T P g, w, g and the new values of ``remembered``.
-        """
+        """Make the update, from the step size, P^T d, P^T P g, w, g and the new ``remembered``."""
         residual = self.gamma * self.residual + (gradient - inside)
         slope = self.alpha * residual
         kept = ops.assign(self.residual, residual)
@@ -219,7 +213,7 @@ class SubspaceUpdate(UpdateStage):
         return self.counted((done, remembered))
 
     def descend_graph(self, inside: Tensor) -> object:
-        """Make the update w <- optimizer(w, P^T P g) of ``method="sgd"``, from P^T P g (M,)."""
+        """Make the update of ``method="sgd"``, from P^T P g (M,)."""
         return self.counted(self.optimizer(self.parts(inside)))
 
     def counted(self, done: object) -> object:
@@ -288,10 +282,10 @@ class SubspaceUpdate(UpdateStage):
         return gradient.asnumpy()[: self.basis_shard.components].astype(np.float64), flat
 
     def _of_first_rank(self, direction: np.ndarray, slope: float) -> tuple[np.ndarray, float]:
-        """Return the first rank's values, so that all ranks decide from the same bits.
+        """Return the first rank's values.
 
-        B is computed on the host, and different kinds of hosts round differently: ranks that
-        disagree on a trial would wait for each other forever.
+        Different kinds of hosts round differently: ranks that disagree on a trial would wait for
+        each other forever.
         """
         if self.gradient.ranks == 1:
             return direction, slope

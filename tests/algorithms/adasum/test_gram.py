@@ -66,17 +66,6 @@ def test_layers_of_one_size_are_combined_at_once():
     np.testing.assert_array_equal(ByTree((5,), 1)(Tensor(alone)).asnumpy(), alone[0])
 
 
-@pytest.mark.parametrize(("rest", "expected"), [(0.3, True), (0.21, True), (0.01, False)])
-def test_soundness_of_the_last_pair(rest, expected):
-    """The last pair's square divides nothing: more may be lost before 1e-5 of the length is."""
-    pair = opposite(rest)
-    combined, sound = of_products(pair[None])
-    assert sound == expected == (soundness(*pair) > SOUND_AT_THE_END)
-    assert soundness(*pair) < SOUND
-    right = reference.adasum_pair(*pair)
-    assert (np.linalg.norm(combined[0] - right) <= 1e-5 * np.linalg.norm(right)) == expected
-
-
 def beside_others(vectors, count, place):
     """Return a layer (1, count, 8): orthogonal vectors, but ``vectors`` from ``place`` on."""
     layer = np.eye(count, 8)[None].copy()
@@ -88,6 +77,8 @@ def beside_others(vectors, count, place):
 @pytest.mark.parametrize(
     ("vectors", "count", "place", "expected"),
     [
+        # The last pair's square divides nothing: more may be lost before 1e-5 of the length is.
+        *((opposite(rest), 2, 0, rest > 0.1) for rest in (0.3, 0.21, 0.01)),
         (opposite(0.6), 4, 0, True),
         (opposite(0.3), 4, 0, False),
         # One unsound pair decides, wherever it is and however sound the rest is.
@@ -98,8 +89,13 @@ def beside_others(vectors, count, place):
         *((opposite(0.1), count, count - 2, False) for count in (3, 5)),
     ],
 )
-def test_soundness_of_pairs_that_are_combined_further(vectors, count, place, expected):
-    layer, sound = beside_others(vectors, count, place), np.eye(count, 8)[None]
-    assert len(vectors) != 2 or (soundness(*vectors) > SOUND) == expected
-    assert of_products(layer)[1] == expected
-    assert of_products(sound)[1] and of_products(np.vstack([sound, layer]))[1] == expected
+def test_soundness(vectors, count, place, expected):
+    layer, others = beside_others(vectors, count, place), np.eye(count, 8)[None]
+    limit = SOUND if count > 2 else SOUND_AT_THE_END
+    assert len(vectors) != 2 or (soundness(*vectors) > limit) == expected
+    combined, sound = of_products(layer)
+    assert sound == expected
+    assert of_products(others)[1] and of_products(np.vstack([others, layer]))[1] == expected
+    if count == 2:
+        right = reference.adasum_tree(layer[0])
+        assert (np.linalg.norm(combined[0] - right) <= 1e-5 * np.linalg.norm(right)) == expected
