@@ -206,7 +206,6 @@ OPTIMIZERS = {
     ),
     "RMSProp": (lambda p: nn.RMSProp(p, 0.01), {"moment", "mean_square"}),
     "groups": (grouped, {"moments"}),
-    "LARS": (lambda p: nn.LARS(nn.Momentum(p, RATES, 0.9)), {"moments"}),
 }
 
 
@@ -245,9 +244,19 @@ def test_each_worker_has_an_optimizer_of_its_own(name, eager):
         assert_close(snapshot(net), weights, **TOLERANCE["float32, a few updates"])
         assert step.last_update.learning_rate == pytest.approx(rates)
     assert int(step.optimizer.global_step.asnumpy()[0]) == 4
-    names = {p.name.rsplit(".", 1)[0] for p in states_of(step.optimizer)}
+    assert_own(step.optimizer, own_state)
+
+
+def assert_own(optimizer, own_state):
+    """Assert that these Parameters, and no settings, are the optimizer's own state."""
+    names = {p.name.rsplit(".", 1)[0] for p in states_of(optimizer)}
     assert own_state <= names
     assert not {"learning_rate", "global_step", "momentum", "weight", "bias"} & names
+
+
+def test_the_state_in_lars_is_that_of_the_optimizer_inside():
+    """Whose rate is not that of LARS."""
+    assert_own(nn.LARS(momentum(regression()[0])), {"moments"})
 
 
 @pytest.fixture
