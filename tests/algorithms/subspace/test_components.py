@@ -29,10 +29,6 @@ class Rows:
     def read(self, start, part):
         part[:] = self.rows[:, start : start + part.shape[1]]
 
-    def load(self, index):
-        if not np.isfinite(self.rows[index]).all():
-            raise InputError(f"row {index} is not finite")
-
 
 def assert_orthonormal(matrix):
     wide = matrix.astype(np.float64)
@@ -48,9 +44,8 @@ def check(rows, components):
     assert matrix.dtype == np.float32 and matrix.shape == (components, rows.shape[1])
     # Entries of a row are of order 1 / sqrt(M): the tolerance is for rows scaled to order 1.
     scale = np.sqrt(rows.shape[1])
-    np.testing.assert_allclose(
-        matrix * scale, expected.matrix * scale, **TOLERANCE["basis against SVD"]
-    )
+    tolerance = TOLERANCE["basis against SVD"]
+    np.testing.assert_allclose(matrix * scale, expected.matrix * scale, **tolerance)
     assert_orthonormal(matrix)
     np.testing.assert_allclose(variance, expected.variance, rtol=1e-6)
     np.testing.assert_allclose(total, expected.total_variance, rtol=1e-9)
