@@ -86,10 +86,7 @@ def _store(index: Tensor, value: Parameter, bank: Parameter) -> Tensor:
 class Team(nn.Cell):
     """All workers, rank by rank: rows (workers, C) of this process -> those of all, (total, C).
 
-    Args:
-        workers: virtual workers in each process.
-        node_size: ranks per node: their gradients are averaged, and the node counts as one process
-            (in a single process it multiplies the micro-batches that a worker averages).
+    ``workers`` and ``node_size`` are those of ``AdasumStep``; a node counts as one process.
     """
 
     def __init__(self, workers: int = 1, node_size: int = 1):
@@ -144,7 +141,7 @@ class Team(nn.Cell):
             agree(weights=hashlib.sha256(data).hexdigest())
 
     def text(self) -> str:
-        """Return a description: "2 workers (1 in each process, 4 ranks, 2 nodes of 2, ...)"."""
+        """Return "2 workers (1 in each process, 4 ranks, 2 nodes of 2, ...)"."""
         parts, several = [f"{self.workers} virtual"], self.node_size > 1
         if self.ranks > 1:
             parts = [f"{self.workers} in each process", f"{self.ranks} ranks"]

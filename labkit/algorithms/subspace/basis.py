@@ -73,8 +73,6 @@ class Basis:
     def of(cls, folder: str | Path, parameters: Parameters, components: int = 32) -> "Basis":
         """Return the K = ``components`` principal components of a ``SnapshotFolder``.
 
-        It reads all snapshots three times and holds P and a few MB per thread in memory.
-
         Raises:
             InputError: as in ``SnapshotFolder``, or if there are fewer than K + 1 snapshots, one is
                 not finite, or they span fewer than K directions.
@@ -114,7 +112,7 @@ class Basis:
 
     @classmethod
     def load(cls, path: str | Path, parameters: Parameters) -> "Basis":
-        """Return the basis in a file, of the network with ``parameters``; its matrix is mapped.
+        """Return the basis in a file, of the network with ``parameters``.
 
         The columns of a ``.npy`` file are taken in their order; its variances are NaN.
 

@@ -3,8 +3,9 @@ r"""The principal components of snapshots, computed from their Gram matrix in bl
     X (N, M) snapshots as rows, x their mean    A = X - 1 x^T    G = A A^T = V diag(l) V^T, (N, N)
     p_k = A^T v_k / sqrt(l_k)                   variance_k = l_k / (N - 1)
 
-X is read twice, a block of columns at a time, and is never in memory as a whole. Sums are in
-float64: a direction 10^-4 as long as the first one affects only the eighth digit of G.
+X is read twice, a block of columns at a time, and is never in memory as a whole. Its middle row is
+subtracted, not its mean, which would take a pass of its own and which G and v_k account for. Sums
+are in float64: a direction 10^-4 as long as the first one affects only the eighth digit of G.
 """
 
 import os
@@ -109,10 +110,7 @@ def _orthonormalise(matrix: np.ndarray, pool: ThreadPoolExecutor) -> None:
 def _differences(
     snapshots: SnapshotFolder, start: int
 ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """Yield (begin, rows minus the middle one (N, n) float64, the middle one) of a chunk.
-
-    Of the mean, which would take a pass of its own, the small matrices take account.
-    """
+    """Yield (begin, rows minus the middle one (N, n) float64, the middle one) of a chunk."""
     read = np.empty((len(snapshots), min(_CHUNK, snapshots.size - start)), np.float32)
     snapshots.read(start, read)
     for begin in range(0, read.shape[1], _BLOCK):

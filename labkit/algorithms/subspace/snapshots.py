@@ -205,10 +205,8 @@ class SnapshotFolder:
 
 
 def mapped(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """Return the tensors of a file, mapped, and its metadata, or raise ``InputError``.
-
-    The slices of safetensors hold the interpreter lock, and cut along rows.
-    """
+    """Return the tensors of a file, mapped, and its metadata, or raise ``InputError``."""
+    # The slices of safetensors hold the interpreter lock, and cut along rows.
     try:
         with safe_open(path, "numpy"):  # it compares the header with the file's length
             data = np.memmap(path, np.uint8, "r")

@@ -58,8 +58,8 @@ class SubspaceStep(AccumulatedStep):
     Dropout draws a new mask for each trial: the search cannot tell its noise from a decrease.
 
     A checkpoint holds no rows: with several micro-batches per update ``fit`` writes them between
-    groups, and a step loaded in the middle of a group refuses to continue. With several ranks,
-    every rank builds the same step and holds K / ranks of the components.
+    groups, and a step loaded in the middle of one refuses to continue. With several ranks, every
+    rank builds the same step and holds K / ranks of the components.
 
     >>> step = SubspaceStep(LossNet(network, loss_fn), optimizer, basis)
     >>> loss = step(images, labels)
@@ -106,8 +106,7 @@ class SubspaceUpdate(UpdateStage):
         for name in constants:
             refuse_unknown("constant", name, CONSTANT_NAMES)
         self.constants = Constants(**constants)
-        # P's shard is an argument of the graphs, not a Parameter: a checkpoint holds only its
-        # checksum, not its 3.2 GB for ResNet-50.
+        # An argument of the graphs, not a Parameter: a checkpoint holds only its checksum.
         self.basis_shard = Shard(basis, self.parameters)
         sizes = [parameter.size for parameter in self.parameters]
         self.starts, self.ends = zip(*bounds(sizes), strict=True)
@@ -282,13 +281,10 @@ class SubspaceUpdate(UpdateStage):
         return gradient.asnumpy()[: self.basis_shard.components].astype(np.float64), flat
 
     def _of_first_rank(self, direction: np.ndarray, slope: float) -> tuple[np.ndarray, float]:
-        """Return the first rank's values.
-
-        Different kinds of hosts round differently: ranks that disagree on a trial would wait for
-        each other forever.
-        """
+        """Return the first rank's values."""
         if self.gradient.ranks == 1:
             return direction, slope
+        # Hosts round differently: ranks that disagree on a trial would wait for each other forever.
         values = cluster.gather([slope, *direction])[0]
         return values[1:].astype(np.float32), float(values[0])
 
