@@ -19,8 +19,7 @@ from labkit.steps.state import rated, state
 # rows over its micro-batches; the norm of its averaged gradient before clipping; and 1, or 0 for a
 # worker without a finite micro-batch.
 NOTES, WEIGHT, PRESENT = 5, 1, 4
-# Attributes of an optimizer that hold what is not per-worker state: settings that a callback may
-# change, and the step count.
+# What a callback may change, and the step count: not the state of a worker.
 SETTINGS = ("learning_rate", "weight_decay", "momentum", "global_step")
 
 

@@ -1,7 +1,4 @@
-"""Snapshots: the trainable weights at certain moments of a training, one file each.
-
-A snapshot is a ``.safetensors`` file of float32 tensors by parameter name.
-"""
+"""Snapshots: the trainable weights at moments of a training, float32, one file each."""
 
 import hashlib
 import json

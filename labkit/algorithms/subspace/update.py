@@ -147,8 +147,6 @@ class SubspaceUpdate(UpdateStage):
             weights = {"state of weights and optimizer": cluster.digest(self.optimizer)}
             cluster.agree(basis=self.settings["basis"], **weights)
 
-    # --- in the step's graph -------------------------------------------------------------------
-
     def take(self, gradients: tuple, extras: tuple, summary: Summary) -> object:
         """Store the update's gradient in the buffer in which it was summed, and mark it pending."""
         loss_sum, weight, norm, images = summary
@@ -160,7 +158,7 @@ class SubspaceUpdate(UpdateStage):
         stored = ops.assign(self.pending, ops.depend(1, (noted, loss, averaged)))
         return ops.depend(True, stored)
 
-    # --- in graphs of its own ------------------------------------------------------------------
+    # --- in compiled graphs of its own ---------------------------------------------------------
 
     def project_graph(self, basis: Tensor) -> tuple:
         """Return P g (padded K,) of all ranks, from P's shard (L, M), and g (M,)."""
