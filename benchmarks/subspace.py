@@ -71,12 +71,19 @@ def write(folder):
     return {}
 
 
+def weights():
+    """Return (name, shape) of each Parameter of ResNet-50."""
+    from labkit.nets.resnet import resnet50
+
+    return [(p.name, p.shape) for p in resnet50().trainable_params()]
+
+
 def times(folder, rounds):
     """Return the median seconds of the readings and of the basis, timed in turn."""
     from labkit.algorithms.subspace.components import principal_components
     from labkit.algorithms.subspace.snapshots import SnapshotFolder
 
-    snapshots = SnapshotFolder(folder)
+    snapshots = SnapshotFolder(folder, weights())
     part = np.empty((len(snapshots), PART // len(snapshots)), np.float32)
     matrices = {}
 
@@ -117,9 +124,9 @@ def memory(folder):
     from labkit.algorithms.subspace import Basis
     from labkit.labs.measure import Peak, anonymous_mb
 
-    before = anonymous_mb()
+    own, before = weights(), anonymous_mb()
     with Peak() as peak:
-        basis = Basis.of(folder, components=COMPONENTS)
+        basis = Basis.of(folder, own, COMPONENTS)
     assert basis.matrix.any()
     return {"before_mb": before, "peak_mb": peak.value}
 

@@ -299,14 +299,14 @@ class PlainStep(Step):
 
 
 class Graph(nn.Cell):
-    """A further compiled graph of a step: one of its methods, with extras or without."""
+    """A further compiled graph: a method of a step or its stage, some first arguments given."""
 
-    def __init__(self, method: Callable, with_extras: bool):
+    def __init__(self, method: Callable, *first: bool):
         super().__init__(auto_prefix=False)
-        self.method, self.with_extras = method, with_extras
+        self.method, self.first = method, first
 
-    def construct(self, *batch: Tensor) -> Any:
-        return self.method(self.with_extras, *batch)
+    def construct(self, *others: Tensor) -> Any:
+        return self.method(*self.first, *others)
 
 
 def in_evaluation(cell: nn.Cell) -> bool:

@@ -1,9 +1,11 @@
 """A training resumes only with the options that it started with."""
 
+from functools import partial
+
 import pytest
 
 from labkit.algorithms.thor import TraceRule
-from tests.support.resuming import subspace, thor
+from tests.support.resuming import adasum, subspace, thor
 
 pytestmark = [
     pytest.mark.usefixtures("runtime"),
@@ -32,13 +34,18 @@ SUBSPACE = {
     "micro_steps": 2,
     "tail": "drop",
 }
-NAMES = {"seed": "basis"}  # names of settings that differ from the option's
+ADASUM = {"workers": 3, "on": "gradients", "reduction": "mean", "scope": "network", "tail": "drop"}
+NAMES = {"seed": "basis", "workers": "team"}  # settings whose names differ from the option's
 
 
 @pytest.mark.parametrize(
     ("make", "different", "others"),
-    [(thor, THOR, {"damping", "formulas"}), (subspace, SUBSPACE, set())],
-    ids=["thor", "subspace"],
+    [
+        (thor, THOR, {"damping", "formulas"}),
+        (subspace, SUBSPACE, set()),
+        (partial(adasum, workers=2), ADASUM, set()),
+    ],
+    ids=["thor", "subspace", "adasum"],
 )
 def test_they_are_not_resumed(make, different, others):
     """Their settings differ, and ``fit`` compares them before it changes anything."""

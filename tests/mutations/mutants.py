@@ -226,13 +226,13 @@ MUTANTS = {
         ),
         # The residual also holds the part in the subspace.
         "subspace, residual inside": Mutant(
-            file="labkit/algorithms/subspace/graphs.py",
+            file="labkit/algorithms/subspace/update.py",
             right="self.gamma * self.residual + (gradient - inside)",
             wrong="self.gamma * self.residual + gradient",
             test=TWENTY_UPDATES,
         ),
         "subspace, residual without a past": Mutant(
-            file="labkit/algorithms/subspace/graphs.py",
+            file="labkit/algorithms/subspace/update.py",
             right="residual = self.gamma * self.residual +",
             wrong="residual = 0.0 * self.residual +",
             test=TWENTY_UPDATES,
@@ -240,7 +240,7 @@ MUTANTS = {
         # Directions from the middle snapshot, not from the mean of all.
         "subspace, mean of the snapshots": Mutant(
             file="labkit/algorithms/subspace/components.py",
-            right="np.linalg.eigh(_centred(gram))",
+            right="np.linalg.eigh(centred)",
             wrong="np.linalg.eigh(gram)",
             test="tests/algorithms/subspace/test_components.py::test_around_weights_that_are_larger_than_their_moves",
         ),

@@ -40,20 +40,17 @@ class Twin:
         self.weights = [p.asnumpy().astype(np.float64) for p in (network.weight, network.bias)]
         zeros = [np.zeros_like(weight) for weight in self.weights]
         self.velocities = [zeros] * (self.workers if self.on == "updates" else 1)
-        self.group_size = self._size()
         self._begin()
 
-    def _size(self):
-        return self.micro_steps(self.updates) if callable(self.micro_steps) else self.micro_steps
-
     def _begin(self):
-        self.entered, self.pending = [], list(self.velocities)
+        """Begin an update; the size of its groups is that of its number."""
+        size = self.micro_steps(self.updates) if callable(self.micro_steps) else self.micro_steps
+        self.entered, self.pending, self.size = [], list(self.velocities), size
         self.group = self._group()
 
     def _group(self):
-        return twins.Accumulation(
-            self.group_size, nonfinite=self.nonfinite, clip_norm=self.clip_norm
-        )
+        own = {"nonfinite": self.nonfinite, "clip_norm": self.clip_norm}
+        return twins.Accumulation(self.size, **own)
 
     def micro_batch(self, inputs, targets):
         """Process one micro-batch of the worker whose turn it is."""
@@ -92,41 +89,34 @@ class Twin:
         return reference.momentum_update(self.weights, velocity, decayed, rate, self.momentum)
 
     def _combine(self):
-        groups = [group for _, group in self.entered if group is not None]
+        self.vectors = [vectors for vectors, _ in self.entered]
         self.velocities = list(self.pending)
+        groups = [group for _, group in self.entered if group is not None]
         if groups:
-            parts = self._combined()
+            parts = self._combined(len(groups))
             if self.on == "updates":
                 self.weights = [w + part for w, part in zip(self.weights, parts, strict=True)]
             else:
                 self.weights, self.velocities[0] = self._moved(parts, self.velocities[0])
-            self._note(groups)
+            images = [group.images for group in groups]
+            self.last = {
+                "number": self.updates + 1,
+                "loss": float(np.average([group.loss for group in groups], weights=images)),
+                "gradient_norm": float(np.mean([group.norm for group in groups])),
+                "learning_rate": (self.rate(self.updates),),
+                "images": sum(images),
+            }
             self.updates += 1
-        self.vectors = [vectors for vectors, _ in self.entered]
-        self.group_size = self._size()
         self._begin()
 
-    def _combined(self):
-        rows = [np.concatenate([v.ravel() for v in vectors]) for vectors, _ in self.entered]
-        rows = np.stack(rows)
+    def _combined(self, present):
+        rows = np.stack([np.concatenate([v.ravel() for v in vectors]) for vectors in self.vectors])
         ends = np.cumsum([weight.size for weight in self.weights])[:-1]
         layers = np.split(rows, ends, axis=1) if self.scope == "layer" else [rows]
-        combined = np.concatenate([self._reduced(layer) for layer in layers])
-        parts = np.split(combined, ends)
-        return [part.reshape(w.shape) for part, w in zip(parts, self.weights, strict=True)]
-
-    def _reduced(self, rows):
         if self.reduction == "adasum":
-            return reference.adasum_tree(rows)
-        present = sum(group is not None for _, group in self.entered)
-        return rows.sum(axis=0) / (present if self.reduction == "mean" else 1)
-
-    def _note(self, groups):
-        images = [group.images for group in groups]
-        self.last = {
-            "number": self.updates + 1,
-            "loss": float(np.average([group.loss for group in groups], weights=images)),
-            "gradient_norm": float(np.mean([group.norm for group in groups])),
-            "learning_rate": (self.rate(self.updates),),
-            "images": sum(images),
-        }
+            layers = [reference.adasum_tree(layer) for layer in layers]
+        else:
+            count = present if self.reduction == "mean" else 1
+            layers = [layer.sum(axis=0) / count for layer in layers]
+        parts = np.split(np.concatenate(layers), ends)
+        return [part.reshape(w.shape) for part, w in zip(parts, self.weights, strict=True)]

@@ -1,9 +1,11 @@
 """Small networks and batches for the tests of the step cells: distinct rows, fixed seeds."""
 
 from contextlib import contextmanager
+from unittest import mock
 
 import mindspore as ms
 import numpy as np
+import pytest
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from labkit.algorithms.adasum import AdasumStep
@@ -12,7 +14,7 @@ from labkit.algorithms.thor import ThorStep, ThorUpdate
 from labkit.steps.accumulation import AccumulatedStep
 from labkit.steps.losses import LossNet
 from labkit.steps.state import set_state
-from labkit.steps.step import PlainStep
+from labkit.steps.step import Graph, PlainStep
 from tests import twins
 from tests.support.subspace_cells import basis_of
 
@@ -142,6 +144,28 @@ def unchanged(cell):
     before = snapshot(cell)
     yield
     assert_bit_equal(snapshot(cell), before)
+
+
+@contextmanager
+def before_each_run(graph, act):
+    """Call ``act`` before each run of a compiled ``Graph`` in the block."""
+
+    def called(one, *arguments):
+        if one is graph:
+            act()
+        return run(one, *arguments)
+
+    run = Graph.__call__
+    with mock.patch.object(Graph, "__call__", called):
+        yield
+
+
+@contextmanager
+def interrupted(graph):
+    """Expect the block to be interrupted before a ``Graph`` runs."""
+    interrupt = mock.Mock(side_effect=KeyboardInterrupt)
+    with before_each_run(graph, interrupt), pytest.raises(KeyboardInterrupt):
+        yield
 
 
 class Product(nn.Cell):

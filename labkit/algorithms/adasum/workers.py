@@ -15,21 +15,19 @@ from labkit.errors import InputError
 from labkit.ranks.cluster import agree, rank_and_size
 from labkit.steps.state import rated, state
 
-# The notes that follow a worker's vector in its row, float32, in this order: the sum of w_i L_i
-# over its micro-batches; the sum of w_i; the number of rows; the norm of its averaged gradient
-# before clipping; and 1, or 0 for a worker without a finite micro-batch.
+# The notes that follow a worker's vector in its row, float32: the sums of w_i L_i, of w_i and of
+# rows over its micro-batches; the norm of its averaged gradient before clipping; and 1, or 0 for a
+# worker without a finite micro-batch.
 NOTES, WEIGHT, PRESENT = 5, 1, 4
-# Attributes of an optimizer that hold what is not per-worker state: settings that a callback may
-# change, and the step count.
+# What a callback may change, and the step count: not the state of a worker.
 SETTINGS = ("learning_rate", "weight_decay", "momentum", "global_step")
 
 
 class WorkerStates(nn.Cell):
-    """The state of an optimizer, once for each worker of this process.
+    """The state of an optimizer, once for each of several workers of this process.
 
     A bank holds each worker's state twice: half ``side`` has the states before the current update,
-    the other half receives those after it, so that a dropped update leaves no trace. For a single
-    worker the optimizer itself holds the state.
+    the other half receives those after it, so that a dropped update leaves no trace.
     """
 
     def __init__(self, optimizer: nn.Optimizer, workers: int):
@@ -87,10 +85,7 @@ def _store(index: Tensor, value: Parameter, bank: Parameter) -> Tensor:
 class Team(nn.Cell):
     """All workers, rank by rank: rows (workers, C) of this process -> those of all, (total, C).
 
-    Args:
-        workers: virtual workers in each process.
-        node_size: ranks per node: their gradients are averaged, and the node counts as one process
-            (in a single process it multiplies the micro-batches that a worker averages).
+    ``workers`` and ``node_size`` are those of ``AdasumStep``; a node counts as one process.
     """
 
     def __init__(self, workers: int = 1, node_size: int = 1):
@@ -138,16 +133,14 @@ class Team(nn.Cell):
             return ""
         return _node_group(self.rank // self.node_size * self.node_size, self.node_size)
 
-    def check_replicas(self, parameters: Sequence[Parameter]) -> None:
+    def check_replicas(self, weights: Sequence[Parameter]) -> None:
         """Raise ``InputError`` unless all ranks hold the same bits in every parameter."""
         if self.ranks > 1:
-            digest = hashlib.sha256()
-            for parameter in parameters:
-                digest.update(parameter.asnumpy().tobytes())
-            agree(weights=digest.hexdigest())
+            data = b"".join(weight.asnumpy().tobytes() for weight in weights)
+            agree(weights=hashlib.sha256(data).hexdigest())
 
     def text(self) -> str:
-        """Return a description: "2 workers (1 in each process, 4 ranks, 2 nodes of 2, ...)"."""
+        """Return "2 workers (1 in each process, 4 ranks, 2 nodes of 2, ...)"."""
         parts, several = [f"{self.workers} virtual"], self.node_size > 1
         if self.ranks > 1:
             parts = [f"{self.workers} in each process", f"{self.ranks} ranks"]

@@ -1,8 +1,4 @@
-"""The direction and length of a step, decided in float64 between the compiled graphs.
-
-It uses K numbers and K x K matrices: for K = 32 an update takes the host 0.1 ms. No MindSpore
-import.
-"""
+"""The direction and length of a step, decided in float64 between the compiled graphs."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -22,13 +18,12 @@ class Constants:
     Attributes:
         rho: factor between the step sizes of consecutive trials, 0 < rho < 1.
         sigma: share of the predicted decrease that the loss must show, 0 < sigma < 1.
-        trials: maximum number of trials of a search, an integer >= 1: 20 as in the paper's code;
-            MindSpore uses 2.
+        trials: maximum number of trials of a search, an integer >= 1.
         gamma: momentum of the residual, 0 <= gamma < 1.
         alpha: factor of the residual, >= 0; 0 leaves the optimizer only its weight decay.
         curvature: a pair enters B only if y.s > curvature |y| |s|, 0 <= curvature < 1.
         failure: what a failed search does: ``reset`` discards B and the pair; ``rollback`` keeps
-            both as before the update, as in MindSpore.
+            both as before the update.
 
     Raises:
         InputError: if a value is invalid.
@@ -57,13 +52,10 @@ CONSTANT_NAMES = tuple(field.name for field in fields(Constants))
 
 @dataclass(frozen=True)
 class LastSearch:
-    """The search of the most recent update.
+    """The search of the most recent update: its ``trials``, and whether one was ``accepted``.
 
-    Attributes:
-        trials: losses that were evaluated.
-        accepted: whether one of them was low enough.
-        step_size: rho^m of that trial; 0.0 if the search failed and took no step in the subspace.
-        failures: failed searches so far.
+    ``step_size`` is rho^m of that trial, 0.0 if the search failed and took no step in the subspace;
+    ``failures`` counts the failed searches so far.
     """
 
     trials: int
@@ -119,10 +111,8 @@ def line_search(
 ) -> tuple[int, float]:
     """Return (trials made, step size): the first rho^m that lowers the loss enough, or 0.0.
 
-    Args:
-        loss_at: step size -> loss of the update's rows at w + step size P^T d.
-        loss: at w.
-        slope: g_k.d < 0; if it is 0 there is nothing to search.
+    ``loss_at`` is step size -> loss at w + step size P^T d, ``loss`` that at w, ``slope`` g_k.d; if
+    that is not < 0 there is nothing to search.
     """
     if not slope < 0:
         return 0, 0.0
@@ -144,7 +134,6 @@ def after_search(
 ) -> Memory:
     """Return the memory after a search with step size ``size``, 0.0 if it failed."""
     if size:
-        step = np.float32(size) * direction
         float32 = (inverse.astype(np.float32), gradient.astype(np.float32))
-        return Memory(*float32, step, True)
+        return Memory(*float32, np.float32(size) * direction, True)
     return Memory.empty(len(direction)) if failure == "reset" else memory

@@ -1,17 +1,11 @@
-"""Snapshots: the trainable weights at certain moments of a training, one file each.
-
-A snapshot is a ``.safetensors`` file of float32 tensors by parameter name. ``Snapshots`` saves
-them during a training; ``SnapshotFolder`` reads any part of all of them without the rest. A folder
-without such a file may hold the ``.ckpt`` files of a tutorial's first stage.
-"""
+"""Snapshots: the trainable weights at moments of a training, float32, one file each."""
 
 import hashlib
 import json
 import math
 import os
-import re
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -32,22 +26,20 @@ from labkit.steps.state import bounds
 
 Described = list[tuple[str, tuple[int, ...]]]
 BASIS = "labkit_basis"  # the metadata of a basis, which may lie beside its snapshots
-_NAME = re.compile(r"step-(\d{9})\.safetensors")
+_NAMES = "step-" + 9 * "[0-9]" + ".safetensors"
 
 
 class Snapshots(Callback):
     """Save the trainable weights of ``network`` several times an epoch; keep the newest ``keep``.
 
-    It is a callback for ``fit``, and for ``Model.train`` of any network (after ``EndOfEpoch`` if
-    the step needs that, so that the epoch's last snapshot includes a flushed update). A training
-    that is interrupted and resumed leaves the same files, bit for bit, as an uninterrupted one.
-    With several ranks only the first one writes.
+    It is for ``fit``, and for ``Model.train`` of any network (after ``EndOfEpoch`` if the step
+    needs that). A resumed training leaves the same files as an uninterrupted one, bit for bit. With
+    several ranks only the first one writes.
 
     Args:
         network: its ``trainable_params()`` are saved, by name; all must be float32.
         folder: where to save; files are named after the number of micro-batches done so far.
-        start_epoch: first epoch, counted from 1, whose snapshots are saved: weights from the
-            beginning of a training explain little of its end.
+        start_epoch: first epoch, counted from 1, whose snapshots are saved.
         saves_per_epoch: saves after equal parts of each epoch's micro-batches, the last at its end.
         keep: maximum number of files; the oldest are removed. None keeps all.
         resume: whether the training may continue one that saved snapshots in ``folder``. Those
@@ -55,8 +47,8 @@ class Snapshots(Callback):
 
     Raises:
         InputError: if a count is invalid or a parameter is not float32; when the training begins,
-            if the folder holds snapshots of another training, or there are more saves in an epoch
-            than calls of the step: its micro-batches, or one in dataset sink mode.
+            if the folder holds snapshots of another one, or an epoch has fewer calls of the step
+            (in dataset sink mode one) than saves.
     """
 
     def __init__(
@@ -73,63 +65,55 @@ class Snapshots(Callback):
         self._start = integer("start_epoch", start_epoch)
         self._saves = integer("saves_per_epoch", saves_per_epoch)
         self._keep = None if keep is None else integer("keep", keep)
-        self._folder, self._resume, self._writes = Path(folder), resume, False
+        self._folder, self._resume = Path(folder), resume
         self._parameters = network.trainable_params()
         for parameter in self._parameters:
             if parameter.dtype != ms.float32:
-                raise InputError(
-                    f"{parameter.name} is {parameter.dtype}; snapshots are of float32 weights (the "
-                    "precision= of a step computes in float16 and keeps float32 weights)"
-                )
+                expected = "Float32, as precision= of a step keeps it"
+                raise InputError(f"{parameter.name} is {parameter.dtype}; expected {expected}")
 
     def on_train_begin(self, run_context: RunContext) -> None:
         arguments = run_context.original_args()
-        size = arguments.batch_num
-        self._micro_batches = size if arguments.get("dataset_sink_mode") else 1
-        calls = size // self._micro_batches
+        self._size = arguments.batch_num
+        self._in_call = self._size if arguments.get("dataset_sink_mode") else 1
+        calls = self._size // self._in_call
         if self._saves > calls:
             raise wrong("saves_per_epoch", self._saves, f"at most {calls}, an epoch's calls")
-        self._moments = {math.ceil(size * part / self._saves) for part in range(1, self._saves + 1)}
-        # Model's own step count starts at 0 after a resume; the dataset knows its position.
-        self._in_epoch = arguments.train_dataset.get_init_step() % size
         self._begun = False
 
     def on_train_epoch_begin(self, run_context: RunContext) -> None:
         if self._begun:
             return
-        self._begun, self._writes = True, rank_and_size()[0] == 0
-        if not self._writes:
-            return
         arguments = run_context.original_args()
-        done = (arguments.cur_epoch_num - 1) * arguments.batch_num + self._in_epoch
+        # Model's own step count starts at 0 after a resume; the dataset knows its position.
+        in_epoch = arguments.train_dataset.get_init_step() % self._size
+        self._begun, self._done = True, (arguments.cur_epoch_num - 1) * self._size + in_epoch
+        if rank_and_size()[0]:
+            return
         make_folder(self._folder)
         saved = _saved(self._folder)
-        if saved and not done and not self._resume:
-            raise InputError(
-                f"{self._folder} holds snapshots of an earlier training; give resume=True to "
-                "continue it, or another folder"
-            )
+        if saved and not self._done and not self._resume:
+            there = f"{self._folder} holds snapshots of an earlier training"
+            raise InputError(f"{there}; give resume=True to continue it, or another folder")
         remove_unfinished(self._folder)
-        for number in [number for number in saved if number > done]:
+        for number in [number for number in saved if number > self._done]:
             saved.pop(number).unlink()
         # The training may have been killed after its checkpoint and before this snapshot.
-        if self._resume and done and done not in saved:
-            self._save(done, arguments.batch_num)
+        if self._resume and self._done and self._done not in saved:
+            self._save()
 
     def on_train_step_end(self, run_context: RunContext) -> None:
-        arguments = run_context.original_args()
-        self._in_epoch += self._micro_batches
-        number = (arguments.cur_epoch_num - 1) * arguments.batch_num + self._in_epoch
-        self._in_epoch %= arguments.batch_num
-        if self._writes:
-            self._save(number, arguments.batch_num)
+        self._done += self._in_call
+        if rank_and_size()[0] == 0:
+            self._save()
 
-    def _save(self, number: int, size: int) -> None:
-        """Save the weights after micro-batch ``number`` if a snapshot is due there."""
-        epoch, moment = (number - 1) // size + 1, (number - 1) % size + 1
-        if epoch < self._start or moment not in self._moments:
+    def _save(self) -> None:
+        """Save the weights if a snapshot is due now."""
+        epoch, last = divmod(self._done - 1, self._size)
+        is_due = (last + 1) * self._saves // self._size > last * self._saves // self._size
+        if epoch + 1 < self._start or not is_due:
             return
-        write_snapshot(self._folder / f"step-{number:09d}.safetensors", self._parameters)
+        write_snapshot(self._folder / f"step-{self._done:09d}.safetensors", self._parameters)
         if self._keep is not None:
             for old in list(_saved(self._folder).values())[: -self._keep]:
                 old.unlink()
@@ -137,43 +121,35 @@ class Snapshots(Callback):
 
 def write_snapshot(path: str | os.PathLike, parameters: Iterable[Parameter]) -> None:
     """Write float32 Parameters to ``path`` by name, completely or not at all."""
-    values = {parameter.name: parameter.asnumpy() for parameter in parameters}
     with whole_file(path, "the snapshot") as temporary:
-        save_file(values, temporary)
+        save_file({parameter.name: parameter.asnumpy() for parameter in parameters}, temporary)
 
 
 def _saved(folder: Path) -> dict[int, Path]:
     """Return the files that ``Snapshots`` saved in ``folder``: number -> path, oldest first."""
-    named = ((_NAME.fullmatch(path.name), path) for path in sorted(folder.iterdir()))
-    return {int(match[1]): path for match, path in named if match}
+    return {int(path.stem[5:]): path for path in sorted(folder.glob(_NAMES))}
 
 
 class SnapshotFolder:
     """The snapshots in a folder, in the order of their names, as the rows of an (N, M) matrix.
 
-    The files are mapped, so that several threads can read any parts at once. (The slices of
-    safetensors hold the interpreter lock, and cut along rows.)
-
     Args:
-        folder: a folder of ``.safetensors`` files or, if it has none of them, of ``.ckpt`` files;
-            numbers in file names are ordered as numbers. Of a ``.ckpt`` file, which is copied,
-            everything but the parameters is ignored, and the names of the tutorials' ResNets are
-            translated to labkit's.
-        parameters: the parameters that every file must hold, in the order of the columns: a network
-            (its trainable parameters), Parameters, or pairs (name, shape); None takes those of the
-            first file, in the order of their names.
+        folder: of ``.safetensors`` files or, if it has none of them, of a tutorial's ``.ckpt``
+            files; numbers in file names are ordered as numbers. Of a ``.ckpt`` file everything but
+            the parameters is ignored, and names of the tutorials' ResNets become labkit's.
+        parameters: what every file must hold, in the order of the columns: a network (its trainable
+            parameters), Parameters, or pairs (name, shape).
 
     ``paths`` are those of the N files, ``described`` is (name, shape) of each parameter, ``size``
-    is M.
+    is M. The files are mapped: several threads can read any parts at once.
 
     Raises:
-        InputError: if the folder holds no snapshot, a file is damaged, or it is of another network;
-            the message names the parameter.
+        InputError: if the folder holds no snapshot, or a file is damaged or of another network.
     """
 
-    def __init__(self, folder: str | os.PathLike, parameters: Any = None) -> None:
-        self.folder = Path(folder)
-        wanted = None if parameters is None else describe(parameters)
+    def __init__(self, folder: str | os.PathLike, parameters: Any) -> None:
+        self.folder, self.described = Path(folder), describe(parameters)
+        own = dict(self.described)
         # A dot begins the names of files that a killed process left half-written.
         files = sorted(self.folder.glob("[!.]*.safetensors"), key=natural_order)
         opened = {path: mapped(path) for path in files}
@@ -181,15 +157,14 @@ class SnapshotFolder:
         if not held:
             checkpoints = sorted(self.folder.glob("[!.]*.ckpt"), key=natural_order)
             with tempfile.TemporaryDirectory() as copies:  # what is mapped stays until it is unused
-                held = {path: _converted(path, Path(copies), wanted) for path in checkpoints}
+                held = {path: _converted(path, Path(copies), own) for path in checkpoints}
         if not held:
             raise InputError(f"{folder} holds no snapshot; expected .safetensors or .ckpt files")
-        self.paths, first = list(held), next(iter(held.values()))
-        self.described = wanted or [(name, first[name].shape) for name in sorted(first)]
         for path, arrays in held.items():
             shapes = {name: array.shape for name, array in arrays.items()}
-            check_network(f"the snapshot {path}", shapes, dict(self.described))
-        rows = [[arrays[name].ravel() for name, _ in self.described] for arrays in held.values()]
+            check_network(f"the snapshot {path}", shapes, own)
+        self.paths = list(held)
+        rows = [[arrays[name].ravel() for name in own] for arrays in held.values()]
         self._parameters = list(zip(*rows, strict=True))  # of each parameter all rows, flat
         self._bounds = bounds([math.prod(shape) for _, shape in self.described])
         self.size = self._bounds[-1][1]
@@ -216,24 +191,24 @@ class SnapshotFolder:
 
     def checksum(self) -> str:
         """Return the SHA-256 of the names and bytes of all files; a thread per core reads them."""
+
+        def digest(path: Path) -> str:
+            return hashlib.sha256(np.memmap(path, np.uint8, "r").data).hexdigest()
+
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-            digests = list(pool.map(_digest, self.paths))
+            digests = list(pool.map(digest, self.paths))
         names = [path.name for path in self.paths]
         return hashlib.sha256(json.dumps([names, digests]).encode()).hexdigest()
 
 
-def _digest(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def mapped(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """Return the tensors of a file, mapped, and its metadata; ``InputError`` if it is damaged."""
+    """Return the tensors of a file, mapped, and its metadata, or raise ``InputError``."""
+    # The slices of safetensors hold the interpreter lock, and cut along rows.
     try:
         with safe_open(path, "numpy"):  # it compares the header with the file's length
             data = np.memmap(path, np.uint8, "r")
     except (SafetensorError, OSError) as error:
-        raise InputError(f"{path} is damaged and cannot be read ({error})") from error
+        raise InputError(f"{path} cannot be read: {error}") from error
     begin = 8 + int(data[:8].view(np.uint64)[0])
     header, arrays = json.loads(bytes(data[8:begin])), {}
     texts = header.pop("__metadata__", {})
@@ -246,15 +221,15 @@ def mapped(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     return arrays, texts
 
 
-def _converted(path: Path, folder: Path, wanted: Described | None) -> dict[str, np.ndarray]:
-    """Return the parameters of a ``.ckpt`` file, those of ``wanted`` if given, in a copy."""
+def _converted(path: Path, folder: Path, wanted: Container[str]) -> dict[str, np.ndarray]:
+    """Return the parameters of a ``.ckpt`` file whose names are ``wanted``, mapped from a copy."""
     try:
         values = ms.load_checkpoint(str(path), crc_check=True)
     except Exception as error:  # MindSpore raises a different one for each kind of damage
-        raise InputError(f"the checkpoint {path} is damaged and cannot be read") from error
-    held = {own_name(name): value for name, value in values.items()}
-    names = held.keys() if wanted is None else held.keys() & dict(wanted).keys()
-    save_file({name: np.array(held[name].asnumpy()) for name in names}, folder / path.name)
+        raise InputError(f"{path} cannot be read: it is damaged") from error
+    named = {own_name(name): value for name, value in values.items()}
+    held = {name: np.array(value.asnumpy()) for name, value in named.items() if name in wanted}
+    save_file(held, folder / path.name)
     return mapped(folder / path.name)[0]
 
 

@@ -25,20 +25,11 @@ CASES = [(count, "gram") for count in (2, 3, 4, 5, 7, 11, 64)] + [(7, "tree"), (
 COMPILED = (4, 7)
 
 
-@functools.cache
-def made(count, by, reduction="adasum"):
-    """Return a combination, compiled once for all tests."""
-    return combination(reduction, LAYERS, count, by=by)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _forget():
-    yield
-    made.cache_clear()
-
-
-def combined(rows, by="gram"):
-    return made(len(rows), by)(Tensor(rows)).asnumpy()
+@pytest.fixture(scope="module")
+def combined():
+    """A function from rows to their combination, compiled once for all tests."""
+    made = functools.cache(lambda count, by: combination("adasum", LAYERS, count, by=by))
+    return lambda rows, by="gram": made(len(rows), by)(Tensor(rows)).asnumpy()
 
 
 def by_layer(row):
@@ -60,14 +51,6 @@ def normal(count, seed=0):
     return np.random.default_rng(seed).normal(size=(count, NUMBERS))
 
 
-def correlated(count):
-    return normal(count) + 2 * normal(1, seed=1)
-
-
-def anticorrelated(count):
-    return 0.5 * normal(count) + np.where(np.arange(count) % 2, 1, -1)[:, None] * normal(1, seed=1)
-
-
 def mixed_magnitudes(count):
     """Return vectors with lengths from 1e-30 to 1e30 side by side, different ones in each layer."""
     exponents = np.random.default_rng(2).integers(-29, 30, size=(count, len(LAYERS)))
@@ -81,10 +64,11 @@ def some_zero(count):
     return rows
 
 
+COMMON = normal(1, seed=1)
 KINDS = {
     "independent": normal,
-    "correlated": correlated,
-    "anticorrelated": anticorrelated,
+    "correlated": lambda count: normal(count) + 2 * COMMON,
+    "anticorrelated": lambda count: 0.5 * normal(count) - (-1) ** np.c_[:count] * COMMON,
     "equal": lambda count: np.repeat(normal(1), count, axis=0),
     "1e-30": lambda count: 1e-30 * normal(count),
     "1e30": lambda count: 1e30 * normal(count),
@@ -96,21 +80,13 @@ KINDS = {
 
 class TestAgainstFloat64:
     @pytest.mark.parametrize(("count", "by"), CASES)
-    def test_every_kind_of_vector(self, count, by):
+    def test_every_kind_of_vector(self, combined, count, by):
         worst = {}
         with contextlib.nullcontext() if count in COMPILED else pynative():
             for kind, make in KINDS.items():
                 rows = make(count).astype(np.float32)
                 worst[kind] = error(combined(rows, by), rows)
         assert max(worst.values()) <= BOUND, worst
-
-    def test_by_hand(self, eager):
-        """Vectors of one number: 3 and 5 give their mean; 3 and -5 give 5.5 - 6.5."""
-        rows = np.zeros((2, NUMBERS), np.float32)
-        rows[:, 0], rows[:, 150] = (3.0, 5.0), (3.0, -5.0)
-        vector = combined(rows)
-        assert vector[0] == pytest.approx(4.0) and vector[150] == pytest.approx(-1.0)
-        assert np.count_nonzero(vector) == 2
 
     def test_of_a_last_pair_whose_long_sums_round(self, eager):
         """ResNet-50's largest layers have 2 million numbers; products alone would be 2.1e-5 off."""
@@ -175,7 +151,7 @@ PATHS = {
 
 
 @pytest.mark.parametrize("case", PATHS)
-def test_which_path(case, alone):
+def test_which_path(case, combined, alone):
     """The last bits show which path was taken, since the two round differently."""
     rows, by_products = PATHS[case]
     rows = rows.astype(np.float32)
@@ -190,25 +166,13 @@ def test_which_path(case, alone):
 @pytest.mark.parametrize("by", ["gram", "tree"])
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("row", [0, 3])
-def test_what_is_not_finite_stays_in_its_layer_and_is_seen_there(by, value, row):
+def test_what_is_not_finite_stays_in_its_layer_and_is_seen_there(combined, by, value, row):
     rows = normal(4).astype(np.float32)
     clean = by_layer(combined(rows, "tree"))
     rows[row, 20] = value
     vector = by_layer(combined(rows, by))
     assert not np.isfinite(vector[0]).any()
     np.testing.assert_allclose(vector[1], clean[1], rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("present", [None, [1, 1, 0, 1], [0, 0, 1, 0]])
-def test_mean_and_sum_of_the_rows_that_are_present(present):
-    rows = normal(4).astype(np.float32)
-    counted = np.ones(4) if present is None else np.array(present)
-    rows *= counted[:, None].astype(np.float32)
-    more = () if present is None else (Tensor(counted.astype(np.float32)),)
-    total = rows.astype(np.float64).sum(axis=0)
-    for reduction, expected in (("sum", total), ("mean", total / counted.sum())):
-        vector = made(4, "gram", reduction)(Tensor(rows), *more).asnumpy()
-        np.testing.assert_allclose(vector, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_more_layers_than_a_graph_may_nest_steps():

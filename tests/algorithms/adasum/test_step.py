@@ -1,5 +1,7 @@
 """AdasumStep against float64, call by call; what it keeps, and what it refuses."""
 
+from unittest import mock
+
 import mindspore as ms
 import numpy as np
 import pytest
@@ -9,10 +11,8 @@ from mindspore import nn
 
 from labkit import reference
 from labkit.algorithms.adasum import AdasumStep
-from labkit.algorithms.adasum import update as update_module
 from labkit.algorithms.adasum.workers import states_of
 from labkit.errors import InputError
-from labkit.nets.small import NormNet
 from labkit.steps.gradients import set_state
 from labkit.steps.losses import LossNet
 from labkit.steps.options import DynamicLossScale
@@ -22,7 +22,8 @@ from tests.support.adasum_twin import Twin
 from tests.support.step_cells import (
     assert_bit_equal,
     assert_close,
-    digits,
+    before_each_run,
+    interrupted,
     momentum,
     regression,
     restore,
@@ -32,7 +33,6 @@ from tests.support.step_cells import (
     to_float16,
 )
 from tests.support.tolerances import TOLERANCE
-from tests.support.trainings import loss_fn
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -60,13 +60,7 @@ CASES = {
     # Tails of one worker: the two that had no turn count as zeros, its vector is the update.
     "one of three": ({"workers": 3}, {}, 5, (), (0, 4)),
     "mean": ({"workers": 3, "reduction": "mean"}, {}, 10, (4,), (6,)),
-    "sum of gradients": (
-        {"workers": 2, "reduction": "sum", "on": "gradients"},
-        {"rate": lambda update: 0.02},
-        6,
-        (),
-        (),
-    ),
+    "sum of gradients": ({"workers": 2, "reduction": "sum", "on": "gradients"}, DECAYED, 6, (), ()),
     # The twin has no nodes; its workers average micro-batches instead.
     "nodes": ({"workers": 2, "node_size": 2, "micro_steps": 2}, {"micro_steps": 4}, 17, (), (13,)),
     # Call 8 is not finite and dropped with its epoch: it must not spoil the next group.
@@ -82,20 +76,10 @@ CASES = {
 COMPILED = ("not finite", "gradients", "drop")
 
 
-def twin_of(case):
-    options, others, *_ = CASES[case]
-    options = {k: v for k, v in options.items() if k not in ("node_size", "loss_scale")}
-    return Twin(**options | others)
-
-
-def build(options, others=None):
-    """Return (network, step) with the same Momentum as the twin."""
-    others = others or {}
+def build(options, rates=0.05, weight_decay=0.0):
+    """Return (network, step) with Momentum."""
     net, loss_net = regression()
-    rate = others.get("rate", lambda update: 0.05)
-    rates = RATES if others is DECAYED else rate(0)
-    step = AdasumStep(loss_net, momentum(net, rates, others.get("weight_decay", 0.0)), **options)
-    return net, step
+    return net, AdasumStep(loss_net, momentum(net, rates, weight_decay), **options)
 
 
 def weights_of(net):
@@ -128,7 +112,10 @@ class TestTwin:
         if case not in COMPILED:
             request.getfixturevalue("eager")
         options, others, calls, nan, ends = CASES[case]
-        twin, (net, step) = twin_of(case), build(options, others)
+        names = options.keys() - {"node_size", "loss_scale"}
+        twin = Twin(**{name: options[name] for name in names} | others)
+        decayed = (RATES, 0.1) if others is DECAYED else ()
+        net, step = build(options, *decayed)
         for call in range(calls):
             inputs, targets = rows(3 + call % 2, seed=call)
             targets *= np.float32(np.nan if call in nan else 1)
@@ -151,81 +138,51 @@ class TestTwin:
                 np.testing.assert_allclose(actual, expected, **TOLERANCE["float32, many updates"])
 
 
-def test_each_option_of_the_twin_gives_other_weights():
-    """Or a step that ignores one would equal its twin."""
-    ends = []
-    for options in (
-        {"workers": 2},
-        {"workers": 2, "micro_steps": 2},
-        {"workers": 4},
-        {"workers": 4, "on": "gradients"},
-        {"workers": 4, "reduction": "mean"},
-        {"workers": 4, "reduction": "sum"},
-        {"workers": 4, "scope": "network"},
-    ):
-        twin = Twin(**options)
-        for call in range(8):
-            twin.micro_batch(*rows(4, seed=call))
-        ends.append(twin.weights[0].ravel())
-    distances = np.abs(np.array(ends)[:, None] - np.array(ends)).max(axis=2)
-    assert distances[~np.eye(len(ends), dtype=bool)].min() > 1e-3
-
-
 def opposite_rows(inputs, targets, weights, rest=0.0, more=0.0):
     """Return targets whose residuals have the opposite sign, except for ``rest``."""
     residuals = targets - inputs @ weights[0].T - weights[1]
     return (targets + rest * more - (2 - rest) * residuals).astype(np.float32)
 
 
-def test_workers_that_nearly_cancel(once, monkeypatch):
+def assert_moved_by_adasum(net, before, vectors):
+    """Compare a network's move with the combination of the workers' vectors, in float64."""
+    for after, start, part in zip(weights_of(net), before, vectors.values(), strict=True):
+        combined = reference.adasum_tree(part)
+        far = np.linalg.norm((after - start).ravel() - combined)
+        assert far <= 1e-5 * np.linalg.norm(combined) + 1e-7
+
+
+def test_workers_that_nearly_cancel(once):
     """They are combined by the tree, in a separate graph, and counted once like others."""
-    seen, combine = [], update_module._Fallback.__call__
-
-    def counted(graph):
-        seen.append(1)
-        return combine(graph)
-
-    monkeypatch.setattr(update_module._Fallback, "__call__", counted)
     for rest, expected in ((1.0, 0), (0.02, 4)):
         net, step = once(build, {"workers": 4})
-        seen.clear()
+        seen = mock.Mock()
         for call in range(16):
             inputs, targets = rows(4, seed=call - (call % 4 == 1))
             before = weights_of(net)
             if call % 4 == 1:
                 more = rows(4, seed=call)[1]
                 targets = opposite_rows(inputs, targets, before, rest, more)
-            step(*tensors(inputs, targets))
+            with before_each_run(step.update.fallback, seen):
+                step(*tensors(inputs, targets))
             if call % 4 == 3:
-                vectors = step.vectors().values()
-                for after, start, part in zip(weights_of(net), before, vectors, strict=True):
-                    combined = reference.adasum_tree(part)
-                    far = np.linalg.norm((after - start).ravel() - combined)
-                    assert far <= 1e-5 * np.linalg.norm(combined) + 1e-7
-        assert len(seen) == expected and step.last_update.number == 4
+                assert_moved_by_adasum(net, before, step.vectors())
+        assert seen.call_count == expected and step.last_update.number == 4
 
 
-def test_an_update_interrupted_before_it_is_made_by_the_next_call(eager, monkeypatch):
+def test_an_update_interrupted_before_it_is_made_by_the_next_call(eager):
     """The next call makes it from the vectors in the bank, before a worker overwrites one."""
-
-    def interrupt(graph):
-        raise KeyboardInterrupt
-
     net, step = build({"workers": 2})
     inputs, targets = rows(4)
     before = weights_of(net)
     step(*tensors(inputs, targets))
-    with monkeypatch.context() as patch:
-        patch.setattr(update_module._Fallback, "__call__", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            step(*tensors(inputs, opposite_rows(inputs, targets, before)))
-    vectors = [part.copy() for part in step.vectors().values()]
+    with interrupted(step.update.fallback):
+        step(*tensors(inputs, opposite_rows(inputs, targets, before)))
+    vectors = step.vectors()
     assert step.last_update.number == 0
     feed(step, [1])
     assert step.last_update.number == 1
-    for after, start, part in zip(weights_of(net), before, vectors, strict=True):
-        moved = reference.adasum_tree(part).reshape(after.shape)
-        np.testing.assert_allclose(after - start, moved, atol=1e-7)
+    assert_moved_by_adasum(net, before, vectors)
 
 
 def grouped(parameters):
@@ -252,48 +209,54 @@ OPTIMIZERS = {
 }
 
 
-class Alone:
-    """An optimizer for each worker: one plain step that takes each worker's state in turn."""
+def trained_alone(make, updates):
+    """Yield the weights, by name, and the rates after each update of micro-batches by worker.
 
-    def __init__(self, make, workers):
-        self.network, loss_net = regression()
-        self.step = PlainStep(loss_net, make(self.network.trainable_params()))
-        self.fresh = [snapshot(self.step)] * workers
-
-    def update(self, batches):
-        """Return the new weights, by name, from a micro-batch for each worker."""
-        names = [parameter.name for parameter in self.network.trainable_params()]
-        start = {name: self.fresh[0][name] for name in names}
+    Each worker has an optimizer of its own: one plain step takes each worker's state in turn.
+    """
+    network, loss_net = regression()
+    step = PlainStep(loss_net, make(network.trainable_params()))
+    states, names = [snapshot(step)] * len(updates[0]), list(snapshot(network))
+    for batches in updates:
+        start = {name: states[0][name] for name in names}
         moves = []
         for worker, batch in enumerate(batches):
-            restore(self.step, self.fresh[worker] | start)
-            self.step(*batch)
-            self.fresh[worker] = snapshot(self.step)
-            moves.append([self.fresh[worker][n].astype(np.float64) - start[n] for n in names])
+            restore(step, states[worker] | start)
+            step(*batch)
+            states[worker] = snapshot(step)
+            moves.append([states[worker][n].astype(np.float64) - start[n] for n in names])
         for name, parts in zip(names, zip(*moves, strict=True), strict=True):
             combined = reference.adasum_tree(parts).reshape(parts[0].shape)
-            for state in self.fresh:
+            for state in states:
                 state[name] = (start[name] + combined).astype(np.float32)
-        return {name: self.fresh[0][name] for name in names}
+        yield {name: states[0][name] for name in names}, step.last_update.learning_rate
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_each_worker_has_an_optimizer_of_its_own(name, eager):
     make, own_state = OPTIMIZERS[name]
-    alone = Alone(make, 3)
     net, loss_net = regression()
     step = AdasumStep(loss_net, make(net.trainable_params()), workers=3)
-    for update in range(4):
-        batches = [tensors(*rows(4, seed=3 * update + worker)) for worker in range(3)]
+    updates = [[tensors(*rows(4, seed=3 * n + worker)) for worker in range(3)] for n in range(4)]
+    for batches, (weights, rates) in zip(updates, trained_alone(make, updates), strict=True):
         for batch in batches:
             step(*batch)
-        assert_close(snapshot(net), alone.update(batches), **TOLERANCE["float32, a few updates"])
-    rates = alone.step.last_update.learning_rate
-    assert step.last_update.learning_rate == pytest.approx(rates)
+        assert_close(snapshot(net), weights, **TOLERANCE["float32, a few updates"])
+        assert step.last_update.learning_rate == pytest.approx(rates)
     assert int(step.optimizer.global_step.asnumpy()[0]) == 4
-    names = {p.name.rsplit(".", 1)[0] for p in states_of(step.optimizer)}
+    assert_own(step.optimizer, own_state)
+
+
+def assert_own(optimizer, own_state):
+    """Assert that these Parameters, and no settings, are the optimizer's own state."""
+    names = {p.name.rsplit(".", 1)[0] for p in states_of(optimizer)}
     assert own_state <= names
     assert not {"learning_rate", "global_step", "momentum", "weight", "bias"} & names
+
+
+def test_the_state_in_lars_is_that_of_the_optimizer_inside():
+    """Whose rate is not that of LARS."""
+    assert_own(nn.LARS(momentum(regression()[0])), {"moments"})
 
 
 @pytest.fixture
@@ -370,14 +333,6 @@ def test_updates_ahead_are_those_that_happen(once, workers, tail, size, before, 
     step.micro_steps = 1
 
 
-def test_a_schedule_that_is_too_short_is_refused():
-    net, loss_net = regression()
-    step = AdasumStep(loss_net, momentum(net, RATES[:3]), workers=2, micro_steps=2)
-    step.check_length(step.updates_ahead([5, 4]))
-    with pytest.raises(InputError, match="3 values"):
-        step.check_length(step.updates_ahead([5, 5]))
-
-
 @pytest.mark.parametrize(
     ("precision", "kept", "tolerance"),
     [
@@ -408,14 +363,6 @@ def test_float16_and_a_dynamic_loss_scale(precision, kept, tolerance, eager):
     assert {value.dtype for value in step.vectors().values()} == {np.dtype(np.float32)}
 
 
-def test_another_team_is_not_resumed():
-    """Its settings differ, and ``fit`` compares them."""
-    others = ({"workers": 3}, {"node_size": 2}, {"reduction": "mean"}, {"scope": "network"})
-    others += ({"on": "gradients"}, {"tail": "drop"})
-    texts = {str(build({"workers": 2} | more)[1].settings) for more in ({}, *others)}
-    assert len(texts) == 7
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -430,21 +377,6 @@ def test_another_team_is_not_resumed():
 def test_what_is_refused(options, message):
     with pytest.raises(InputError, match=message):
         build(options)
-
-
-def test_workers_statistics_follow_one_another(eager):
-    """Running statistics take each worker's micro-batch at once; the weights wait."""
-    ms.set_seed(2)
-    net = NormNet("batch")
-    step = AdasumStep(LossNet(net, loss_fn()), momentum(net), workers=2)
-    before = snapshot(net)
-    step(*tensors(*digits(4)))
-    after = snapshot(net)
-    moved = {name for name in before if not np.array_equal(after[name], before[name])}
-    assert moved and all("moving" in name for name in moved)
-    step(*tensors(*digits(4, seed=1)))
-    again = snapshot(net)
-    assert all((again[name] != after[name]).any() for name in moved)
 
 
 @pytest.mark.parametrize("on", ["updates", "gradients"])

@@ -14,9 +14,6 @@ from labkit.reference import principal_components as twin
 from tests.support.snapshots import with_spectrum
 from tests.support.tolerances import TOLERANCE
 
-ORTHONORMAL = TOLERANCE["orthonormal rows in float32"]
-BASIS = TOLERANCE["basis against SVD"]
-
 
 class Rows:
     """An array (N, M) with what ``principal_components`` needs of a ``SnapshotFolder``."""
@@ -32,9 +29,12 @@ class Rows:
     def read(self, start, part):
         part[:] = self.rows[:, start : start + part.shape[1]]
 
-    def load(self, index):
-        if not np.isfinite(self.rows[index]).all():
-            raise InputError(f"row {index} is not finite")
+
+def assert_orthonormal(matrix):
+    wide = matrix.astype(np.float64)
+    tolerance = TOLERANCE["orthonormal rows in float32"]
+    np.testing.assert_allclose(wide @ wide.T, np.eye(len(wide)), **tolerance)
+    return wide
 
 
 def check(rows, components):
@@ -44,9 +44,9 @@ def check(rows, components):
     assert matrix.dtype == np.float32 and matrix.shape == (components, rows.shape[1])
     # Entries of a row are of order 1 / sqrt(M): the tolerance is for rows scaled to order 1.
     scale = np.sqrt(rows.shape[1])
-    np.testing.assert_allclose(matrix * scale, expected.matrix * scale, **BASIS)
-    wide = matrix.astype(np.float64)
-    np.testing.assert_allclose(wide @ wide.T, np.eye(components), **ORTHONORMAL)
+    tolerance = TOLERANCE["basis against SVD"]
+    np.testing.assert_allclose(matrix * scale, expected.matrix * scale, **tolerance)
+    assert_orthonormal(matrix)
     np.testing.assert_allclose(variance, expected.variance, rtol=1e-6)
     np.testing.assert_allclose(total, expected.total_variance, rtol=1e-9)
 
@@ -68,8 +68,7 @@ def test_a_spectrum_beyond_what_the_gram_matrix_holds_stays_orthonormal():
     """Over 6.5 decades the errors of G tilt the last rows by 1e-3, which is corrected."""
     rows = with_spectrum(20, 5000, 10 ** -np.linspace(0, 6.5, 19))
     matrix, _, _ = principal_components(Rows(rows), 19)
-    wide = matrix.astype(np.float64)
-    np.testing.assert_allclose(wide @ wide.T, np.eye(19), **ORTHONORMAL)
+    wide = assert_orthonormal(matrix)
     left = rows - rows.mean(0) - ((rows - rows.mean(0)) @ wide.T) @ wide
     # All 19 directions are used: what remains is the rounding of the rows and of P.
     assert np.abs(left).max() < 2e-7 * np.abs(rows).max()
@@ -96,8 +95,7 @@ def test_any_shape_in_blocks_of_any_size(count, numbers, block, data):
         patch.setattr(module, "_ITEM", 7 * count * count)
         patch.setattr(module.os, "sched_getaffinity", lambda process: range(2))
         matrix, variance, total = principal_components(Rows(rows), components)
-    wide = matrix.astype(np.float64)
-    np.testing.assert_allclose(wide @ wide.T, np.eye(components), **ORTHONORMAL)
+    wide = assert_orthonormal(matrix)
     np.testing.assert_allclose(variance, expected.variance, rtol=1e-9)
     np.testing.assert_allclose(total, expected.total_variance, rtol=1e-9)
     along = (rows - rows.mean(0, dtype=np.float64)) @ wide.T
@@ -115,22 +113,18 @@ def test_any_numbers_give_orthonormal_rows_or_a_refusal(rows):
         values = linalg.svd(rows - rows.mean(0, dtype=np.float64), compute_uv=False)
         assert values[1] <= 4e-7 * np.linalg.norm(rows) + 1e-30
     else:
-        wide = matrix.astype(np.float64)
-        np.testing.assert_allclose(wide @ wide.T, np.eye(2), **ORTHONORMAL)
+        assert_orthonormal(matrix)
 
 
 def test_bits_do_not_depend_on_the_number_of_threads(monkeypatch):
     rows = np.random.default_rng(0).normal(size=(40, 50001)).astype(np.float32)
     results = []
     for threads in (1, 2, 3, 2):
-        monkeypatch.setattr(
-            module.os, "sched_getaffinity", lambda process, threads=threads: range(threads)
-        )
+        monkeypatch.setattr(module.os, "sched_getaffinity", lambda _, n=threads: range(n))
         results.append(principal_components(Rows(rows), 32))
-    for matrix, variance, total in results[1:]:
-        np.testing.assert_array_equal(matrix, results[0][0])
-        np.testing.assert_array_equal(variance, results[0][1])
-        assert total == results[0][2]
+    for result in results[1:]:
+        for actual, expected in zip(result, results[0], strict=True):
+            np.testing.assert_array_equal(actual, expected)
 
 
 @pytest.mark.parametrize("directions", [0, 1, 5])

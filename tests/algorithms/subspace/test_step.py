@@ -1,32 +1,30 @@
 """SubspaceStep against float64, update by update; traces of a trial, and what is refused."""
 
-from dataclasses import replace
-
 import mindspore as ms
 import numpy as np
 import pytest
 from mindspore import Parameter, Tensor, nn, ops
 
-from labkit import reference
-from labkit.algorithms.subspace import Basis, LastSearch, SubspaceStep
+from labkit.algorithms.subspace import Basis, LastSearch, SubspaceStep, SubspaceUpdate
 from labkit.errors import InputError
-from labkit.nets.small import NextToken, NormNet
+from labkit.nets.small import NormNet
 from labkit.steps.gradients import set_state
-from labkit.steps.losses import LossNet, TokenLossNet
 from labkit.steps.options import DynamicLossScale
-from labkit.steps.step import PlainStep, running_statistics
+from labkit.steps.state import running_statistics
+from labkit.steps.step import PlainStep
 from labkit.training import checkpoint
 from tests.support.step_cells import (
+    Own,
     assert_bit_equal,
     digits,
+    interrupted,
     snapshot,
     tensors,
     to_float16,
     unchanged,
 )
-from tests.support.subspace_cells import SHAPES, basis_of, flat, small, small_loss, small_rows
+from tests.support.subspace_cells import SHAPES, basis_of, flat, small, small_rows
 from tests.support.subspace_twin import Twin
-from tests.support.tolerances import TOLERANCE
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -36,12 +34,12 @@ COMPONENTS = 5
 ROWS, FIRST = 64, 1000
 
 
-def by_groups(parameters):
+def by_groups(parameters, rate):
     """Return Momentum without decay on the biases; its order is not that of the network."""
     biases = [p for p in parameters if p.name.endswith("bias")]
     weights = [p for p in parameters if p.name.endswith("weight")]
     groups = [{"params": biases, "weight_decay": 0.0}, {"params": weights, "weight_decay": 0.1}]
-    return nn.Momentum([*groups, {"order_params": biases + weights}], 0.4, 0.8)
+    return nn.Momentum([*groups, {"order_params": biases + weights}], rate, 0.8)
 
 
 DECAYED = np.repeat([0.1, 0.0, 0.1, 0.0], [36, 6, 24, 4])
@@ -52,7 +50,7 @@ HARD = {"sigma": 0.95, "trials": 2, "alpha": 0.3}
 CASES = {
     "defaults": ({}, {}, (), ()),
     "failed searches": (HARD, {}, (7,), ()),
-    "rolled back": (HARD | {"failure": "rollback"}, {}, (), ()),
+    "rolled back": (HARD | {"failure": "rollback", "rho": 0.2}, {}, (), ()),
     "groups of Momentum": (
         {"alpha": 0.2, "gamma": 0.5},
         {"rate": 0.4, "momentum": 0.8, "decay": DECAYED},
@@ -60,7 +58,7 @@ CASES = {
         (),
     ),
     "micro-batches": (
-        {"micro_steps": 3, "alpha": 0.1, "loss_scale": 1024.0},
+        {"micro_steps": 3, "alpha": 0.1, "loss_scale": 1024.0, "curvature": 0.5},
         {},
         (1, 9, 10, 11, 20),
         (7, 19),
@@ -75,14 +73,6 @@ CASES = {
 }
 
 
-def batch(case, call):
-    """Return the rows of a call: the same number in each, or varying numbers with micro-batches."""
-    options, _, nan, _ = CASES[case]
-    uneven = call % 3 if "micro_steps" in options else 0
-    inputs, labels = small_rows(ROWS + uneven, seed=FIRST + call)
-    return inputs * np.float32(np.nan if call in nan else 1), labels
-
-
 def twin_of(case, basis):
     options, others, *_ = CASES[case]
     names = set(Twin.__dataclass_fields__)
@@ -91,37 +81,27 @@ def twin_of(case, basis):
     return Twin(basis.matrix, constants={name: options[name] for name in rest}, **own | others)
 
 
-def build(options, make=None):
+def build(options, make=nn.SGD, rate=1.0):
     """Return (network, basis, step) of the small network, with SGD of rate 1 by default."""
     network, loss_net = small()
-    parameters = network.trainable_params()
-    basis = basis_of(parameters, COMPONENTS)
-    optimizer = make(parameters) if make else nn.SGD(parameters, 1.0)
+    basis = basis_of(network.trainable_params(), COMPONENTS)
+    optimizer = make(network.trainable_params(), rate)
     return network, basis, SubspaceStep(loss_net, optimizer, basis, **options)
-
-
-def build_case(case, once):
-    """Return what ``build`` returns; cases that differ only on the host share compiled graphs."""
-    options, others, *_ = CASES[case]
-    if others:
-        make = by_groups if "momentum" in others else lambda p: nn.SGD(p, others["rate"])
-        return build(options, make)
-    network, basis, step = once(build, {n: v for n, v in options.items() if n != "failure"})
-    failure = options.get("failure", "reset")
-    step.update.constants = replace(step.update.constants, failure=failure)
-    return network, basis, step
 
 
 class TestTwin:
     """The requirement: 1e-4 after twenty updates, and the same decision in every search."""
 
     @pytest.mark.parametrize("case", CASES)
-    def test_twenty_updates_equal_float64(self, case, once):
-        options, _, nan, ends = CASES[case]
-        network, basis, step = build_case(case, once)
+    def test_twenty_updates_equal_float64(self, case):
+        options, others, nan, ends = CASES[case]
+        make = by_groups if "momentum" in others else nn.SGD
+        network, basis, step = build(options, make, others.get("rate", 1.0))
         twin, call, failed = twin_of(case, basis), 0, 0
         while twin.updates < 20:
-            inputs, labels = batch(case, call)
+            uneven = call % 3 if "micro_steps" in options else 0
+            inputs, labels = small_rows(ROWS + uneven, seed=FIRST + call)
+            inputs = inputs * np.float32(np.nan if call in nan else 1)
             before, done = flat(network), twin.updates
             loss = float(step(*tensors(inputs, labels)))
             assert loss == pytest.approx(twin.micro_batch(inputs, labels), rel=1e-4, nan_ok=True)
@@ -135,9 +115,8 @@ class TestTwin:
             if step.update.searches and twin.updates > done:
                 search, last = twin.search, step.last_search
                 assert (last.trials, last.failures) == (search.made, search.failures)
-                assert last.step_size == pytest.approx(search.rate) and last.accepted == (
-                    last.step_size > 0
-                )
+                assert last.step_size == pytest.approx(search.rate)
+                assert last.accepted == (last.step_size > 0)
                 failed += not last.accepted
             call += 1
         assert int(step.dropped.asnumpy()) == len(nan)
@@ -147,27 +126,6 @@ class TestTwin:
         if step.update.searches and case != "groups of Momentum":  # whose order differs
             residual = step.update.residual.asnumpy()
             np.testing.assert_allclose(residual, twin.search.residual, rtol=1e-4, atol=1e-4)
-
-
-def test_each_option_of_the_twin_gives_other_weights():
-    """Or a step that ignores one would equal its twin."""
-    network, _ = small()
-    basis, ends = basis_of(network.trainable_params(), COMPONENTS), []
-    for constants in (
-        {},
-        HARD,
-        HARD | {"failure": "rollback"},
-        {"alpha": 0.1},
-        {"alpha": 0.1, "gamma": 0.5},
-        {"curvature": 0.9999},
-        {"rho": 0.1, "sigma": 0.9},
-    ):
-        twin = Twin(basis.matrix, constants=constants)
-        for call in range(20):
-            twin.micro_batch(*small_rows(ROWS, seed=call))
-        ends.append(twin.weights)
-    distances = np.abs(np.array(ends)[:, None] - np.array(ends)).max(axis=2)
-    assert distances[~np.eye(len(ends), dtype=bool)].min() > 1e-3
 
 
 class Quadratic(nn.Cell):
@@ -265,19 +223,9 @@ def test_float16(precision, kept, eager):
     assert step.last_update.number == 4 and {p.dtype for p in parameters} == {kept}
 
 
-class Steep(nn.Cell):
+def steep(logits, labels):
     """Cross entropy times 10 000: a step of the gradient's length is far too long."""
-
-    def __init__(self):
-        super().__init__()
-        self.loss = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
-
-    def construct(self, logits, labels):
-        return 1e4 * self.loss(logits, labels)
-
-
-# 20 trials between 1 and 0.83 of such a step: no loss is low enough.
-ALL_FAIL = {"rho": 0.99, "trials": 20}
+    return 1e4 * ops.cross_entropy(logits, labels), len(labels)
 
 
 def test_twenty_trials_leave_no_trace_in_batch_norm():
@@ -287,9 +235,9 @@ def test_twenty_trials_leave_no_trace_in_batch_norm():
         ms.set_seed(2)
         network = NormNet("batch")
         adam = nn.Adam(network.trainable_params(), nn.ExponentialDecayLR(0.01, 0.9, 1))
-        loss_net = LossNet(network, Steep(), per="rows")
-        if searches:
-            step = SubspaceStep(loss_net, adam, basis_of(adam.parameters, 4), **ALL_FAIL)
+        loss_net, basis = Own(network, steep), basis_of(adam.parameters, 4)
+        if searches:  # up to 20 trials between 1 and 0.83 of the step
+            step = SubspaceStep(loss_net, adam, basis, rho=0.99)
         else:
             step = PlainStep(loss_net, adam)
         step(*tensors(*digits(16)))
@@ -300,31 +248,7 @@ def test_twenty_trials_leave_no_trace_in_batch_norm():
     assert step.last_update.learning_rate == pytest.approx((0.01,))
 
 
-def test_a_failed_search_moves_the_optimizers_part_alone(eager):
-    """w <- optimizer(w, alpha r) with r = g - P^T P g."""
-    network, _ = small()
-    sgd = nn.SGD(network.trainable_params(), 1.0)
-    basis = basis_of(sgd.parameters, COMPONENTS)
-    loss_net = LossNet(network, Steep(), per="rows")
-    step = SubspaceStep(loss_net, sgd, basis, alpha=5e-5, **ALL_FAIL)
-    before = flat(network).astype(np.float64)
-    batch = small_rows(32, seed=0)
-    step(*tensors(*batch))
-    assert not step.last_search.accepted
-    gradient = 1e4 * small_loss(before, *batch)[1]
-    outside = gradient - reference.projected_gradient(basis.matrix, gradient)
-    np.testing.assert_allclose(
-        flat(network), before - 5e-5 * outside, **TOLERANCE["float32, one update"]
-    )
-    # The move has no part in the subspace.
-    assert np.abs(basis.matrix @ (flat(network) - before)).max() < 1e-6
-
-
-def stop(*args, **options):
-    raise KeyboardInterrupt
-
-
-def test_an_interrupted_search_was_not_made(once, monkeypatch):
+def test_an_interrupted_search_was_not_made(once):
     """Interrupted before any of its graphs, a call moves no weight and leaves no trace."""
     ends = []
     for graph in (None, "project", "prepare", "trial", "finish"):
@@ -333,8 +257,7 @@ def test_an_interrupted_search_was_not_made(once, monkeypatch):
             if call == 2:
                 if graph is not None:
                     before = flat(network)
-                    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-                        patch.setattr(type(getattr(step.update, graph)), "__call__", stop)
+                    with interrupted(getattr(step.update, graph)):
                         step(*tensors(*small_rows(ROWS, seed=77)))
                     np.testing.assert_array_equal(flat(network), before)
                 # A batch that is not finite makes no update, not even the interrupted one.
@@ -367,31 +290,6 @@ def test_in_the_middle_of_a_group_it_refuses_to_go_on(eager, tmp_path):
                 go_on()
 
 
-def test_tokens_in_parts():
-    """Parts with unequal numbers of tokens equal the whole, in gradient and trials."""
-    tokens = np.arange(24, dtype=np.int32).reshape(4, 6) % 12
-    labels = (tokens + 1) % 12
-    labels[1:3, 2:] = -100
-    ends = []
-    for micro_steps in (1, 2):
-        ms.set_seed(3)
-        network = NextToken()
-        parameters = network.trainable_params()
-        options = {"micro_steps": micro_steps, "alpha": 0.3}
-        basis = basis_of(parameters, 4)
-        step = SubspaceStep(
-            TokenLossNet(network), nn.SGD(parameters, 1.0), basis, sigma=0.8, **options
-        )
-        parts = [slice(4)] if micro_steps == 1 else [slice(1), slice(1, 4)]
-        for _ in range(6):
-            for part in parts:
-                step(*tensors(tokens[part], labels[part]))
-        assert step.last_update.number == 6
-        ends.append((flat(network), step.last_search))
-    np.testing.assert_allclose(ends[1][0], ends[0][0], rtol=1e-4, atol=1e-5)
-    assert ends[0][1] == ends[1][1]
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -402,6 +300,7 @@ def test_tokens_in_parts():
         ({"method": "bfg"}, "method: .*'bfgs', 'sgd', got 'bfg'. Did you mean 'bfgs'"),
         ({"method": "sgd", "alpha": 1}, "method='sgd' searches nothing.* for alpha"),
         ({"tail": "carry"}, "tail: expected one of 'flush', 'drop', got 'carry'"),
+        ({"trails": 3}, "unknown option 'trails'.* Did you mean 'trials'"),
     ],
 )
 def test_what_is_no_option(options, message):
@@ -409,12 +308,18 @@ def test_what_is_no_option(options, message):
         build(options)
 
 
+def test_what_is_no_constant_of_the_update_stage():
+    sgd = nn.SGD(small()[0].trainable_params(), 1.0)
+    with pytest.raises(InputError, match="unknown constant 'trails'.* Did you mean 'trials'"):
+        SubspaceUpdate(sgd, basis_of(sgd.parameters, COMPONENTS), trails=3)
+
+
 @pytest.mark.parametrize(
     ("matrix", "shapes", "message"),
     [
         (np.eye(3, 70), ((6, 6), (6,), (6, 4), (4,)), r"2.weight is \(6, 4\); expected \(4, 6\)"),
-        (2 * np.eye(3, 70), SHAPES, "not orthonormal: P P.T differs from I by 3; expected"),
-        (np.full((3, 70), np.nan), SHAPES, "differs from I by nan"),
+        (2 * np.eye(3, 70), SHAPES, "expected orthonormal, got P P.T - I up to 3"),
+        (np.full((3, 70), np.nan), SHAPES, "expected orthonormal, got P P.T - I up to nan"),
         (np.eye(3, 70), None, "basis: expected a Basis, .*, got array"),
     ],
 )
