@@ -22,13 +22,9 @@ class OnResNet:
     """A ResNet of one basic block per stage, and two images: an exercise function's argument.
 
     Everything is computed in PyNative mode, operator by operator. Every copy builds its own
-    networks on first use, and an answer takes half a second; a ResNet-18 took twice that.
-
-    Args:
-        fault: the stage of ``wrong`` that pads with "same"; a stage that has padding
-
-    Attributes:
-        stages: names of the network's parts, in the order of the calls
+    networks on first use, and an answer takes half a second; a ResNet-18 took twice that. The stage
+    ``fault``, one with padding, pads with "same" in ``wrong``; ``stages`` are in the order of the
+    calls.
     """
 
     stages = ("conv1", "maxpool", "layer1", "layer2", "layer3", "layer4", "fc")

@@ -18,21 +18,12 @@ INPUTS, OUTPUTS, WEIGHT = 84, 10, 6  # sizes of the last layer, fc3, and its wei
 
 
 class OnLeNet:
-    """A new LeNet-5 and 12 random images, the argument of an exercise's function.
+    """A new LeNet-5 and 12 random images from a seed, the argument of an exercise's function.
 
     Every copy has its own network, with the same initial weights. Everything is computed in
     PyNative mode, operator by operator. Hazard: if copies shared one network, they would share
     the memory of ``asnumpy``, and an answer would change when the next copy is trained.
-
-    Args:
-        seed: seed of the weights and images
-
-    Attributes:
-        parameters: the trainable parameters, in order
-        learning_rate: learning rate of ``update``, which uses Momentum with 0.9
     """
-
-    learning_rate = 0.1
 
     def __init__(self, seed: int):
         self.seed = seed
@@ -69,7 +60,7 @@ class OnLeNet:
             return float(self._loss_net(images, labels)[0].asnumpy())
 
     def update(self, gradients: Sequence[Tensor | np.ndarray]) -> None:
-        """Call the optimizer once with these gradients."""
+        """Call the optimizer, Momentum with rate 0.1 and 0.9, once with these gradients."""
         from mindspore import Tensor
 
         with pynative():
@@ -92,7 +83,7 @@ class OnLeNet:
     def _optimizer(self) -> nn.Optimizer:
         from mindspore import nn
 
-        return nn.Momentum(self._loss_net.trainable_params(), self.learning_rate, 0.9)
+        return nn.Momentum(self._loss_net.trainable_params(), 0.1, 0.9)
 
     @cached_property
     def _value_and_grad(self) -> Any:
@@ -109,8 +100,7 @@ class OnTappedLeNet(OnLeNet):
     def through(self, tap: nn.Cell) -> tuple[Tensor, ...]:
         """Return what the backward pass of ``tap`` returns for a (84, 84) and g (10, 10).
 
-        Args:
-            tap: called as tap(p, y, a, g); its result replaces y
+        It is called as tap(p, y, a, g), and its result replaces y.
         """
         return tuple(self._backward(tap, (INPUTS, INPUTS), (OUTPUTS, OUTPUTS))[-2:])
 
@@ -136,8 +126,6 @@ class OnTappedLeNet(OnLeNet):
         from mindspore import Parameter, nn, ops
 
         class Behind(nn.Cell):
-            """A layer, and then the tap."""
-
             def __init__(self, layer: nn.Cell) -> None:
                 super().__init__(auto_prefix=False)
                 self.layer, self.tap = layer, tap
@@ -148,9 +136,9 @@ class OnTappedLeNet(OnLeNet):
 
         # In PyNative mode the derivative by a tensor without requires_grad would be zeros.
         extras = [Parameter(ops.zeros(shape), name=f"a{n}") for n, shape in enumerate(shapes)]
+        parameters = ms.ParameterTuple([*self.parameters, *extras])
         cells = self._loss_net.network._cells
         layer = cells["fc3"]
-        parameters = ms.ParameterTuple([*self.parameters, *extras])
         cells["fc3"] = Behind(layer)
         try:
             with pynative():

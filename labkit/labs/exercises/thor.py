@@ -92,12 +92,7 @@ def _seen(lenet: OnTappedLeNet) -> list[np.ndarray]:
     return [part.asnumpy().astype(np.float64) for part in lenet.seen()[1:]]
 
 
-def lenet_thor(lenet: OnTappedLeNet, damping: float, updates: int) -> list[np.ndarray]:
-    """Parameters after updates with the inverses of update 0 on both sides of fc3's gradient."""
-    return _trained(lenet, damping, updates)
-
-
-def _trained(
+def lenet_thor(
     lenet: OnTappedLeNet,
     damping: float,
     updates: int,
@@ -107,7 +102,10 @@ def _trained(
     sides: str = "AG",
     scale: float = 1.0,
 ) -> list[np.ndarray]:
-    """Like ``lenet_thor``, with ``damping**power`` in each factor and G multiplied by ``scale``."""
+    """Parameters after updates with the inverses of update 0 on both sides of fc3's gradient.
+
+    Each factor has ``damping**power``, and G is multiplied by ``scale``.
+    """
     inverses = [np.eye(on_lenet.INPUTS), np.eye(on_lenet.OUTPUTS)]
     for number in range(updates):
         if number % frequency == 0:
@@ -215,15 +213,15 @@ EXERCISES = (
             "the positions T are not in F",
     }),
     Exercise(lenet_thor, [(OnTappedLeNet(1), 0.1, 2)], {
-        "_trained(lenet, damping, updates, frequency=1)":
+        "lenet_thor(lenet, damping, updates, frequency=1)":
             "the inverses are made again at each update: they were to be kept",
-        "_trained(lenet, damping, updates, power=1.0)":
+        "lenet_thor(lenet, damping, updates, power=1.0)":
             "the whole damping went into each factor: their product gets its square",
-        "_trained(lenet, damping, updates, sides='A')":
+        "lenet_thor(lenet, damping, updates, sides='A')":
             "only the inputs' side is there: G is missing",
-        "_trained(lenet, damping, updates, sides='G')":
+        "lenet_thor(lenet, damping, updates, sides='G')":
             "only the outputs' side is there: A is missing",
-        "_trained(lenet, damping, updates, scale=1 / _IMAGES**2)":
+        "lenet_thor(lenet, damping, updates, scale=1 / _IMAGES**2)":
             "G is too small: of which loss is d the derivative?",
         "on_lenet.update_of_each(lenet, [_IMAGES], updates)":
             "that is Momentum with the plain gradient: what did the inverses do?",
