@@ -26,16 +26,15 @@ _DENSE_WIDTH, _DENSE_LAYERS = 2880, 3  # 24.9 million parameters
 def peaks_mb(network: str, batches: Sequence[int], micro_batch: int | None = None) -> list[float]:
     """Return the peak anonymous memory (MB, 10^6 bytes) of a process that makes three updates.
 
-    The steps check for non-finite values. Python and MindSpore take about 160 MB of the peak.
+    Python and MindSpore take about 160 MB of the peak.
 
     Args:
         network: ``lenet`` (images 32×32), ``dense`` (25 million parameters) or ``resnet18`` (images
             3×32×32)
-        batches: images in an update, for each peak; all are trained in one process. Give several
-            only with a micro-batch, for which all sizes share one graph: the graphs of smaller full
-            batches stayed in the next peak, up to 12 % of it (LeNet, 32 to 4096 images)
-        micro_batch: images in a micro-batch of ``AccumulatedStep``; None: the whole batch at once,
-            with ``PlainStep``
+        batches: images in an update, for each peak. Give several only with a micro-batch, for which
+            all share one graph: the graphs of smaller full batches stayed in the next peak, up to
+            12 % of it (LeNet, 32 to 4096 images)
+        micro_batch: images in a micro-batch of ``AccumulatedStep``; None: ``PlainStep``
 
     Raises:
         InputError: if the network is unknown, or the micro-batch does not divide a batch.

@@ -12,10 +12,13 @@ from itertools import cycle
 from typing import Any
 
 import numpy as np
+from IPython import display
+from matplotlib import pyplot
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap, LogNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatter, MaxNLocator
+from PIL import Image
 
 from labkit.base.progress import has_front_end
 
@@ -28,12 +31,8 @@ PALETTE = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY, "#000000")
 _PER_CENT = (1, 2, 5, 10, 20, 50)
 
 
-def axes(
-    rows: int = 1, columns: int = 1, width: float = 4.6, height: float = 3.2
-) -> tuple[Figure, Any]:
+def axes(rows: int = 1, columns: int = 1, width: float = 4.6, height: float = 3.2) -> tuple:
     """Return (figure, axes) in the labs' style, each of ``width`` by ``height`` inches."""
-    from matplotlib import pyplot
-
     size = (width * columns, height * rows)
     figure, grid = pyplot.subplots(rows, columns, figsize=size, layout="constrained")
     for axis in np.atleast_1d(grid).ravel():
@@ -249,9 +248,6 @@ def matrices(named: Mapping[str, np.ndarray], title: str) -> Figure:
 
 def png(figure: Figure, dpi: int = PAGE) -> bytes:
     """Return ``figure`` as the bytes of a small PNG, and close it; ``dpi`` is in dots per inch."""
-    from matplotlib import pyplot
-    from PIL import Image
-
     drawn, small_file = io.BytesIO(), io.BytesIO()
     figure.savefig(drawn, format="png", dpi=dpi)
     pyplot.close(figure)
@@ -263,8 +259,6 @@ def png(figure: Figure, dpi: int = PAGE) -> bytes:
 
 def show(figure: Figure, alt: str) -> None:
     """Display ``figure`` in a notebook as a sharp PNG with a text that describes it; close it."""
-    from IPython import display
-
     about = {"alt": alt, "width": round(figure.get_figwidth() * PAGE)}
     data = {"image/png": base64.b64encode(png(figure, SHARP)).decode(), "text/plain": alt}
     display.display(data, metadata={"image/png": about}, raw=True)
@@ -299,7 +293,6 @@ def interactive(
     if not has_front_end():
         return show(figure, alt)
     import ipywidgets
-    from IPython.display import display
 
     png(figure)  # closes it: Jupyter would show it a second time
     moved = {
@@ -323,4 +316,4 @@ def interactive(
     for slider in moved.values():
         slider.observe(redraw, names="value")
     redraw()
-    display(ipywidgets.VBox([*moved.values(), shown]))
+    display.display(ipywidgets.VBox([*moved.values(), shown]))
