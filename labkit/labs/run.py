@@ -78,16 +78,12 @@ class Run:
     def finish(self, metrics: Mapping[str, Any], headline: Sequence[str] = ()) -> Path:
         """Write results.json and return its path; nothing is written if an argument is refused.
 
-        Its status is "passed"; under `labkit run` "running" until the kernel has ended and the
-        runner writes the final status, because a later cell may still fail.
-
-        Args:
-            metrics: what ``plain`` takes, by name.
-            headline: names of the metrics that the closing table of `labkit run` shows.
+        Its status is "passed"; under `labkit run` "running" until the kernel has ended, because a
+        later cell may still fail. The closing table of `labkit run` shows the ``headline`` metrics.
 
         Raises:
             InputError: if a headline is not a metric.
-            TypeError: if a metric cannot be written.
+            TypeError: if a metric cannot be written, see ``plain``.
         """
         for name in headline:
             refuse_unknown("headline metric", name, metrics)
@@ -145,19 +141,14 @@ def plain(value: Any, name: str) -> Any:
 
 
 def new_folder(parent: Path, prefix: str = "") -> Path:
-    """Make and return ``parent/<prefix><time>``, numbered if it already exists for that second.
-
-    Raises:
-        InputError: if the folder cannot be made.
-    """
+    """Make and return ``parent/<prefix><time>``, numbered if it already exists for that second."""
     make_folder(parent)
-    first = parent / (prefix + time.strftime("%Y%m%d-%H%M%S"))
-    others = (first.with_name(f"{first.name}-{number}") for number in itertools.count(2))
-    for folder in itertools.chain([first], others):
+    stamp = prefix + time.strftime("%Y%m%d-%H%M%S")
+    for suffix in itertools.chain([""], (f"-{number}" for number in itertools.count(2))):
         with contextlib.suppress(FileExistsError):
-            folder.mkdir()
+            (parent / (stamp + suffix)).mkdir()
             break
-    return folder
+    return parent / (stamp + suffix)
 
 
 def now() -> str:
@@ -181,12 +172,9 @@ def installed_version(package: str) -> str | None:
 
 
 def _git_revision() -> str | None:
-    """Return the git revision of the checkout that labkit runs from, with "+" if it was changed.
-
-    None if it is no checkout: an unpacked archive inside the user's own repository must not record
-    that repository's revision.
-    """
+    """Return the git revision of the checkout that labkit runs from, with "+" if it was changed."""
     root = own_checkout()
+    # An unpacked archive inside the user's own repository must not record that one's revision.
     if root is None or not (root / ".git").exists():
         return None
     options = ("--always", "--abbrev=40", "--exclude=*", "--dirty=+")

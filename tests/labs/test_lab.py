@@ -27,16 +27,12 @@ def opened(runtime, tmp_path, monkeypatch):
     return opened
 
 
-def test_none_is_the_presets_and_a_value_beats_it(opened, capsys):
-    lab = opened(micro_steps=8)
-    assert lab.settings == choose(NAME, "smoke", micro_steps=8)
+def test_settings_values_and_claims_of_the_text_are_the_presets(opened, capsys):
+    eight = opened(micro_steps=8)
+    assert eight.settings == choose(NAME, "smoke", micro_steps=8) == eight.run.parameters
     printed = capsys.readouterr().out.splitlines()
     assert printed[0].startswith("labkit: CPU (asked for)") and len(printed) == 2
     assert printed[1].startswith("preset smoke: epochs=1, batch_size=32, micro_steps=8")
-    assert (lab.run.lab, lab.run.preset, lab.run.parameters) == (NAME, "smoke", lab.settings)
-
-
-def test_values_and_claims_of_the_text_are_the_presets(opened, capsys):
     smoke, lab = opened(), opened("lab", seed=4)
     assert (smoke.value(smoke=1, lab=2), lab.value(smoke=1, lab=2)) == (1, 2)
     assert not smoke.as_written and lab.as_written
@@ -95,15 +91,6 @@ def test_claims_that_hold_get_their_mark_and_others_are_named_after_all_rows(cap
         with pytest.raises(AssertionError, match="^this one: .*, expected "):
             claims.check(("fine", 1, 1), ("this one", measured, expected), ("fine", 2, "> 1"))
         assert [line[-1] for line in capsys.readouterr().out.splitlines()[1:]] == [*"✓✗✓"]
-
-
-def test_columns_stand_below_each_other_and_shares_are_percents(capsys):
-    claims.check(("gap", 0.1234, "> 5 %"), ("a longer name", 2.25e-7, "< 1e-5"))
-    assert capsys.readouterr().out == (
-        "              │ measured │ expected\n"
-        "gap           │ 12.3 %   │ > 5 %    ✓\n"
-        "a longer name │ 2.25e-07 │ < 1e-5   ✓\n"
-    )
 
 
 def test_the_folder_is_in_the_project_and_new_each_time_or_the_runners(tmp_path, monkeypatch):

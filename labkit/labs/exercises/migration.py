@@ -145,14 +145,8 @@ def load_weights(resnet: OnResNet) -> np.ndarray:
     return resnet.logits()
 
 
-_TORCH = {
-    "weight": "weight",
-    "bias": "bias",
-    "gamma": "weight",
-    "beta": "bias",
-    "moving_mean": "running_mean",
-    "moving_variance": "running_var",
-}
+_TORCH = {"weight": "weight", "bias": "bias", "gamma": "weight", "beta": "bias"}
+_TORCH |= {"moving_mean": "running_mean", "moving_variance": "running_var"}
 
 
 def _load(resnet: OnResNet, **names: str) -> np.ndarray:
@@ -174,18 +168,17 @@ def first_fault(resnet: OnResNet) -> int:
 @functools.cache  # the specification and two mistakes call it, and it takes a second
 def _differing(fault: str) -> list[int]:
     """Places of all stages whose outputs differ, found with forward hooks."""
-    resnet = OnResNet(fault)
-    outputs: dict[str, list] = {name: [] for name in resnet.stages}
+    resnet, outputs = OnResNet(fault), []
     for network in (resnet.right, resnet.wrong):
-        for name, kept in outputs.items():
+        for name in resnet.stages:
             getattr(network, name).register_forward_hook(
-                lambda cell, inputs, output, kept=kept: kept.append(output.asnumpy().copy())
+                lambda cell, inputs, output: outputs.append(output.asnumpy().copy())
             )
         with pynative():
             network(resnet.images)
-    both = enumerate(outputs.values())
+    count = len(resnet.stages)
     # Both run the same kernels: outputs that should agree are equal to the bit.
-    return [place for place, (right, wrong) in both if not np.array_equal(right, wrong)]
+    return [n for n in range(count) if not np.array_equal(outputs[n], outputs[count + n])]
 
 
 _VARIANCES = [(1.0, draw(0, 8), 0.1), (0.5, draw(1, 5), 0.3), (2.0, draw(2, 64), 0.01)]

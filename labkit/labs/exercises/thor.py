@@ -35,12 +35,8 @@ def pi_damping(
     a_factor: np.ndarray, g_factor: np.ndarray, positions: int, damping: float
 ) -> tuple[float, float]:
     """(pi sqrt(damping / T), sqrt(damping / T) / pi); pi^2 is the ratio of mean eigenvalues."""
-    pi_squared = _mean_eigenvalue(a_factor) / _mean_eigenvalue(g_factor)
-    return _shared(math.sqrt(pi_squared), math.sqrt(damping / positions))
-
-
-def _mean_eigenvalue(factor: np.ndarray) -> float:
-    return np.trace(factor) / len(factor)
+    a, g = (np.trace(factor) / len(factor) for factor in (a_factor, g_factor))
+    return _shared(math.sqrt(a / g), math.sqrt(damping / positions))
 
 
 def _shared(pi: float, root: float) -> tuple[float, float]:
@@ -114,9 +110,8 @@ def lenet_thor(
                 if side in sides:
                     inverses[place] = damped_inverse(factor, damping**power)
         gradients = lenet.seen()[0]
-        gradients[on_lenet.WEIGHT] = (
-            inverses[1] @ gradients[on_lenet.WEIGHT].asnumpy() @ inverses[0]
-        )
+        direction = inverses[1] @ gradients[on_lenet.WEIGHT].asnumpy() @ inverses[0]
+        gradients[on_lenet.WEIGHT] = direction
         lenet.update(gradients)
     return on_lenet.arrays(lenet)
 

@@ -27,12 +27,9 @@ LAYERS = ("conv1", "conv2", "fc1", "fc2", "fc3")
 
 @dataclass(frozen=True)
 class Stored:
-    """One stored result.
+    """One stored result: how it was made and what was decided, its trainings and their points.
 
-    Attributes:
-        head: how it was made: ``command``, ``versions``, ``cores``, ``date``; and what was decided
-        rows: one dict per training; an empty field is None
-        curves: run -> its points, dicts
+    ``rows`` has a dict per training, in which an empty field is None; ``curves`` is run -> points.
     """
 
     head: dict
@@ -105,14 +102,9 @@ def _value(text: str) -> int | float | str | None:
 def to_accuracy(
     stored: Stored, net: str, optimizer: str, target: float, epochs: float | None = None
 ) -> dict[str, Any]:
-    """Return what an optimizer of thor_race needs for a test accuracy.
+    """Return what an optimizer of thor_race needs for a test accuracy, 0.98, 0.985 or 0.99.
 
-    Args:
-        stored: the race
-        net: "LeNet" or "ResNet"
-        optimizer: "THOR" or "Momentum"
-        target: 0.98, 0.985 or 0.99
-        epochs: length of the cosine, to select the best setting of that length; None: the winner
+    ``epochs`` is the length of the cosine, of which the best setting counts; None: the winner's.
 
     Returns:
         ``steps`` to the target, None for a training that never reached it; their ``mean``, None if

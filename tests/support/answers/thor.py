@@ -49,7 +49,6 @@ WRONG = [
         _tap(lambda p: p.T @ p, lambda d: 12 * d.T @ d))], "A is a sum"),
     ("lenet_factors", lambda lenet: [factor.asnumpy() for factor in lenet.through(
         _tap(lambda p: p.T @ p / 12, lambda d: d.T @ d))], "is it G yet"),
-    ("lenet_factors", lambda lenet: right.lenet_factors(lenet)[::-1], "their order is not"),
     ("lenet_thor", lambda lenet, damping, updates: right.lenet_thor(
         lenet, damping**2, updates), "the whole damping"),
     ("patch_factor", lambda p: np.einsum("nit,njt->ij", p, p) / p.shape[1], "a number of samples"),
