@@ -5,8 +5,7 @@ import re
 import nbformat
 import pytest
 
-from tests.support.answers import LABS
-from tests.support.solutions import FOLDER, code
+from tests.support.answers import FOLDER, LABS, code
 
 
 @pytest.mark.parametrize("lab", LABS)

@@ -44,13 +44,10 @@ def _shared(pi: float, root: float) -> tuple[float, float]:
 
 
 def refreshes_and_mean_time(
-    updates: int, frequency: int, refresh: float, cached: float
+    updates: int, frequency: int, refresh: float, cached: float, *, count: int | None = None
 ) -> tuple[int, float]:
     """Number of refreshes (updates 0, frequency, ... below ``updates``) and mean time."""
-    return _timed(len(range(0, updates, frequency)), updates, refresh, cached)
-
-
-def _timed(count: int, updates: int, refresh: float, cached: float) -> tuple[int, float]:
+    count = len(range(0, updates, frequency)) if count is None else count
     return count, (count * refresh + (updates - count) * cached) / updates
 
 
@@ -146,9 +143,9 @@ EXERCISES = (
             "divided by the width of the layer: that is not a number of samples",
     }),
     Exercise(refreshes_and_mean_time, _TIMES, {
-        "_timed(updates // frequency, updates, refresh, cached)":
+        "refreshes_and_mean_time(updates, 0, refresh, cached, count=updates // frequency)":
             "update 0 refreshes too: is the last, incomplete stretch counted?",
-        "_timed(updates // frequency + 1, updates, refresh, cached)":
+        "refreshes_and_mean_time(updates, 0, refresh, cached, count=updates // frequency + 1)":
             "is there one more when the frequency divides the updates?",
         "(right[0], cached + right[0] * refresh / updates)":
             "an update with refresh takes `refresh` in all, not on top",

@@ -152,7 +152,6 @@ _AXES = np.array([[np.cos(_TURN), -np.sin(_TURN)], [np.sin(_TURN), np.cos(_TURN)
 HESSIAN = _AXES @ np.diag((0.1, 3.5)) @ _AXES.T  # curvatures along the floor and across it
 START = (-2.8, -0.7)
 RATE = 0.4  # learning rate of gradient descent, which diverges from 2 / 3.5 on
-UPDATES = 16
 _SIDE = 3.4  # half the width of the picture
 
 
@@ -183,7 +182,7 @@ def searches(noise: float = 0.0, sigma: float = 0.4) -> list[Searched]:
         sigma: share of the predicted decrease that a trial must reach
     """
     search, end, plain, done = ProjectedBFGS(np.eye(2), sigma=sigma), np.array(START), START, []
-    for low in noise * np.random.default_rng(0).normal(size=(UPDATES, 2)):
+    for low in noise * np.random.default_rng(0).normal(size=(16, 2)):
         tried: list[np.ndarray] = []
 
         def loss_of(w: np.ndarray, low: np.ndarray = low, tried: list = tried) -> float:

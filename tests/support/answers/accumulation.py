@@ -3,7 +3,7 @@
 import numpy as np
 from mindspore import Tensor
 
-from tests.support.solutions import solved
+from tests.support.answers import solved
 
 right = solved("01_gradient_accumulation")
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tests.support.solutions import solved
+from tests.support.answers import solved
 
 right = solved("04_adasum")
 _pair = right.adasum_pair

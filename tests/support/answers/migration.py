@@ -6,7 +6,7 @@ import math
 import numpy as np
 from mindspore import Tensor
 
-from tests.support.solutions import solved
+from tests.support.answers import solved
 
 right = solved("02_resnet50_migration")
 _first_fault = functools.cache(right.first_fault)  # it builds two networks

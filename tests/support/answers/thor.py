@@ -5,7 +5,7 @@ import math
 import numpy as np
 from mindspore import nn, ops
 
-from tests.support.solutions import solved
+from tests.support.answers import solved
 
 right = solved("03_thor")
 
