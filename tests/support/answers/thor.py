@@ -62,7 +62,6 @@ WRONG = [
         a * len(a), g * len(g), t, damping), "over what"),
     ("pi_damping", lambda a, g, t, damping: right.pi_damping(
         a * np.trace(a) / len(a), g * np.trace(g) / len(g), t, damping), "pi squared"),
-    ("pi_damping", lambda a, g, t, damping: [(damping / t) ** 0.5] * 2, "where is pi"),
     ("refreshes_and_mean_time", lambda n, f, r, c: (n // f, c + (r - c) * (n // f) / n), "too"),
     ("refreshes_and_mean_time", lambda n, f, r, c: (
         n // f + 1, c + (r - c) * (n // f + 1) / n), "divides the updates"),
