@@ -129,11 +129,8 @@ def both_orders(axis: Axes, angle: float, rate: float) -> None:
     loss = ((grid @ x + 1) ** 2 + (grid @ y + 1) ** 2) / 4
     levels = np.linspace(0.2, 3.0, 8) ** 2
     axis.contour(*np.moveaxis(grid, -1, 0), loss, levels, colors="#BBBBBB", linewidths=0.7)
-    ends = []
-    for first, second, color, name in (
-        (x, y, "black", "x, then y"),
-        (y, x, plots.GREY, "y, then x"),
-    ):
+    ends, orders = [], ((x, y, "black", "x, then y"), (y, x, plots.GREY, "y, then x"))
+    for first, second, color, name in orders:
         middle = -rate * first  # at 0 the gradient is the vector
         ends.append(middle - rate * (second @ middle + 1) * second)
         _arrow(axis, np.zeros(2), middle, color, 1.3)

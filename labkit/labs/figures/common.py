@@ -277,12 +277,11 @@ def interactive(
     A page in a repository runs no code: there the stills show what the sliders would.
 
     Args:
-        draw: draws on a matplotlib axis, its first argument, given the sliders' values
-        alt: text that describes the picture
+        draw: draws on an axis, its first argument, given the sliders' values by name
         stills: positions of the sliders, two to four; the sliders start at the first
         save: called with the figure of the stills
         size: of one picture, in inches
-        **sliders: (label, lowest, highest, step) of each further argument of ``draw``
+        **sliders: (label, lowest, highest, step) of each
     """
     figure, _ = axes(-(-len(stills) // 2), 2, *size)
     for axis, still in zip(figure.axes, stills, strict=False):
