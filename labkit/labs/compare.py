@@ -1,23 +1,18 @@
 """Compare two trainings by their parameters, one by one."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
+import mindspore as ms
 import numpy as np
+from mindspore import Tensor, nn, ops
 
 from labkit.base.arguments import wrong
-
-if TYPE_CHECKING:
-    from mindspore.nn import Cell
-
-    from labkit.steps.step import Step
+from labkit.steps.step import Step
 
 Arrays = Mapping[str, np.ndarray]
 
 
-def parameter_values(network: Cell) -> dict[str, np.ndarray]:
+def parameter_values(network: nn.Cell) -> dict[str, np.ndarray]:
     """Return a copy of the trainable parameters of a MindSpore Cell by name."""
     return {p.name: p.asnumpy().copy() for p in network.trainable_params()}
 
@@ -51,9 +46,6 @@ def restarted(step: Step, weights: Arrays, rate: float | None = None) -> Step:
     The step's counts of updates continue; it must not be within a group of micro-batches. It has
     ``nn.Momentum``, or ``nn.SGD`` without momentum; a new ``rate`` asks for a constant one.
     """
-    import mindspore as ms
-    from mindspore import Tensor, ops
-
     optimizer = step.optimizer
     for parameter in optimizer.parameters:
         ops.assign(parameter, Tensor(weights[parameter.name]))

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
+from mindspore import Tensor, nn
 
+from labkit import migration
 from labkit.labs.exercises.check import Exercise, draw, of_lab
+from labkit.nets.initialisers import initialise
+from labkit.nets.resnet import BLOG, ResidualBlockBase, ResNet
 from labkit.runtime import pynative
-
-if TYPE_CHECKING:  # importing MindSpore takes seconds, which other exercises need not wait
-    from mindspore import Tensor, nn
 
 _CHANNELS = [16, 16, 32, 64, 128]  # a quarter of ResNet-18's
 _CLASSES, _IMAGES, _SIDE = 10, 2, 32
@@ -38,24 +38,17 @@ class OnResNet:
     @property
     def images(self) -> Tensor:
         """Two images (2, 3, 32, 32)."""
-        from mindspore import Tensor
-
-        from labkit.migration import rule
-
-        return Tensor(rule.batch(_IMAGES, _SIDE, _CLASSES)[0])
+        return Tensor(migration.rule.batch(_IMAGES, _SIDE, _CLASSES)[0])
 
     @functools.cached_property
     def state(self) -> dict[str, np.ndarray]:
         """PyTorch's tensors for ``network``, by PyTorch's names."""
-        from labkit.migration import pairs, rule
-
-        return rule.state({pair.torch: pair.torch_shape for pair in pairs(_resnet())})
+        shapes = {pair.torch: pair.torch_shape for pair in migration.pairs(_resnet())}
+        return migration.rule.state(shapes)
 
     @functools.cached_property
     def network(self) -> nn.Cell:
         """A ResNet with initial weights that are always the same."""
-        from labkit.nets.initialisers import initialise
-
         network = _resnet()
         initialise(network, "torchvision", 1)
         return network
@@ -78,15 +71,11 @@ class OnResNet:
             return self.network.set_train(False)(self.images).asnumpy()
 
     def _with_state(self, network: nn.Cell) -> nn.Cell:
-        from labkit.migration import load
-
-        load(network, self.state)
+        migration.load(network, self.state)
         return network.set_train(False)
 
 
 def _resnet(differences: int = 0) -> nn.Cell:
-    from labkit.nets.resnet import BLOG, ResidualBlockBase, ResNet
-
     sizes = [1] * 4, _CHANNELS[:4], _CHANNELS[1:], [1, 2, 2, 2], _CLASSES
     return ResNet(ResidualBlockBase, *sizes, differences=BLOG[:differences])
 
@@ -139,8 +128,6 @@ def _cosine(part: float) -> float:
 
 def load_weights(resnet: OnResNet) -> np.ndarray:
     """Logits of the network after all of PyTorch's tensors have been loaded into it."""
-    from labkit import migration
-
     migration.load(resnet.network, resnet.state)
     return resnet.logits()
 
@@ -151,8 +138,6 @@ _TORCH |= {"moving_mean": "running_mean", "moving_variance": "running_var"}
 
 def _load(resnet: OnResNet, **names: str) -> np.ndarray:
     """Logits after loading the tensors of the parameters with these last names, and PyTorch's."""
-    from mindspore import Tensor
-
     for parameter in resnet.network.get_parameters():
         path, _, last = parameter.name.rpartition(".")
         if last in names:

@@ -8,6 +8,7 @@ from labkit import reference
 from labkit.labs.exercises import on_lenet
 from labkit.labs.exercises.check import Exercise, draw, of_lab
 from labkit.labs.exercises.on_lenet import OnLeNet
+from labkit.labs.flat_lenet import FlatLeNet
 
 
 def swa(average: np.ndarray, count: int, weights: np.ndarray) -> np.ndarray:
@@ -106,8 +107,6 @@ def lenet_search(
 
     ``basis=None`` is a mistake that follows the whole gradient.
     """
-    from labkit.labs.flat_lenet import FlatLeNet  # imports MindSpore
-
     batch = [part.asnumpy() for part in lenet.micro_batches([on_lenet.IMAGES])[0]]
     flat, start = FlatLeNet(), _vector(on_lenet.arrays(lenet))
     place, (first, gradient) = start, flat.gradient(start, *batch)
