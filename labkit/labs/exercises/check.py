@@ -82,9 +82,23 @@ def of_lab(exercises: Sequence[Exercise]) -> tuple[Callable, Callable]:
 
     def check(name: str, attempt: Callable) -> bool:
         refuse_unknown("exercise", name, by_name)
-        passed, line, output = _judged(by_name[name], attempt)
+        exercise, calls = by_name[name], []
+        try:
+            for case in exercise.cases:
+                calls.append(_call(attempt, case, exercise.arguments))
+                if "had not ended" in calls[-1].fault:  # the others would not end either
+                    break
+        except NotImplementedError:
+            print(f"{name}: not attempted yet")
+            return False
+        right = _agreeing(calls, exercise.right, exercise.rtol)
+        passed, first = all(right), int(np.argmin(right))  # the first that does not agree, or 0
+        line = f"passed ({len(right)} of {len(right)} public checks)"
+        if not passed:
+            complaint = calls[first].fault or _complaint(exercise, calls, first)
+            line = f"{sum(right)} of {len(exercise.cases)} public checks passed; {complaint}"
         print(f"{name}: {line}")
-        printed = output.splitlines()
+        printed = calls[first].printed.splitlines()
         for shown in printed[:_SHOWN_LINES]:
             print(f"    it printed: {shown[:100]}")
         if len(printed) > _SHOWN_LINES:
@@ -115,25 +129,6 @@ class _Call(NamedTuple):
 
 class _Endless(BaseException):
     """Time is up. Not an ``Exception``: a learner's ``except Exception`` must not catch it."""
-
-
-def _judged(exercise: Exercise, attempt: Callable) -> tuple[bool, str, str]:
-    """Return (whether all cases passed, the line to print, what the attempt printed)."""
-    calls: list[_Call] = []
-    try:
-        for case in exercise.cases:
-            calls.append(_call(attempt, case, exercise.arguments))
-            if "had not ended" in calls[-1].fault:  # the others would not end either
-                break
-    except NotImplementedError:
-        return False, "not attempted yet", ""
-    right = _agreeing(calls, exercise.right, exercise.rtol)
-    if all(right):
-        return True, f"passed ({len(right)} of {len(right)} public checks)", calls[0].printed
-    first = right.index(False)
-    complaint = calls[first].fault or _complaint(exercise, calls, first)
-    text = f"{sum(right)} of {len(exercise.cases)} public checks passed; {complaint}"
-    return False, text, calls[first].printed
 
 
 def _call(function: Callable, case: tuple, names: list[str]) -> _Call:

@@ -14,9 +14,6 @@ from labkit.nets.initialisers import initialise
 from labkit.nets.resnet import BLOG, ResidualBlockBase, ResNet
 from labkit.runtime import pynative
 
-_CHANNELS = [16, 16, 32, 64, 128]  # a quarter of ResNet-18's
-_CLASSES, _IMAGES, _SIDE = 10, 2, 32
-
 
 class OnResNet:
     """A ResNet of one basic block per stage, and two images: an exercise function's argument.
@@ -38,7 +35,7 @@ class OnResNet:
     @property
     def images(self) -> Tensor:
         """Two images (2, 3, 32, 32)."""
-        return Tensor(migration.rule.batch(_IMAGES, _SIDE, _CLASSES)[0])
+        return Tensor(migration.rule.batch(2, 32, 10)[0])
 
     @functools.cached_property
     def state(self) -> dict[str, np.ndarray]:
@@ -76,7 +73,7 @@ class OnResNet:
 
 
 def _resnet(differences: int = 0) -> nn.Cell:
-    sizes = [1] * 4, _CHANNELS[:4], _CHANNELS[1:], [1, 2, 2, 2], _CLASSES
+    sizes = [1] * 4, [16, 16, 32, 64], [16, 32, 64, 128], [1, 2, 2, 2], 10  # a quarter's channels
     return ResNet(ResidualBlockBase, *sizes, differences=BLOG[:differences])
 
 
