@@ -101,8 +101,12 @@ def _measure(network: str, micro_batch: int, batches: Sequence[int]) -> list[flo
     import numpy as np
     from mindspore import Tensor, nn
 
-    from labkit import AccumulatedStep, LeNet5, LossNet, PlainStep, start
+    from labkit.nets.lenet import LeNet5
     from labkit.nets.resnet import resnet
+    from labkit.runtime import start
+    from labkit.steps.accumulation import AccumulatedStep
+    from labkit.steps.losses import LossNet
+    from labkit.steps.step import PlainStep
 
     start("CPU")
     shape: tuple[int, ...] = (1, 32, 32)
