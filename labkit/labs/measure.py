@@ -140,9 +140,9 @@ def _measure(network: str, micro_batch: int, batches: Sequence[int]) -> list[flo
 def operator_times(step: Callable, *batch: Any, calls: int) -> list[dict]:
     """Return the rows (operator, count, ms, share) of a call of ``step``, slowest first.
 
-    They are means over ``calls`` calls after one that compiles, from MindSpore's own CPU profiler;
-    the updates take effect. Kernels run one after another, so the times add up to the whole, of
-    which ``other`` is what is no operator's: launches and Python.
+    ``step`` returns a tensor; its updates take effect. The rows are means over ``calls`` calls
+    after one that compiles, from MindSpore's own CPU profiler. Kernels run one after another, so
+    the times add up to the whole, of which ``other`` is no operator's: launches and Python.
 
     Raises:
         InputError: if the device is not the CPU (profilers of other devices write other files).
