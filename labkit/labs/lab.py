@@ -28,7 +28,7 @@ class OpenLab:
     check = staticmethod(claims.check)
 
     def check_text(self, *rows: claims.Claim) -> None:
-        """Call ``check`` at the text's settings, preset lab's with any seed; else say it is not."""
+        """Call ``check`` at the settings of preset lab, with any seed; else say it is not."""
         if dict(self.settings) | {"seed": 1} == choose(self.run.lab, "lab") | {"seed": 1}:
             claims.check(*rows)
         else:

@@ -99,16 +99,13 @@ def lenet_thor(
 
     Each factor has ``damping**power``, and G is multiplied by ``scale``.
     """
-    inverses = [np.eye(on_lenet.INPUTS), np.eye(on_lenet.OUTPUTS)]
     for number in range(updates):
         if number % frequency == 0:
             a, g = lenet_factors(lenet)
-            for place, (side, factor) in enumerate([("A", a), ("G", scale * g)]):
-                if side in sides:
-                    inverses[place] = damped_inverse(factor, damping**power)
+            left = damped_inverse(scale * g, damping**power) if "G" in sides else np.eye(len(g))
+            right = damped_inverse(a, damping**power) if "A" in sides else np.eye(len(a))
         gradients = lenet.seen()[0]
-        direction = inverses[1] @ gradients[on_lenet.WEIGHT].asnumpy() @ inverses[0]
-        gradients[on_lenet.WEIGHT] = direction
+        gradients[on_lenet.WEIGHT] = left @ gradients[on_lenet.WEIGHT].asnumpy() @ right
         lenet.update(gradients)
     return on_lenet.arrays(lenet)
 
