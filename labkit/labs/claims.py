@@ -23,10 +23,9 @@ Claim = tuple[str, Any, Any]
 def check(*claims: Claim) -> None:
     """Print a table of claims, one per line, and raise if one of them does not hold.
 
-    Args:
-        *claims: (name, measured, expected). A bound on a number is given as a text, which is
-            printed as it is: ``"< 1e-5"``, ``"> 5 %"``, ``"≥ 0.978"``, ``"4 ± 1e-4"``; NaN is
-            neither above nor below anything. Any other ``expected`` must equal ``measured``.
+    A claim is (name, measured, expected). A bound on a number is given as a text: ``"< 1e-5"``,
+    ``"> 5 %"``, ``"≥ 0.978"``, ``"4 ± 1e-4"``; NaN is neither above nor below anything. Any other
+    ``expected`` must equal ``measured``.
 
     Raises:
         AssertionError: if claims do not hold; it names them, after all have been printed.
@@ -34,21 +33,20 @@ def check(*claims: Claim) -> None:
     """
     if not claims:
         raise InputError("claims: expected at least one, got none")
-    rows = [_row(name, *map(_plain, claim)) for name, *claim in claims]
+    rows = []
+    for name, *claim in claims:
+        measured, expected = map(_plain, claim)
+        percent = isinstance(expected, str) and "%" in expected
+        mark = YES if _holds(measured, expected) else NO
+        rows.append((name, _text(measured, percent), _text(expected), mark))
     head = ("", "measured", "expected", "")
     widths = [max(len(row[column]) for row in (head, *rows)) for column in range(3)]
-    for name, measured, expected, mark in (head, *rows):
-        parts = f"{name:{widths[0]}} {BAR} {measured:{widths[1]}} {BAR} {expected:{widths[2]}}"
+    for name, found, wanted, mark in (head, *rows):
+        parts = f"{name:{widths[0]}} {BAR} {found:{widths[1]}} {BAR} {wanted:{widths[2]}}"
         print(f"{parts} {mark}".rstrip())
     failed = [f"{row[0]}: {row[1]}, expected {row[2]}" for row in rows if row[3] == NO]
     if failed:
         raise AssertionError("; ".join(failed))
-
-
-def _row(name: str, measured: Any, expected: Any) -> tuple[str, str, str, str]:
-    percent = isinstance(expected, str) and "%" in expected
-    mark = YES if _holds(measured, expected) else NO
-    return name, _text(measured, percent), _text(expected), mark
 
 
 def _plain(value: Any) -> Any:

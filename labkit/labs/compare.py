@@ -1,28 +1,23 @@
 """Compare two trainings by their parameters, one by one."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
+import mindspore as ms
 import numpy as np
+from mindspore import Tensor, nn, ops
 
 from labkit.base.arguments import wrong
+from labkit.steps.step import Step
 
-if TYPE_CHECKING:
-    from mindspore.nn import Cell
-
-    from labkit.steps.step import Step
+Arrays = Mapping[str, np.ndarray]
 
 
-def parameter_values(network: Cell) -> dict[str, np.ndarray]:
+def parameter_values(network: nn.Cell) -> dict[str, np.ndarray]:
     """Return a copy of the trainable parameters of a MindSpore Cell by name."""
     return {p.name: p.asnumpy().copy() for p in network.trainable_params()}
 
 
-def largest_differences(
-    actual: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]
-) -> dict[str, float]:
+def largest_differences(actual: Arrays, expected: Arrays) -> dict[str, float]:
     """Return the largest absolute difference of each parameter, by name.
 
     Raises:
@@ -32,13 +27,11 @@ def largest_differences(
     have, want = ({n: v.shape for n, v in values.items()} for values in (actual, expected))
     if not want or have != want:
         raise wrong("actual", have, f"the shapes {want}, at least one")
-    return {
-        name: float(np.abs(actual[name].astype(np.float64) - expected[name]).max())
-        for name in expected
-    }
+    off = {n: actual[n].astype(np.float64) - value for n, value in expected.items()}
+    return {name: float(np.abs(difference).max()) for name, difference in off.items()}
 
 
-def relative_error(actual: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> float:
+def relative_error(actual: Arrays, expected: Arrays) -> float:
     """Return |actual - expected| / |expected| over all parameters together (Euclidean norms)."""
     largest_differences(actual, expected)
     off = sum(((actual[n].astype(np.float64) - expected[n]) ** 2).sum() for n in expected)
@@ -46,20 +39,13 @@ def relative_error(actual: Mapping[str, np.ndarray], expected: Mapping[str, np.n
     return float(np.sqrt(off / size))
 
 
-def restarted(step: Step, weights: Mapping[str, np.ndarray], rate: float | None = None) -> Step:
+def restarted(step: Step, weights: Arrays, rate: float | None = None) -> Step:
     """Reset a step to these weights, and its optimizer's moments to 0; return it.
 
     The compiled graph is used again: building a new step takes as long as hundreds of LeNet steps.
-    The step's counts of updates continue; it must not be within a group of micro-batches.
-
-    Args:
-        step: step with ``nn.Momentum``, or ``nn.SGD`` without momentum.
-        weights: name -> array of each trained Parameter.
-        rate: the new learning rate, for an optimizer with a constant one; None: unchanged.
+    The step's counts of updates continue; it must not be within a group of micro-batches. It has
+    ``nn.Momentum``, or ``nn.SGD`` without momentum; a new ``rate`` asks for a constant one.
     """
-    import mindspore as ms
-    from mindspore import Tensor, ops
-
     optimizer = step.optimizer
     for parameter in optimizer.parameters:
         ops.assign(parameter, Tensor(weights[parameter.name]))

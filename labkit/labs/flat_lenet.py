@@ -18,7 +18,8 @@ _PART = 1000  # images per forward pass
 class FlatLeNet:
     """A LeNet-5 with softmax cross entropy, at any vector (M,) of its weights.
 
-    The vector holds the weights in the order of ``trainable_params``, as in a ``Basis``.
+    The vector holds the weights in the order of ``trainable_params``, as in a ``Basis``. Images are
+    (N, 1, 32, 32), losses means over them in nats.
     """
 
     def __init__(self) -> None:
@@ -26,7 +27,6 @@ class FlatLeNet:
         self._parameters = self.network.trainable_params()
         loss_fn = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
         self._loss_net = LossNet(self.network, loss_fn)
-        self._ends = np.cumsum([parameter.size for parameter in self._parameters])
 
     def vector(self, arrays: Mapping[str, Any]) -> np.ndarray:
         """Return weights by name, as from ``parameter_values``, as a float64 vector (M,)."""
@@ -35,11 +35,9 @@ class FlatLeNet:
 
     def by_name(self, vector: np.ndarray) -> dict[str, np.ndarray]:
         """Return a vector (M,) as weights by name, in their shapes."""
-        parts = np.split(vector, self._ends[:-1])
-        return {
-            parameter.name: part.reshape(parameter.shape)
-            for parameter, part in zip(self._parameters, parts, strict=True)
-        }
+        parts = np.split(vector, np.cumsum([p.size for p in self._parameters])[:-1])
+        pairs = zip(self._parameters, parts, strict=True)
+        return {parameter.name: part.reshape(parameter.shape) for parameter, part in pairs}
 
     def put(self, vector: np.ndarray, network: nn.Cell | None = None) -> nn.Cell:
         """Set the weights of ``network``, or of ``self.network``, to a vector (M,); return it."""
@@ -49,14 +47,14 @@ class FlatLeNet:
         return network
 
     def loss(self, vector: np.ndarray, images: np.ndarray, labels: np.ndarray) -> float:
-        """Return the mean loss of images (N, 1, 32, 32) at a vector (M,), in nats."""
+        """Return the loss at a vector (M,)."""
         self.put(vector)
         return float(self._loss_net(Tensor(images), Tensor(labels))[0].asnumpy())
 
     def gradient(
         self, vector: np.ndarray, images: np.ndarray, labels: np.ndarray
     ) -> tuple[float, np.ndarray]:
-        """Return (mean loss, gradient (M,)) at a vector, in float64 NumPy without MindSpore."""
+        """Return (loss, gradient (M,)) at a vector, in float64 NumPy without MindSpore."""
         loss, slopes, _ = reference.lenet_gradients(self.by_name(vector), images, labels)
         return loss, self.vector(slopes)
 
@@ -70,6 +68,6 @@ class FlatLeNet:
     def judge(
         self, vector: np.ndarray, images: np.ndarray, labels: np.ndarray
     ) -> tuple[float, float]:
-        """Return (share of images classified correctly, mean loss in nats) at a vector (M,)."""
+        """Return (share of images classified correctly, loss) at a vector (M,)."""
         outputs = self.predicted(vector, images)
         return float((outputs.argmax(axis=1) == labels).mean()), cross_entropy(outputs, labels)[0]

@@ -13,13 +13,10 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from labkit.base.arguments import integer, wrong
 from labkit.errors import InputError, refuse_unknown
-
-if TYPE_CHECKING:
-    from mindspore.nn import Cell
 
 NETWORKS = ("lenet", "dense", "resnet18")
 _UPDATES = 3
@@ -29,17 +26,15 @@ _DENSE_WIDTH, _DENSE_LAYERS = 2880, 3  # 24.9 million parameters
 def peaks_mb(network: str, batches: Sequence[int], micro_batch: int | None = None) -> list[float]:
     """Return the peak anonymous memory (MB, 10^6 bytes) of a process that makes three updates.
 
-    ``AccumulatedStep`` and ``PlainStep`` check for non-finite values. Python and MindSpore take
-    about 160 MB of the peak.
+    Python and MindSpore take about 160 MB of the peak.
 
     Args:
         network: ``lenet`` (images 32×32), ``dense`` (25 million parameters) or ``resnet18`` (images
             3×32×32)
-        batches: images in an update, for each peak; all are trained in one process. Give several
-            only with a micro-batch, for which all sizes share one graph: the graphs of smaller full
-            batches stayed in the next peak, up to 12 % of it (LeNet, 32 to 4096 images)
-        micro_batch: images in a micro-batch of ``AccumulatedStep``; None: the whole batch at once,
-            with ``PlainStep``
+        batches: images in an update, for each peak. Give several only with a micro-batch, for which
+            all share one graph: the graphs of smaller full batches stayed in the next peak, up to
+            12 % of it (LeNet, 32 to 4096 images)
+        micro_batch: images in a micro-batch of ``AccumulatedStep``; None: ``PlainStep``
 
     Raises:
         InputError: if the network is unknown, or the micro-batch does not divide a batch.
@@ -78,7 +73,7 @@ def anonymous_mb() -> float:
 
 
 class Peak:
-    """Largest value of ``anonymous_mb`` since the start.
+    """Largest value of ``anonymous_mb`` in a ``with`` block, as ``value`` after it.
 
     The kernel keeps no high-water mark of it, so a thread reads it every 2 ms; peaks last for whole
     kernels and recur at every update.
@@ -113,19 +108,20 @@ def _measure(network: str, micro_batch: int, batches: Sequence[int]) -> list[flo
     from labkit.steps.losses import LossNet
     from labkit.steps.step import PlainStep
 
-    def dense() -> Cell:
-        wide = [(nn.Dense(_DENSE_WIDTH, _DENSE_WIDTH), nn.ReLU()) for _ in range(_DENSE_LAYERS)]
-        return nn.SequentialCell(*sum(wide, ()), nn.Dense(_DENSE_WIDTH, 10))
-
     start("CPU")
-    shape, build = {
-        "lenet": ((1, 32, 32), LeNet5),
-        "dense": ((_DENSE_WIDTH,), dense),
-        "resnet18": ((3, 32, 32), lambda: resnet(18, 10)),
-    }[network]
-    loss_net = LossNet(build(), nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean"))
+    shape: tuple[int, ...] = (1, 32, 32)
+    if network == "lenet":
+        net = LeNet5()
+    elif network == "resnet18":
+        shape, net = (3, 32, 32), resnet(18, 10)
+    else:
+        shape, layers = (_DENSE_WIDTH,), []
+        for _ in range(_DENSE_LAYERS):
+            layers += [nn.Dense(_DENSE_WIDTH, _DENSE_WIDTH), nn.ReLU()]
+        net = nn.SequentialCell(*layers, nn.Dense(_DENSE_WIDTH, 10))
+    loss_net = LossNet(net, nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean"))
     optimizer = nn.Momentum(loss_net.trainable_params(), 0.01, 0.9)
-    step: Cell = PlainStep(loss_net, optimizer)
+    step = PlainStep(loss_net, optimizer)
     if micro_batch:
         groups = [batch // micro_batch for batch in batches for _ in range(_UPDATES)]
         step = AccumulatedStep(loss_net, optimizer, lambda updates: [*groups, 1][updates])
@@ -144,14 +140,9 @@ def _measure(network: str, micro_batch: int, batches: Sequence[int]) -> list[flo
 def operator_times(step: Callable, *batch: Any, calls: int) -> list[dict]:
     """Return the rows (operator, count, ms, share) of a call of ``step``, slowest first.
 
-    They are means over ``calls`` calls, from MindSpore's own CPU profiler. ``operator`` is the
-    kernel's name (``Conv2D``), or ``other``: the rest of the time of a call, launches and Python.
-    Kernels run one after another, so the times add up; ``share`` is of the whole.
-
-    Args:
-        step: a compiled step or network on CPU, called as ``step(*batch)``; its updates take effect
-        *batch: tensors; one call before the measured ones compiles
-        calls: number of measured calls, >= 1
+    ``step`` returns a tensor; its updates take effect. The rows are means over ``calls`` calls
+    after one that compiles, from MindSpore's own CPU profiler. Kernels run one after another, so
+    the times add up to the whole, of which ``other`` is no operator's: launches and Python.
 
     Raises:
         InputError: if the device is not the CPU (profilers of other devices write other files).
@@ -163,25 +154,18 @@ def operator_times(step: Callable, *batch: Any, calls: int) -> list[dict]:
     if device != "CPU":
         raise InputError(f"device: expected CPU, whose profile is read, got {device}")
     calls = integer("calls", calls)
-    _finished(step(*batch))
+    step(*batch).asnumpy()
     with tempfile.TemporaryDirectory() as folder:
         # analyse_flag: skip the timeline, which takes seconds and prints; the table is written.
         handler = tensorboard_trace_handler(folder, analyse_flag=False)
         with profile(activities=[ProfilerActivity.CPU], on_trace_ready=handler):
             begin = time.perf_counter()
             for _ in range(calls):
-                _finished(step(*batch))
+                step(*batch).asnumpy()
             call = (time.perf_counter() - begin) / calls * 1e3
         (table,) = Path(folder).glob("*/FRAMEWORK/cpu_op_detail_info_*.csv")
         with table.open(newline="") as file:
             return by_operator(csv.DictReader(file), calls, call)
-
-
-def _finished(result: Any) -> None:
-    """Wait for the first tensor of ``result``."""
-    while isinstance(result, (tuple, list)):
-        result = result[0]
-    result.asnumpy()
 
 
 def by_operator(lines: Iterable[dict], calls: int, call: float) -> list[dict]:

@@ -26,11 +26,6 @@ LABS: dict[str, dict[str, Settings]] = {
 def choose(lab: str, preset: str, **named: Any) -> Settings:
     """Return the settings of a lab; a named value, if not None, replaces the preset's.
 
-    Args:
-        lab: one of ``LABS``.
-        preset: one of ``PRESETS``.
-        **named: values by the names of the lab's settings.
-
     Raises:
         InputError: if a lab, preset or setting is unknown, or the lab cannot run with a value.
     """
@@ -43,11 +38,15 @@ def choose(lab: str, preset: str, **named: Any) -> Settings:
             settings[name] = value
     for name, value in settings.items():
         _check(name, value)
+    images = settings.get("train_images", 0)
     for name in {"batch_size", "second_batch_size"} & settings.keys():
-        if settings[name] > settings["train_images"]:
-            raise wrong(name, settings[name], f"at most train_images {settings['train_images']}")
-    if lab == "04_adasum":
-        _check_updates(settings)
+        if settings[name] > images:
+            raise wrong(name, settings[name], f"at most train_images {images}")
+    if lab == "04_adasum":  # the race is longer than the 8 updates compared with float64
+        batches = settings["epochs"] * (images // settings["batch_size"])
+        if settings["workers"] < 2 or batches // settings["workers"] < 8:
+            expected = f"at least 2, and 8 updates of all of them with {batches} micro-batches"
+            raise wrong("workers", settings["workers"], expected)
     if lab.startswith("05_"):
         _check_stages(settings)
     return settings
@@ -81,14 +80,6 @@ def _check(name: str, value: Any) -> None:
         _KINDS.get(name, integer)(name, value)
     if name == "image_size" and value % 4:
         raise wrong(name, value, "a multiple of 4 from 32 on")
-
-
-def _check_updates(settings: Settings) -> None:
-    """Raise ``InputError`` unless the race is longer than the 8 updates compared with float64."""
-    batches = settings["epochs"] * (settings["train_images"] // settings["batch_size"])
-    if settings["workers"] < 2 or batches // settings["workers"] < 8:
-        expected = f"at least 2, and 8 updates of all of them with {batches} micro-batches"
-        raise wrong("workers", settings["workers"], expected)
 
 
 def _check_stages(settings: Settings) -> None:

@@ -20,20 +20,13 @@ from labkit.training.records import Records
 
 RESULTS, RECORDS = "results.json", "records.csv"
 LOG, FIGURES = "log.txt", "figures"
-_FIGURE_DPI = 110
 
 
 @dataclass(frozen=True)
 class Run:
     """One execution of one lab and the folder it writes to; made by ``Run.open``.
 
-    Attributes:
-        lab: name of the lab.
-        preset: smoke, lab or paper.
-        parameters: the lab's parameters, by name.
-        runtime: what ``labkit.start`` returned.
-        folder: the run folder.
-        started: start of the run, in seconds of ``time.monotonic``.
+    ``runtime`` is what ``labkit.start`` returned; ``started`` is in seconds of ``time.monotonic``.
     """
 
     lab: str
@@ -49,8 +42,7 @@ class Run:
     ) -> "Run":
         """Open the run folder: ``$LABKIT_RUN`` if set, else a new ``runs/<lab>-<preset>-<time>``.
 
-        ``runs`` is in the project around the working folder, or else in the working folder. The
-        arguments are the attributes of the class.
+        ``runs`` is in the project around the working folder, or else in the working folder.
 
         Raises:
             InputError: if the folder cannot be made.
@@ -69,12 +61,10 @@ class Run:
         place.parent.mkdir(parents=True, exist_ok=True)
         return place
 
-    def figure(self, figure: Any, name: str) -> Path:
-        """Save a matplotlib figure as ``figures/<name>.png`` and return its path."""
-        place = self.path(f"{FIGURES}/{name}.png")
-        with whole_file(place, "the figure") as temporary:
-            figure.savefig(temporary, format="png", dpi=_FIGURE_DPI, bbox_inches="tight")
-        return place
+    def figure(self, figure: Any, name: str) -> None:
+        """Save a matplotlib figure as ``figures/<name>.png``."""
+        with whole_file(self.path(f"{FIGURES}/{name}.png"), "the figure") as temporary:
+            figure.savefig(temporary, format="png", dpi=110, bbox_inches="tight")
 
     def records(self, name: str) -> Records:
         """Return new records for a custom loop, written row by row to ``<name>/records.csv``.
@@ -88,16 +78,12 @@ class Run:
     def finish(self, metrics: Mapping[str, Any], headline: Sequence[str] = ()) -> Path:
         """Write results.json and return its path; nothing is written if an argument is refused.
 
-        Its status is "passed"; under `labkit run` "running" until the kernel has ended and the
-        runner writes the final status, because a later cell may still fail.
-
-        Args:
-            metrics: what ``plain`` takes, by name.
-            headline: names of the metrics that the closing table of `labkit run` shows.
+        Its status is "passed"; under `labkit run` "running" until the kernel has ended, because a
+        later cell may still fail. The closing table of `labkit run` shows the ``headline`` metrics.
 
         Raises:
             InputError: if a headline is not a metric.
-            TypeError: if a metric cannot be written.
+            TypeError: if a metric cannot be written, see ``plain``.
         """
         for name in headline:
             refuse_unknown("headline metric", name, metrics)
@@ -127,7 +113,7 @@ def describe(
         "parameters": plain(parameters, "parameters"),
         "device": device,
         "versions": {"python": platform.python_version(), **versions},
-        "git": git_revision(),
+        "git": _git_revision(),
     }
 
 
@@ -147,10 +133,7 @@ def plain(value: Any, name: str) -> Any:
         return {str(key): plain(item, f"{name}[{key!r}]") for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain(item, f"{name}[{index}]") for index, item in enumerate(value)]
-    if isinstance(value, os.PathLike):
-        return os.fspath(value)
-    if hasattr(value, "asnumpy"):
-        value = value.asnumpy()
+    value = value.asnumpy() if hasattr(value, "asnumpy") else value
     if hasattr(value, "tolist"):
         return plain(value.tolist(), name)
     expected = "numbers, texts, lists and mappings of them"
@@ -158,19 +141,14 @@ def plain(value: Any, name: str) -> Any:
 
 
 def new_folder(parent: Path, prefix: str = "") -> Path:
-    """Make and return ``parent/<prefix><time>``, numbered if it already exists for that second.
-
-    Raises:
-        InputError: if the folder cannot be made.
-    """
-    stamp = prefix + time.strftime("%Y%m%d-%H%M%S")
+    """Make and return ``parent/<prefix><time>``, numbered if it already exists for that second."""
     make_folder(parent)
-    for number in itertools.count(1):
-        folder = parent / (stamp if number == 1 else f"{stamp}-{number}")
+    stamp = prefix + time.strftime("%Y%m%d-%H%M%S")
+    for suffix in itertools.chain([""], (f"-{number}" for number in itertools.count(2))):
         with contextlib.suppress(FileExistsError):
-            folder.mkdir()
-            return folder
-    raise AssertionError("unreachable")
+            (parent / (stamp + suffix)).mkdir()
+            break
+    return parent / (stamp + suffix)
 
 
 def now() -> str:
@@ -193,13 +171,10 @@ def installed_version(package: str) -> str | None:
     return None
 
 
-def git_revision() -> str | None:
-    """Return the git revision of the checkout that labkit runs from, with "+" if it was changed.
-
-    None if it is no checkout: an unpacked archive inside the user's own repository must not record
-    that repository's revision.
-    """
+def _git_revision() -> str | None:
+    """Return the git revision of the checkout that labkit runs from, with "+" if it was changed."""
     root = own_checkout()
+    # An unpacked archive inside the user's own repository must not record that one's revision.
     if root is None or not (root / ".git").exists():
         return None
     options = ("--always", "--abbrev=40", "--exclude=*", "--dirty=+")

@@ -49,15 +49,18 @@ def test_lines_where_nobody_watches(monkeypatch, variables, kernel, terminal, ex
     assert is_headless() is expected
 
 
-CELL = """from labkit.labs.figures import interactive
+CELL = """from labkit.labs.figures import common as plots
 from labkit.base.progress import Progress, has_front_end
 display = Progress("training", 3)
 for _ in range(3):
     display.advance(lambda: "loss 0.5")
 print("front end", has_front_end())
-slider = interactive.Slider("height", 0, 2, 0.5, 1)
-draw = lambda axis, height: axis.bar([0], [height])
-interactive.move(draw, "a bar", [{"height": 1}, {"height": 2}], height=slider)"""
+
+def draw(axis, height):
+    axis.bar([0], [height])
+
+stills = [{"height": 1}, {"height": 2}]
+plots.interactive(draw, "a bar", stills, id, height=("height", 0, 2, 0.5))"""
 
 
 def test_plain_papermill_stores_lines_and_no_widget(tmp_path, monkeypatch):

@@ -1,7 +1,5 @@
 """The program that lab 04 starts: its micro-batches, and ranks against virtual workers."""
 
-import importlib
-
 import numpy as np
 import pytest
 from mindspore import Tensor, nn
@@ -16,9 +14,8 @@ pytestmark = pytest.mark.usefixtures("runtime")
 
 
 @pytest.fixture
-def demo(root, monkeypatch):
-    monkeypatch.syspath_prepend(root / "examples")
-    return importlib.import_module("adasum_on_ranks")
+def demo(example):
+    return example("adasum_on_ranks")
 
 
 def test_each_update_takes_the_next_micro_batches(demo):

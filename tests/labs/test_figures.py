@@ -8,14 +8,14 @@ import mindspore as ms
 import numpy as np
 import pytest
 from matplotlib import pyplot
+from matplotlib.colors import to_hex
 from mindspore import Tensor, nn
 from PIL import Image
 
 from labkit import AccumulatedStep, LossNet
 from labkit.algorithms.adasum.combine import rounds
-from labkit.labs.figures import accumulation, adasum, interactive, migration, subspace, thor
+from labkit.labs.figures import accumulation, adasum, migration, subspace, thor
 from labkit.labs.figures import common as plots
-from labkit.labs.figures.interactive import Slider
 from labkit.labs.results import Curve
 from labkit.migration.compare import Row
 from labkit.reference import TraceRule, adasum_pair
@@ -47,16 +47,15 @@ def point(line):
     return x, y
 
 
-def test_errors_and_running_means():
+def test_accuracies_become_errors_and_losses_a_running_mean_of_25():
     np.testing.assert_allclose(plots.errors([0.98, None, 0.5]), [2, 100, 50])
-    np.testing.assert_allclose(plots.smooth([1, 2, 3, 4, 5], 3), [1.5, 2, 3, 4, 4.5])
-    np.testing.assert_allclose(plots.smooth([7.0] * 4, 25), [7.0] * 4)
-    records = Records()
-    for images, loss in ((128, 2.0), (128, 1.0), (96, 0.5)):
-        records.add(images=images, loss=loss)
+    records, losses = Records(), np.random.default_rng(0).uniform(0.5, 2, 60)
+    for loss in losses:
+        records.add(images=96, loss=float(loss))
     each, mean = plots.training_curve(records, "over images").axes[0].get_lines()
-    assert each.get_xydata().tolist() == [[128, 2.0], [256, 1.0], [352, 0.5]]
-    np.testing.assert_allclose(mean.get_ydata(), [1.5, 3.5 / 3, 0.75])
+    np.testing.assert_array_equal(each.get_xydata(), np.c_[96 * np.arange(1, 61), losses])
+    expected = [losses[max(n - 12, 0) : n + 13].mean() for n in range(60)]
+    np.testing.assert_allclose(mean.get_ydata(), expected)
 
 
 def test_the_step_figure_has_a_dot_for_each_tensor_in_red_where_it_fails():
@@ -115,7 +114,7 @@ def test_the_groups_are_those_of_the_step(eager, tail, micro_steps, in_epoch):
         if step.last_update.number > len(groups):
             groups.append(np.flatnonzero(weights != before).tolist())
         before = weights
-    assert groups == [list(group) for group in accumulation.updates(in_epoch, micro_steps, tail)]
+    assert groups == accumulation.updates(in_epoch, micro_steps, tail)
     assert step.last_update.number == len(groups)
 
 
@@ -128,12 +127,10 @@ def test_the_windows_are_those_of_mindspore(eager, size, kernel, stride):
     column = Tensor(2.0 ** np.arange(size).reshape(1, 1, size, 1), ms.float32)
     half = (kernel - 1) // 2
     modes = [dict(pad_mode="pad", padding=(half, half, 0, 0)), dict(pad_mode="same")]
-    sides_of = migration.paddings(size, kernel, stride)
-    assert list(sides_of) == [f"padding={half}", '"same"']
-    for mode, sides in zip(modes, sides_of.values(), strict=True):
+    assert list(migration.windows(size, kernel, stride)) == [f"padding={half}", '"same"']
+    for mode, seen in zip(modes, migration.rows_seen(size, kernel, stride), strict=True):
         layer = nn.Conv2d(1, 1, (kernel, 1), stride, weight_init="ones", **mode)
         sums = layer(column).asnumpy()[0, 0, :, 0]
-        seen = migration.rows_seen(size, kernel, stride, sides)
         assert [sum(2**row for row in rows) for rows in seen] == sums.tolist()
 
 
@@ -144,27 +141,25 @@ def test_tensors_are_counted_by_stage_and_layer_and_the_first_fault_is_named():
     pairs = [tuple(each.split()) for each in [*names, "loss loss"]]
     off.add(("loss", "loss"))
     rows = [Row(*pair, 0.5 * (pair in off), 1e-4, pair not in off) for pair in pairs]
-    assert migration.spread(rows) == {
-        ("preprocessing", ""): (0, 1),
-        ("weights", "stem"): (0, 1),
-        ("weights", "layer2"): (0, 1),
-        ("forward", "stem"): (1, 2),
-        ("forward", "layer2"): (1, 1),
-        ("forward", "fc"): (0, 1),
-        ("loss", ""): (1, 1),
-    }
     axis = drawn(migration.fault, rows, "max-pool")
     assert axis.get_title() == "max-pool\nfirst: forward, maxpool"
-    texts = [text.get_text() for text in axis.texts]
-    assert texts == ["ok", "ok", "ok", "1/2", "1/1", "ok", "1/1"]
+    boxes = [(*text.get_position(), text.get_text()) for text in axis.texts]
+    stages, layers = [[tick.get_text() for tick in each.get_ticklabels()]
+                      for each in (axis.yaxis, axis.xaxis)]  # fmt: skip
+    found = [(stages[y], layers[round(x)] if x % 1 == 0 else "", text) for x, y, text in boxes]
+    assert found == [
+        ("preprocessing", "", "ok"), ("weights", "stem", "ok"), ("weights", "layer2", "ok"),
+        ("forward", "stem", "1/2"), ("forward", "layer2", "1/1"), ("forward", "fc", "ok"),
+        ("loss", "", "1/1"),
+    ]  # fmt: skip
 
 
 def test_the_critical_batch_size_is_marked_where_the_updates_are_twice_the_fewest():
     updates = {"mean": {32: [1000, 1100], 64: [600, 500], 2048: [200, 200]}}
     updates["adasum"] = {32: [1000, 1100], 64: [550, 450], 2048: [100, 120]}
     # Adasum scales perfectly here: its critical batch size is infinite and not drawn.
-    curves = {"mean": Curve(200.0, 26_000.0, 0.1), "adasum": Curve(0.0, 33_000.0, 0.1)}
-    shown = lines(adasum.critical_batch(updates, curves, "updates to 97 %").axes[0])
+    curves = {"mean": Curve(200.0, 26_000.0), "adasum": Curve(0.0, 33_000.0)}
+    shown = lines(adasum.critical_batch(updates, curves).axes[0])
     np.testing.assert_allclose(shown["Adasum"].get_xydata(), [(32, 1050), (64, 500), (2048, 110)])
     np.testing.assert_allclose(shown["perfect scaling"].get_ydata(), [1050, 525, 1050 / 64])
     critical = {name: shown[name].get_xydata().tolist() for name in shown if "crit" in name}
@@ -184,37 +179,34 @@ def test_two_vectors_are_combined_as_the_reference_does(angle, ratio):
         assert marks[name].get_label() == f"{name}: {at:.2f}"
 
 
-def test_two_steps_in_both_orders_end_where_sgd_ends():
-    x, y, rate = np.array([1.0, 0.0]), np.array([0.5, 0.75**0.5]), 0.5
-    axis = drawn(adasum.both_orders, angle=60, rate=rate)
+@pytest.mark.parametrize(("angle", "rate"), [(60, 0.5), (30, 1), (85, 1), (150, 1)])
+def test_two_steps_in_both_orders_end_where_sgd_ends_and_at_rate_1_adasum(angle, rate):
+    x, y = np.array([1.0, 0.0]), np.array([np.cos(np.deg2rad(angle)), np.sin(np.deg2rad(angle))])
+    axis = drawn(adasum.both_orders, angle=angle, rate=rate)
     ends = []
     for first, second in ((x, y), (y, x)):
         w = -rate * first  # at 0 the gradient is the vector
         ends.append(w - rate * (second @ w + 1) * second)
-    np.testing.assert_allclose(point(lines(axis)["mean of both orders"]), np.mean(ends, 0))
-    single = -rate * adasum_pair(x, y)
-    np.testing.assert_allclose(point(lines(axis)["one step, Adasum"]), single)
-    np.testing.assert_allclose(point(lines(axis)["one step, mean"]), -rate * (x + y) / 2)
+    marks, single = lines(axis), -rate * adasum_pair(x, y)
+    np.testing.assert_allclose(point(marks["mean of both orders"]), np.mean(ends, 0), atol=1e-12)
+    np.testing.assert_allclose(point(marks["one step, Adasum"]), single, atol=1e-12)
+    np.testing.assert_allclose(point(marks["one step, mean"]), -rate * (x + y) / 2, atol=1e-12)
     apart = np.linalg.norm(np.mean(ends, 0) - single)
-    assert apart > 0.05 and f": {apart:.2f}" in axis.get_title()
-
-
-@pytest.mark.parametrize("angle", [30, 85, 150])
-def test_at_the_assumed_rate_adasum_is_the_mean_of_both_orders(angle):
-    points = lines(drawn(adasum.both_orders, angle=angle, rate=1))
-    star = point(points["mean of both orders"])
-    np.testing.assert_allclose(star, point(points["one step, Adasum"]), atol=1e-12)
+    assert (apart < 1e-12) == (rate == 1) and f": {apart:.2f}" in axis.get_title()
 
 
 @pytest.mark.parametrize("workers", range(2, 17))
 def test_the_tree_is_that_of_the_compiled_one(workers):
-    levels = adasum.levels(workers)
+    nodes = [(*text.get_position(), to_hex(text.get_bbox_patch().get_facecolor()))
+             for text in drawn(adasum.tree, workers=workers).texts]  # fmt: skip
     # Where three are combined, a round of three pairs keeps the third ones for a second round.
     tree = [one for one in rounds(workers) if not one.averaged]
-    assert len(levels) == len(tree)
-    for groups, one in zip(levels, tree, strict=True):
-        assert sum(len(group) == 2 for group in groups) == len(one.of_first) - 3 * one.keeps
-        assert any(len(group) == 3 for group in groups) == one.keeps
+    assert max(height for _, height, _ in nodes) == len(tree)
+    assert [height for _, height, _ in nodes].count(0) == workers
+    for height, one in enumerate(tree, 1):
+        colors = [color for _, at, color in sorted(nodes) if at == height]  # from left to right
+        pairs = len(one.of_first) - 3 * one.keeps
+        assert colors == [plots.BLUE.lower()] * pairs + [plots.SKY.lower()] * one.keeps
 
 
 def test_the_line_search_shows_slope_bound_and_trials():
@@ -251,13 +243,14 @@ def test_noise_moves_the_search_and_gradient_descent_alike():
     quiet, noisy = subspace.searches(0.0), subspace.searches(1.0)
     np.testing.assert_array_equal(quiet[0].start, noisy[0].start)
     assert subspace.loss_at(quiet[-1].end) < 1e-12 and subspace.loss_at(noisy[-1].end) > 1e-3
-    assert np.abs(subspace.descents(1.0) - subspace.descents(0.0))[1:].min() > 0
-    expected = subspace.START - subspace.RATE * subspace.HESSIAN @ subspace.START
-    np.testing.assert_allclose(subspace.descents(0.0)[1], expected)
+    plain = subspace.START - subspace.RATE * subspace.HESSIAN @ subspace.START
+    np.testing.assert_allclose(quiet[0].plain, plain)
+    assert all(np.abs(a.plain - b.plain).min() > 0 for a, b in zip(quiet, noisy, strict=True))
     np.testing.assert_allclose(np.linalg.eigvalsh(subspace.HESSIAN), (0.1, 3.5), rtol=1e-12)
     axis = drawn(subspace.search, update=1, noise=0, sigma=0.4)
     assert "trials: 3, step 0.303 of d" in axis.get_title()
     np.testing.assert_allclose(lines(axis)["BFGS"].get_xydata(), [quiet[0].start, quiet[0].end])
+    np.testing.assert_allclose(lines(axis)["gradient"].get_xydata(), [subspace.START, plain])
 
 
 def test_the_walk_scatters_by_the_root_of_the_batch():
@@ -291,8 +284,8 @@ def test_the_paths_are_drawn_up_to_the_step_over_the_heights():
 
 
 def test_the_trace_rules_decisions_are_the_rules_and_drawn_by_layer():
-    """Two layers; the first changes by 0.5 %, 2 %, 0.05 % and 47 % since its last refresh."""
-    traces = np.array([[100.0, 100], [100.5, 100], [102, 150], [102.05, 900], [150, 900]])
+    """Two layers; the first changes by 0.5 %, 1.2 %, 0.05 % and 48 % since its last refresh."""
+    traces = np.array([[100.0, 100], [100.5, 100], [101.2, 150], [101.25, 900], [150, 900]])
     words = thor.decide(traces, 0.01, 0.001)
     assert [row[0] for row in words] == ["refresh", "skip", "refresh", "freeze", "freeze"]
     assert [row[1] for row in words] == ["refresh", *["freeze"] * 4]
@@ -324,9 +317,9 @@ def test_sliders_are_moved_in_jupyterlab_and_stills_elsewhere(monkeypatch):
     monkeypatch.setattr("IPython.display.display", lambda data, **more: shown.append((data, more)))
     monkeypatch.delenv("JPY_SESSION_NAME", raising=False)
     monkeypatch.delenv("LABKIT_RUN", raising=False)
-    sliders = {"height": Slider("height (m)", 0, 2, 0.5, 1.5), "width": Slider("w", 1, 3, 1, 2)}
+    sliders = {"height": ("height (m)", 0, 2, 0.5), "width": ("w", 1, 3, 1)}
     stills = [{"height": 0.5, "width": 2}, {"height": 1, "width": 2}, {"height": 2, "width": 1}]
-    interactive.move(bar, "bars", stills, saved.append, (3.0, 2.0), **sliders)
+    plots.interactive(bar, "bars", stills, saved.append, (3.0, 2.0), **sliders)
     titles = [axis.get_title() for axis in saved[0].axes]
     assert titles == ["0.5 2", "1 2", "2 1", ""]  # two in a row, one place empty
     ((data, options),) = shown
@@ -335,7 +328,7 @@ def test_sliders_are_moved_in_jupyterlab_and_stills_elsewhere(monkeypatch):
     assert picture.size == (6 * plots.SHARP, 4 * plots.SHARP)
     assert options["metadata"]["image/png"] == {"alt": "bars", "width": 6 * plots.PAGE}
     monkeypatch.setenv("JPY_SESSION_NAME", "notebooks/01.ipynb")
-    interactive.move(bar, 'a "bar" <b>', stills, **sliders)
+    plots.interactive(bar, 'a "bar" <b>', stills, saved.append, **sliders)
     height, width, moved = shown[-1][0].children
     assert (height.description, height.min, height.max, height.step) == ("height (m)", 0, 2, 0.5)
     assert (height.value, width.value) == (0.5, 2)  # the first still

@@ -75,9 +75,8 @@ def test_each_operator_of_a_lenet_step_is_counted_and_timed_per_call():
     optimizer = nn.Momentum(network.trainable_params(), 0.01, 0.9)
     step = PlainStep(LossNet(network, loss_fn), optimizer, nonfinite="propagate")
     x = np.random.default_rng(0).standard_normal((64, 1, 32, 32), dtype=np.float32)
-    batch = Tensor(x), Tensor(np.arange(64, dtype=np.int32) % 10)
     begin = time.perf_counter()
-    rows = measure.operator_times(step, *batch, calls=2)
+    rows = measure.operator_times(step, Tensor(x), Tensor(np.int32(np.arange(64) % 10)), calls=2)
     seconds = time.perf_counter() - begin
     assert step.last_update.number == 2 + 1  # real updates, and one more call that compiles
     counts = {row["operator"]: row["count"] for row in rows}
@@ -88,9 +87,8 @@ def test_each_operator_of_a_lenet_step_is_counted_and_timed_per_call():
     assert counts["Conv2D"] == counts["Conv2DBackpropFilter"] == 2
     assert counts["Conv2DBackpropInput"] == counts["other"] == 1
     times = [row["ms"] for row in rows]
-    assert times == sorted(times, reverse=True) and sum(row["share"] for row in rows) == (
-        pytest.approx(1)
-    )
+    assert times == sorted(times, reverse=True)
+    assert sum(row["share"] for row in rows) == pytest.approx(1)
     # Kernels run one after another, so both calls of all kernels fit into the total. 64 images take
     # 1.6e8 operations, 0.1 ms at 1.6e12 per second. Neither bound depends on other programs.
     kernels = sum(row["ms"] for row in rows if row["operator"] != "other")
@@ -109,8 +107,7 @@ def test_a_profiles_lines_are_summed_by_operator_and_divided_by_the_calls():
 
 
 def test_differences_are_found_leaf_by_leaf():
-    expected = {"a": np.zeros((2, 3)), "b": np.array([3.0, 4.0])}
-    other = {"a": np.zeros((2, 3)), "b": np.array([3.0, 4.5])}
+    expected, other = ({"a": np.zeros((2, 3)), "b": np.array([3, x])} for x in (4.0, 4.5))
     assert largest_differences(other, expected) == {"a": 0.0, "b": 0.5}
     assert relative_error(other, expected) == pytest.approx(0.1)
 

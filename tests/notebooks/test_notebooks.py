@@ -13,7 +13,7 @@ from nbformat.v4 import new_code_cell, new_notebook
 from labkit.tools.labs import read_notebook
 from scripts import notebooks
 from scripts.notebooks import COMPARED
-from tests.support import solutions
+from tests.support import answers
 from tests.support.answers import LABS
 
 FOLDER = Path(__file__).parents[2] / "notebooks"
@@ -39,11 +39,11 @@ def test_it_is_executed_at_lab_and_can_be_committed(path):
 @pytest.mark.parametrize("lab", LABS)
 def test_a_solution_defines_every_exercise_once_and_checks_it_in_its_cell(lab):
     """Exercises are in the lab's order; tests/labs/exercises executes the cells, and they pass."""
-    path = solutions.FOLDER / f"{lab}.ipynb"
+    path = answers.FOLDER / f"{lab}.ipynb"
     notebook = nbformat.read(path, as_version=4)
     assert not any(cell.get("outputs") for cell in notebook.cells), "committed without outputs"
     checked = []
-    for source in solutions.code(path):
+    for source in answers.code(path):
         defined = re.findall(r"^def (\w+)\(", source, re.M)
         names = re.findall(r'^passed = check\("(\w+)", \1\)$', source, re.M)
         assert names == defined[-1:] and source.count("check(") == len(names), source

@@ -1,4 +1,4 @@
-"""What each rank runs in test_own_technique_on_ranks.py: Lookahead on its half of every batch.
+"""What each rank runs in test_own_technique.py: Lookahead on its half of every batch.
 
     python own_technique_on_ranks.py EXAMPLES OUT      under msrun
 

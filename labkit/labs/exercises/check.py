@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import yaml
@@ -28,11 +28,11 @@ _SHOWN_LINES = 5  # the most lines of a learner's output that are shown
 
 @dataclass(eq=False)
 class Exercise:
-    """An exercise, named after its specification.
+    """An exercise, named after its slow specification.
 
     Attributes:
-        spec: the slow specification; it takes the same arguments as the learner's function.
-        cases: argument tuples.
+        spec: the specification; its keyword-only arguments are for mistakes.
+        cases: argument tuples of ``spec`` and of the learner's function.
         mistakes: wrong formula -> what to say of an attempt that agrees with it. A formula is
             written in the arguments of ``spec``, the names of its module, and ``right``, the answer
             of ``spec``.
@@ -46,7 +46,8 @@ class Exercise:
 
     def __post_init__(self) -> None:
         self.name = self.spec.__name__
-        self.arguments = list(inspect.signature(self.spec).parameters)
+        parameters = inspect.signature(self.spec).parameters
+        self.arguments = [n for n, each in parameters.items() if each.kind != each.KEYWORD_ONLY]
 
     @cached_property
     def right(self) -> list[Any]:
@@ -81,8 +82,23 @@ def of_lab(exercises: Sequence[Exercise]) -> tuple[Callable, Callable]:
 
     def check(name: str, attempt: Callable) -> bool:
         refuse_unknown("exercise", name, by_name)
-        passed, line, printed = _judged(by_name[name], attempt)
+        exercise, calls = by_name[name], []
+        try:
+            for case in exercise.cases:
+                calls.append(_call(attempt, case, exercise.arguments))
+                if "had not ended" in calls[-1].fault:  # the others would not end either
+                    break
+        except NotImplementedError:
+            print(f"{name}: not attempted yet")
+            return False
+        right = _agreeing(calls, exercise.right, exercise.rtol)
+        passed, first = all(right), int(np.argmin(right))  # the first that does not agree, or 0
+        line = f"passed ({len(right)} of {len(right)} public checks)"
+        if not passed:
+            complaint = calls[first].fault or _complaint(exercise, calls, first)
+            line = f"{sum(right)} of {len(exercise.cases)} public checks passed; {complaint}"
         print(f"{name}: {line}")
+        printed = calls[first].printed.splitlines()
         for shown in printed[:_SHOWN_LINES]:
             print(f"    it printed: {shown[:100]}")
         if len(printed) > _SHOWN_LINES:
@@ -103,8 +119,7 @@ def draw(seed: int, *shape: int) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=shape)
 
 
-@dataclass(frozen=True)
-class _Call:
+class _Call(NamedTuple):
     """One call of a learner's function: its answer, any fault but wrong numbers, its output."""
 
     answer: Any
@@ -114,26 +129,6 @@ class _Call:
 
 class _Endless(BaseException):
     """Time is up. Not an ``Exception``: a learner's ``except Exception`` must not catch it."""
-
-
-def _judged(exercise: Exercise, attempt: Callable) -> tuple[bool, str, list[str]]:
-    """Return (whether all cases passed, the line to print, lines that the attempt printed)."""
-    calls: list[_Call] = []
-    try:
-        for case in exercise.cases:
-            calls.append(_call(attempt, case, exercise.arguments))
-            if "had not ended" in calls[-1].fault:  # the others would not end either
-                break
-    except NotImplementedError:
-        return False, "not attempted yet", []
-    right = _agreeing(calls, exercise.right, exercise.rtol)
-    if all(right):
-        text = f"passed ({len(right)} of {len(right)} public checks)"
-        return True, text, calls[0].printed.splitlines()
-    first = right.index(False)
-    complaint = calls[first].fault or _complaint(exercise, calls, first)
-    text = f"{sum(right)} of {len(exercise.cases)} public checks passed; {complaint}"
-    return False, text, calls[first].printed.splitlines()
 
 
 def _call(function: Callable, case: tuple, names: list[str]) -> _Call:
@@ -150,10 +145,10 @@ def _call(function: Callable, case: tuple, names: list[str]) -> _Call:
     except (Exception, SystemExit) as error:  # the learner's code may raise anything
         fault = _raised(function, error)
     else:
-        same = zip(names, map(_same, arguments, case), strict=True)
-        if changed := [name for name, kept in same if not kept]:
-            fault = f"it changes its argument `{changed[0]}`, and so the caller's data: "
-            fault += "work on a copy, or make a new array"
+        kept = list(map(_same, arguments, case))
+        if not all(kept):
+            fault = f"it changes its argument `{names[kept.index(False)]}`, and so the caller's "
+            fault += "data: work on a copy, or make a new array"
         elif answer is None and output.getvalue():
             fault = "it printed something and returned None: is there a `print` for a `return`?"
         elif answer is None:
@@ -215,8 +210,7 @@ def _parts(answer: Any) -> Sequence[Any]:
 
 def _row(answer: Any) -> np.ndarray:
     """Return the numbers of an answer in one row, float64."""
-    parts = [np.asarray(part, np.float64).ravel() for part in _parts(answer)]
-    return np.concatenate([np.empty(0), *parts])
+    return np.concatenate([np.empty(0), *map(np.ravel, _parts(answer))])
 
 
 def _close(numbers: np.ndarray, expected: np.ndarray, rtol: float) -> bool:

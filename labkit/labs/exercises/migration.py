@@ -4,31 +4,24 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
+from mindspore import Tensor, nn
 
+from labkit import migration
 from labkit.labs.exercises.check import Exercise, draw, of_lab
+from labkit.nets.initialisers import initialise
+from labkit.nets.resnet import BLOG, ResidualBlockBase, ResNet
 from labkit.runtime import pynative
-
-if TYPE_CHECKING:  # importing MindSpore takes seconds, which other exercises need not wait
-    from mindspore import Tensor, nn
-
-_CHANNELS = [16, 16, 32, 64, 128]  # a quarter of ResNet-18's
-_CLASSES, _IMAGES, _SIDE = 10, 2, 32
 
 
 class OnResNet:
     """A ResNet of one basic block per stage, and two images: an exercise function's argument.
 
     Everything is computed in PyNative mode, operator by operator. Every copy builds its own
-    networks on first use, and an answer takes half a second; a ResNet-18 took twice that.
-
-    Args:
-        fault: the stage of ``wrong`` that pads with "same"; a stage that has padding
-
-    Attributes:
-        stages: names of the network's parts, in the order of the calls
+    networks on first use, and an answer takes half a second; a ResNet-18 took twice that. The stage
+    ``fault``, one with padding, pads with "same" in ``wrong``; ``stages`` are in the order of the
+    calls.
     """
 
     stages = ("conv1", "maxpool", "layer1", "layer2", "layer3", "layer4", "fc")
@@ -42,24 +35,17 @@ class OnResNet:
     @property
     def images(self) -> Tensor:
         """Two images (2, 3, 32, 32)."""
-        from mindspore import Tensor
-
-        from labkit.migration import rule
-
-        return Tensor(rule.batch(_IMAGES, _SIDE, _CLASSES)[0])
+        return Tensor(migration.rule.batch(2, 32, 10)[0])
 
     @functools.cached_property
     def state(self) -> dict[str, np.ndarray]:
         """PyTorch's tensors for ``network``, by PyTorch's names."""
-        from labkit.migration import pairs, rule
-
-        return rule.state({pair.torch: pair.torch_shape for pair in pairs(_resnet())})
+        shapes = {pair.torch: pair.torch_shape for pair in migration.pairs(_resnet())}
+        return migration.rule.state(shapes)
 
     @functools.cached_property
     def network(self) -> nn.Cell:
         """A ResNet with initial weights that are always the same."""
-        from labkit.nets.initialisers import initialise
-
         network = _resnet()
         initialise(network, "torchvision", 1)
         return network
@@ -82,16 +68,12 @@ class OnResNet:
             return self.network.set_train(False)(self.images).asnumpy()
 
     def _with_state(self, network: nn.Cell) -> nn.Cell:
-        from labkit.migration import load
-
-        load(network, self.state)
+        migration.load(network, self.state)
         return network.set_train(False)
 
 
 def _resnet(differences: int = 0) -> nn.Cell:
-    from labkit.nets.resnet import BLOG, ResidualBlockBase, ResNet
-
-    sizes = [1] * 4, _CHANNELS[:4], _CHANNELS[1:], [1, 2, 2, 2], _CLASSES
+    sizes = [1] * 4, [16, 16, 32, 64], [16, 32, 64, 128], [1, 2, 2, 2], 10  # a quarter's channels
     return ResNet(ResidualBlockBase, *sizes, differences=BLOG[:differences])
 
 
@@ -143,26 +125,16 @@ def _cosine(part: float) -> float:
 
 def load_weights(resnet: OnResNet) -> np.ndarray:
     """Logits of the network after all of PyTorch's tensors have been loaded into it."""
-    from labkit import migration
-
     migration.load(resnet.network, resnet.state)
     return resnet.logits()
 
 
-_TORCH = {
-    "weight": "weight",
-    "bias": "bias",
-    "gamma": "weight",
-    "beta": "bias",
-    "moving_mean": "running_mean",
-    "moving_variance": "running_var",
-}
+_TORCH = {"weight": "weight", "bias": "bias", "gamma": "weight", "beta": "bias"}
+_TORCH |= {"moving_mean": "running_mean", "moving_variance": "running_var"}
 
 
 def _load(resnet: OnResNet, **names: str) -> np.ndarray:
     """Logits after loading the tensors of the parameters with these last names, and PyTorch's."""
-    from mindspore import Tensor
-
     for parameter in resnet.network.get_parameters():
         path, _, last = parameter.name.rpartition(".")
         if last in names:
@@ -178,18 +150,17 @@ def first_fault(resnet: OnResNet) -> int:
 @functools.cache  # the specification and two mistakes call it, and it takes a second
 def _differing(fault: str) -> list[int]:
     """Places of all stages whose outputs differ, found with forward hooks."""
-    resnet = OnResNet(fault)
-    outputs: dict[str, list] = {name: [] for name in resnet.stages}
+    resnet, outputs = OnResNet(fault), []
     for network in (resnet.right, resnet.wrong):
-        for name, kept in outputs.items():
+        for name in resnet.stages:
             getattr(network, name).register_forward_hook(
-                lambda cell, inputs, output, kept=kept: kept.append(output.asnumpy().copy())
+                lambda cell, inputs, output: outputs.append(output.asnumpy().copy())
             )
         with pynative():
             network(resnet.images)
-    both = enumerate(outputs.values())
+    count = len(resnet.stages)
     # Both run the same kernels: outputs that should agree are equal to the bit.
-    return [place for place, (right, wrong) in both if not np.array_equal(right, wrong)]
+    return [n for n in range(count) if not np.array_equal(outputs[n], outputs[count + n])]
 
 
 _VARIANCES = [(1.0, draw(0, 8), 0.1), (0.5, draw(1, 5), 0.3), (2.0, draw(2, 64), 0.01)]

@@ -4,35 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import mindspore as ms
 import numpy as np
+from mindspore import Parameter, Tensor, nn, ops
 
+from labkit.nets.lenet import LeNet5
 from labkit.runtime import pynative
-
-if TYPE_CHECKING:  # importing MindSpore takes seconds, which other exercises need not wait
-    from mindspore import Tensor, nn
+from labkit.steps.losses import LossNet
 
 IMAGES = 12
 INPUTS, OUTPUTS, WEIGHT = 84, 10, 6  # sizes of the last layer, fc3, and its weight's number
 
 
 class OnLeNet:
-    """A new LeNet-5 and 12 random images, the argument of an exercise's function.
+    """A new LeNet-5 and 12 random images from a seed, the argument of an exercise's function.
 
     Every copy has its own network, with the same initial weights. Everything is computed in
     PyNative mode, operator by operator. Hazard: if copies shared one network, they would share
     the memory of ``asnumpy``, and an answer would change when the next copy is trained.
-
-    Args:
-        seed: seed of the weights and images
-
-    Attributes:
-        parameters: the trainable parameters, in order
-        learning_rate: learning rate of ``update``, which uses Momentum with 0.9
     """
-
-    learning_rate = 0.1
 
     def __init__(self, seed: int):
         self.seed = seed
@@ -47,8 +39,6 @@ class OnLeNet:
 
     def micro_batches(self, sizes: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
         """Return the first images and labels, cut into micro-batches of these sizes."""
-        from mindspore import Tensor
-
         random = np.random.default_rng(self.seed)
         images = random.normal(size=(IMAGES, 1, 32, 32)).astype(np.float32)
         # Each class has its own brightness, so that gradients of micro-batches differ in size.
@@ -69,35 +59,23 @@ class OnLeNet:
             return float(self._loss_net(images, labels)[0].asnumpy())
 
     def update(self, gradients: Sequence[Tensor | np.ndarray]) -> None:
-        """Call the optimizer once with these gradients."""
-        from mindspore import Tensor
-
+        """Call the optimizer, Momentum with rate 0.1 and 0.9, once with these gradients."""
         with pynative():
             parts = (g if isinstance(g, Tensor) else Tensor(np.float32(g)) for g in gradients)
             self._optimizer(tuple(parts))
 
     @cached_property
     def _loss_net(self) -> nn.Cell:
-        import mindspore as ms
-        from mindspore import nn
-
-        from labkit.nets.lenet import LeNet5
-        from labkit.steps.losses import LossNet
-
         ms.set_seed(self.seed)
         loss_fn = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
         return LossNet(LeNet5(), loss_fn)
 
     @cached_property
     def _optimizer(self) -> nn.Optimizer:
-        from mindspore import nn
-
-        return nn.Momentum(self._loss_net.trainable_params(), self.learning_rate, 0.9)
+        return nn.Momentum(self._loss_net.trainable_params(), 0.1, 0.9)
 
     @cached_property
     def _value_and_grad(self) -> Any:
-        import mindspore as ms
-
         # Made in graph mode it compiles, in whatever mode it is called: 0.3 s for each batch size.
         with pynative():
             return ms.value_and_grad(self._loss_net, None, self._optimizer.parameters)
@@ -109,55 +87,52 @@ class OnTappedLeNet(OnLeNet):
     def through(self, tap: nn.Cell) -> tuple[Tensor, ...]:
         """Return what the backward pass of ``tap`` returns for a (84, 84) and g (10, 10).
 
-        Args:
-            tap: called as tap(p, y, a, g); its result replaces y
+        It is called as tap(p, y, a, g), and its result replaces y.
         """
         return tuple(self._backward(tap, (INPUTS, INPUTS), (OUTPUTS, OUTPUTS))[-2:])
 
     def seen(self) -> tuple[list[Tensor], Tensor, Tensor]:
         """Return each parameter's gradient, fc3's input p, and d, the loss' derivative by y."""
-        from mindspore import nn, ops
-
-        class Witness(nn.Cell):
-            def construct(self, p: Tensor, y: Tensor, a: Tensor, g: Tensor) -> Tensor:
-                return y
-
-            def bprop(
-                self, p: Tensor, y: Tensor, a: Tensor, g: Tensor, out: Tensor, dout: Tensor
-            ) -> tuple[Tensor, ...]:
-                return ops.zeros_like(p), dout, p, dout
-
-        *gradients, p, d = self._backward(Witness(), (IMAGES, INPUTS), (IMAGES, OUTPUTS))
+        *gradients, p, d = self._backward(_Witness(), (IMAGES, INPUTS), (IMAGES, OUTPUTS))
         return gradients, p, d
 
     def _backward(self, tap: nn.Cell, *shapes: tuple[int, int]) -> tuple[Tensor, ...]:
         """Return the gradients by all parameters, and by a and g of these shapes."""
-        import mindspore as ms
-        from mindspore import Parameter, nn, ops
-
-        class Behind(nn.Cell):
-            """A layer, and then the tap."""
-
-            def __init__(self, layer: nn.Cell) -> None:
-                super().__init__(auto_prefix=False)
-                self.layer, self.tap = layer, tap
-                self.a, self.g = extras
-
-            def construct(self, p: Tensor) -> Tensor:
-                return self.tap(p, self.layer(p), self.a, self.g)
-
         # In PyNative mode the derivative by a tensor without requires_grad would be zeros.
         extras = [Parameter(ops.zeros(shape), name=f"a{n}") for n, shape in enumerate(shapes)]
+        parameters = ms.ParameterTuple([*self.parameters, *extras])
         cells = self._loss_net.network._cells
         layer = cells["fc3"]
-        parameters = ms.ParameterTuple([*self.parameters, *extras])
-        cells["fc3"] = Behind(layer)
+        cells["fc3"] = _Behind(layer, tap, *extras)
         try:
             with pynative():
                 loss_and_gradients = ms.value_and_grad(self._loss_net, None, parameters)
                 return loss_and_gradients(*self.micro_batches([IMAGES])[0])[1]
         finally:
             cells["fc3"] = layer
+
+
+class _Behind(nn.Cell):
+    """A layer, and then the tap."""
+
+    def __init__(self, layer: nn.Cell, tap: nn.Cell, a: Parameter, g: Parameter) -> None:
+        super().__init__(auto_prefix=False)
+        self.layer, self.tap, self.a, self.g = layer, tap, a, g
+
+    def construct(self, p: Tensor) -> Tensor:
+        return self.tap(p, self.layer(p), self.a, self.g)
+
+
+class _Witness(nn.Cell):
+    """A tap whose backward pass returns p and dout."""
+
+    def construct(self, p: Tensor, y: Tensor, a: Tensor, g: Tensor) -> Tensor:
+        return y
+
+    def bprop(
+        self, p: Tensor, y: Tensor, a: Tensor, g: Tensor, out: Tensor, dout: Tensor
+    ) -> tuple[Tensor, ...]:
+        return ops.zeros_like(p), dout, p, dout
 
 
 # What specifications and mistakes share. ``combine`` makes one array of a parameter's gradients

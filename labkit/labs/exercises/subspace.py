@@ -8,6 +8,7 @@ from labkit import reference
 from labkit.labs.exercises import on_lenet
 from labkit.labs.exercises.check import Exercise, draw, of_lab
 from labkit.labs.exercises.on_lenet import OnLeNet
+from labkit.labs.flat_lenet import FlatLeNet
 
 
 def swa(average: np.ndarray, count: int, weights: np.ndarray) -> np.ndarray:
@@ -41,13 +42,17 @@ def line_search(
     return 0.0
 
 
-def lenet_average(lenet: OnLeNet, sizes: Sequence[int], updates: int) -> list[np.ndarray]:
-    """Mean of the weights after each update; the micro-batches take turns."""
-    return _averaged(lenet, sizes, updates, lambda rows: rows[1:].mean(axis=0))
+def lenet_average(
+    lenet: OnLeNet,
+    sizes: Sequence[int],
+    updates: int,
+    *,
+    weigh: Callable = lambda rows: rows[1:].mean(axis=0),
+) -> list[np.ndarray]:
+    """Mean of the weights after each update; the micro-batches take turns.
 
-
-def _averaged(lenet: OnLeNet, sizes: Sequence[int], updates: int, weigh: Callable) -> list:
-    """Apply ``weigh`` to the weights (updates + 1, M), the initial ones and after each update."""
+    ``weigh`` averages the weights (updates + 1, M), the initial ones and after each update.
+    """
     rows = [_vector(on_lenet.arrays(lenet))]
     for number in range(updates):
         lenet.update(lenet.gradients(*lenet.micro_batches(sizes)[number % len(sizes)]))
@@ -67,19 +72,15 @@ def _forgetting(rows: np.ndarray) -> np.ndarray:
     return average
 
 
-def direction(gradient: np.ndarray, pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
-    """-B g (K,), where B is I updated with each pair (s, y) whose scalar product is positive."""
-    return _direction(gradient, pairs)
-
-
-def _direction(
+def direction(
     gradient: np.ndarray,
-    pairs: Sequence,
+    pairs: Sequence[tuple[np.ndarray, np.ndarray]],
+    *,
     update: Callable = reference.bfgs_inverse,
     scaled: bool = False,
     least: float = 0.0,
 ) -> np.ndarray:
-    """-B g, where ``update(B, s, y)`` builds B from the pairs with s.y above ``least``."""
+    """-B g (K,), where B is I updated with each pair (s, y) whose scalar product is positive."""
     inverse = np.eye(len(gradient))
     for number, (s, y) in enumerate(pair for pair in pairs if pair[0] @ pair[1] > least):
         if scaled and number == 0:
@@ -94,35 +95,25 @@ def _davidon_fletcher_powell(inverse: np.ndarray, s: np.ndarray, y: np.ndarray) 
 
 
 def lenet_search(
-    lenet: OnLeNet, basis: np.ndarray, rho: float, sigma: float
-) -> tuple[float, float]:
-    """Search once along -P^T P g with float64 gradients; return (step size, loss there)."""
-    return _search(lenet, basis, rho, sigma)
-
-
-def _search(
     lenet: OnLeNet,
     basis: np.ndarray | None,
     rho: float,
     sigma: float,
+    *,
     sign: float = -1.0,
     kept: bool = True,
 ) -> tuple[float, float]:
-    """``lenet_search``; ``basis=None`` follows the whole gradient."""
-    images, labels = (part.asnumpy() for part in lenet.micro_batches([on_lenet.IMAGES])[0])
-    names = [parameter.name for parameter in lenet.parameters]
+    """Search once along -P^T P g with float64 gradients; return (step size, loss there).
 
-    def at(weights: np.ndarray) -> tuple[float, np.ndarray]:
-        by_name = dict(zip(names, on_lenet.by_parameter(lenet, weights), strict=True))
-        loss, slopes, _ = reference.lenet_gradients(by_name, images, labels)
-        return loss, _vector([slopes[name] for name in names])
-
-    start = place = _vector(on_lenet.arrays(lenet))
-    first, gradient = at(start)
+    ``basis=None`` is a mistake that follows the whole gradient.
+    """
+    batch = [part.asnumpy() for part in lenet.micro_batches([on_lenet.IMAGES])[0]]
+    flat, start = FlatLeNet(), _vector(on_lenet.arrays(lenet))
+    place, (first, gradient) = start, flat.gradient(start, *batch)
     move = sign * (gradient if basis is None else reference.projected_gradient(basis, gradient))
     for m in range(20):
         place = (start if kept else place) + rho**m * move
-        loss = at(place)[0]
+        loss, _ = flat.gradient(place, *batch)
         if loss < first + sigma * rho**m * (gradient @ move) or sigma > 1:
             return rho**m, loss
     return 0.0, first
@@ -203,41 +194,41 @@ EXERCISES = (
             "no trial was low enough, and one was taken all the same",
     }),
     Exercise(lenet_average, [(OnLeNet(1), [4, 4, 4], 3)], {
-        "_averaged(lenet, sizes, updates, lambda rows: rows[-1])":
+        "lenet_average(lenet, sizes, updates, weigh=lambda rows: rows[-1])":
             "the last weights: is every snapshot a copy, and is the mean taken over all?",
-        "_averaged(lenet, sizes, updates, lambda rows: rows.mean(axis=0))":
+        "lenet_average(lenet, sizes, updates, weigh=lambda rows: rows.mean(axis=0))":
             "the initial weights are in it too: no update has made them",
-        "_averaged(lenet, sizes, updates, lambda rows: rows[:-1].mean(axis=0))":
+        "lenet_average(lenet, sizes, updates, weigh=lambda rows: rows[:-1].mean(axis=0))":
             "each snapshot is taken before its update, not after",
-        "_averaged(lenet, sizes, updates, lambda rows: rows[1:].sum(axis=0))":
+        "lenet_average(lenet, sizes, updates, weigh=lambda rows: rows[1:].sum(axis=0))":
             "a sum: it grows with the number of snapshots",
-        "_averaged(lenet, sizes, updates, _forgetting)":
+        "lenet_average(lenet, sizes, updates, weigh=_forgetting)":
             "an average that forgets: every snapshot should count alike",
         "on_lenet.arrays(lenet)": "the weights are as they were: was the optimizer called?",
     }, rtol=1e-5),  # float32: after three updates the weights are off by 1e-6 of the largest
     Exercise(direction, _DIRECTIONS, {
-        "_direction(gradient, pairs, least=-np.inf)":
+        "direction(gradient, pairs, least=-np.inf)":
             "after one of these pairs B is not positive definite: which are left out?",
         "-right": "uphill: which sign has a direction of descent?",
         "direction(gradient, pairs[::-1])":
             "the pairs are taken in the wrong order: which one is newest?",
         "direction(gradient, [(y, s) for s, y in pairs])":
             "the step and the change of the gradient have changed places: B is the inverse",
-        "_direction(gradient, pairs, scaled=True)":
+        "direction(gradient, pairs, scaled=True)":
             "B was scaled before its first pair, as many programs do: here it starts as I",
-        "_direction(gradient, pairs, _davidon_fletcher_powell)":
+        "direction(gradient, pairs, update=_davidon_fletcher_powell)":
             "the secant equation holds, but this is another rule (DFP's)",
         "direction(gradient, pairs[-1:])":
             "only the newest pair is in it: what have the older ones taught?",
     }),
     Exercise(lenet_search, _LENETS, {
-        "_search(lenet, basis, rho, sigma=2.0)":
+        "lenet_search(lenet, basis, rho, sigma=2.0)":
             "the whole step was taken, whatever its loss: which decrease is asked for?",
-        "_search(lenet, basis, rho, sigma, sign=1.0)":
+        "lenet_search(lenet, basis, rho, sigma, sign=1.0)":
             "no step was found: does the direction lead downhill?",
-        "_search(lenet, basis, rho, sigma, kept=False)":
+        "lenet_search(lenet, basis, rho, sigma, kept=False)":
             "a refused trial stays in the weights: where does the next one start?",
-        "_search(lenet, None, rho, sigma)":
+        "lenet_search(lenet, None, rho, sigma)":
             "that is a step along the whole gradient: what is the basis for?",
         "(round(np.log(right[0]) / np.log(rho)), right[1])":
             "that is m; how far does trial m go?",

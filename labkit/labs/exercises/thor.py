@@ -35,12 +35,8 @@ def pi_damping(
     a_factor: np.ndarray, g_factor: np.ndarray, positions: int, damping: float
 ) -> tuple[float, float]:
     """(pi sqrt(damping / T), sqrt(damping / T) / pi); pi^2 is the ratio of mean eigenvalues."""
-    pi_squared = _mean_eigenvalue(a_factor) / _mean_eigenvalue(g_factor)
-    return _shared(math.sqrt(pi_squared), math.sqrt(damping / positions))
-
-
-def _mean_eigenvalue(factor: np.ndarray) -> float:
-    return np.trace(factor) / len(factor)
+    a, g = (np.trace(factor) / len(factor) for factor in (a_factor, g_factor))
+    return _shared(math.sqrt(a / g), math.sqrt(damping / positions))
 
 
 def _shared(pi: float, root: float) -> tuple[float, float]:
@@ -48,13 +44,10 @@ def _shared(pi: float, root: float) -> tuple[float, float]:
 
 
 def refreshes_and_mean_time(
-    updates: int, frequency: int, refresh: float, cached: float
+    updates: int, frequency: int, refresh: float, cached: float, *, count: int | None = None
 ) -> tuple[int, float]:
     """Number of refreshes (updates 0, frequency, ... below ``updates``) and mean time."""
-    return _timed(len(range(0, updates, frequency)), updates, refresh, cached)
-
-
-def _timed(count: int, updates: int, refresh: float, cached: float) -> tuple[int, float]:
+    count = len(range(0, updates, frequency)) if count is None else count
     return count, (count * refresh + (updates - count) * cached) / updates
 
 
@@ -92,12 +85,7 @@ def _seen(lenet: OnTappedLeNet) -> list[np.ndarray]:
     return [part.asnumpy().astype(np.float64) for part in lenet.seen()[1:]]
 
 
-def lenet_thor(lenet: OnTappedLeNet, damping: float, updates: int) -> list[np.ndarray]:
-    """Parameters after updates with the inverses of update 0 on both sides of fc3's gradient."""
-    return _trained(lenet, damping, updates)
-
-
-def _trained(
+def lenet_thor(
     lenet: OnTappedLeNet,
     damping: float,
     updates: int,
@@ -107,18 +95,17 @@ def _trained(
     sides: str = "AG",
     scale: float = 1.0,
 ) -> list[np.ndarray]:
-    """Like ``lenet_thor``, with ``damping**power`` in each factor and G multiplied by ``scale``."""
-    inverses = [np.eye(on_lenet.INPUTS), np.eye(on_lenet.OUTPUTS)]
+    """Parameters after updates with the inverses of update 0 on both sides of fc3's gradient.
+
+    Each factor has ``damping**power``, and G is multiplied by ``scale``.
+    """
     for number in range(updates):
         if number % frequency == 0:
             a, g = lenet_factors(lenet)
-            for place, (side, factor) in enumerate([("A", a), ("G", scale * g)]):
-                if side in sides:
-                    inverses[place] = damped_inverse(factor, damping**power)
+            left = damped_inverse(scale * g, damping**power) if "G" in sides else np.eye(len(g))
+            right = damped_inverse(a, damping**power) if "A" in sides else np.eye(len(a))
         gradients = lenet.seen()[0]
-        gradients[on_lenet.WEIGHT] = (
-            inverses[1] @ gradients[on_lenet.WEIGHT].asnumpy() @ inverses[0]
-        )
+        gradients[on_lenet.WEIGHT] = left @ gradients[on_lenet.WEIGHT].asnumpy() @ right
         lenet.update(gradients)
     return on_lenet.arrays(lenet)
 
@@ -153,9 +140,9 @@ EXERCISES = (
             "divided by the width of the layer: that is not a number of samples",
     }),
     Exercise(refreshes_and_mean_time, _TIMES, {
-        "_timed(updates // frequency, updates, refresh, cached)":
+        "refreshes_and_mean_time(updates, 0, refresh, cached, count=updates // frequency)":
             "update 0 refreshes too: is the last, incomplete stretch counted?",
-        "_timed(updates // frequency + 1, updates, refresh, cached)":
+        "refreshes_and_mean_time(updates, 0, refresh, cached, count=updates // frequency + 1)":
             "is there one more when the frequency divides the updates?",
         "(right[0], cached + right[0] * refresh / updates)":
             "an update with refresh takes `refresh` in all, not on top",
@@ -215,15 +202,15 @@ EXERCISES = (
             "the positions T are not in F",
     }),
     Exercise(lenet_thor, [(OnTappedLeNet(1), 0.1, 2)], {
-        "_trained(lenet, damping, updates, frequency=1)":
+        "lenet_thor(lenet, damping, updates, frequency=1)":
             "the inverses are made again at each update: they were to be kept",
-        "_trained(lenet, damping, updates, power=1.0)":
+        "lenet_thor(lenet, damping, updates, power=1.0)":
             "the whole damping went into each factor: their product gets its square",
-        "_trained(lenet, damping, updates, sides='A')":
+        "lenet_thor(lenet, damping, updates, sides='A')":
             "only the inputs' side is there: G is missing",
-        "_trained(lenet, damping, updates, sides='G')":
+        "lenet_thor(lenet, damping, updates, sides='G')":
             "only the outputs' side is there: A is missing",
-        "_trained(lenet, damping, updates, scale=1 / _IMAGES**2)":
+        "lenet_thor(lenet, damping, updates, scale=1 / _IMAGES**2)":
             "G is too small: of which loss is d the derivative?",
         "on_lenet.update_of_each(lenet, [_IMAGES], updates)":
             "that is Momentum with the plain gradient: what did the inverses do?",

@@ -11,28 +11,23 @@ _IN_EPOCH = 7  # micro-batches that are drawn of an epoch
 def updates(in_epoch: int, micro_steps: int, tail: str) -> list[list[int]]:
     """Return the numbers, from 0, of the micro-batches in each update of two epochs.
 
-    ``in_epoch`` micro-batches are an epoch, ``micro_steps`` a full update; ``tail`` is one of
-    ``TAILS``, as in ``AccumulatedStep``.
+    ``in_epoch`` micro-batches are an epoch; the others are arguments of ``AccumulatedStep``.
     """
     made: list[list[int]] = []
     buffer: list[int] = []
     for number in range(2 * in_epoch):
         buffer.append(number)
         in_this = number % in_epoch + 1
-        ends = in_this == in_epoch
-        if in_this % micro_steps == 0 or ends and tail == "flush":
+        full, ends = in_this % micro_steps == 0, in_this == in_epoch
+        if full or ends and tail == "flush":
             made.append(buffer)
-            buffer = []
-        elif ends and tail == "drop":
+        if full or ends and tail != "carry":
             buffer = []
     return made
 
 
 def leak(axis: Axes, micro_steps: float, tail: float, seen: float) -> None:
-    """Draw two epochs of micro-batches after ``seen`` of them, coloured by their update.
-
-    ``tail`` is a place in ``TAILS``; ``micro_steps`` is as in ``updates``.
-    """
+    """Draw micro-batches, coloured by update, after ``seen``; ``tail`` is a place in ``TAILS``."""
     k, word, now = int(micro_steps), TAILS[int(tail)], int(seen)
     done = [group for group in updates(_IN_EPOCH, k, word) if group[-1] < now]
     home = {number: place for place, group in enumerate(done) for number in group}
@@ -53,6 +48,6 @@ def leak(axis: Axes, micro_steps: float, tail: float, seen: float) -> None:
     sizes = ", ".join(str(len(group)) for group in done) or "none"
     title = f"k = {k}, {word}, after {now} micro-batches\nmicro-batches in each update: {sizes}"
     axis.set_yticks([1, 0], ["epoch 1", "epoch 2"])
-    axis.set_xticks(range(_IN_EPOCH), [str(number + 1) for number in range(_IN_EPOCH)])
+    axis.set_xticks(range(_IN_EPOCH), map(str, range(1, _IN_EPOCH + 1)))
     limits = {"xlim": (-0.6, _IN_EPOCH - 0.4), "ylim": (-0.6, 1.6)}
     plots.small(axis, title, xlabel="micro-batch of the epoch", **limits)

@@ -25,7 +25,7 @@ _WIDE, _HIGH = (-3.1, 1.6), (-2.6, 1.0)
 def race(curves: Mapping[str, tuple[str, Sequence[float], Sequence[float]]], title: str) -> Figure:
     """Test error over updates; ``curves`` is label -> (reduction, updates, accuracies).
 
-    A reduction's first curve is drawn solid, its second dashed.
+    A reduction's first curve is solid, its second dashed.
     """
     figure, axis = plots.axes(width=6.8, height=3.8)
     drawn: list[str] = []
@@ -33,45 +33,34 @@ def race(curves: Mapping[str, tuple[str, Sequence[float], Sequence[float]]], tit
         style = ("-", "--")[drawn.count(reduction)]
         axis.plot(updates, plots.errors(right), style, color=COLORS[reduction], label=label)
         drawn.append(reduction)
-    axis.set(xlabel="update", title=title)
-    plots.error_axis(axis, _ERRORS)
-    plots.legend_beside(figure)
-    return figure
+    return plots.error_figure(figure, _ERRORS, "update", title)
 
 
 def over_settings(
-    accuracies: Mapping[str, Mapping[float, Sequence[float | None]]],
-    xlabel: str,
-    title: str,
-    single: float | None = None,
+    accuracies: Mapping[str, Mapping], xlabel: str, title: str, single: float | None = None
 ) -> Figure:
-    """Test error over the learning rate or the number of workers.
+    """Test error over a setting, with a single worker's value marked.
 
-    ``accuracies`` is reduction -> {setting: accuracies by seed}, None for a failed training. A
-    single worker's rate is marked.
+    ``accuracies`` is reduction -> {value: accuracies by seed}, None for a failed training.
     """
     figure, axis = plots.axes(width=6.8, height=3.8)
     for name, by_setting in accuracies.items():
         errors = {setting: plots.errors(right) for setting, right in by_setting.items()}
         plots.mean_and_seeds(axis, errors, COLORS[name], NAMES[name], **_SEED)
-    axis.set(xscale="log", xlabel=xlabel, title=title)
-    ticks = sorted({setting for by_setting in accuracies.values() for setting in by_setting})
-    plots.label_ticks(axis, ticks, "x")
+    axis.set_xscale("log")
+    plots.label_ticks(axis, sorted(set().union(*accuracies.values())), "x")
     axis.tick_params(axis="x", labelsize=8)
-    plots.error_axis(axis, _ERRORS)
-    plots.legend_beside(figure)
     if single is not None:
         axis.axvline(single, color="grey", linewidth=0.8, linestyle="--", zorder=0)
-    return figure
+    return plots.error_figure(figure, _ERRORS, xlabel, title)
 
 
 def critical_batch(
-    updates: Mapping[str, Mapping[int, Sequence[float]]], curves: Mapping[str, Curve], title: str
+    updates: Mapping[str, Mapping[int, Sequence[float]]], curves: Mapping[str, Curve]
 ) -> Figure:
     """Updates to an accuracy over the images of one update, with each critical batch size.
 
-    ``updates`` is reduction -> {images of one update: updates by seed}, ``curves`` has the curve
-    through them.
+    ``updates`` is reduction -> {images: updates by seed}, ``curves`` has the curve through them.
     """
     figure, axis = plots.axes(width=7.6, height=4.0)
     for name, by_batch in updates.items():
@@ -87,19 +76,19 @@ def critical_batch(
     halved = [batches[0] * np.mean(first[batches[0]]) / batch for batch in batches]
     axis.plot(batches, halved, ":", color="grey", linewidth=1.2, label="perfect scaling", zorder=0)
     axis.set(xscale="log", yscale="log", xlabel="images of one update", ylabel="updates")
-    axis.set_title(title)
+    axis.set_title("updates to 97 % of held-out images")
     plots.label_ticks(axis, batches, "x")
-    every = [each for by_batch in updates.values() for seeds in by_batch.values() for each in seeds]
     plots.label_ticks(axis, _UPDATES)
+    every = [each for by_batch in updates.values() for seeds in by_batch.values() for each in seeds]
     axis.set_ylim(0.75 * min(every), 1.3 * max(every))
-    plots.legend_beside(figure)
+    figure.legend(frameon=False, loc="outside right center", fontsize=9)
     return figure
 
 
 def two_vectors(axis: Axes, angle: float, ratio: float) -> None:
     """Draw two vectors, their sum, Adasum and mean, and beside them the lengths at every angle.
 
-    They are ``angle`` degrees apart, from 0 to 180; a has length 1 and b has length ``ratio``.
+    They are ``angle`` degrees apart, from 0 to 180, and of the lengths 1 and ``ratio``.
     """
     plots.small(axis, f"{angle:g}° apart, |b| = {ratio:g} |a|")
     axis.set_axis_off()
@@ -140,11 +129,8 @@ def both_orders(axis: Axes, angle: float, rate: float) -> None:
     loss = ((grid @ x + 1) ** 2 + (grid @ y + 1) ** 2) / 4
     levels = np.linspace(0.2, 3.0, 8) ** 2
     axis.contour(*np.moveaxis(grid, -1, 0), loss, levels, colors="#BBBBBB", linewidths=0.7)
-    ends = []
-    for first, second, color, name in (
-        (x, y, "black", "x, then y"),
-        (y, x, plots.GREY, "y, then x"),
-    ):
+    ends, orders = [], ((x, y, "black", "x, then y"), (y, x, plots.GREY, "y, then x"))
+    for first, second, color, name in orders:
         middle = -rate * first  # at 0 the gradient is the vector
         ends.append(middle - rate * (second @ middle + 1) * second)
         _arrow(axis, np.zeros(2), middle, color, 1.3)
@@ -162,40 +148,28 @@ def both_orders(axis: Axes, angle: float, rate: float) -> None:
     axis.legend(frameon=False, fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
 
-def levels(workers: int) -> list[list[tuple[int, ...]]]:
-    """Return, for each level, the vectors of the level below that each vector is combined from.
-
-    Neighbours are combined in pairs; if their number is odd, the last three together.
-    """
-    made, count = [], workers
-    while count > 1:
-        groups: list[tuple[int, ...]] = [(i, i + 1) for i in range(0, count - 1, 2)]
-        if count % 2:
-            groups[-1] += (count - 1,)
-        made.append(groups)
-        count = len(groups)
-    return made
-
-
 def tree(axis: Axes, workers: float) -> None:
-    """Draw how ``workers`` vectors are combined; a number says how many workers made a vector."""
-    count, every = int(workers), levels(int(workers))
-    places = [(float(number), 1) for number in range(count)]
-    for x, _ in places:
-        _node(axis, x, 0, 1, "white")
-    for height, groups in enumerate(every, 1):
-        above = []
-        for group in groups:
-            below = [places[i] for i in group]
-            x, made = float(np.mean([place for place, _ in below])), sum(of for _, of in below)
-            for place, _ in below:
+    """Draw how ``workers`` vectors are combined, level by level, as ``AdasumStep`` does.
+
+    Neighbours are combined in pairs, drawn in blue; if their number is odd, the last three
+    together. A number says how many workers a vector is combined of.
+    """
+    vectors, height, threes = [(float(number), 1) for number in range(int(workers))], 0, 0
+    for x, made in vectors:
+        _node(axis, x, 0, made, "white")
+    while len(vectors) > 1:
+        below, vectors, height = vectors, [], height + 1
+        while below:
+            size = 3 if len(below) == 3 else 2
+            group, below = below[:size], below[size:]
+            threes += size == 3
+            x, made = float(np.mean([place for place, _ in group])), sum(of for _, of in group)
+            for place, _ in group:
                 axis.plot([place, x], [height - 1, height], color=plots.GREY, zorder=1)
-            _node(axis, x, height, made, COLORS["adasum"] if len(group) == 2 else plots.SKY)
-            above.append((x, made))
-        places = above
-    threes = sum(len(group) == 3 for groups in every for group in groups)
-    title = f"{count} workers: {len(every)} levels" + (f", {threes} × three" if threes else "")
-    limits = {"xlim": (-0.8, count - 0.2), "ylim": (-0.5, 4.5)}
+            _node(axis, x, height, made, COLORS["adasum"] if size == 2 else plots.SKY)
+            vectors.append((x, made))
+    title = f"{workers:g} workers: {height} levels" + (f", {threes} × three" if threes else "")
+    limits = {"xlim": (-0.8, int(workers) - 0.2), "ylim": (-0.5, 4.5)}
     plots.small(axis, title, xlabel="workers", ylabel="level", xticks=[], yticks=range(5), **limits)
 
 

@@ -5,16 +5,22 @@ Functions that return a figure make it; those that are given an axis draw on it.
 """
 
 import base64
+import html
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import cycle
 from typing import Any
 
 import numpy as np
+from IPython import display
+from matplotlib import pyplot
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap, LogNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatter, MaxNLocator
+from PIL import Image
+
+from labkit.base.progress import has_front_end
 
 # Okabe and Ito's colours: distinguishable with any colour vision, and in grey.
 BLUE, ORANGE, GREEN, RED = "#0072B2", "#E69F00", "#009E73", "#D55E00"
@@ -25,12 +31,8 @@ PALETTE = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY, "#000000")
 _PER_CENT = (1, 2, 5, 10, 20, 50)
 
 
-def axes(
-    rows: int = 1, columns: int = 1, width: float = 4.6, height: float = 3.2
-) -> tuple[Figure, Any]:
+def axes(rows: int = 1, columns: int = 1, width: float = 4.6, height: float = 3.2) -> tuple:
     """Return (figure, axes) in the labs' style, each of ``width`` by ``height`` inches."""
-    from matplotlib import pyplot
-
     size = (width * columns, height * rows)
     figure, grid = pyplot.subplots(rows, columns, figsize=size, layout="constrained")
     for axis in np.atleast_1d(grid).ravel():
@@ -46,11 +48,6 @@ def side_by_side(panels: Mapping[str, Any], width: float, height: float = 3.2) -
     return figure, [(axis, name, value) for axis, (name, value) in pairs]
 
 
-def legend_beside(figure: Figure) -> None:
-    """Put the legend of all axes to the right of them."""
-    figure.legend(frameon=False, loc="outside right center", fontsize=9)
-
-
 def curves(
     panels: Mapping[str, Mapping[str, tuple[Any, Any]]],
     mark: str = "-",
@@ -59,29 +56,30 @@ def curves(
     style: Mapping[str, float] | None = None,
     **settings: Any,
 ) -> Figure:
-    """Panels side by side, each title -> its curves, label -> (x, y).
+    """Panels side by side, title -> {label: (x, y) of a curve}.
 
     ``legend`` is below all panels, beside them, or inside the first; ``style`` is of the lines,
-    ``settings`` are those of every axis.
+    ``settings`` are of every axis.
     """
     figure, drawn = side_by_side(panels, *size)
     for axis, title, named in drawn:
         for (label, points), color in zip(named.items(), cycle(PALETTE)):
             axis.plot(*points, mark, color=color, label=label, **style or {})
         axis.set(title=title, **settings)
-    handles, labels = drawn[0][0].get_legend_handles_labels()
+    first = drawn[0][0]
+    handles, labels = first.get_legend_handles_labels()
     if legend == "below":
         figure.legend(handles, labels, frameon=False, loc="outside lower center", ncols=len(labels))
     elif legend == "beside":
-        legend_beside(figure)
+        figure.legend(handles, labels, frameon=False, loc="outside right center", fontsize=9)
     else:
-        drawn[0][0].legend(frameon=False, fontsize=9)
+        first.legend(frameon=False, fontsize=9)
     return figure
 
 
-def small(axis: Axes, title: str, **settings: Any) -> None:
+def small(axis: Axes, title: str, fontsize: Any = 9, **settings: Any) -> None:
     """Give a picture of a lab's sliders its small title and its settings, without a grid."""
-    axis.set_title(title, fontsize=9)
+    axis.set_title(title, fontsize=fontsize)
     axis.set(**settings)
     axis.grid(False)
 
@@ -92,16 +90,11 @@ def errors(accuracies: Iterable[float | None]) -> np.ndarray:
 
 
 def mean_and_seeds(
-    axis: Axes,
-    values: Mapping[Any, Sequence[float] | np.ndarray],
-    color: str,
-    label: str | None = None,
-    line: str = "-",
-    **dots: Any,
+    axis: Axes, values: Mapping[Any, Any], color: str, label: str | None = None, **dots: Any
 ) -> None:
     """Draw the mean over seeds as a line and each seed as a dot; ``values`` is x -> y by seed."""
     places = sorted(values)
-    axis.plot(places, [np.mean(values[x]) for x in places], line, color=color, label=label)
+    axis.plot(places, [np.mean(values[x]) for x in places], color=color, label=label)
     seeds = [(x, y) for x in places for y in values[x]]
     axis.plot(*zip(*seeds, strict=True), color=color, linestyle="none", **dots)
 
@@ -114,20 +107,17 @@ def label_ticks(axis: Axes, ticks: Iterable[float], which: str = "y") -> None:
     axis.minorticks_off()
 
 
-def error_axis(axis: Axes, ticks: Iterable[float]) -> None:
-    """Make the vertical axis show test errors, with the ``ticks`` within its limits."""
-    axis.set(yscale="log", ylabel="test error (%)")
+def error_figure(figure: Figure, ticks: Iterable[float], xlabel: str, title: str) -> Figure:
+    """Let a figure's one axis show test errors, with these ticks, and its legend be beside it."""
+    (axis,) = figure.axes
+    axis.set(yscale="log", xlabel=xlabel, ylabel="test error (%)", title=title)
     low, high = axis.get_ylim()
     inside = [tick for tick in ticks if low <= tick <= high * 1.01]
     if len(inside) < 2:  # the training has hardly begun
         inside = [tick for tick in MaxNLocator(4).tick_values(low, high) if low <= tick <= high]
     label_ticks(axis, inside)
-
-
-def smooth(values: Sequence[float], window: int = 25) -> np.ndarray:
-    """Return the running mean over ``window`` values, shorter at the ends."""
-    kernel = np.ones(min(window, len(values)))
-    return np.convolve(values, kernel, "same") / np.convolve(np.ones(len(values)), kernel, "same")
+    figure.legend(frameon=False, loc="outside right center", fontsize=9)
+    return figure
 
 
 class _Plain(LogFormatter):  # within a decade: 0.6 instead of 6 x 10^-1 or 6e-01
@@ -138,9 +128,12 @@ class _Plain(LogFormatter):  # within a decade: 0.6 instead of 6 x 10^-1 or 6e-0
 def training_curve(records: Any, title: str) -> Figure:
     """Loss of each update and its running mean over images seen; ``records`` are from ``fit``."""
     figure, axis = axes(width=6.0)
-    images = np.cumsum(records.column("images"))
-    axis.plot(images, records.column("loss"), color=BLUE, alpha=0.25, label="each update")
-    axis.plot(images, smooth(records.column("loss")), color=BLUE, label="running mean of 25")
+    images, losses = np.cumsum(records.column("images")), records.column("loss")
+    window = np.ones(min(25, len(losses)))
+    counts = np.convolve(np.ones(len(losses)), window, "same")  # less at both ends
+    means = np.convolve(losses, window, "same") / counts
+    axis.plot(images, losses, color=BLUE, alpha=0.25, label="each update")
+    axis.plot(images, means, color=BLUE, label="running mean of 25")
     axis.set(xlabel="images seen", ylabel="training loss (nats)", title=title, yscale="log")
     axis.yaxis.set_minor_formatter(_Plain(labelOnlyBase=False))
     if np.divide(*axis.get_ylim()[::-1]) < 100:
@@ -152,10 +145,9 @@ def training_curve(records: Any, title: str) -> Figure:
 def images_grid(images: np.ndarray, labels: Sequence) -> Figure:
     """Colour images (N, H, W, 3) in 0 .. 1, eight in a row, with their N labels as titles."""
     figure, grid = axes(-(-len(images) // 8), 8, width=0.8, height=0.95)
-    cells = grid.ravel()
-    for axis in cells:
+    for axis in figure.axes:
         axis.set_axis_off()
-    for axis, image, label in zip(cells, images, labels, strict=False):
+    for axis, image, label in zip(figure.axes, images, labels, strict=False):
         axis.imshow(image)
         axis.set_title(label, fontsize=9)
     return figure
@@ -199,17 +191,13 @@ def verdict_grid(
     return figure
 
 
-def race(
-    curves: Mapping[str, Sequence[tuple]], title: str, goal: float, ylim: tuple[float, float]
-) -> Figure:
-    """Test error of trainings, over updates and over seconds, side by side.
+def race(curves: Mapping[str, Sequence[tuple]], title: str, goal: float) -> Figure:
+    """Test error of trainings, over updates and over seconds, with the accuracy ``goal`` as a line.
 
-    ``curves`` is optimizer -> its trainings, each (updates, seconds, accuracies); ``goal`` is an
-    accuracy that is drawn as a line.
+    ``curves`` is optimizer -> its trainings, each (updates, seconds, accuracies).
     """
-    figure, both = axes(1, 2)
-    for place, what in enumerate(("updates", "seconds of training")):
-        axis = both[place]
+    figure, drawn = side_by_side({"updates": 0, "seconds of training": 1}, width=4.6)
+    for axis, what, place in drawn:
         for (name, trainings), color in zip(curves.items(), (ORANGE, BLUE), strict=True):
             for number, training in enumerate(trainings):
                 style = {"color": color, "linewidth": 1.2, "label": None if number else name}
@@ -219,25 +207,20 @@ def race(
         axis.set(xlabel=what, ylabel="test error (%)", yscale="log")
         axis.set_title(f"{title}, by {what.split()[0]}")
         label_ticks(axis, _PER_CENT)
-        axis.set_ylim(ylim)
-    both[0].legend(frameon=False)
+        axis.set_ylim(0.7, 12)
+    drawn[0][0].legend(frameon=False)
     return figure
 
 
-def sweep(
-    panels: Mapping[str, Sequence[tuple[float, float | None]]], ylabel: str, worst: float
-) -> Figure:
-    """Errors over the values of settings, a panel for each; failed trainings marked at ``worst``.
-
-    ``panels`` is setting -> [(value, error, or None for a failed training)].
-    """
+def sweep(panels: Mapping[str, Sequence[tuple[float, float | None]]]) -> Figure:
+    """Validation errors: setting -> [(value, error)]; None, a failed training, is a cross at 50."""
     figure, drawn = side_by_side(panels, width=3.5)
     for axis, name, points in drawn:
         values = [value for value, _ in points]
         axis.plot(values, [error or np.nan for _, error in points], "o-", color=BLUE)
         failed = [value for value, error in points if error is None]
-        axis.plot(failed, [worst] * len(failed), "x", color=RED, label="failed")
-        axis.set(xscale="log", yscale="log", xlabel=name, ylabel=ylabel)
+        axis.plot(failed, [50] * len(failed), "x", color=RED, label="failed")
+        axis.set(xscale="log", yscale="log", xlabel=name, ylabel="validation error (%)")
         label_ticks(axis, values, "x")
         label_ticks(axis, _PER_CENT)
         if failed:
@@ -265,9 +248,6 @@ def matrices(named: Mapping[str, np.ndarray], title: str) -> Figure:
 
 def png(figure: Figure, dpi: int = PAGE) -> bytes:
     """Return ``figure`` as the bytes of a small PNG, and close it; ``dpi`` is in dots per inch."""
-    from matplotlib import pyplot
-    from PIL import Image
-
     drawn, small_file = io.BytesIO(), io.BytesIO()
     figure.savefig(drawn, format="png", dpi=dpi)
     pyplot.close(figure)
@@ -279,8 +259,60 @@ def png(figure: Figure, dpi: int = PAGE) -> bytes:
 
 def show(figure: Figure, alt: str) -> None:
     """Display ``figure`` in a notebook as a sharp PNG with a text that describes it; close it."""
-    from IPython import display
-
     about = {"alt": alt, "width": round(figure.get_figwidth() * PAGE)}
     data = {"image/png": base64.b64encode(png(figure, SHARP)).decode(), "text/plain": alt}
     display.display(data, metadata={"image/png": about}, raw=True)
+
+
+def interactive(
+    draw: Callable[..., object],
+    alt: str,
+    stills: Sequence[Mapping[str, float]],
+    save: Callable[[Figure], object],
+    size: tuple[float, float] = (4.6, 3.2),
+    **sliders: tuple[str, float, float, float],
+) -> None:
+    """Display a picture with sliders in JupyterLab; elsewhere stills of it, two per row.
+
+    A page in a repository runs no code: there the stills show what the sliders would.
+
+    Args:
+        draw: draws on an axis, its first argument, given the sliders' values by name
+        stills: positions of the sliders, two to four; the sliders start at the first
+        save: called with the figure of the stills
+        size: of one picture, in inches
+        **sliders: (label, lowest, highest, step) of each
+    """
+    figure, _ = axes(-(-len(stills) // 2), 2, *size)
+    for axis, still in zip(figure.axes, stills, strict=False):
+        draw(axis, **still)
+    for axis in figure.axes[len(stills) :]:
+        axis.set_axis_off()
+    save(figure)
+    if not has_front_end():
+        return show(figure, alt)
+    import ipywidgets
+
+    png(figure)  # closes it: Jupyter would show it a second time
+    moved = {
+        name: ipywidgets.FloatSlider(
+            value=stills[0][name], min=low, max=high, step=step, description=label,
+            readout_format=".4g", style={"description_width": "12em"}, layout={"width": "36em"},
+        )
+        for name, (label, low, high, step) in sliders.items()
+    }  # fmt: skip
+    shown = ipywidgets.HTML(layout={"max_width": "100%"})
+
+    def redraw(change: object = None) -> None:
+        single, axis = axes(1, 1, *size)
+        draw(axis, **{name: slider.value for name, slider in moved.items()})
+        # As HTML, since ipywidgets' own picture takes no alternative text; JupyterLab cuts off what
+        # is wider than the page.
+        data, fit = base64.b64encode(png(single)).decode(), "max-width: 100%; height: auto"
+        source = f'src="data:image/png;base64,{data}"'
+        shown.value = f'<img alt="{html.escape(alt)}" style="{fit}" {source}>'
+
+    for slider in moved.values():
+        slider.observe(redraw, names="value")
+    redraw()
+    display.display(ipywidgets.VBox([*moved.values(), shown]))

@@ -7,7 +7,7 @@ The pictures' valley is w^T H w / 2, lowest at 0; it is searched by the float64 
 from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import cycle
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -16,19 +16,18 @@ from matplotlib.figure import Figure
 from labkit.labs.figures import common as plots
 from labkit.reference.subspace import ProjectedBFGS
 
-# The end of stage one and what may follow it: name in figures, colour, line and mark.
+# The end of stage one and what may follow it: name in figures and colour.
 METHODS = {
-    "stage_one": ("end of stage one", plots.GREY, "-", "o"),
-    "same_rate": ("same rate", plots.RED, "-", "o"),
-    "tenth": ("a tenth of the rate", plots.ORANGE, "-", "o"),
-    "to_zero": ("rate down to 0", plots.GREEN, "-", "o"),
-    "large_batch": ("large batch", plots.PURPLE, "-", "o"),
-    "average": ("average of snapshots", "black", "--", "D"),
-    "projected_bfgs": ("projected BFGS", plots.BLUE, "-", "s"),
-    "projected_sgd": ("projected SGD", plots.SKY, "-", "s"),
+    "stage_one": ("end of stage one", plots.GREY),
+    "same_rate": ("same rate", plots.RED),
+    "tenth": ("a tenth of the rate", plots.ORANGE),
+    "to_zero": ("rate down to 0", plots.GREEN),
+    "large_batch": ("large batch", plots.PURPLE),
+    "average": ("average of snapshots", "black"),
+    "projected_bfgs": ("projected BFGS", plots.BLUE),
+    "projected_sgd": ("projected SGD", plots.SKY),
 }
 _ERRORS = (100.0, 50.0, 20.0, 10.0, 7.0, 5.0, 4.0, 3.0, 2.5, 2.0, 1.0)
-_TAKEN = ((False, plots.RED, "refused"), (True, plots.GREEN, "accepted"))
 
 
 def spectrum(shares: Mapping[str, np.ndarray], title: str) -> Figure:
@@ -47,44 +46,33 @@ def spectrum(shares: Mapping[str, np.ndarray], title: str) -> Figure:
 
 
 def path(
-    first: np.ndarray,
-    second: np.ndarray,
-    losses: np.ndarray,
-    points: np.ndarray,
-    marks: Mapping[str, Sequence[float]],
-    title: str,
+    losses: np.ndarray, grid: Sequence[np.ndarray], points: np.ndarray, marks: Mapping[str, Any]
 ) -> Figure:
-    """The path of the weights over the loss in the plane of two components.
+    """The path of stage one over the loss in the plane of two components.
 
-    ``losses`` (B, A), in nats, are on a grid with the coordinates ``first`` (A,) and ``second``
-    (B,); ``points`` (N, 2) are the path's, in order; ``marks`` is label -> (2,).
+    ``losses`` (B, A), in nats, are on a grid with the coordinates (A,) and (B,); ``points`` (N, 2)
+    are the path's, in order; ``marks`` is label -> (2,).
     """
     figure, axis = plots.axes(width=7.2, height=4.4)
     levels = np.geomspace(losses.min(), losses.max(), 22)
-    drawn = axis.contourf(first, second, losses, levels=levels, cmap="Greys_r", norm="log")
-    style = {"color": plots.BLUE, "linewidth": 1, "markersize": 5}
-    axis.plot(*points.T, ".-", label="snapshots", **style)
+    drawn = axis.contourf(*grid, losses, levels=levels, cmap="Greys_r", norm="log")
+    axis.plot(*points.T, ".-", label="snapshots", color=plots.BLUE, linewidth=1, markersize=5)
     kinds = (("o", plots.ORANGE), ("D", plots.RED))
     style = {"markersize": 9, "markeredgecolor": "white"}
     for (label, place), (mark, color) in zip(marks.items(), kinds, strict=True):
         axis.plot(*place, mark, color=color, label=label, **style)
-    axis.set(xlabel="first component (length)", ylabel="second component (length)", title=title)
+    axis.set(xlabel="first component (length)", ylabel="second component (length)")
+    axis.set_title("Stage one, from above")
     axis.grid(False)
     nice = np.sort(np.outer((1, 2, 5), 10.0 ** np.arange(-6, 4)).ravel())
-    ticks = nice[(nice >= losses.min()) & (nice <= losses.max())]
     bar = figure.colorbar(drawn, ax=axis, label="training loss (nats)")
-    plots.label_ticks(bar.ax, ticks)
+    plots.label_ticks(bar.ax, nice[(nice >= losses.min()) & (nice <= losses.max())])
     figure.legend(frameon=False, loc="outside lower center", ncols=3, fontsize=9)
     return figure
 
 
 def line_search(
-    rates: np.ndarray,
-    losses: Sequence[float],
-    slope: float,
-    sigma: float,
-    trials: Sequence[tuple[float, float, bool]],
-    title: str,
+    rates: np.ndarray, losses: Sequence, slope: float, sigma: float, trials: Sequence, title: str
 ) -> Figure:
     """The loss along a direction, the bound of the search, and the lengths that it tries.
 
@@ -96,7 +84,7 @@ def line_search(
     axis.plot(rates, losses[0] + slope * rates, ":", color="grey", label="slope at 0")
     bound = {"color": plots.ORANGE, "label": f"bound, {sigma:g} of the slope"}
     axis.plot(rates, losses[0] + sigma * (slope * rates), "--", **bound)
-    _taken(axis, [((rate, loss), was) for rate, loss, was in trials])
+    _tried(axis, trials)
     low, high = min(losses), max(losses)
     axis.set_ylim(low - 0.15 * (high - low), high + 0.05 * (high - low))
     axis.set(xlabel="length of the step, in units of d", ylabel="loss (nats)", title=title)
@@ -104,65 +92,50 @@ def line_search(
     return figure
 
 
-def _taken(axis: Axes, trials: Sequence[tuple[Sequence[float] | np.ndarray, bool]]) -> None:
-    """Draw the places (2,) of the trials that were refused and that were accepted."""
-    for accepted, color, label in _TAKEN:
-        places = [place for place, taken in trials if taken == accepted]
+def _tried(axis: Axes, trials: Sequence[tuple[float, float, bool]]) -> None:
+    """Draw trials, (x, y, whether taken)."""
+    for accepted, color, label in ((False, plots.RED, "refused"), (True, plots.GREEN, "accepted")):
+        places = [(x, y) for x, y, taken in trials if taken == accepted]
         if places:
             axis.plot(*zip(*places, strict=True), "o", color=color, markersize=6, label=label)
 
 
-def race(
-    curves: Mapping[str, tuple[Sequence[float], Sequence[float]]],
-    start: float,
-    flat: Mapping[str, float],
-    title: str,
-) -> Figure:
+def race(curves: Mapping[str, tuple], start: float, average: float, title: str) -> Figure:
     """Test error after stage one, which ends at accuracy ``start``, over epochs of stage two.
 
-    ``curves`` is method -> (epochs, accuracies), ``flat`` method without epochs -> accuracy.
+    ``curves`` is method -> (epochs, accuracies), ``average`` the accuracy of the snapshots' mean.
     """
     figure, axis = plots.axes(width=7.2, height=3.8)
     for method, (epochs, right) in curves.items():
-        label, color, style, mark = METHODS[method]
-        error = plots.errors([start, *right])
-        axis.plot([0, *epochs], error, style, marker=mark, markersize=4, color=color, label=label)
-    for method, accuracy in flat.items():
-        label, color, style, _ = METHODS[method]
-        axis.axhline(100 - 100 * accuracy, linestyle=style, color=color, label=label, linewidth=1.2)
-    axis.set(xlabel="epochs of stage two", title=title)
-    plots.error_axis(axis, _ERRORS)
-    plots.legend_beside(figure)
-    return figure
+        label, color = METHODS[method]
+        style = {"marker": "s" if "projected" in method else "o", "markersize": 4}
+        axis.plot([0, *epochs], plots.errors([start, *right]), color=color, label=label, **style)
+    label, color = METHODS["average"]
+    axis.axhline(100 - 100 * average, linestyle="--", color=color, label=label, linewidth=1.2)
+    return plots.error_figure(figure, _ERRORS, "epochs of stage two", title)
 
 
 def by_method(panels: Mapping[str, Mapping[str, Sequence[float]]]) -> Figure:
     """Test error of each method: a dot for each seed, a bar for their mean, two panels a row.
 
-    ``panels`` is title -> {method: accuracies by seed}; all have the same methods.
+    ``panels`` is title -> {method: accuracies by seed}, of the same methods.
     """
     methods = list(next(iter(panels.values())))
     figure, grid = plots.axes(-(-len(panels) // 2), 2, width=3.6, height=0.3 * len(methods) + 1.1)
-    for axis, (title, accuracies) in zip(grid.ravel(), panels.items(), strict=True):
+    for axis, (title, accuracies) in zip(figure.axes, panels.items(), strict=True):
         for place, method in enumerate(methods):
-            color = METHODS[method][1]
-            errors = plots.errors(accuracies[method])
+            color, errors = METHODS[method][1], plots.errors(accuracies[method])
             axis.plot(errors, [place] * errors.size, "o", color=color, markersize=4, alpha=0.6)
             axis.plot([errors.mean()] * 2, [place - 0.3, place + 0.3], color=color, linewidth=2.5)
-        axis.set_yticks(range(len(methods)), [""] * len(methods))
+        names = [METHODS[method][0] if axis in grid[..., 0] else "" for method in methods]
+        axis.set_yticks(range(len(methods)), names, fontsize=9)
         axis.set(xlabel="test error (%)", ylim=(len(methods) - 0.5, -0.5))
         axis.set_title(title, fontsize=10)  # at 12 "batch 32, 30% random labels" is too wide
-    names = [METHODS[method][0] for method in methods]
-    for first in grid.ravel()[::2]:
-        first.set_yticks(range(len(methods)), names, fontsize=9)
     return figure
 
 
 def swept(panels: Mapping[str, Mapping[float, Sequence[float]]]) -> Figure:
-    """Test error over the values of settings: mean as a line, seeds as dots.
-
-    ``panels`` is name of a setting -> {its value: accuracies by seed}.
-    """
+    """Test error over settings: panels of name -> {value: accuracies by seed}, with their mean."""
     figure, drawn = plots.side_by_side(panels, width=4.0)
     for axis, name, by_value in drawn:
         errors = {value: plots.errors(right) for value, right in by_value.items()}
@@ -179,16 +152,19 @@ _AXES = np.array([[np.cos(_TURN), -np.sin(_TURN)], [np.sin(_TURN), np.cos(_TURN)
 HESSIAN = _AXES @ np.diag((0.1, 3.5)) @ _AXES.T  # curvatures along the floor and across it
 START = (-2.8, -0.7)
 RATE = 0.4  # learning rate of gradient descent, which diverges from 2 / 3.5 on
-UPDATES = 16
 _SIDE = 3.4  # half the width of the picture
 
 
 class Searched(NamedTuple):
-    """An update's ``start`` and ``end`` (2,), and (step size, place (2,), taken) of each trial."""
+    """An update's ``start`` and ``end`` (2,), and (step size, place (2,), taken) of each trial.
+
+    ``plain`` (2,) is where gradient descent arrives in the same update, with the same batches.
+    """
 
     start: np.ndarray
-    trials: tuple[tuple[float, np.ndarray, bool], ...]
+    trials: list[tuple[float, np.ndarray, bool]]
     end: np.ndarray
+    plain: np.ndarray
 
 
 def loss_at(place: np.ndarray) -> float:
@@ -205,55 +181,38 @@ def searches(noise: float = 0.0, sigma: float = 0.4) -> list[Searched]:
             gradient and trials use the same batch, as in ``SubspaceStep``
         sigma: share of the predicted decrease that a trial must reach
     """
-    search, place, done = ProjectedBFGS(np.eye(2), sigma=sigma), np.array(START), []
-    for low in _lows(noise):
+    search, end, plain, done = ProjectedBFGS(np.eye(2), sigma=sigma), np.array(START), START, []
+    for low in noise * np.random.default_rng(0).normal(size=(16, 2)):
         tried: list[np.ndarray] = []
 
         def loss_of(w: np.ndarray, low: np.ndarray = low, tried: list = tried) -> float:
             tried.append(w)
             return loss_at(w - low)
 
-        start, place = place, search.update(place, HESSIAN @ (place - low), loss_of)
-        places = tried[1:]  # the first is the start, whose loss the trials are compared with
-        taken = [False] * (len(places) - 1) + [bool(search.rate)]
-        sizes = search.rho ** np.arange(len(places))
-        done.append(Searched(start, tuple(zip(sizes, places, taken, strict=True)), place))
+        start, end = end, search.update(end, HESSIAN @ (end - low), loss_of)
+        plain = plain - RATE * HESSIAN @ (plain - low)
+        trials = [(search.rho**m, place, False) for m, place in enumerate(tried[1:])]
+        if search.rate:
+            trials[-1] = (*trials[-1][:2], True)
+        done.append(Searched(start, trials, end, plain))
     return done
-
-
-def _lows(noise: float) -> np.ndarray:
-    return noise * np.random.default_rng(0).normal(size=(UPDATES, 2))
-
-
-def _descended(start: Sequence[float], rate: float, lows: np.ndarray) -> np.ndarray:
-    places = [np.array(start)]
-    for low in lows:
-        places.append(places[-1] - rate * HESSIAN @ (places[-1] - low))
-    return np.array(places)
-
-
-def descents(noise: float = 0.0) -> np.ndarray:
-    """Return places (17, 2) of gradient descent, with the start and the batches of ``searches``."""
-    return _descended(START, RATE, _lows(noise))
 
 
 def search(axis: Axes, update: float, noise: float, sigma: float) -> None:
     """Draw the valley, the paths up to an update, from 1, and BFGS's trials in that update."""
-    number = int(update)
-    done = searches(float(noise), float(sigma))[:number]
-    now, plain = done[-1], descents(noise)[: number + 1]
-    _valley(axis)
+    done = searches(float(noise), float(sigma))[: int(update)]
+    now = done[-1]
+    plain = np.array([START] + [each.plain for each in done])
     axis.plot(*plain.T, ".-", color=plots.PURPLE, linewidth=1, markersize=4, label="gradient")
     way = np.array([each.start for each in done] + [now.end])
     axis.plot(*way.T, ".-", color=plots.BLUE, linewidth=1.2, markersize=5, label="BFGS")
-    _taken(axis, [(place, taken) for _, place, taken in now.trials])
+    _tried(axis, [(*place, taken) for _, place, taken in now.trials])
     axis.plot([0], [0], "*", color="black", markersize=9)
     lengths = [size for size, _, taken in now.trials if taken]
     said = f"step {lengths[0]:.3f} of d" if lengths else "no step"
-    title = f"update {number}, noise {noise:g}, σ {sigma:g}; trials: {len(now.trials)}, {said}\n"
-    title += f"loss {loss_at(now.end):.1e}; gradient descent {loss_at(plain[-1]):.1e}"
-    axis.set_title(title, fontsize=8)
-    axis.legend(frameon=False, fontsize=7, loc="lower right")
+    title = f"update {update:g}, noise {noise:g}, σ {sigma:g}; trials: {len(now.trials)}, {said}\n"
+    title += f"loss {loss_at(now.end):.1e}; gradient descent {loss_at(now.plain):.1e}"
+    _valley(axis, title, "lower right")
 
 
 def noisy_walk(rate: float, batch: float) -> np.ndarray:
@@ -261,44 +220,41 @@ def noisy_walk(rate: float, batch: float) -> np.ndarray:
 
     The mean of ``batch`` minima scatters by 1 / sqrt(batch).
     """
-    lows = 1 / np.sqrt(batch) * np.random.default_rng(3).normal(size=(300, 2))
-    return _descended((-1.0, 1.0), rate, lows)
+    places = [np.array((-1.0, 1.0))]
+    for low in 1 / np.sqrt(batch) * np.random.default_rng(3).normal(size=(300, 2)):
+        places.append(places[-1] - rate * HESSIAN @ (places[-1] - low))
+    return np.array(places)
 
 
 def walk(axis: Axes, rate: float, batch: float) -> None:
     """Draw the second half of ``noisy_walk``, its end and its average."""
     late = noisy_walk(rate, batch)[150:]
     mean = late.mean(axis=0)
-    _valley(axis)
     axis.plot(*late.T, ".", color=plots.ORANGE, markersize=3, label="weights after each step")
     axis.plot(*late[-1], "o", color=plots.RED, markersize=7, label="the last one")
     axis.plot(*mean, "D", color="black", markersize=6, label="their average")
     typical = np.mean([loss_at(place) for place in late[-20:]])
     said = f"loss of the last 20: {typical:.1e}, of the average: {loss_at(mean):.1e}"
-    axis.set_title(f"rate {rate:g}, batch {batch:g}\n{said}", fontsize=8)
-    axis.legend(frameon=False, fontsize=7, loc="lower left")
+    _valley(axis, f"rate {rate:g}, batch {batch:g}\n{said}", "lower left")
 
 
-def _valley(axis: Axes) -> None:
+def _valley(axis: Axes, title: str, legend: Any) -> None:
     x, y = np.meshgrid(*2 * [np.linspace(-_SIDE, _SIDE, 61)])
     heights = (HESSIAN[0, 0] * x**2 + 2 * HESSIAN[0, 1] * x * y + HESSIAN[1, 1] * y**2) / 2
-    axis.contour(x, y, heights, np.geomspace(0.05, 12, 5), colors="#BBBBBB", linewidths=0.7)
-    axis.set(xlim=(-_SIDE, _SIDE), ylim=(-3.3, 2.2), xlabel="coordinate 1", ylabel="coordinate 2")
-    axis.set_aspect("equal")
-    axis.grid(False)
+    style: dict[str, Any] = {"colors": "#BBBBBB", "linewidths": 0.7, "zorder": 1}
+    axis.contour(x, y, heights, np.geomspace(0.05, 12, 5), **style)
+    limits = {"xlim": (-_SIDE, _SIDE), "ylim": (-3.3, 2.2), "aspect": "equal"}
+    plots.small(axis, title, 8, xlabel="coordinate 1", ylabel="coordinate 2", **limits)
+    axis.legend(frameon=False, fontsize=7, loc=legend)
 
 
 def components(
-    axis: Axes,
-    place: float,
-    rows: Mapping[str, tuple[float, float]],
-    digits: Sequence[tuple[np.ndarray, int, Mapping[str, int]]],
+    axis: Axes, place: float, rows: Mapping[str, tuple[float, float]], digits: Sequence[tuple]
 ) -> None:
-    """Draw test accuracy over the number of components, with one marked, and some digits.
+    """Draw test accuracy over the number of components, with that at ``place`` marked, and digits.
 
-    ``rows`` is number of components, or another name -> (training loss, test accuracy), in order;
-    that at ``place``, from 0, is marked. ``digits`` are (image (32, 32), its label, row's name ->
-    predicted digit).
+    ``rows`` is number of components, or another name -> (training loss, test accuracy); ``digits``
+    are (image (32, 32), its label, {row's name: predicted digit}).
     """
     names, right = list(rows), [100 * accuracy for _, accuracy in rows.values()]
     chosen = names[int(place)]

@@ -1,9 +1,10 @@
-"""Interactive pictures of lab 03: a valley, a step by its damping, a rule by its thresholds.
+"""Pictures of lab 03, each on an axis: a valley, a step by its damping, a rule by its thresholds.
 
-Each is drawn on an axis below a title. No MindSpore import.
+No MindSpore import.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -20,11 +21,7 @@ _LEVELS = np.geomspace(1e-3, 4, 12)  # loss above the minimum
 
 
 def valley(
-    axis: Axes,
-    height: Callable[[np.ndarray], np.ndarray],
-    paths: Mapping[str, np.ndarray],
-    step: float,
-    title: str,
+    axis: Axes, height: Callable, paths: Mapping[str, np.ndarray], step: float, title: str
 ) -> None:
     """Draw paths through a valley of two weights, as far as they are after ``step`` steps.
 
@@ -32,7 +29,7 @@ def valley(
     weights after each step, (steps + 1, 2), the first in Momentum's colour, the second in THOR's.
     """
     grid = np.meshgrid(np.linspace(*_WIDE, 70), np.linspace(*_HIGH, 70))
-    heights = height(np.stack([part.ravel() for part in grid], axis=1)).reshape(70, 70)
+    heights = height(np.stack(grid, axis=-1).reshape(-1, 2)).reshape(70, 70)
     axis.contour(*grid, heights, _LEVELS, colors="grey", linewidths=0.6, alpha=0.7)
     for (name, path), color in zip(paths.items(), (plots.ORANGE, plots.BLUE), strict=True):
         walked = path[: int(step) + 1]
@@ -42,17 +39,14 @@ def valley(
         axis.plot(*walked[-1], "o", color=color, markersize=7)
     labels = {"xlabel": "weight of the left half", "ylabel": "weight of the right half"}
     plots.small(axis, title, xlim=_WIDE, ylim=_HIGH, **labels)
-    axis.legend(
-        title="loss above the least (nats)", title_fontsize=8, fontsize=8, loc="upper right",
-        edgecolor="none",
-    )  # fmt: skip
+    legend: dict[str, Any] = {"title": "loss above the least (nats)", "loc": "upper right"}
+    axis.legend(fontsize=8, title_fontsize=8, edgecolor="none", **legend)
 
 
 def damped_step(axis: Axes, layers: Mapping[str, tuple[float, float]], title: str) -> None:
     """Draw, for each layer, how far a step is from the gradient's in direction and length.
 
-    ``layers`` is name -> (cosine of the step and the gradient, length of the step over that of the
-    gradient divided by the damping); (1, 1) is the gradient's own step.
+    ``layers`` is name -> (cosine with the gradient, length over |gradient| / damping).
     """
     places = np.arange(len(layers))
     cosines, lengths = zip(*layers.values(), strict=True)
@@ -75,16 +69,14 @@ def decide(traces: np.ndarray, refresh: float, freeze: float) -> list[list[str]]
     ``traces`` (refreshes, layers) are tr(F + damping I); a layer whose trace changes by more than
     ``refresh`` is refreshed, by less than ``freeze`` frozen for good.
     """
-    rule = TraceRule(refresh, freeze)
-    last, made = traces[0].copy(), [["refresh"] * len(traces[0])]
-    for now in traces[1:]:
-        row = []
-        for layer, trace in enumerate(now):
-            frozen = made[-1][layer] == "freeze"
-            row.append("freeze" if frozen else rule.decide(float(trace), float(last[layer])))
-            last[layer] = trace if row[-1] == "refresh" else last[layer]
-        made.append(row)
-    return made
+    rule, by_layer = TraceRule(refresh, freeze), []
+    for trace in traces.T:
+        last, words = trace[0], ["refresh"]
+        for now in trace[1:]:
+            words.append("freeze" if words[-1] == "freeze" else rule.decide(now, last))
+            last = now if words[-1] == "refresh" else last
+        by_layer.append(words)
+    return [list(row) for row in zip(*by_layer, strict=True)]
 
 
 def decisions(
@@ -96,16 +88,12 @@ def decisions(
     """
     numbers = np.array([[list(WORDS).index(word) for word in row] for row in history]).T
     span = (-every / 2, (len(history) - 0.5) * every, len(layers) - 0.5, -0.5)
-    axis.imshow(
-        numbers, cmap=ListedColormap([*WORDS.values()]), vmin=0, vmax=2, aspect="auto", extent=span,
-        interpolation="nearest",
-    )  # fmt: skip
+    style: dict[str, Any] = {"aspect": "auto", "interpolation": "nearest", "vmin": 0, "vmax": 2}
+    axis.imshow(numbers, ListedColormap([*WORDS.values()]), extent=span, **style)
     made = (numbers == 0).sum(axis=1)
     axis.set_yticks(range(len(layers)), [f"{n}: {k}" for n, k in zip(layers, made, strict=True)])
     plots.small(axis, title, xlabel="update", ylabel="layer: inverses made")
     axis.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
     handles = [Patch(color=color, label=word) for word, color in WORDS.items()]
-    axis.legend(
-        handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.28), ncols=3, frameon=False,
-        fontsize=8,
-    )  # fmt: skip
+    below: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.28), "ncols": 3}
+    axis.legend(handles=handles, frameon=False, fontsize=8, **below)

@@ -8,7 +8,7 @@ import csv
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,27 +19,17 @@ from labkit.base.arguments import number
 from labkit.errors import InputError, refuse_unknown
 
 FOLDER = Path(__file__).resolve().parent
-CURVE = ("run", "update", "accuracy", "loss", "training_loss")
+NAMES = ("critical_batch",) + tuple(
+    f"{lab}_race" for lab in ("accumulation", "adasum", "migration", "subspace", "thor")
+)
 LAYERS = ("conv1", "conv2", "fc1", "fc2", "fc3")
-# result -> columns of its curves
-CURVES = {
-    "thor_race": CURVE,
-    "adasum_race": CURVE + tuple(f"cosine_{layer}" for layer in LAYERS),
-    "subspace_race": CURVE,
-    "migration_race": CURVE,
-    "critical_batch": CURVE,
-    "accumulation_race": (*CURVE, "printed_loss"),
-}
 
 
 @dataclass(frozen=True)
 class Stored:
-    """One stored result.
+    """One stored result: how it was made and what was decided, its trainings and their points.
 
-    Attributes:
-        head: how it was made: ``command``, ``versions``, ``cores``, ``date``; and what was decided
-        rows: one dict per training; an empty field is None
-        curves: run -> its points, dicts of the columns of ``CURVES``
+    ``rows`` has a dict per training, in which an empty field is None; ``curves`` is run -> points.
     """
 
     head: dict
@@ -72,16 +62,12 @@ class Stored:
 
 
 def load(name: str, folder: str | os.PathLike = FOLDER) -> Stored:
-    """Return a stored result.
-
-    Args:
-        name: one of ``CURVES``
-        folder: folder of its files; by default those that come with labkit
+    """Return the stored result ``name``, one of ``NAMES``, from a folder: labkit's own by default.
 
     Raises:
         InputError: if the name is unknown, or a file is missing or damaged.
     """
-    refuse_unknown("stored result", name, CURVES)
+    refuse_unknown("stored result", name, NAMES)
     folder = Path(folder)
     try:
         head = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
@@ -113,72 +99,43 @@ def _value(text: str) -> int | float | str | None:
 # Updates to an accuracy: labs 03 and 04.
 
 
-def mean_steps(steps: Iterable[int | None]) -> float | None:
-    """Return the mean over trainings; None without trainings, or if one missed the target."""
-    steps = list(steps)
-    known = [step for step in steps if step is not None]
-    return sum(known) / len(known) if known and len(known) == len(steps) else None
-
-
 def to_accuracy(
     stored: Stored, net: str, optimizer: str, target: float, epochs: float | None = None
 ) -> dict[str, Any]:
-    """Return what an optimizer of thor_race needs for a test accuracy.
+    """Return what an optimizer of thor_race needs for a test accuracy, 0.98, 0.985 or 0.99.
 
-    Args:
-        stored: the race
-        net: "LeNet" or "ResNet"
-        optimizer: "THOR" or "Momentum"
-        target: 0.98, 0.985 or 0.99
-        epochs: length of the cosine, to select the best setting of that length; None: the winner
+    ``epochs`` is the length of the cosine, of which the best setting counts; None: the winner's.
 
     Returns:
-        ``epochs``; ``steps`` to the target, None for a training that never reached it; their
-        ``mean``, None if one is None; ``at_least``, the mean in which such a training counts with
-        all its updates; ``ms`` of an update, with refreshes, in turns; ``seconds``, the mean times
-        ``ms``; ``last`` accuracies.
+        ``steps`` to the target, None for a training that never reached it; their ``mean``, None if
+        one is None; ``at_least``, the mean in which such a training counts with all its updates;
+        ``ms`` of an update; ``seconds``, the mean times ``ms``; and the ``last`` accuracies.
     """
     epochs = epochs or stored.head["tuned"][net][optimizer][0]["epochs"]
     rows = stored.select(stage="race", net=net, optimizer=optimizer, epochs=epochs)
     steps, ms = [row[f"to_{target}"] for row in rows], stored.head["times"][net][optimizer]["ms"]
-    mean = mean_steps(steps)
+    mean = None if None in steps else float(np.mean(steps))
     return {
-        "epochs": epochs,
         "steps": steps,
         "mean": mean,
-        "at_least": mean_steps(row[f"to_{target}"] or row["updates"] for row in rows),
+        "at_least": float(np.mean([row[f"to_{target}"] or row["updates"] for row in rows])),
         "ms": ms,
         "seconds": None if mean is None else mean * ms / 1e3,
         "last": [row["last_accuracy"] for row in rows],
     }
 
 
-BATCH = 32  # images of one worker of critical_batch
-# method -> reduction over the workers. "adasum" uses a single worker's learning rate, the others
-# the best rate for the number of workers.
-METHODS = {"mean": "mean", "adasum": "adasum", "adasum tuned": "adasum"}
-# A B_crit that is _FAR times smaller or larger than every measured batch counts as 0 or infinite.
-_FAR = 100.0
-_STEPS = 20_000  # candidates for B_crit, less than a thousandth apart for the stored batch sizes
-
-
-def rate_of(stored: Stored, method: str, workers: int) -> float:
-    """Return the learning rate of a method of critical_batch with ``workers`` workers."""
-    return stored.head["tuned"][METHODS[method]][str(1 if method == "adasum" else workers)]
-
-
-def updates_of(stored: Stored, method: str) -> dict[int, list[int | None]]:
+def updates_of(stored: Stored, reduction: str) -> dict[int, list[int | None]]:
     """Return images of one update -> updates to critical_batch's target; None: not reached.
 
-    A single worker is the same for every method.
+    A worker has 32 images. "adasum" uses a single worker's learning rate, "mean" the best rate for
+    the number of workers; a single worker is the same for both.
     """
-    found = {}
+    rates, found = stored.head["tuned"][reduction], {}
     for workers in stored.head["plan"]["workers"]:
-        setting = {"workers": workers, "learning_rate": rate_of(stored, method, workers)}
-        reduction = None if workers == 1 else METHODS[method]
-        found[workers * BATCH] = stored.column(
-            "to_target", stage="race", reduction=reduction, **setting
-        )
+        rate = rates["1" if reduction == "adasum" else str(workers)]
+        which = {"reduction": reduction if workers > 1 else None, "learning_rate": rate}
+        found[32 * workers] = stored.column("to_target", stage="race", workers=workers, **which)
     return found
 
 
@@ -194,12 +151,10 @@ class Curve:
     Attributes:
         s_min: limit of the updates for large B; 0.0: they keep falling as 1 / B
         e_min: limit of the images for small B; 0.0: the updates do not depend on B
-        error: root mean square of ln(measured / curve), about the relative deviation
     """
 
     s_min: float
     e_min: float
-    error: float
 
     @property
     def b_crit(self) -> float:
@@ -214,8 +169,8 @@ class Curve:
 def fit(updates: Mapping[int, Sequence[float | None]]) -> Curve:
     """Fit the curve to measured updates by least squares of the logarithms, and return it.
 
-    Args:
-        updates: images of one update -> updates to the accuracy, one for each training
+    ``updates`` is images of one update -> updates to the accuracy, one for each training. A B_crit
+    that is 100 times smaller or larger than every measured batch counts as 0 or infinite.
 
     Raises:
         InputError: if there are fewer than two batch sizes, or a value is not a number above 0,
@@ -229,13 +184,14 @@ def fit(updates: Mapping[int, Sequence[float | None]]) -> Curve:
         for each in trainings
     ]
     batch, seen = np.array(pairs).T
-    # For a given B_crit the best ln S_min is a mean, so the search has one dimension.
-    crit = np.linspace(batch.min() - math.log(_FAR), batch.max() + math.log(_FAR), _STEPS)
+    # For a given B_crit the best ln S_min is a mean, so the search has one dimension; candidates
+    # are less than a thousandth apart for the stored batch sizes.
+    crit = np.linspace(batch.min() - math.log(100), batch.max() + math.log(100), 20_000)
     off = seen - np.logaddexp(0, crit[:, None] - batch)
     best = int(off.std(axis=1).argmin())
     if best == 0:
-        return Curve(math.exp(seen.mean()), 0.0, float(seen.std()))
-    if best == _STEPS - 1:
-        return Curve(0.0, math.exp((seen + batch).mean()), float((seen + batch).std()))
+        return Curve(math.exp(seen.mean()), 0.0)
+    if best == len(crit) - 1:
+        return Curve(0.0, math.exp((seen + batch).mean()))
     s_min = math.exp(off[best].mean())
-    return Curve(s_min, s_min * math.exp(crit[best]), float(off[best].std()))
+    return Curve(s_min, s_min * math.exp(crit[best]))

@@ -13,6 +13,7 @@ from labkit import reference
 from labkit.algorithms.adasum import AdasumStep
 from labkit.algorithms.adasum.workers import states_of
 from labkit.errors import InputError
+from labkit.nets.small import NormNet
 from labkit.steps.gradients import set_state
 from labkit.steps.losses import LossNet
 from labkit.steps.options import DynamicLossScale
@@ -23,6 +24,7 @@ from tests.support.step_cells import (
     assert_bit_equal,
     assert_close,
     before_each_run,
+    digits,
     interrupted,
     momentum,
     regression,
@@ -33,6 +35,7 @@ from tests.support.step_cells import (
     to_float16,
 )
 from tests.support.tolerances import TOLERANCE
+from tests.support.trainings import loss_fn
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -333,6 +336,14 @@ def test_updates_ahead_are_those_that_happen(once, workers, tail, size, before, 
     step.micro_steps = 1
 
 
+def test_a_schedule_that_is_too_short_is_refused():
+    net, loss_net = regression()
+    step = AdasumStep(loss_net, momentum(net, RATES[:3]), workers=2, micro_steps=2)
+    step.check_length(step.updates_ahead([5, 4]))
+    with pytest.raises(InputError, match="3 values"):
+        step.check_length(step.updates_ahead([5, 5]))
+
+
 @pytest.mark.parametrize(
     ("precision", "kept", "tolerance"),
     [
@@ -377,6 +388,21 @@ def test_float16_and_a_dynamic_loss_scale(precision, kept, tolerance, eager):
 def test_what_is_refused(options, message):
     with pytest.raises(InputError, match=message):
         build(options)
+
+
+def test_workers_statistics_follow_one_another(eager):
+    """Running statistics take each worker's micro-batch at once; the weights wait."""
+    ms.set_seed(2)
+    net = NormNet("batch")
+    step = AdasumStep(LossNet(net, loss_fn()), momentum(net), workers=2)
+    before = snapshot(net)
+    step(*tensors(*digits(4)))
+    after = snapshot(net)
+    moved = {name for name in before if not np.array_equal(after[name], before[name])}
+    assert moved and all("moving" in name for name in moved)
+    step(*tensors(*digits(4, seed=1)))
+    again = snapshot(net)
+    assert all((again[name] != after[name]).any() for name in moved)
 
 
 @pytest.mark.parametrize("on", ["updates", "gradients"])

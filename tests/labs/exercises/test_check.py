@@ -56,37 +56,6 @@ def _raising(rows, scale):
     return rows.sqare() * scale
 
 
-@pytest.mark.parametrize(
-    ("attempt", "message"),
-    [
-        (lambda rows, scale: print(scale * rows**2), "0 of 3 .*is there a `print` for a `return`"),
-        (_changes, "1 of 3 .*changes its argument `rows`.*work on a copy"),
-        (_recursive, "calls itself without end"),
-        (_raising, r"it raised AttributeError: .*'sqare', at `return rows\.sqare\(\) \* scale`"),
-        (lambda rows, scale: None, "is the `return` missing"),
-        (lambda rows, scale: rows * np.nan, "numbers that are not finite"),
-        (lambda rows, scale: {1, 2}, "returned a set of object; expected numbers"),
-        (lambda rows, scale: [[1, 2], [[3], 4]], "lists of different lengths"),
-        (lambda rows, scale: rows[0], "returned 2 numbers; expected 4"),
-        (lambda rows, scale: (scale * rows**2).T, "rows and columns have changed places"),
-        (lambda rows, scale: scale * rows**2 // 1, "whole numbers only"),
-        (lambda rows, scale: np.float16(scale * rows**2), "only to the digits of float16"),
-        (lambda rows, scale: 0 * rows, "zeros only"),
-        (lambda rows, scale: -scale * rows**2, "-1 times what is expected; which sign"),
-        (lambda rows, scale: scale * rows**2 + [[1, 0], [0, 0]], "off by 0.056 of the largest"),
-        (lambda rows, scale: rows**2, "1 of 3 .*the scale is forgotten"),
-        (lambda rows, scale: scale * rows, "1 of 3 .*the square is forgotten"),
-        # Two mistakes agree with the first wrong answer, one of them with the others too.
-        (lambda rows, scale: scale * rows**2 + 1, "0 of 3 .*the other"),
-        (lambda rows: rows, "it raised TypeError: .* 1 positional argument but 2 were given"),
-        (ROWS, "it raised TypeError: 'numpy.ndarray' object is not callable"),
-    ],
-)
-def test_one_line_says_what_is_wrong(attempt, message, capsys):
-    printed = said(attempt, capsys)
-    assert re.match(message if message[0].isdigit() else f".*{message}", printed), printed
-
-
 def _total(parts):
     return sum(parts)
 
@@ -101,22 +70,47 @@ def _halves(n):
     return n // 2, n - n // 2
 
 
-@pytest.mark.parametrize(
-    ("spec", "cases", "attempt", "message"),
-    [
-        (squared, [(ROWS, 0.0)], lambda rows, scale: rows**3, "; it is not zero where it should"),
-        (_total, [([np.ones(2), np.ones(2)],)] * 2, _in_place,
-         "0 of 2 public checks passed; it changes its argument `parts`"),
-        *[(_halves, [(3,), (8,)], lambda n, kind=kind: kind([n - n // 2, n // 2]),
-           "1 of 2 public checks passed; the parts are right, and their order")
-          for kind in (tuple, list, np.array)],
-    ],
-)  # fmt: skip
-def test_of_other_exercises_it_says_it_too(spec, cases, attempt, message, capsys):
-    """Exercises with zeros, lists as arguments, or answers in parts of different sizes."""
-    exercise = Exercise(spec, cases, {})
-    assert "passed" in said(spec, capsys, exercise)
-    assert message in said(attempt, capsys, exercise)
+TOTAL = Exercise(_total, [([np.ones(2), np.ones(2)],)] * 2, {})
+HALVES = Exercise(_halves, [(3,), (8,)], {})
+ATTEMPTS = [
+    (SQUARED, lambda rows, scale: print(scale * rows**2), "0 of 3 .*a `print` for a `return`"),
+    (SQUARED, _changes, "1 of 3 .*changes its argument `rows`.*work on a copy"),
+    (SQUARED, _recursive, ".*calls itself without end"),
+    (SQUARED, _raising, r".*AttributeError: .*'sqare', at `return rows\.sqare\(\) \* scale`"),
+    (SQUARED, lambda rows, scale: None, ".*is the `return` missing"),
+    (SQUARED, lambda rows, scale: rows * np.nan, ".*numbers that are not finite"),
+    (SQUARED, lambda rows, scale: {1, 2}, ".*returned a set of object; expected numbers"),
+    (SQUARED, lambda rows, scale: [[1, 2], [[3], 4]], ".*lists of different lengths"),
+    (SQUARED, lambda rows, scale: rows[0], ".*returned 2 numbers; expected 4"),
+    (SQUARED, lambda rows, scale: [], ".*returned 0 numbers; expected 4"),
+    (SQUARED, lambda rows, scale: (scale * rows**2).T, ".*rows and columns have changed places"),
+    (SQUARED, lambda rows, scale: scale * rows**2 // 1, ".*whole numbers only"),
+    (SQUARED, lambda rows, scale: np.float16(scale * rows**2), ".*only to the digits of float16"),
+    (SQUARED, lambda rows, scale: 0 * rows, ".*zeros only"),
+    (SQUARED, lambda rows, scale: -scale * rows**2, ".*-1 times what is expected; which sign"),
+    (SQUARED, lambda rows, scale: scale * rows**2 + [[1, 0], [0, 0]], ".*off by 0.056 of the"),
+    (SQUARED, lambda rows, scale: rows**2, "1 of 3 .*the scale is forgotten"),
+    (SQUARED, lambda rows, scale: scale * rows, "1 of 3 .*the square is forgotten"),
+    # Two mistakes agree with the first wrong answer, one of them with the others too.
+    (SQUARED, lambda rows, scale: scale * rows**2 + 1, "0 of 3 .*the other"),
+    (SQUARED, lambda rows: rows, ".*TypeError: .* 1 positional argument but 2 were given"),
+    (SQUARED, ROWS, ".*it raised TypeError: 'numpy.ndarray' object is not callable"),
+    (Exercise(squared, [(ROWS, 0.0)], {}), lambda rows, scale: rows**3,
+     "0 of 1 .*; it is not zero where it should"),
+    (TOTAL, _in_place, "0 of 2 public checks passed; it changes its argument `parts`"),
+    *[(HALVES, lambda n, kind=kind: kind([n - n // 2, n // 2]),
+       "1 of 2 public checks passed; the parts are right, and their order")
+      for kind in (tuple, list, np.array)],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("exercise", "attempt", "message"), ATTEMPTS,
+                         ids=[message for *_, message in ATTEMPTS])  # fmt: skip
+def test_one_line_says_what_is_wrong(exercise, attempt, message, capsys):
+    """Also of exercises with zeros, lists as arguments, or answers in parts of different sizes."""
+    assert "passed" in said(exercise.spec, capsys, exercise)
+    printed = said(attempt, capsys, exercise)
+    assert re.match(message, printed), printed
 
 
 def test_the_cases_are_the_same_for_the_next_one(capsys):

@@ -5,8 +5,7 @@ import re
 import pytest
 
 from labkit.errors import InputError
-from tests.support.answers import LABS
-from tests.support.solutions import FOLDER, code, solved
+from tests.support.answers import FOLDER, LABS, code, solved
 
 pytestmark = pytest.mark.usefixtures("runtime")  # some exercises compute in MindSpore
 EXERCISES = [(lab, each) for lab, (exercises, _) in LABS.items() for each in exercises.EXERCISES]

@@ -13,40 +13,36 @@ from tests.support.step_cells import snapshot
 pytestmark = pytest.mark.usefixtures("runtime")
 
 
-def same(values, others):
-    return all(np.array_equal(a, b) for a, b in zip(values, others, strict=True))
+def values(network):
+    if isinstance(network, OnResNet):
+        return [network.logits(), *snapshot(network.network).values()]
+    return [parameter.asnumpy().copy() for parameter in network.parameters]
 
 
-def weights(lenet):
-    return [parameter.asnumpy().copy() for parameter in lenet.parameters]
+def change(network):
+    """Load a ResNet's weights, or train a LeNet for one update."""
+    if isinstance(network, OnResNet):
+        migration.load(network.network, network.state)
+    else:
+        network.update(network.gradients(*network.micro_batches([4])[0]))
 
 
-def trained(lenet, updates):
-    for _ in range(updates):
-        lenet.update(lenet.gradients(*lenet.micro_batches([4])[0]))
-    return weights(lenet)
+def same(some, others):
+    return all(np.array_equal(a, b) for a, b in zip(some, others, strict=True))
 
 
-def test_copies_of_lenet_begin_alike_and_are_trained_by_nobody_else():
-    lenet = OnLeNet(1)
-    begin, other = weights(lenet), copy.deepcopy(lenet)
-    twice = trained(OnLeNet(1), 2)
-    once = trained(lenet, 1)
-    assert not same(begin, once) and not same(once, twice)
-    assert same(weights(other), begin)
-    # It continues from its own state, momentum included, after other copies were trained.
-    assert same(trained(lenet, 1), twice)
-    assert not same(weights(OnLeNet(2)), begin)
-
-
-def test_copies_of_the_resnet_begin_alike_and_are_loaded_by_nobody_else():
-    resnet = OnResNet("layer2")
-    begin, other = snapshot(resnet.network), copy.deepcopy(resnet)
-    logits = resnet.logits()
-    migration.load(resnet.network, resnet.state)
-    assert not same(snapshot(resnet.network).values(), begin.values())
-    assert same(snapshot(other.network).values(), begin.values())
-    assert np.array_equal(other.logits(), logits) and not np.allclose(resnet.logits(), logits)
+@pytest.mark.parametrize("make", [lambda: OnLeNet(1), lambda: OnResNet("layer2")],
+                         ids=["LeNet", "ResNet"])  # fmt: skip
+def test_copies_begin_alike_and_are_changed_by_nobody_else(make):
+    original, begin = make(), values(make())
+    other = copy.deepcopy(original)
+    for network in (other, other, original):
+        change(network)
+    assert not same(values(original), begin)
+    # It continues from its own state, momentum included, after another copy was trained.
+    change(original)
+    assert same(values(original), values(other))
+    assert same(values(copy.deepcopy(original)), begin)
 
 
 @pytest.mark.parametrize("fault", ["maxpool", "layer2", "layer3", "layer4"])

