@@ -1,6 +1,5 @@
 """What a resumed training must share with the interrupted one: one dict of plain JSON values."""
 
-import functools
 import hashlib
 import json
 from collections.abc import Callable, Iterator
@@ -16,9 +15,7 @@ from labkit.errors import InputError
 from labkit.ranks import cluster
 from labkit.steps.step import Step
 
-# Rates and momentum by the name of their Parameter.
-Rates = dict[str, Tensor]
-
+Rates = dict[str, Tensor]  # and momentum, by the name of the Parameter
 _RATES = ("learning_rate", "momentum")
 _REPEATED = ("init_args", "init_params", "init_learning_rate", "group_lr")  # values as given
 
@@ -45,13 +42,12 @@ def settings_of(step: Step, dataset: Dataset, rates: Rates, updates: int) -> dic
 
 def refuse_other(own: dict[str, Any], saved: dict[str, Any]) -> None:
     """Raise ``InputError`` unless ``own`` settings are the ``saved`` ones, naming what differs."""
-    if own == saved:
-        return
     found = [f"{n}: expected {a}, as in the checkpoint, got {b}" for n, a, b in _differ(saved, own)]
-    more = f"; {len(found) - 3} more differ" if len(found) > 3 else ""
-    raise InputError(
-        f"cannot resume: {'; '.join(found[:3])}{more}; resume='anyway' goes on with what is new"
-    )
+    if found:
+        more = f"; {len(found) - 3} more differ" if len(found) > 3 else ""
+        raise InputError(
+            f"cannot resume: {'; '.join(found[:3])}{more}; resume='anyway' goes on with what is new"
+        )
 
 
 def own_rates(step: Step) -> Rates:
@@ -82,8 +78,9 @@ def _of_cell(cell: nn.Cell, rates: Rates, updates: int) -> dict[str, Any]:
     if isinstance(cell, nn.Optimizer):
         values["weights"] = [parameter.name for parameter in cell.parameters]
     parts = {**getattr(cell, "init_args", {}), **vars(cell), **cell._cells}
+    left_out = {*vars(nn.Cell()), *_REPEATED}
     for name, part in parts.items():
-        if not (name.startswith("_") or name in _of_every_cell() or name in _REPEATED):
+        if not name.startswith("_") and name not in left_out:
             values[name] = _plain(part, rates, updates)
     for name in _RATES:
         if held := _parameters(getattr(cell, name, None)):
@@ -140,8 +137,3 @@ def _differ(saved: Any, own: Any, name: str = "") -> Iterator[tuple[str, Any, An
             yield from _differ(saved.get(key, "nothing"), own.get(key, "nothing"), place)
     elif saved != own:
         yield name, saved, own
-
-
-@functools.cache
-def _of_every_cell() -> frozenset[str]:
-    return frozenset(vars(nn.Cell()))
