@@ -217,18 +217,15 @@ class _Run(EndOfEpoch):
         self.records.go_on_from(position.records)
         print(f"labkit: resumed after micro-batch {self.micro_batches}", flush=True)
 
-    def train(self, callbacks: Sequence[Callback], dataset_sink_mode: bool) -> None:
+    def train(self, callbacks: list[Callback], dataset_sink_mode: bool) -> None:
         """Train from the next micro-batch on."""
         # A fresh iterator replays the first epoch's order each time, so all epochs are one call;
         # this makes the iterator start at that micro-batch of the whole training.
         self.dataset.set_init_step(self.micro_batches)
+        epoch = self.micro_batches // self.epoch_size
         try:
             Model(self.step).train(
-                self.epochs,
-                self.dataset,
-                callbacks=list(callbacks),
-                dataset_sink_mode=dataset_sink_mode,
-                initial_epoch=self.micro_batches // self.epoch_size,
+                self.epochs, self.dataset, callbacks, dataset_sink_mode, initial_epoch=epoch
             )
         finally:
             self.dataset.set_init_step(0)

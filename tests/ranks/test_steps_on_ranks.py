@@ -13,8 +13,8 @@ from tests.support.tolerances import TOLERANCE
 
 pytestmark = [pytest.mark.usefixtures("runtime"), pytest.mark.slow]
 
-# By technique; an update's loss, norm, images and rates agree to ``LAST``. A rank of Adasum computes
-# the same micro-batches as a virtual worker does, to the bit; a node's mean is summed by AllReduce.
+# By technique; an update's loss, norm, images and rates agree to ``LAST``. A rank of Adasum has the
+# micro-batches of a virtual worker, and the same bits; a node's mean is summed by AllReduce.
 EXACT, TO_A_MILLIONTH = dict(rtol=0, atol=0), dict(rtol=1e-6, atol=1e-6)
 CLOSE = {
     "accumulation": TOLERANCE["float32, a few updates"],

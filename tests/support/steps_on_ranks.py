@@ -44,72 +44,65 @@ class Case(NamedTuple):
 
     kind: str  # of KINDS
     network: str  # of NETWORKS
-    options: dict
     sizes: tuple[tuple[int, ...], ...]  # rows of each rank
     rounds: int
+    options: dict = {}
     nan: tuple[tuple[int, int], ...] = ()  # (rank, round) of rows that are NaN; -1: the last rank
 
 
-EVEN, UNEVEN, THOR = ((4, 4),), ((6, 2),), ((5, 3),)
-NODES = ((4, 5, 4, 5),)
-SEARCH = ((13, 11), (9, 8, 7))
-PARTLY = ((-1, 2), (-1, 3), (-1, 5))
+EVEN, UNEVEN, FIVE_THREE, NODES = ((4, 4),), ((6, 2),), ((5, 3),), ((4, 5, 4, 5),)
+TWO_OR_THREE, TWO_OR_FOUR = ((13, 11), (9, 8, 7)), ((5, 3), (1, 3, 2, 2))
 CLIP, DECAY, SUM = {"clip_norm": 0.5}, {"weight_decay": 0.1}, {"reduction": "sum"}
+RULE_AND_CLIP = {"trace_rule": TraceRule(0.5, 0.05), "kl_clip": 1e-2, "factor_decay": 0.5}
+SEARCH = {"components": 4, "alpha": 0.1}  # one of three ranks has no component
+# 3 components are not a multiple of two ranks.
+SEARCH_OF_TWO = {"components": 3, "alpha": 0.1, "micro_steps": 2, "sigma": 0.95, "trials": 2}
 CASES = {
-    "two means": Case("accumulated", "pairs", {}, UNEVEN, 4),
-    "plain, two means": Case("plain", "pairs", CLIP, UNEVEN, 3),
-    "halves": Case("accumulated", "linear", {}, EVEN, 5),
-    "uneven": Case("accumulated", "linear", {}, UNEVEN, 5),
-    "uneven by steps": Case("accumulated", "of means", {}, UNEVEN, 4),
-    "sum": Case("accumulated", "linear", SUM, UNEVEN, 4),
-    "clipped": Case("accumulated", "linear", CLIP | {"loss_scale": 1024.0}, UNEVEN, 4),
-    "decayed": Case("accumulated", "linear", DECAY, UNEVEN, 4),
-    "plain, decayed": Case("plain", "linear", DECAY | CLIP, UNEVEN, 3),
-    "sum, decayed": Case("accumulated", "linear", DECAY | SUM, UNEVEN, 4),
+    "two means": Case("accumulated", "pairs", UNEVEN, 4),
+    "plain, two means": Case("plain", "pairs", UNEVEN, 3, CLIP),
+    "halves": Case("accumulated", "linear", EVEN, 5),
+    "uneven": Case("accumulated", "linear", UNEVEN, 5),
+    "uneven by steps": Case("accumulated", "of means", UNEVEN, 4),
+    "sum": Case("accumulated", "linear", UNEVEN, 4, SUM),
+    "clipped": Case("accumulated", "linear", UNEVEN, 4, CLIP | {"loss_scale": 1024.0}),
+    "decayed": Case("accumulated", "linear", UNEVEN, 4, DECAY),
+    "plain, decayed": Case("plain", "linear", UNEVEN, 3, DECAY | CLIP),
+    "sum, decayed": Case("accumulated", "linear", UNEVEN, 4, DECAY | SUM),
     "drop_micro": Case(
-        "accumulated", "linear", {}, UNEVEN, 6, ((1, 0), (0, 4), (1, 4), (0, 5), (1, 5))
+        "accumulated", "linear", UNEVEN, 6, nan=((1, 0), (0, 4), (1, 4), (0, 5), (1, 5))
     ),
     # The second group of rank 0 is empty: it must add nothing, not the sums of the group before.
-    "nothing on one rank": Case("accumulated", "linear", {}, EVEN, 6, ((0, 2), (0, 3))),
-    "drop_group": Case(
-        "accumulated", "linear", {"nonfinite": "drop_group"}, EVEN, 4, ((1, 0),)
-    ),
-    "plain": Case("plain", "linear", {}, UNEVEN, 3),
-    "plain, not finite on one rank": Case("plain", "linear", {}, EVEN, 3, ((0, 1),)),
-    "of one's own": Case("lookahead", "linear", {}, UNEVEN, 14),
+    "nothing on one rank": Case("accumulated", "linear", EVEN, 6, nan=((0, 2), (0, 3))),
+    "drop_group": Case("accumulated", "linear", EVEN, 4, {"nonfinite": "drop_group"}, ((1, 0),)),
+    "plain": Case("plain", "linear", UNEVEN, 3),
+    "plain, not finite on one rank": Case("plain", "linear", EVEN, 3, nan=((0, 1),)),
+    "of one's own": Case("lookahead", "linear", UNEVEN, 14),
     # The requirement on LeNet is 1e-6 after 20 updates.
-    "LeNet": Case("adasum", "LeNet", {}, EVEN, 20),
-    "virtual workers too": Case("adasum", "linear", {"workers": 2, "micro_steps": 2}, EVEN, 4),
-    "gradients": Case("adasum", "linear", {"on": "gradients"}, EVEN, 4, ((1, 1),)),
-    "not finite": Case("adasum", "linear", {}, EVEN, 5, ((1, 1), (0, 3), (1, 3))),
-    "nodes": Case("adasum", "linear", {"node_size": 2}, NODES, 5, ((2, 1), (0, 2), (1, 2))),
-    "four": Case("adasum", "linear", {"reduction": "mean"}, NODES, 3),
-    "LeNet, four": Case("adasum", "LeNet", {}, NODES, 20),
-    # With 4 components, one of three ranks has none.
-    "search": Case("subspace", "small", {"components": 4, "alpha": 0.1}, SEARCH, 6),
-    # The last rank has no part in the second update; 3 components are not a multiple of two ranks.
+    "LeNet": Case("adasum", "LeNet", EVEN, 20),
+    "virtual workers too": Case("adasum", "linear", EVEN, 4, {"workers": 2, "micro_steps": 2}),
+    "gradients": Case("adasum", "linear", EVEN, 4, {"on": "gradients"}, ((1, 1),)),
+    "not finite": Case("adasum", "linear", EVEN, 5, nan=((1, 1), (0, 3), (1, 3))),
+    "nodes": Case("adasum", "linear", NODES, 5, {"node_size": 2}, ((2, 1), (0, 2), (1, 2))),
+    "four": Case("adasum", "linear", NODES, 3, {"reduction": "mean"}),
+    "LeNet, four": Case("adasum", "LeNet", NODES, 20),
+    "search": Case("subspace", "small", TWO_OR_THREE, 6, SEARCH),
+    # The last rank has no part in the second update.
     "micro-batches": Case(
-        "subspace",
-        "small",
-        {"components": 3, "micro_steps": 2, "sigma": 0.95, "trials": 2, "alpha": 0.1},
-        *(SEARCH, 12, PARTLY),
+        "subspace", "small", TWO_OR_THREE, 12, SEARCH_OF_TWO, ((-1, 2), (-1, 3), (-1, 5))
     ),
     "projected sgd": Case(
-        "subspace", "small", {"components": 5, "method": "sgd", "clip_norm": 0.7}, SEARCH[:1], 6
+        "subspace", "small", ((13, 11),), 6, {"components": 5, "method": "sgd", "clip_norm": 0.7}
     ),
-    "convolutions": Case(
-        "thor", "convolutions", {"frequency": 2, "split": 32}, (*THOR, (1, 3, 2, 2)), 4
+    "convolutions": Case("thor", "convolutions", TWO_OR_FOUR, 4, {"frequency": 2, "split": 32}),
+    "rule and clip": Case("thor", "mlp", FIVE_THREE, 4, {"frequency": 1} | RULE_AND_CLIP),
+    "accumulated thor": Case("thor", "mlp", FIVE_THREE, 4, {"frequency": 2, "micro_steps": 2}),
+    "nan on one rank": Case(
+        "thor", "mlp", FIVE_THREE, 4, {"frequency": 2, "nan": "drop"}, ((1, 2),)
     ),
-    "rule and clip": Case(
-        "thor",
-        "mlp",
-        {"trace_rule": TraceRule(0.5, 0.05), "kl_clip": 1e-2, "factor_decay": 0.5},
-        *(THOR, 4),
-    ),
-    "accumulated thor": Case("thor", "mlp", {"micro_steps": 2, "frequency": 2}, THOR, 4),
-    "nan on one rank": Case("thor", "mlp", {"frequency": 2, "nan": "drop"}, THOR, 4, ((1, 2),)),
     # A matrix of condition 1e6: the ranks only equal one another.
-    "retried": Case("thor", "degenerate", {"damping": 1e-6, "split": None}, THOR, 4),
+    "retried": Case(
+        "thor", "degenerate", FIVE_THREE, 4, {"frequency": 1, "split": None, "damping": 1e-6}
+    ),
 }
 INDICES = {"single": None, "one": (3,), "two": (1, 3), "three": (0, 2)}
 FUSED = ("plain", "accumulated", "thor", "subspace")
@@ -157,16 +150,21 @@ def degenerate_rows(count, seed):
     return np.ones_like(inputs) * inputs[:, :1] * np.float32(100), targets
 
 
-def linear_with(loss_net):
+def of_means():
     network = step_cells.linear()
-    return network, loss_net(network)
+    return network, Own(network, step_cells.of_means)
+
+
+def pairs():
+    network = step_cells.linear()
+    return network, TwoMeans(network)
 
 
 # name -> (function that returns network and loss net, function that draws (count, seed) rows)
 NETWORKS = {
     "linear": (regression, rows),
-    "of means": (lambda: linear_with(lambda net: Own(net, step_cells.of_means)), rows),
-    "pairs": (lambda: linear_with(TwoMeans), rows),
+    "of means": (of_means, rows),
+    "pairs": (pairs, rows),
     "LeNet": (lenet, step_cells.digits),
     "small": (small, small_rows),
     "convolutions": (convolutions, corners),
@@ -175,7 +173,12 @@ NETWORKS = {
 }
 
 
-# A step, of options, for each rank or, with ``ranks`` > 1, in one process in place of so many.
+# A step for a rank or, if ``ranks`` is more than 1, for one process in place of so many.
+
+
+def share_of(options, ranks):
+    """Return the share of a sum of gradients that ranks take: their reduction is the mean."""
+    return 1 / ranks if options.get("reduction") == "sum" else 1.0
 
 
 def plain(network, loss_net, ranks, weight_decay=0.0, **options):
@@ -189,11 +192,6 @@ def accumulated(network, loss_net, ranks, weight_decay=0.0, **options):
     share = share_of(options, ranks)
     optimizer = momentum(network, RATE * share, weight_decay / share)
     return AccumulatedStep(loss_net, optimizer, 2 * ranks, **options)
-
-
-def share_of(options, ranks):
-    """Return the share of a sum of gradients that ranks take: their reduction is the mean."""
-    return 1 / ranks if "sum" in options.values() else 1.0
 
 
 def lookahead(network, loss_net, ranks):
@@ -219,7 +217,6 @@ def subspace(network, loss_net, ranks, components, **options):
 
 def thor(network, loss_net, ranks, damping=0.1, micro_steps=0, **options):
     optimizer = momentum(network, RATE, weight_decay=0.1)
-    options = {"frequency": 1} | options
     if micro_steps:
         update = ThorUpdate(loss_net, optimizer, damping, **options)
         return AccumulatedStep(loss_net, optimizer, micro_steps, update=update)
