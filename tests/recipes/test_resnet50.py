@@ -160,7 +160,7 @@ class TestEvaluate:
         with pytest.raises(InputError, match=r"fc.weight: .*\(11, 16\), got .*\(10, 16\)"):
             parts.load_network(network, path)
         assert_bit_equal(snapshot(network), before)
-        with pytest.raises(InputError, match="or step: .*got nothing.* in all"):
+        with pytest.raises(InputError, match="another network or step: .* in all"):
             parts.load_network(resnet.resnet(50, 10), path)
 
 
