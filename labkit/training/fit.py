@@ -189,20 +189,24 @@ class _Run(EndOfEpoch):
         with cluster.together():
             earlier = checkpoint.checkpoints(folder)
             if common:
-                self._load(paths[max(common)], anyway=resume == "anyway")
+                position = self._load(paths[max(common)], anyway=resume == "anyway")
             elif resume and earlier:
                 raise InputError(f"{self.folder} has no checkpoint that is whole on every rank")
             elif earlier or (records.exists() and not resume):
                 raise InputError(
                     f"{self.folder} holds an earlier training; give resume=True, or another folder"
                 )
-            elif resume:
+            if resume:
                 self.check_schedules()
-                if records.exists():
-                    print(f"labkit: no checkpoint in {self.folder}; starting from the beginning")
-                    records.unlink()
+        with cluster.together():  # only if no rank has refused
+            if common:
+                self.records.go_on_from(position.records)
+                print(f"labkit: resumed after micro-batch {self.micro_batches}", flush=True)
+            elif records.exists():
+                print(f"labkit: no checkpoint in {self.folder}; starting from the beginning")
+                records.unlink()
 
-    def _load(self, path: Path, anyway: bool) -> None:
+    def _load(self, path: Path, anyway: bool) -> Position:
         """Continue from a checkpoint of the same training, or of any with these Parameters."""
         position, values = checkpoint.load(path)
         if not anyway:
@@ -213,9 +217,7 @@ class _Run(EndOfEpoch):
         checkpoint.load_into(self.step, {**values, **rates}, path)
         self.micro_batches = position.micro_batches
         self._began -= position.seconds
-        self.check_schedules()
-        self.records.go_on_from(position.records)
-        print(f"labkit: resumed after micro-batch {self.micro_batches}", flush=True)
+        return position
 
     def train(self, callbacks: list[Callback], dataset_sink_mode: bool) -> None:
         """Train from the next micro-batch on."""
