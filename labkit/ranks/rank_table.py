@@ -100,35 +100,32 @@ def check(table: Any, source: object = "this") -> Any:
     counts are those of the lists, nothing is there twice, and the ranks are 0 to n - 1.
     """
     try:
-        _check(table)
+        if not isinstance(table, dict) or not table["server_list"] or not devices(table):
+            raise InputError("expected servers with devices, got none")
+        servers, every = table["server_list"], devices(table)
+        for key, expected in _table(servers).items():
+            if table[key] != expected:
+                raise wrong(key, table[key], repr(expected))
+        texts = [(key, device[key]) for device in every for key in _DEVICE]
+        texts += [(key, server.get(key, "")) for server in servers for key in _SERVER]
+        for key, text in texts:
+            if not isinstance(text, str) or (key == "device_id" and not text.isdigit()):
+                raise wrong(key, text, "a text, in quotation marks")
+        here = [(n, int(d["device_id"])) for n, s in enumerate(servers) for d in s["device"]]
+        values: dict[str, list] = {
+            "server_id": [ipaddress.ip_address(server["server_id"]) for server in servers],
+            "device_ip": [ipaddress.ip_address(device["device_ip"]) for device in every],
+            "device_id": here,
+        }
+        for name, held in values.items():
+            value, count = Counter(map(str, held)).most_common(1)[0]
+            if count > 1:
+                raise InputError(f"{name}: {value} is there {count} times; expected once")
+        ranks = sorted(int(device["rank_id"]) for device in every)
+        if ranks != list(range(len(ranks))):
+            raise wrong("rank_id", ranks, "0, 1, ... one for each of the devices")
     except KeyError as error:
         raise InputError(f"{source} is not a usable rank table: no key {error}") from error
     except (TypeError, ValueError, IndexError) as error:
         raise InputError(f"{source} is not a usable rank table: {error}") from error
     return table
-
-
-def _check(table: Any) -> None:
-    if not isinstance(table, dict) or not table["server_list"] or not devices(table):
-        raise InputError("expected servers with devices, got none")
-    servers, every = table["server_list"], devices(table)
-    for key, expected in _table(servers).items():
-        if table[key] != expected:
-            raise wrong(key, table[key], repr(expected))
-    texts = [(key, device[key]) for device in every for key in _DEVICE]
-    texts += [(key, server.get(key, "")) for server in servers for key in _SERVER]
-    for key, text in texts:
-        if not isinstance(text, str) or (key == "device_id" and not text.isdigit()):
-            raise wrong(key, text, "a text, in quotation marks")
-    values: dict[str, list] = {
-        "server_id": [ipaddress.ip_address(server["server_id"]) for server in servers],
-        "device_ip": [ipaddress.ip_address(device["device_ip"]) for device in every],
-        "device_id": [(n, int(d["device_id"])) for n, s in enumerate(servers) for d in s["device"]],
-    }
-    for name, held in values.items():
-        value, count = Counter(map(str, held)).most_common(1)[0]
-        if count > 1:
-            raise InputError(f"{name}: {value} is there {count} times; expected once")
-    ranks = sorted(int(device["rank_id"]) for device in every)
-    if ranks != list(range(len(ranks))):
-        raise wrong("rank_id", ranks, "0, 1, ... one for each of the devices")

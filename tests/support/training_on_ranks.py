@@ -51,8 +51,8 @@ def main(out, killed, with_refusals):
     options = {"resume": True, "checkpoint_every": 3, "callbacks": callbacks}
     records = fit(step, data(rank, ranks), epochs=EPOCHS, folder=out / "run", **options)
     report = {"digest": cluster.digest(step), "records": comparable(records.rows)}
-    (mean,) = (p for p in step.get_parameters() if p.name == "1.moving_mean")
-    report["mean"] = mean.asnumpy().tolist()
+    means = [p.asnumpy().tolist() for p in step.get_parameters() if p.name == "2.moving_mean"]
+    report["means"] = means
     if with_refusals:
         report["refused"] = refusals(step, rank, ranks, out)
     (out / f"rank{rank}.json").write_text(json.dumps(report))

@@ -56,7 +56,7 @@ def test_a_killed_training_ends_as_an_undisturbed_one(both):
         # Killed at 15, then 15 after the checkpoint at 12, or at 15 if both had written it.
         assert re.search("labkit: resumed after micro-batch (27|30)$", said[rank], re.M), said[rank]
     # The comparison is not trivial: no two ranks hold the same state.
-    assert whole[0]["digest"] != whole[1]["digest"] and whole[0]["mean"] != whole[1]["mean"]
+    assert whole[0]["digest"] != whole[1]["digest"] and whole[0]["means"] != whole[1]["means"]
 
 
 def test_the_first_ranks_folder_is_the_trainings(both):
