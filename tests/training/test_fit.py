@@ -71,12 +71,20 @@ class TestContinuing:
             assert not called
             assert_ends_as(done, records, step)
 
-    def test_the_seconds_go_on_from_those_before(self, done, step, begun):
+    def test_seconds_and_what_callbacks_count_go_on_from_those_before(self, done, step, begun):
         position, values = checkpoint.load(done.paths[12])
         restore(step, values)
         checkpoint.save(step, replace(position, seconds=1000.0), begun / "checkpoint")
-        seconds = quiet_fit(step, dataset(), folder=begun, resume=True).column("seconds")
+        counts = []
+
+        def count(run_context):
+            arguments = run_context.original_args()
+            counts.append((arguments.cur_epoch_num, arguments.cur_step_num))
+
+        options = {"folder": begun, "resume": True, "callbacks": after_each(count)}
+        seconds = quiet_fit(step, dataset(), **options).column("seconds")
         assert seconds == sorted(seconds) and seconds[2] < 100 and 1000 < seconds[3] < 1100
+        assert counts == [(2, n) for n in range(14, 23)] + [(3, n) for n in range(23, 34)]
 
     def test_with_no_checkpoint_it_starts_anew_and_says_so(self, step, tmp_path, capsys):
         (tmp_path / "records.csv").write_text("epoch,update\n1,1\n")
@@ -209,7 +217,7 @@ def test_sink_mode_is_models_and_needs_one_graph(done, step, monkeypatch):
 
 
 class TestRecords:
-    def test_a_row_for_each_update_with_the_images_of_that_update(self, done):
+    def test_a_row_for_each_update_with_its_images_and_its_loss(self, done):
         records = read_records(done.folder / "records.csv")
         columns = ["epoch", "update", "images", "loss", "gradient_norm", "learning_rate"]
         assert list(records.rows[0]) == [*columns, *OF_THE_PROCESS]
@@ -222,20 +230,18 @@ class TestRecords:
         assert seconds == sorted(seconds) and 0 < seconds[0] and seconds[-1] < 60
         # MindSpore alone takes 200 MB; a unit that is wrong by 1000 lies outside.
         assert all(100 < peak < 20_000 for peak in records.column("peak_memory_mb"))
+        # The loss is the mean over the update's 16 rows, not the last micro-batch's.
+        batches = list(dataset().create_tuple_iterator(num_epochs=1))[:4]
+        images, labels = (np.concatenate([b[i].asnumpy() for b in batches]) for i in (0, 1))
+        logits = network()(ms.Tensor(images)).asnumpy().astype(np.float64)
+        expected, _ = cross_entropy(logits, labels)
+        assert records.rows[0]["loss"] == pytest.approx(expected, rel=1e-6)
 
     def test_the_last_batch_and_a_group_larger_than_an_epoch(self, step):
         # 46 rows: eleven batches of 4 and one of 2.
         assert quiet_fit(step, dataset(drop=False), 2).column("images") == [16, 16, 14] * 2
         records = quiet_fit(make_step(micro_steps=100), dataset(), np.int64(2))
         assert records.column("images") == [44, 44] and records.column("epoch") == [1, 2]
-
-    def test_the_loss_is_that_of_the_update(self, done):
-        """The first update's loss is the mean over its 16 rows, not the last micro-batch's."""
-        batches = list(dataset().create_tuple_iterator(num_epochs=1))[:4]
-        images, labels = (np.concatenate([b[i].asnumpy() for b in batches]) for i in (0, 1))
-        logits = network()(ms.Tensor(images)).asnumpy().astype(np.float64)
-        expected, _ = cross_entropy(logits, labels)
-        assert done.rows[0]["loss"] == pytest.approx(expected, rel=1e-6)
 
     def test_each_group_of_parameters_has_its_rate_which_may_be_an_array(self):
         net = network()
@@ -270,16 +276,6 @@ class TestBesideMindSpore:
         saved = ms.load_checkpoint(str(tmp_path / "stock" / "stock-3_11.ckpt"))
         for name, value in done.final.items():
             np.testing.assert_array_equal(saved[name].asnumpy(), value, err_msg=name)
-
-    def test_callbacks_count_on_after_a_resume(self, step, begun):
-        counts = []
-
-        def count(run_context):
-            arguments = run_context.original_args()
-            counts.append((arguments.cur_epoch_num, arguments.cur_step_num))
-
-        quiet_fit(step, dataset(), folder=begun, resume=True, callbacks=[after_each(count)])
-        assert counts == [(2, n) for n in range(14, 23)] + [(3, n) for n in range(23, 34)]
 
     def test_one_dataset_serves_several_trainings(self, done, step):
         """By ``fit``, and by ``Model``, where ``EndOfEpoch`` flushes the tail."""
