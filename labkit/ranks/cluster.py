@@ -4,21 +4,17 @@ A rank is one process of a distributed training (one device each). ``labkit.star
 ``distribute=True`` joins them; from then on, what gathers or agrees must be called on every rank.
 """
 
-from __future__ import annotations
-
 import ctypes
 import hashlib
 import os
 import signal
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import Any
+
+import numpy as np
 
 from labkit.errors import InputError
-
-if TYPE_CHECKING:
-    import numpy as np
-    from mindspore import Parameter, nn
 
 # Variables with the number of ranks: of msrun and the source documents' scripts, msrun, mpirun.
 SIZES = ("RANK_SIZE", "MS_WORKER_NUM", "OMPI_COMM_WORLD_SIZE")
@@ -67,8 +63,6 @@ def rank_and_size() -> tuple[int, int]:
 
 def gather(values: Iterable[float]) -> np.ndarray:
     """Return the ``values`` of all ranks, (ranks, n) float64, bit-exact; (n,) on each rank."""
-    import numpy as np
-
     own = np.ascontiguousarray(values, np.float64)
     return np.ascontiguousarray(gather_bytes(own.tobytes())).view(np.float64)
 
@@ -92,8 +86,7 @@ def agree(**values: object) -> None:
 def together() -> Iterator[None]:
     """Make ranks fail together: if one raises in the block, all others raise ``InputError``.
 
-    Each waits at the end of the block for all others, so nothing in it may wait for another rank.
-    An error of the system (a full disk) is an ``InputError`` on its own rank too.
+    Each waits at the end of the block for all others: nothing in it may wait for another rank.
     """
     refusal: Exception | None = None
     try:
@@ -114,8 +107,6 @@ def together() -> Iterator[None]:
 
 def gather_bytes(data: bytes) -> np.ndarray:
     """Return the ``data`` of all ranks, (ranks, n) uint8; it has n bytes on every rank."""
-    import numpy as np
-
     own = np.frombuffer(data, np.uint8)
     _, ranks = rank_and_size()
     if ranks == 1:
@@ -129,17 +120,15 @@ def gather_bytes(data: bytes) -> np.ndarray:
     return gathered.view(np.uint8).reshape(ranks, 2 * len(pairs))[:, : len(own)]
 
 
-def take_from_first(parameters: Iterable[Parameter]) -> None:
-    """Set Parameters, with the same names and shapes on every rank, to the first rank's values.
+def take_from_first(parameters: Iterable) -> None:
+    """Set Parameters, float32 or counts up to 2**53, to the first rank's values on every rank.
 
-    They are float32, or counts up to 2**53. BatchNorm's running statistics come from each rank's
-    own images, and evaluation over ranks must use the same ones everywhere.
+    BatchNorm's running statistics are of each rank's own images; evaluation must use the same ones.
     """
     parameters = list(parameters)
     rank, ranks = rank_and_size()
     if ranks == 1 or not parameters:
         return
-    import numpy as np
     from mindspore import Tensor, ops
 
     own = np.concatenate([parameter.asnumpy().ravel() for parameter in parameters])
@@ -150,7 +139,7 @@ def take_from_first(parameters: Iterable[Parameter]) -> None:
             ops.assign(parameter, Tensor(values.reshape(parameter.shape), parameter.dtype))
 
 
-def digest(cell: nn.Cell) -> str:
+def digest(cell: Any) -> str:
     """Return the SHA-256 of the names and bytes of all Parameters of ``cell``."""
     digest = hashlib.sha256()
     for parameter in sorted(cell.get_parameters(), key=lambda parameter: parameter.name):

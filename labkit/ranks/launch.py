@@ -66,13 +66,12 @@ def launch(
         script: a Python file, or ``-m`` with a module's name as the first of ``args``. msrun runs
             it on every rank, and once more as the scheduler, where ``labkit.start`` with
             ``distribute=True`` does not return before the ranks have ended.
-        *args: arguments of the program.
         workers: number of ranks on this machine. On a CPU, each uses an equal share of the cores
             from ``labkit.start`` on, if they can be divided equally; with ``LOCAL_WORLD_SIZE`` set
             to "1" in ``env``, every rank uses all cores.
         timeout: seconds for the whole call; None for no limit.
         log_dir: folder for worker_<rank>.log, scheduler.log and msrun.log; None: not kept.
-        cwd: working folder of the ranks; None for that of this process.
+        cwd: working folder of the ranks.
         show: print what this machine's first rank writes, but for MindSpore's own log.
         cluster_timeout: seconds for the ranks to find each other.
         nodes: number of machines, on each of which ``launch`` is called.
@@ -105,9 +104,8 @@ def launch(
             make_folder(logs)
             for old in logs.glob("worker_*.log"):  # of an earlier call
                 old.unlink()
-        beside = Path(sys.executable).with_name("msrun")
         command = [
-            *(beside if beside.is_file() else "msrun", "--worker_num", nodes * workers),
+            *("msrun", "--worker_num", nodes * workers),
             *("--local_worker_num", workers, "--join", "True"),
             *("--master_addr", host, "--master_port", port, "--cluster_time_out", cluster_timeout),
             # Otherwise msrun follows each log with a "tail -f". There is no rank with this number.
@@ -119,7 +117,7 @@ def launch(
             msrun = subprocess.Popen(
                 [str(part) for part in command],
                 cwd=cwd,
-                env=os.environ | _variables(workers, nodes, env or {}),
+                env=child_environment(_variables(workers, nodes) | dict(env or {})),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -141,8 +139,8 @@ def launch(
         return {rank: ranks.log(rank) for rank in ranks.numbers}
 
 
-def _variables(workers: int, nodes: int, env: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that msrun gets on top of this process's."""
+def _variables(workers: int, nodes: int) -> dict[str, str]:
+    """Return the variables that ``launch`` sets."""
     # A rank that hangs says where; the last lines of a killed one are in its log.
     own = {"PYTHONFAULTHANDLER": "1", "PYTHONUNBUFFERED": "1"}
     if nodes == 1:
@@ -153,22 +151,19 @@ def _variables(workers: int, nodes: int, env: Mapping[str, str]) -> dict[str, st
     own[cluster.RANKS_HERE] = str(workers)
     if os.environ.get("GLOG_v") == "4":  # as in a notebook: msrun would not say which rank failed
         own["GLOG_v"] = "3"
-    # msrun starts "python": that of this interpreter's environment must come first.
+    # msrun, and the "python" that it starts, are those of this interpreter's environment.
     own["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    return own | dict(env) | {"PYTHONPATH": _python_path((env or os.environ).get("PYTHONPATH"))}
+    return own
 
 
-def _python_path(before: str | None) -> str:
-    """Return PYTHONPATH with the folder that this labkit was imported from in front."""
+def child_environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return this process's variables and ``more``, by which a child finds this labkit."""
+    variables = os.environ | dict(more or {})
     root = str(Path(__file__).resolve().parents[2])
     # An installed labkit is found anyway, and its folder would precede the standard library.
     own = [] if root.endswith("-packages") else [root]
-    return os.pathsep.join([*own, *filter(None, (before or "").split(os.pathsep))])
-
-
-def child_environment() -> dict[str, str]:
-    """Return this process's variables, with a PYTHONPATH by which a child finds this labkit."""
-    return os.environ | {"PYTHONPATH": _python_path(os.environ.get("PYTHONPATH"))}
+    before = filter(None, variables.get("PYTHONPATH", "").split(os.pathsep))
+    return variables | {"PYTHONPATH": os.pathsep.join([*own, *before])}
 
 
 def free_port() -> int:

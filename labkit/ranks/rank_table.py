@@ -4,6 +4,7 @@ The form is HCCL's 1.0, as the tutorials print it for 8 devices of one server an
 value is a string. The environment variable ``RANK_TABLE_FILE`` points a program to it.
 """
 
+import copy
 import ipaddress
 import json
 import os
@@ -31,9 +32,6 @@ def make(
         server: IP address of the server.
         device_ips: IP address of each device's network card.
         device_ids: number of each device on the server; 0, 1, ... if None.
-
-    Raises:
-        InputError: as for ``check``.
     """
     ids = list(range(len(device_ips)) if device_ids is None else device_ids)
     if len(ids) != len(device_ips):
@@ -47,24 +45,15 @@ def make(
 
 
 def merge(*tables: Mapping[str, Any]) -> dict[str, Any]:
-    """Return one table of all servers, in the given order, with ranks numbered from 0 throughout.
-
-    Servers and devices keep their order; a single table keeps its ranks.
-
-    Raises:
-        InputError: as for ``check``, for one of the tables or for all together.
-    """
-    servers: list[dict[str, Any]] = []
-    ranks = 0
+    """Return one table of all servers, in order, with ranks numbered from 0 throughout."""
+    together, ranks = _table([]), 0
     for number, table in enumerate(tables, start=1):
         check(table, f"table {number} of {len(tables)}")
-        for server in table["server_list"]:
-            device = [
-                {**each, "rank_id": str(ranks + int(each["rank_id"]))} for each in server["device"]
-            ]
-            servers.append({**server, "device": device})
-        ranks += len(devices(table))
-    return check(_table(servers), "what the tables make together")
+        together["server_list"] += copy.deepcopy(table["server_list"])
+        for device in devices(together)[ranks:]:
+            device["rank_id"] = str(ranks + int(device["rank_id"]))
+        ranks = len(devices(together))
+    return check(_table(together["server_list"]), "what the tables make together")
 
 
 def _table(servers: list[dict[str, Any]]) -> dict[str, Any]:
@@ -107,40 +96,36 @@ def read_addresses(path: str | os.PathLike) -> dict[int, str]:
 def check(table: Any, source: object = "this") -> Any:
     """Return ``table`` if a cluster can be started with it.
 
-    Every value must be a text, every address an IP address, the counts those of the lists, no
-    server, device or rank there twice, the ranks 0 to n - 1, and the status "completed"; else
-    ``InputError`` names ``source`` and what is wrong.
+    ``InputError`` names ``source`` unless every value is a text, every address an IP address, the
+    counts are those of the lists, nothing is there twice, and the ranks are 0 to n - 1.
     """
     try:
-        _check(table)
+        if not isinstance(table, dict) or not table["server_list"] or not devices(table):
+            raise InputError("expected servers with devices, got none")
+        servers, every = table["server_list"], devices(table)
+        for key, expected in _table(servers).items():
+            if table[key] != expected:
+                raise wrong(key, table[key], repr(expected))
+        texts = [(key, device[key]) for device in every for key in _DEVICE]
+        texts += [(key, server.get(key, "")) for server in servers for key in _SERVER]
+        for key, text in texts:
+            if not isinstance(text, str) or (key == "device_id" and not text.isdigit()):
+                raise wrong(key, text, "a text, in quotation marks")
+        here = [(n, int(d["device_id"])) for n, s in enumerate(servers) for d in s["device"]]
+        values: dict[str, list] = {
+            "server_id": [ipaddress.ip_address(server["server_id"]) for server in servers],
+            "device_ip": [ipaddress.ip_address(device["device_ip"]) for device in every],
+            "device_id": here,
+        }
+        for name, held in values.items():
+            value, count = Counter(map(str, held)).most_common(1)[0]
+            if count > 1:
+                raise InputError(f"{name}: {value} is there {count} times; expected once")
+        ranks = sorted(int(device["rank_id"]) for device in every)
+        if ranks != list(range(len(ranks))):
+            raise wrong("rank_id", ranks, "0, 1, ... one for each of the devices")
     except KeyError as error:
         raise InputError(f"{source} is not a usable rank table: no key {error}") from error
     except (TypeError, ValueError, IndexError) as error:
         raise InputError(f"{source} is not a usable rank table: {error}") from error
     return table
-
-
-def _check(table: Any) -> None:
-    if not isinstance(table, dict) or not table["server_list"] or not devices(table):
-        raise InputError("expected servers with devices, got none")
-    servers, every = table["server_list"], devices(table)
-    for key, expected in _table(servers).items():
-        if table[key] != expected:
-            raise wrong(key, table[key], repr(expected))
-    texts = [(key, device[key]) for device in every for key in _DEVICE]
-    texts += [(key, server.get(key, "")) for server in servers for key in _SERVER]
-    for key, text in texts:
-        if not isinstance(text, str) or (key == "device_id" and not text.isdigit()):
-            raise wrong(key, text, "a text, in quotation marks")
-    values: dict[str, list] = {
-        "server_id": [ipaddress.ip_address(server["server_id"]) for server in servers],
-        "device_ip": [ipaddress.ip_address(device["device_ip"]) for device in every],
-        "device_id": [(n, int(d["device_id"])) for n, s in enumerate(servers) for d in s["device"]],
-    }
-    for name, held in values.items():
-        value, count = Counter(map(str, held)).most_common(1)[0]
-        if count > 1:
-            raise InputError(f"{name}: {value} is there {count} times; expected once")
-    ranks = sorted(int(device["rank_id"]) for device in every)
-    if ranks != list(range(len(ranks))):
-        raise wrong("rank_id", ranks, "0, 1, ... one for each of the devices")

@@ -1,14 +1,12 @@
 """Checkpoints of a training, as safetensors files, and MindSpore's ``.ckpt`` files.
 
-A training's own checkpoint holds every Parameter of its step and, as metadata, where it stood and
-its settings. It is written to a temporary name, synced, and renamed; MindSpore's
-``save_checkpoint`` deletes the old file before it writes the new one (killed while overwriting
-160 MB, it left nothing in 10 of 10 tries). A file that is missing or damaged is ``InputError``.
+A training's own holds every Parameter of its step and, as metadata, its ``Position``. Both are
+written to a temporary name, synced, and renamed: MindSpore's ``save_checkpoint`` deletes the old
+file first (killed while overwriting 160 MB, it left nothing in 10 of 10 tries).
 """
 
 import json
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,7 +23,7 @@ from labkit.errors import InputError
 from labkit.steps.gradients import set_state
 
 CHECKPOINTS = "checkpoint"
-_NAME = re.compile(r"step-(\d{9})\.safetensors")
+_PATTERN = f"step-{'[0-9]' * 9}.safetensors"
 _POSITION = "labkit_position"
 
 
@@ -56,15 +54,14 @@ def keep_newest(folder: str | os.PathLike, keep: int, until: Path) -> None:
     """
     paths = checkpoints(folder)
     kept = [path for path in paths if path.name <= until.name][-keep:]
-    for path in paths:
-        if path not in kept:
-            path.unlink()
+    for path in set(paths).difference(kept):
+        path.unlink()
     remove_unfinished(folder)  # left by a process that was killed while it wrote
 
 
 def checkpoints(folder: str | os.PathLike) -> list[Path]:
     """Return the checkpoints in ``folder``, oldest first."""
-    return sorted(path for path in Path(folder).glob("step-*") if _NAME.fullmatch(path.name))
+    return sorted(Path(folder).glob(_PATTERN))
 
 
 def readable(folder: str | os.PathLike) -> dict[int, Path]:
@@ -85,11 +82,11 @@ def load(path: str | os.PathLike) -> tuple[Position, dict[str, np.ndarray]]:
 
 
 def _position(path: str | os.PathLike) -> Position:
+    if not Path(path).is_file():
+        raise InputError(f"no checkpoint at {path}")
     try:
         with safe_open(path, "numpy") as file:  # checks the length of the file
             return Position(**json.loads(file.metadata()[_POSITION]))
-    except FileNotFoundError as error:
-        raise InputError(f"no checkpoint at {path}") from error
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise InputError(f"{path} is damaged or no checkpoint of labkit's fit") from error
 
@@ -97,8 +94,7 @@ def _position(path: str | os.PathLike) -> Position:
 def write(cell: nn.Cell | list[dict], path: str | os.PathLike, extra: dict | None = None) -> None:
     """Write all Parameters of ``cell``, and ``extra``, to a ``.ckpt`` file of MindSpore's.
 
-    ``cell`` may also be a list of names and data, as for ``ms.save_checkpoint``. The file is
-    written completely or not at all, with a CRC.
+    ``cell`` may also be a list of names and data, as for ``ms.save_checkpoint``.
     """
     with whole_file(path, "the checkpoint") as temporary:
         ms.save_checkpoint(cell, str(temporary), append_dict=extra, crc_check=True)
@@ -123,21 +119,20 @@ def load_into(cell: nn.Cell, values: Mapping, origin: object = "the checkpoint")
         InputError: If they differ, naming ``origin`` and what differs; nothing is set then.
     """
     parameters = {parameter.name: parameter for parameter in cell.get_parameters()}
-    missing = sorted(parameters.keys() - values.keys())
-    unknown = sorted(values.keys() - parameters.keys())
-    if missing or unknown:
-        lacks, holds = (", ".join(names[:3]) or "nothing" for names in (missing, unknown))
+    tensors = {n: Tensor(v) if isinstance(v, np.ndarray) else v for n, v in values.items()}
+    own, given = ({n: _form(v) for n, v in held.items()} for held in (parameters, tensors))
+    differing = sorted(n for n in own.keys() | given.keys() if own.get(n) != given.get(n))
+    if differing:
+        named = [
+            f"{n}: expected {own.get(n, 'nothing')}, got {given.get(n, 'nothing')}"
+            for n in differing[:3]
+        ]
         raise InputError(
-            f"{origin} is of another network or step: it lacks {lacks} ({len(missing)} in all) and "
-            f"holds {holds} ({len(unknown)}) beside what was expected"
+            f"{origin} is of another network or step: {'; '.join(named)} ({len(differing)} in all)"
         )
-    tensors = {n: v if isinstance(v, Tensor) else Tensor(v) for n, v in values.items()}
-    for name, parameter in parameters.items():
-        value = tensors[name]
-        if (value.shape, value.dtype) != (parameter.shape, parameter.dtype):
-            raise InputError(
-                f"{origin} is of another network: {name} is {value.dtype} {value.shape}, expected "
-                f"{parameter.dtype} {parameter.shape}"
-            )
     for name, parameter in parameters.items():
         set_state(parameter, tensors[name])
+
+
+def _form(value: Any) -> str:
+    return f"{value.dtype} {value.shape}" if isinstance(value, Tensor) else repr(value)

@@ -27,8 +27,7 @@ def evaluate(
     """Return ``accuracy`` and mean ``loss`` of ``network`` over every label of ``dataset``.
 
     All Cells are in evaluation mode during the call; afterwards each has its previous mode. Of
-    equal logits, that of the smaller class counts as the larger. A row with a NaN logit counts as
-    wrong.
+    equal logits, that of the smaller class counts as the larger. A row with a NaN logit is wrong.
 
     Args:
         network: Inputs -> logits (B, classes), or (B, T, classes). The layout (B, classes, T) of
@@ -38,8 +37,7 @@ def evaluate(
             ``ignore_index`` or, for a function of your own without one, -100. The losses that
             ``LossNet`` knows get all axes of the labels as one: (B T, classes), (B T,).
         dataset: Batches of inputs and, last, labels (B,) or (B, T), integers.
-        top: Further values of k: ``top_<k>_accuracy`` is the share of labels that are among the k
-            largest logits.
+        top: Further k: ``top_<k>_accuracy`` is the share of labels among the k largest logits.
         over_ranks: Whether the ranks hold different rows: their counts are then summed, so that
             every row counts equally whatever the sizes of the parts. Call it on every rank.
 
@@ -57,11 +55,32 @@ def evaluate(
     sums = np.zeros((len(ks) + 1, 2))  # (sum, weight) of each accuracy and of the loss
     # If one rank refused a label, the others would wait for its counts.
     with _in_evaluation(network), cluster.together() if over_ranks else contextlib.nullcontext():
-        for batch in dataset.create_tuple_iterator(num_epochs=1):
-            outputs = network(*batch[:-1])
-            loss, weight, logits, wanted = _measured(loss_net, outputs, batch[-1], ignored)
-            sums[:-1] += [(_right(logits, wanted, k), len(wanted)) for k in ks.values()]
-            sums[-1] += (loss * weight, weight) if weight else (0, 0)
+        for *inputs, labels in dataset.create_tuple_iterator(num_epochs=1):
+            outputs = network(*inputs)
+            if outputs.ndim < 2 or outputs.shape[:-1] != labels.shape:
+                raise InputError(
+                    f"the labels have shape {labels.shape}, the logits {outputs.shape}; expected "
+                    "logits (B, classes) and labels (B,), or (B, T, classes) and (B, T)"
+                )
+            classes = outputs.shape[-1]
+            check_labels(labels.asnumpy(), classes, ignored)
+            labels = as_int32(labels)
+            rows = outputs.reshape(-1, classes), labels.reshape(-1)
+            logits, wanted = (part.asnumpy() for part in rows)
+            counts = np.ones(wanted.shape, bool) if ignored is None else wanted != ignored
+            loss: Any
+            weight: Any
+            with pynative():  # a graph took 0.4 s to compile in every evaluation
+                if loss_net.over is None:
+                    loss, weight = loss_net.of_outputs(outputs, labels), counts.sum()
+                else:
+                    loss, weight = loss_net.of_outputs(*rows)
+            right = [
+                _right(logits[counts], wanted[counts].astype(np.int64), k) for k in ks.values()
+            ]
+            sums[:-1] += [(number, counts.sum()) for number in right]
+            weight = float(weight)
+            sums[-1] += (float(loss) * weight, weight) if weight else (0, 0)
     if over_ranks:
         sums = cluster.gather(sums.ravel().tolist()).sum(axis=0).reshape(-1, 2)
     if not sums[:, 1].all():
@@ -84,31 +103,6 @@ def _in_evaluation(network: nn.Cell) -> Iterator[None]:
             if mode is None:
                 cell.get_flags().pop("training")
         network.phase = phase
-
-
-def _measured(
-    loss_net: LossNet, logits: Tensor, labels: Tensor, ignored: int | None
-) -> tuple[float, float, np.ndarray, np.ndarray]:
-    """Return a batch's (loss, weight) and the logits (N, V) and labels (N,) that count."""
-    if logits.ndim < 2 or logits.shape[:-1] != labels.shape:
-        raise InputError(
-            f"the labels have shape {labels.shape}, the logits {logits.shape}; expected logits "
-            "(B, classes) and labels (B,), or (B, T, classes) and (B, T)"
-        )
-    check_labels(labels.asnumpy(), logits.shape[-1], ignored)
-    labels = as_int32(labels)
-    rows = logits.reshape(-1, logits.shape[-1]), labels.reshape(-1)
-    wanted = rows[1].asnumpy()
-    counts = np.ones(wanted.shape, bool) if ignored is None else wanted != ignored
-    # Operator by operator: a graph took 0.4 s to compile in every evaluation.
-    loss: Any
-    weight: Any
-    with pynative():
-        if loss_net.over is None:
-            loss, weight = loss_net.of_outputs(logits, labels), counts.sum()
-        else:
-            loss, weight = loss_net.of_outputs(*rows)
-    return float(loss), float(weight), rows[0].asnumpy()[counts], wanted[counts].astype(np.int64)
 
 
 def _right(logits: np.ndarray, labels: np.ndarray, k: int) -> int:

@@ -2,10 +2,10 @@
 
 import os
 import resource
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from pathlib import Path
 
 import mindspore as ms
 from mindspore.dataset import Dataset
@@ -56,14 +56,12 @@ def fit(
         step: A step cell, called with each batch; its ``end_epoch`` is called after each epoch.
         dataset: One epoch is one pass over it.
         epochs: Epochs of the whole training, including those before a resume.
-        folder: Where records.csv and checkpoint/ are written; None writes nothing. It is locked
-            during the call.
+        folder: Where records.csv and checkpoint/ are written, locked during the call.
         resume: Continue from the newest checkpoint in ``folder``, if there is one. Step, optimizer,
-            data, seed and ranks must be those of the checkpoint; a schedule must be the same up to
-            its update. "anyway" continues with different ones: the optimizer's rates and momentum
-            are then those of ``step``.
-        checkpoint_every: Micro-batches between checkpoints within an epoch; None writes none there.
-            A step that keeps a group's rows (``SubspaceStep``) is saved at the group's end.
+            data, seed and ranks must be those of the checkpoint; a schedule, up to its update.
+            "anyway" continues with other ones, and with the rates and momentum of ``step``.
+        checkpoint_every: Micro-batches between checkpoints within an epoch. A step that keeps a
+            group's rows (``SubspaceStep``) is saved at the group's end.
         checkpoint_epochs: Epochs between checkpoints; the last epoch always has one. None: no
             checkpoint after any epoch.
         keep: Number of checkpoints to keep.
@@ -86,7 +84,6 @@ def fit(
                 raise wrong("dataset", type(dataset).__name__, "a MindSpore dataset")
             # Model.train also accepts a single callback.
             callbacks = [callbacks] if isinstance(callbacks, Callback) else list(callbacks)
-            epochs, keep = integer("epochs", epochs), integer("keep", keep)
             for name, value in intervals.items():
                 if value is not None:
                     integer(name, value)
@@ -101,28 +98,21 @@ def fit(
                 run.check_schedules()
         same = {"number of batches in an epoch": run.epoch_size, "folder": folder is not None}
         cluster.agree(resume=resume, epochs=epochs, **intervals, **same)
-        with cluster.together():
-            if run.folder is not None:
+        if run.folder is not None:
+            with cluster.together():
                 held.enter_context(locked(run.folder, "a training"))
                 remove_unfinished(run.folder)  # left by a process that was killed while it wrote
-        if resume:
-            run.resume(anyway=resume == "anyway")
-        with cluster.together():
-            run.begin(resuming=bool(resume))
-        held.callback(run.records.close)
+            run.begin(resume)
         if run.micro_batches < run.epochs * run.epoch_size:
             run.train([run, *callbacks], dataset_sink_mode)
     return run.records
 
 
 class EndOfEpoch(Callback):
-    """Tell a step that an epoch is over, for training by ``Model(step).train`` without ``fit``.
+    """Tell ``step`` that an epoch is over, for training by ``Model(step).train`` without ``fit``.
 
     Put it first: it acts right after an epoch's last micro-batch, so that the flushed update comes
     before any save. ``ModelCheckpoint`` also saves at that point, not at the end of the epoch.
-
-    Args:
-        step: The step cell that is trained.
     """
 
     def __init__(self, step: Step) -> None:
@@ -143,10 +133,7 @@ class EndOfEpoch(Callback):
 
 
 class _Run(EndOfEpoch):
-    """One training on one rank, and the callback that counts, records and saves it.
-
-    It comes first of all callbacks: an epoch's flushed update precedes what others save.
-    """
+    """One training on one rank, and the callback that counts, records and saves it."""
 
     def __init__(
         self,
@@ -160,9 +147,9 @@ class _Run(EndOfEpoch):
         checkpoint_epochs: int | None,
     ) -> None:
         super().__init__(step)
-        self.dataset, self.epochs = dataset, epochs
-        self._keep, self._every, self._epochs = keep, checkpoint_every, checkpoint_epochs
-        self._name = progress
+        self.dataset, self.epochs = dataset, integer("epochs", epochs)
+        self._keep, self._every = integer("keep", keep), checkpoint_every
+        self._epochs, self._name = checkpoint_epochs, progress
         self._progress: Progress | None = None
         self.folder = None if folder is None else arguments.path("folder", folder, "a path or None")
         if self.folder is not None and (rank := cluster.rank_and_size()[0]):
@@ -173,38 +160,8 @@ class _Run(EndOfEpoch):
             raise InputError("dataset: expected at least one batch, got none")
         self.micro_batches = 0
         self._due = False  # a checkpoint, for which a step that keeps a group's rows is not ready
-        self._resumed_from: Position | None = None
         self._began = time.monotonic()  # the training, if it had not been interrupted
         self._rates = own_rates(step)  # those it begins with: a callback may change them
-
-    def resume(self, anyway: bool) -> None:
-        """Load the newest checkpoint that every rank has, if there is one."""
-        assert self.folder is not None
-        with cluster.together():
-            if ms.dataset.config.get_fast_recovery():
-                raise InputError(
-                    "cannot resume: call labkit.start first, for the order of the data"
-                )
-            paths = checkpoint.readable(self.folder / CHECKPOINTS)
-        # A rank may have been killed before it wrote the newest one.
-        newest = sorted(paths)[-_LOOKED_AT:]
-        gathered = cluster.gather(newest + [-1] * (_LOOKED_AT - len(newest)))
-        common = set.intersection(*(set(row[row >= 0].astype(int)) for row in gathered))
-        with cluster.together():
-            if common:
-                path = paths[max(common)]
-                position, values = checkpoint.load(path)
-                if not anyway:
-                    own = settings_of(self.step, self.dataset, self._rates, position.updates)
-                    refuse_other(own, position.settings)
-                # An array of rates may be longer than it was.
-                rates = {n: rate for n, rate in self._rates.items() if anyway or rate.size > 1}
-                checkpoint.load_into(self.step, {**values, **rates}, path)
-                self.micro_batches, self._resumed_from = position.micro_batches, position
-                self._began -= position.seconds
-            elif checkpoint.checkpoints(self.folder / CHECKPOINTS):
-                raise InputError(f"{self.folder} has no checkpoint that is whole on every rank")
-            self.check_schedules()
 
     def check_schedules(self) -> None:
         """Refuse arrays of rates or damping that are too short for what is left of the training."""
@@ -213,34 +170,64 @@ class _Run(EndOfEpoch):
             left[0] -= done
             self.step.check_length(self.step.updates_ahead(left))
 
-    def begin(self, resuming: bool) -> None:
-        """Take over or refuse what the folder holds."""
-        if self.folder is None:
-            return
-        path = self.folder / RECORDS
-        if self._resumed_from is not None:
-            self.records.go_on_from(self._resumed_from.records)
-            print(f"labkit: resumed after micro-batch {self.micro_batches}", flush=True)
-        elif resuming and path.exists():
-            print(f"labkit: no checkpoint in {self.folder}; starting from the beginning")
-            path.unlink()
-        elif path.exists() or checkpoint.checkpoints(self.folder / CHECKPOINTS):
-            raise InputError(
-                f"{self.folder} holds an earlier training; give resume=True, or another folder"
-            )
+    def begin(self, resume: bool | str) -> None:
+        """Refuse what the folder holds, or load the newest checkpoint that every rank has."""
+        assert self.folder is not None
+        folder, records = self.folder / CHECKPOINTS, self.folder / RECORDS
+        common: set[int] = set()
+        if resume:
+            with cluster.together():
+                if ms.dataset.config.get_fast_recovery():
+                    raise InputError(
+                        "cannot resume: call labkit.start first, for the order of the data"
+                    )
+                paths = checkpoint.readable(folder)
+            # A rank may have been killed before it wrote the newest one.
+            newest = sorted(paths)[-_LOOKED_AT:]
+            gathered = cluster.gather(newest + [-1] * (_LOOKED_AT - len(newest)))
+            common = set.intersection(*(set(row[row >= 0].astype(int)) for row in gathered))
+        with cluster.together():
+            earlier = checkpoint.checkpoints(folder)
+            if common:
+                position = self._load(paths[max(common)], anyway=resume == "anyway")
+            elif resume and earlier:
+                raise InputError(f"{self.folder} has no checkpoint that is whole on every rank")
+            elif earlier or (records.exists() and not resume):
+                raise InputError(
+                    f"{self.folder} holds an earlier training; give resume=True, or another folder"
+                )
+            if resume:
+                self.check_schedules()
+        with cluster.together():  # only if no rank has refused
+            if common:
+                self.records.go_on_from(position.records)
+                print(f"labkit: resumed after micro-batch {self.micro_batches}", flush=True)
+            elif records.exists():
+                print(f"labkit: no checkpoint in {self.folder}; starting from the beginning")
+                records.unlink()
 
-    def train(self, callbacks: Sequence[Callback], dataset_sink_mode: bool) -> None:
+    def _load(self, path: Path, anyway: bool) -> Position:
+        """Continue from a checkpoint of the same training, or of any with these Parameters."""
+        position, values = checkpoint.load(path)
+        if not anyway:
+            own = settings_of(self.step, self.dataset, self._rates, position.updates)
+            refuse_other(own, position.settings)
+        # An array of rates may be longer than it was.
+        rates = {n: rate for n, rate in self._rates.items() if anyway or rate.size > 1}
+        checkpoint.load_into(self.step, {**values, **rates}, path)
+        self.micro_batches = position.micro_batches
+        self._began -= position.seconds
+        return position
+
+    def train(self, callbacks: list[Callback], dataset_sink_mode: bool) -> None:
         """Train from the next micro-batch on."""
         # A fresh iterator replays the first epoch's order each time, so all epochs are one call;
         # this makes the iterator start at that micro-batch of the whole training.
         self.dataset.set_init_step(self.micro_batches)
+        epoch = self.micro_batches // self.epoch_size
         try:
             Model(self.step).train(
-                self.epochs,
-                self.dataset,
-                callbacks=list(callbacks),
-                dataset_sink_mode=dataset_sink_mode,
-                initial_epoch=self.micro_batches // self.epoch_size,
+                self.epochs, self.dataset, callbacks, dataset_sink_mode, initial_epoch=epoch
             )
         finally:
             self.dataset.set_init_step(0)
@@ -294,8 +281,7 @@ class _Run(EndOfEpoch):
             **rates,
             **self.step.update.more_to_record,
             seconds=round(time.monotonic() - self._began, 3),
-            # macOS counts it in bytes, others in kB.
-            peak_memory_mb=round(peak / 1e6 * (1 if sys.platform == "darwin" else 1024), 1),
+            peak_memory_mb=round(peak * 1024 / 1e6, 1),
         )
 
     def _save(self) -> None:

@@ -15,26 +15,21 @@ RECORDS = "records.csv"
 class Records:
     """Rows (dicts of numbers with the same keys), kept in memory and, given a path, in a CSV file.
 
-    Args:
-        path: CSV file, or None; rows are written as they are added, so that a killed run leaves
-            those it had.
+    Rows are written as they are added, so that a killed run leaves those it had.
     """
 
     def __init__(self, path: str | os.PathLike | None = None) -> None:
         self.rows: list[dict] = []
         self.path = None if path is None else Path(path)
-        self._file: TextIO | None = None
 
     def add(self, **row: float) -> None:
         """Append one row; its keys must be those of the rows before it."""
         if self.rows and row.keys() != self.rows[0].keys():
             raise wrong("columns of a row", list(row), str(list(self.rows[0])))
         self.rows.append(row)
-        if self.path is None:
-            return
-        if self._file is None:
-            self._file = self.path.open("a", newline="", buffering=1)
-        _write(self._file, [row], header=len(self.rows) == 1)
+        if self.path is not None:
+            with self.path.open("a", newline="") as file:
+                _write(file, [row], header=len(self.rows) == 1)
 
     def column(self, name: str) -> list:
         """Return one column, in order."""
@@ -53,12 +48,6 @@ class Records:
         with whole_file(self.path, "the records") as part, part.open("w", newline="") as file:
             _write(file, self.rows, header=bool(self.rows))
 
-    def close(self) -> None:
-        """Write everything out and close the file; ``add`` opens it again."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
 
 def read_records(path: str | os.PathLike) -> Records:
     """Read a CSV file of records, up to the first line that a kill or a power cut has spoiled."""
@@ -68,22 +57,15 @@ def read_records(path: str | os.PathLike) -> Records:
     text = path.read_text(encoding="utf-8", errors="replace")
     for cells in csv.DictReader(text[: text.rfind("\n") + 1].splitlines()):
         try:
-            records.rows.append({name: _number(cell) for name, cell in cells.items()})
-        except (TypeError, ValueError):  # too few cells, too many, or text
+            row = {n: int(cell) if cell.isdigit() else float(cell) for n, cell in cells.items()}
+        except (AttributeError, ValueError):  # too few cells, too many, or text
             break
+        records.rows.append(row)
     return records
 
 
 def _write(file: TextIO, rows: list[dict], header: bool) -> None:
-    names = list(rows[0]) if rows else []
-    writer = csv.DictWriter(file, names, lineterminator="\n")
+    writer = csv.DictWriter(file, list(rows[0]) if rows else [], lineterminator="\n")
     if header:
         writer.writeheader()
     writer.writerows(rows)
-
-
-def _number(text: str) -> float:
-    try:
-        return int(text)
-    except ValueError:
-        return float(text)

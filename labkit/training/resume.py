@@ -1,6 +1,5 @@
 """What a resumed training must share with the interrupted one: one dict of plain JSON values."""
 
-import functools
 import hashlib
 import json
 from collections.abc import Callable, Iterator
@@ -16,9 +15,7 @@ from labkit.errors import InputError
 from labkit.ranks import cluster
 from labkit.steps.step import Step
 
-# Rates and momentum by the name of their Parameter.
-Rates = dict[str, Tensor]
-
+Rates = dict[str, Tensor]  # and momentum, by the name of the Parameter
 _RATES = ("learning_rate", "momentum")
 _REPEATED = ("init_args", "init_params", "init_learning_rate", "group_lr")  # values as given
 
@@ -30,10 +27,12 @@ def settings_of(step: Step, dataset: Dataset, rates: Rates, updates: int) -> dic
     group) is the SHA-256 of its values up to there: what it says about later updates may change.
     """
     schedules = {name: _used(values, updates) for name, values in step.schedules().items()}
+    arrays = {name: rate.asnumpy() for name, rate in rates.items()}
     settings = {
         **step.settings,
         **schedules,
-        "optimizer": _of_cell(step.optimizer, rates, updates),
+        "optimizer": _of_cell(step.optimizer),
+        "rates": {n: _number(a) if a.size == 1 else _used(a, updates) for n, a in arrays.items()},
         "epoch_size": dataset.get_dataset_size(),
         "batch_size": dataset.get_batch_size(),
         "seed": ms.dataset.config.get_seed(),
@@ -45,21 +44,18 @@ def settings_of(step: Step, dataset: Dataset, rates: Rates, updates: int) -> dic
 
 def refuse_other(own: dict[str, Any], saved: dict[str, Any]) -> None:
     """Raise ``InputError`` unless ``own`` settings are the ``saved`` ones, naming what differs."""
-    if own == saved:
-        return
     found = [f"{n}: expected {a}, as in the checkpoint, got {b}" for n, a, b in _differ(saved, own)]
-    more = f"; {len(found) - 3} more differ" if len(found) > 3 else ""
-    raise InputError(
-        f"cannot resume: {'; '.join(found[:3])}{more}; resume='anyway' goes on with what is new"
-    )
+    if found:
+        more = f"; {len(found) - 3} more differ" if len(found) > 3 else ""
+        raise InputError(
+            f"cannot resume: {'; '.join(found[:3])}{more}; resume='anyway' goes on with what is new"
+        )
 
 
 def own_rates(step: Step) -> Rates:
     """Return, by name, the Parameters that hold the optimizer's rates and momentum."""
-    held: list[Parameter] = []
-    for _, cell in step.optimizer.cells_and_names():
-        for name in _RATES:
-            held += _parameters(getattr(cell, name, None))
+    cells = [cell for _, cell in step.optimizer.cells_and_names()]
+    held = [p for cell in cells for name in _RATES for p in _parameters(cell, name)]
     return {p.name: Tensor(p.asnumpy()) for p in held}
 
 
@@ -76,36 +72,38 @@ def data_workers(dataset: Dataset) -> list[int]:
     return numbers
 
 
-def _of_cell(cell: nn.Cell, rates: Rates, updates: int) -> dict[str, Any]:
+def _of_cell(cell: nn.Cell) -> dict[str, Any]:
     """Return the class and the public numbers of an optimizer or of a schedule, by name."""
     values: dict[str, Any] = {"class": type(cell).__name__}
     if isinstance(cell, nn.Optimizer):
         values["weights"] = [parameter.name for parameter in cell.parameters]
-    parts = {**getattr(cell, "init_args", {}), **vars(cell), **cell._cells}
-    for name, part in parts.items():
-        if not (name.startswith("_") or name in _of_every_cell() or name in _REPEATED):
-            values[name] = _plain(part, rates, updates)
-    for name in _RATES:
-        if held := _parameters(getattr(cell, name, None)):
-            arrays = [rates[parameter.name].asnumpy() for parameter in held]
-            numbers = [_number(a) if a.size == 1 else _used(a, updates) for a in arrays]
-            values[name] = numbers[0] if len(numbers) == 1 else numbers
+    left_out = {*vars(nn.Cell()), *_REPEATED, *(name for name in _RATES if _parameters(cell, name))}
+    for name, part in {**getattr(cell, "init_args", {}), **vars(cell), **cell._cells}.items():
+        if not name.startswith("_") and name not in left_out:
+            values[name] = _plain(part)
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _plain(value: Any, rates: Rates, updates: int) -> Any:
+def _parameters(cell: nn.Cell, name: str) -> list[Parameter]:
+    """Return the Parameters that an attribute is or holds."""
+    value = getattr(cell, name, None)
+    parts = value if isinstance(value, list | tuple) else [value]
+    return [part for part in parts if isinstance(part, Parameter)]
+
+
+def _plain(value: Any) -> Any:
     """Return a plain value as JSON has it, a large array as its SHA-256, and None for the rest."""
     if isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, nn.Cell):
-        return _of_cell(value, rates, updates)
+        return _of_cell(value)
     if isinstance(value, Tensor | np.ndarray | np.generic):
         array = np.asarray(value.asnumpy() if isinstance(value, Tensor) else value)
         return _number(array) if array.size == 1 else _sha256(array)
     if isinstance(value, dict):
-        return {str(name): _plain(part, rates, updates) for name, part in value.items()}
+        return {str(name): _plain(part) for name, part in value.items()}
     if isinstance(value, list | tuple) and not any(isinstance(part, Parameter) for part in value):
-        return [_plain(part, rates, updates) for part in value]
+        return [_plain(part) for part in value]
     return None
 
 
@@ -125,11 +123,6 @@ def _sha256(array: np.ndarray) -> str:
     return f"{array.size} values, SHA-256 {hashlib.sha256(array.tobytes()).hexdigest()}"
 
 
-def _parameters(value: object) -> list[Parameter]:
-    parts = value if isinstance(value, list | tuple) else [value]
-    return [part for part in parts if isinstance(part, Parameter)]
-
-
 def _differ(saved: Any, own: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
     """Yield (name, saved, own) of the values that differ; names of nested ones have dots."""
     if isinstance(saved, list) and isinstance(own, list) and len(saved) == len(own):
@@ -140,8 +133,3 @@ def _differ(saved: Any, own: Any, name: str = "") -> Iterator[tuple[str, Any, An
             yield from _differ(saved.get(key, "nothing"), own.get(key, "nothing"), place)
     elif saved != own:
         yield name, saved, own
-
-
-@functools.cache
-def _of_every_cell() -> frozenset[str]:
-    return frozenset(vars(nn.Cell()))

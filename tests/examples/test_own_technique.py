@@ -7,10 +7,7 @@ from mindspore import nn
 
 from labkit.steps.accumulation import AccumulatedStep
 from labkit.training.fit import fit
-from tests.support import own_technique_on_ranks
-from tests.support.msrun import rank_results
 from tests.support.step_cells import assert_bit_equal, regression, rows, snapshot, tensors
-from tests.support.tolerances import TOLERANCE
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -63,17 +60,3 @@ def test_a_training_that_was_stopped_goes_on_to_the_same_bits(program, eager, tm
 
 def test_the_program_learns(program, tmp_path):
     assert program.main(tmp_path) > 0.93
-
-
-@pytest.mark.slow
-def test_the_rows_of_two_ranks_form_one_batch(program, root, tmp_path):
-    arguments = own_technique_on_ranks.__file__, root / "examples", tmp_path
-    first, second = rank_results(tmp_path, *arguments, root=root)
-    whole = own_technique_on_ranks.trained(root / "examples")
-    assert int(whole.updates.asnumpy()) == 7
-    state = snapshot(whole)
-    for name in ("weight", "bias", "lookahead.slow.weight", "lookahead.slow.bias"):
-        np.testing.assert_array_equal(first[name], second[name], name)
-        np.testing.assert_allclose(
-            first[name], state[name], err_msg=name, **TOLERANCE["float32, a few updates"]
-        )

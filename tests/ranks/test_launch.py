@@ -5,12 +5,10 @@ instead of 12 s.
 """
 
 import concurrent.futures
-import contextlib
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import psutil
 import pytest
@@ -42,13 +40,9 @@ MARK = "MARKED_BY"  # variable that a test sets for what it starts; children inh
 
 
 def marked(by):
-    """Return the PIDs of the living processes started with ``MARK=by`` in their environment."""
-    pids = []
-    for pid in psutil.pids():
-        with contextlib.suppress(OSError):  # it has ended meanwhile
-            if f"{MARK}={by}".encode() in Path(f"/proc/{pid}/environ").read_bytes():
-                pids.append(pid)
-    return pids
+    """Return the living processes started with ``MARK=by`` in their environment."""
+    every = psutil.process_iter(["environ"])
+    return [process for process in every if (process.info["environ"] or {}).get(MARK) == str(by)]
 
 
 @pytest.fixture
@@ -150,6 +144,10 @@ def test_two_nodes_by_address(program):
         ({"nodes": 2}, "master: expected HOST:PORT of node 0 for 2 nodes, got None"),
         ({"master": "here"}, "master: expected HOST:PORT .* got 'here'"),
         ({"nodes": 2, "node_rank": 2}, "node_rank: expected an integer >= 0 and <= 1, got 2"),
+        (
+            {"script": "none.py"},
+            "script: expected a Python file, or -m and a module, got 'none.py'",
+        ),
     ],
 )
 def test_what_cannot_be_started(tmp_path, changed, message):

@@ -45,7 +45,7 @@ EXCEPTIONS = {
     # Of nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean"), documented for all three:
     # on Ascend the pass ``ASCEND_PASS`` writes OneHot, SoftmaxCrossEntropyWithLogits, ReduceMean.
     "SparseSoftmaxCrossEntropyWithLogits": frozenset({"Ascend"}),
-    # Over all ranks it runs on CPU (tests/algorithms/adasum/test_on_ranks.py); over a part of them
+    # Over all ranks it runs on CPU (tests/ranks/test_steps_on_ranks.py); over a part of them
     # it is refused: only support mccl_world_group.
     "AllGather": frozenset({"CPU"}),
 }

@@ -1,9 +1,44 @@
-"""Shared by programs that run on each rank. Imports no MindSpore: ``start`` must come first."""
+"""Programs that run on each of several ranks: how they are started, and what they share.
+
+Imports no MindSpore at the top: some of the programs start labkit first.
+"""
 
 import contextlib
-import os
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+
+from labkit import launch
+from labkit.errors import InputError
+
+SECONDS = 600
+
+
+def rank_results(out, *program, root, ranks=2):
+    """Run a program on ranks, in folder ``out``, where it writes rank<n>.npz; return each's arrays.
+
+    It fails if a rank fails or hangs.
+    """
+    options = {"cwd": out, "log_dir": out / "log", "env": {"PYTHONPATH": str(root)}}
+    launch(*program, workers=ranks, timeout=SECONDS, cluster_timeout=120, **options)
+    return [dict(np.load(out / f"rank{rank}.npz")) for rank in range(ranks)]
+
+
+def launches(program, names_and_ranks, root, folder):
+    """Launch a program for each (name, number of ranks); return a function that waits for one.
+
+    Two launches run at a time: half of a launch is ranks waiting for others.
+    """
+
+    def launched(name, ranks):
+        out = folder / f"{name}-{ranks}"
+        out.mkdir()
+        return rank_results(out, program, name, out, root=root, ranks=ranks)
+
+    pool = ThreadPoolExecutor(2)
+    futures = {each: pool.submit(launched, *each) for each in names_and_ranks}
+    pool.shutdown(wait=False)
+    return lambda name, ranks: futures[name, ranks].result()
 
 
 def in_mode(compiled):
@@ -13,17 +48,8 @@ def in_mode(compiled):
     return contextlib.nullcontext() if compiled else pynative()
 
 
-def save(out, rank, values):
-    """Write OUT/rank<n>.npz atomically."""
-    part = out / f"rank{rank}.part.npz"
-    np.savez(part, **values)
-    os.replace(part, out / f"rank{rank}.npz")
-
-
 def refused(function):
     """Return the message of the InputError that a function raises."""
-    from labkit.errors import InputError
-
     try:
         function()
     except InputError as error:

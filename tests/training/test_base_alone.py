@@ -10,16 +10,9 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 PROGRAM = """
-import importlib.abc, json, sys
+import json, sys
 
-BLOCKED = set(json.loads(sys.argv[1]))
-
-class Blocker(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path, target=None):
-        if name.split(".")[0] in BLOCKED:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-sys.meta_path.insert(0, Blocker())
+sys.modules |= dict.fromkeys(json.loads(sys.argv[1]))  # an import of these raises
 import own_network
 print("accuracy", own_network.main(sys.argv[2], sys.argv[3]))
 try:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from mindspore import nn, ops
 from mindspore.dataset import NumpySlicesDataset
-from mindspore.train import Callback, Model
+from mindspore.train import LambdaCallback, Model
 
 from labkit.errors import InputError
 from labkit.ranks import cluster
@@ -22,20 +22,19 @@ from tests.support.trainings import dataset, images_and_labels, loss_fn, network
 pytestmark = pytest.mark.usefixtures("runtime")
 
 
-class Own(nn.Cell):
+def own(logits, labels, ignored=-100):
     """A mean over the tokens whose label is not ignored."""
+    counts = ops.cast(labels != ignored, ms.float32)
+    known = ops.expand_dims(ops.maximum(labels, 0), -1)
+    picked = ops.gather_elements(ops.log_softmax(logits, -1), -1, known)
+    return -ops.reduce_sum(ops.squeeze(picked, -1) * counts) / ops.reduce_sum(counts)
 
-    def __init__(self, ignored=-100):
-        super().__init__()
-        self.ignored = ignored
-        if ignored != -100:
-            self.ignore_index = ignored
 
-    def construct(self, logits, labels):
-        counts = ops.cast(labels != self.ignored, ms.float32)
-        known = ops.expand_dims(ops.maximum(labels, 0), -1)
-        picked = ops.gather_elements(ops.log_softmax(logits, -1), -1, known)
-        return -ops.reduce_sum(ops.squeeze(picked, -1) * counts) / ops.reduce_sum(counts)
+def own_ignoring_two(logits, labels):
+    return own(logits, labels, 2)
+
+
+own_ignoring_two.ignore_index = 2
 
 
 def share(logits, labels, k):
@@ -47,24 +46,18 @@ def share(logits, labels, k):
     return right / len(labels)
 
 
-def right(k, logits, labels):
-    """Top-k accuracy of logits, in batches of 7 rows."""
-    data = NumpySlicesDataset((logits, labels), shuffle=False).batch(7)
-    return evaluate(nn.Identity(), loss_fn(), data, top=(k,))[f"top_{k}_accuracy"]
-
-
 @pytest.mark.parametrize("k", [1, 2, 5, 12])
-def test_top_k_is_a_sort_even_with_equal_logits(k):
+def test_top_k_is_a_sort_even_with_equal_logits_and_a_row_with_nan_is_wrong(k):
     random = np.random.default_rng(0)
     logits = random.integers(0, 4, (50, 12)).astype(np.float32)
     labels = random.integers(0, 12, 50).astype(np.int32)
-    assert right(k, logits, labels) == share(logits, labels, k)
-
-
-def test_a_row_that_is_nan_is_wrong():
+    data = NumpySlicesDataset((logits, labels), shuffle=False).batch(7)
+    found = evaluate(nn.Identity(), loss_fn(), data, top=(k,))[f"top_{k}_accuracy"]
+    assert found == share(logits, labels, k)
     logits = np.array([[2, 1, 0], [np.nan, 1, 0], [np.nan] * 3], np.float32)
-    for k in (1, 3):
-        assert right(k, logits, np.array([0, 1, 0], np.int32)) == pytest.approx(1 / 3)
+    data = NumpySlicesDataset((logits, np.array([0, 1, 0], np.int32)), shuffle=False).batch(3)
+    found = evaluate(nn.Identity(), loss_fn(), data, top=(k,))[f"top_{k}_accuracy"]
+    assert found == pytest.approx(1 / 3)
 
 
 def test_all_rows_count_alike():
@@ -83,28 +76,24 @@ def test_all_rows_count_alike():
 
 
 def test_in_the_middle_of_a_training_it_changes_nothing():
-    def trained(*callbacks):
+    losses = []
+
+    def trained(evaluated):
         net = network(norm=True)
         optimizer = nn.Momentum(net.trainable_params(), 0.05, 0.9)
         step = PlainStep(LossNet(net, loss_fn()), optimizer)
-        quiet_fit(step, dataset(), 2, callbacks=[make(net) for make in callbacks])
+
+        def evaluation(run_context):
+            if evaluated and run_context.original_args().cur_step_num % 4 == 0:
+                before = snapshot(net)
+                losses.append(evaluate(net, loss_fn(), dataset(drop=False))["loss"])
+                assert_bit_equal(snapshot(net), before)
+                assert net.training
+
+        quiet_fit(step, dataset(), 2, callbacks=LambdaCallback(on_train_step_end=evaluation))
         return snapshot(step)
 
-    losses = []
-
-    class Evaluation(Callback):
-        def __init__(self, net):
-            super().__init__()
-            self.net = net
-
-        def on_train_step_end(self, run_context):
-            if run_context.original_args().cur_step_num % 4 == 0:
-                before = snapshot(self.net)
-                losses.append(evaluate(self.net, loss_fn(), dataset(drop=False))["loss"])
-                assert_bit_equal(snapshot(self.net), before)
-                assert self.net.training
-
-    without, with_it = trained(), trained(Evaluation)
+    without, with_it = trained(False), trained(True)
     assert len(losses) == len(set(losses)) == 5
     assert_bit_equal(with_it, without)
     assert any(value.any() for name, value in without.items() if "moving_mean" in name)
@@ -137,29 +126,28 @@ def test_every_cells_own_mode_is_as_it_was(set_by_hand):
 
 
 class Table(nn.Cell):
-    """Numbers (B, T) -> logits (B, T, V): row n of a fixed table."""
+    """Numbers (B, T) -> logits (B, T, 4): row n of a fixed table."""
 
-    def __init__(self, classes):
+    def __init__(self):
         super().__init__()
-        table = np.random.default_rng(6).normal(size=(9, classes)).astype(np.float32)
-        self.table = ms.Tensor(table)
+        self.table = ms.Tensor(np.random.default_rng(6).normal(size=(9, 4)).astype(np.float32))
 
     def construct(self, numbers, *more):
         return ops.gather(self.table, numbers, 0)
 
 
-def sequences(steps, classes, ignored=None, rows=5):
+def sequences(steps, ignored=None):
     random = np.random.default_rng(steps)
-    numbers = random.integers(0, 9, (rows, steps)).astype(np.int32)
-    labels = random.integers(0, classes, (rows, steps)).astype(np.int32)
+    numbers = random.integers(0, 9, (5, steps)).astype(np.int32)
+    labels = random.integers(0, 4, (5, steps)).astype(np.int32)
     if ignored is not None:
         labels[:, 1] = labels[3] = ignored
     return numbers, labels
 
 
-def batches(*columns, size=2):
+def batches(*columns):
     names = [f"column {i}" for i in range(len(columns))]
-    return NumpySlicesDataset(columns, names, shuffle=False).batch(size)
+    return NumpySlicesDataset(columns, names, shuffle=False).batch(2)
 
 
 # 4 steps are as many as classes.
@@ -172,13 +160,13 @@ def batches(*columns, size=2):
         (4, CrossEntropySmooth(num_classes=4), -100),
         (3, CrossEntropySmooth(num_classes=4), -100),
         (4, nn.SoftmaxCrossEntropyWithLogits(True, "mean"), None),
-        (4, Own(), -100),
-        (3, Own(2), 2),
+        (4, own, -100),
+        (3, own_ignoring_two, 2),
     ],
 )
 def test_sequences(steps, loss, ignored):
     """Accuracy and loss are over the labels that count, of which batches hold unequal numbers."""
-    network, (numbers, labels) = Table(4), sequences(steps, 4, ignored)
+    network, (numbers, labels) = Table(), sequences(steps, ignored)
     values = evaluate(network, loss, batches(numbers, labels), top=(2,))
     logits = network(ms.Tensor(numbers)).asnumpy()
     total, count = twins.token_cross_entropy(logits, labels, ignored)
@@ -189,18 +177,18 @@ def test_sequences(steps, loss, ignored):
 
 
 def test_class_weights_and_further_inputs():
-    numbers, labels = sequences(3, 4, -100)
+    numbers, labels = sequences(3, -100)
     weights = np.float32([0.5, 3.0, 1.0, 0.25])
     loss = nn.CrossEntropyLoss(ms.Tensor(weights))
-    values = evaluate(Table(4), loss, batches(numbers, np.ones_like(numbers), labels))
-    logits = torch.tensor(Table(4)(ms.Tensor(numbers)).asnumpy()).reshape(-1, 4)
+    values = evaluate(Table(), loss, batches(numbers, np.ones_like(numbers), labels))
+    logits = torch.tensor(Table()(ms.Tensor(numbers)).asnumpy()).reshape(-1, 4)
     expected = torch.nn.CrossEntropyLoss(torch.tensor(weights))
     expected = expected(logits, torch.tensor(labels.astype(np.int64)).reshape(-1))
     assert values["loss"] == pytest.approx(float(expected), rel=1e-5)
 
 
 def test_refused():
-    tokens, labels = sequences(3, 4)
+    tokens, labels = sequences(3)
     one_each, negative = batches(tokens, labels[:, 0]), batches(tokens, labels * 0 - 1)
     entropy, total = nn.CrossEntropyLoss(), nn.CrossEntropyLoss(reduction="sum")
     outside = r"label -1 at index \(0, 0\) is out of range: expected 0 .. 3, or ignore_index=-100"
@@ -208,9 +196,9 @@ def test_refused():
         (network(), entropy, dataset(rows=3), (), "nothing to evaluate"),
         (network(), entropy, dataset(), (0,), "k: .* integer >= 1, got 0"),
         (network(), total, dataset(), (), "is a sum: expected a mean"),
-        (Table(4), entropy, one_each, (), r"have shape .* \(2, 3, 4\); expected logits \(B, cla"),
-        (Table(4), entropy, negative, (), outside),
-        (Table(4), Own(), negative, (), outside),
+        (Table(), entropy, one_each, (), r"have shape .* \(2, 3, 4\); expected logits \(B, cla"),
+        (Table(), entropy, negative, (), outside),
+        (Table(), own, negative, (), outside),
     ):
         with pytest.raises(InputError, match=words):
             evaluate(net, loss, data, top=top)

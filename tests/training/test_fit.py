@@ -7,7 +7,7 @@ import mindspore as ms
 import numpy as np
 import pytest
 from mindspore import nn
-from mindspore.train import Callback, LossMonitor, Model, ModelCheckpoint, TimeMonitor
+from mindspore.train import LambdaCallback, LossMonitor, Model, ModelCheckpoint, TimeMonitor
 
 from labkit.algorithms.thor import ThorStep
 from labkit.base.files import locked
@@ -46,16 +46,9 @@ def begun(done, tmp_path):
     return done.interrupted(done.paths[12], tmp_path / "run")
 
 
-class At(Callback):
-    """Call a function at the end of a micro-batch, counted from 1."""
-
-    def __init__(self, number, act):
-        super().__init__()
-        self.number, self.act = number, act
-
-    def on_train_step_end(self, run_context):
-        if run_context.original_args().cur_step_num == self.number:
-            self.act(run_context)
+def after_each(act):
+    """Return the callback that calls a function of the context after each micro-batch."""
+    return LambdaCallback(on_train_step_end=act)
 
 
 def assert_ends_as(done, records, step):
@@ -72,18 +65,26 @@ def files_of(folder):
 class TestContinuing:
     def test_a_finished_training_is_left_alone(self, done, step, tmp_path):
         folder, called = done.interrupted(done.paths[-1], tmp_path / "run"), []
-        options = {"folder": folder, "resume": True, "callbacks": [At(EPOCHS * 11, called.append)]}
+        options = {"folder": folder, "resume": True, "callbacks": [after_each(called.append)]}
         for epochs in (EPOCHS, 1):
             records = quiet_fit(step, dataset(), epochs, **options)
             assert not called
             assert_ends_as(done, records, step)
 
-    def test_the_seconds_go_on_from_those_before(self, done, step, begun):
+    def test_seconds_and_what_callbacks_count_go_on_from_those_before(self, done, step, begun):
         position, values = checkpoint.load(done.paths[12])
         restore(step, values)
         checkpoint.save(step, replace(position, seconds=1000.0), begun / "checkpoint")
-        seconds = quiet_fit(step, dataset(), folder=begun, resume=True).column("seconds")
+        counts = []
+
+        def count(run_context):
+            arguments = run_context.original_args()
+            counts.append((arguments.cur_epoch_num, arguments.cur_step_num))
+
+        options = {"folder": begun, "resume": True, "callbacks": after_each(count)}
+        seconds = quiet_fit(step, dataset(), **options).column("seconds")
         assert seconds == sorted(seconds) and seconds[2] < 100 and 1000 < seconds[3] < 1100
+        assert counts == [(2, n) for n in range(14, 23)] + [(3, n) for n in range(23, 34)]
 
     def test_with_no_checkpoint_it_starts_anew_and_says_so(self, step, tmp_path, capsys):
         (tmp_path / "records.csv").write_text("epoch,update\n1,1\n")
@@ -112,13 +113,14 @@ class TestContinuing:
     @pytest.mark.parametrize("kill", [True, False])
     def test_what_ends_it_within_an_epoch_flushes_nothing(self, done, step, tmp_path, kill):
         def end(run_context):
-            if kill:
-                raise KeyboardInterrupt
-            run_context.request_stop()
+            if run_context.original_args().cur_step_num == 14:
+                if kill:
+                    raise KeyboardInterrupt
+                run_context.request_stop()
 
-        options = {"folder": tmp_path, "checkpoint_every": 3, "callbacks": [At(14, end)]}
-        with contextlib.suppress(KeyboardInterrupt):
-            quiet_fit(step, dataset(), **options)
+        options = {"folder": tmp_path, "checkpoint_every": 3}
+        with contextlib.suppress(KeyboardInterrupt):  # a single callback is taken as Model takes it
+            quiet_fit(step, dataset(), **options, callbacks=after_each(end))
         rows = read_records(tmp_path / "records.csv")
         assert rows.column("images") == [16, 16, 12]
         assert_ends_as(done, quiet_fit(step, dataset(), folder=tmp_path, resume=True), step)
@@ -174,16 +176,15 @@ class TestRefused:
         finally:
             ms.dataset.config.set_fast_recovery(False)
 
-    @pytest.mark.parametrize("gone", ["checkpoint", "records.csv"])
-    def test_an_earlier_training_in_the_folder(self, done, begun, tmp_path, gone):
-        (begun / gone).rename(tmp_path / gone)
-        self.refused(begun, "holds an earlier training; give resume=True", done.step, dataset())
-
-    @pytest.mark.parametrize("resume", [True, False])
-    def test_a_second_training(self, done, begun, resume):
+    def test_an_earlier_training_in_the_folder_and_a_second_one(self, done, begun, tmp_path):
         with locked(begun, "a test"):
-            words = "run is in use by another process"
-            self.refused(begun, words, done.step, dataset(), resume=resume)
+            for resume in (True, False):
+                words = "run is in use by another process"
+                self.refused(begun, words, done.step, dataset(), resume=resume)
+        for gone in ("checkpoint", "records.csv"):
+            (begun / gone).rename(tmp_path / gone)
+            self.refused(begun, "holds an earlier training; give resume=True", done.step, dataset())
+            (tmp_path / gone).rename(begun / gone)
 
     @pytest.mark.parametrize(
         ("options", "words"),
@@ -216,7 +217,7 @@ def test_sink_mode_is_models_and_needs_one_graph(done, step, monkeypatch):
 
 
 class TestRecords:
-    def test_a_row_for_each_update_with_the_images_of_that_update(self, done):
+    def test_a_row_for_each_update_with_its_images_and_its_loss(self, done):
         records = read_records(done.folder / "records.csv")
         columns = ["epoch", "update", "images", "loss", "gradient_norm", "learning_rate"]
         assert list(records.rows[0]) == [*columns, *OF_THE_PROCESS]
@@ -229,6 +230,12 @@ class TestRecords:
         assert seconds == sorted(seconds) and 0 < seconds[0] and seconds[-1] < 60
         # MindSpore alone takes 200 MB; a unit that is wrong by 1000 lies outside.
         assert all(100 < peak < 20_000 for peak in records.column("peak_memory_mb"))
+        # The loss is the mean over the update's 16 rows, not the last micro-batch's.
+        batches = list(dataset().create_tuple_iterator(num_epochs=1))[:4]
+        images, labels = (np.concatenate([b[i].asnumpy() for b in batches]) for i in (0, 1))
+        logits = network()(ms.Tensor(images)).asnumpy().astype(np.float64)
+        expected, _ = cross_entropy(logits, labels)
+        assert records.rows[0]["loss"] == pytest.approx(expected, rel=1e-6)
 
     def test_the_last_batch_and_a_group_larger_than_an_epoch(self, step):
         # 46 rows: eleven batches of 4 and one of 2.
@@ -236,22 +243,15 @@ class TestRecords:
         records = quiet_fit(make_step(micro_steps=100), dataset(), np.int64(2))
         assert records.column("images") == [44, 44] and records.column("epoch") == [1, 2]
 
-    def test_the_loss_is_that_of_the_update(self, done):
-        """The first update's loss is the mean over its 16 rows, not the last micro-batch's."""
-        batches = list(dataset().create_tuple_iterator(num_epochs=1))[:4]
-        images, labels = (np.concatenate([b[i].asnumpy() for b in batches]) for i in (0, 1))
-        logits = network()(ms.Tensor(images)).asnumpy().astype(np.float64)
-        expected, _ = cross_entropy(logits, labels)
-        assert done.rows[0]["loss"] == pytest.approx(expected, rel=1e-6)
-
-    def test_each_group_of_parameters_has_its_rate(self):
+    def test_each_group_of_parameters_has_its_rate_which_may_be_an_array(self):
         net = network()
-        weights = [p for p in net.trainable_params() if "weight" in p.name]
-        biases = [p for p in net.trainable_params() if "bias" in p.name]
-        groups = [{"params": weights, "lr": 0.5}, {"params": biases, "lr": 0.25}]
-        step = AccumulatedStep(LossNet(net, loss_fn()), nn.SGD(groups, 0.5), 4)
+        first, *others = net.trainable_params()
+        groups = [{"params": [first], "lr": 0.5}, {"params": others, "lr": [0.25] * 11}]
+        step = PlainStep(LossNet(net, loss_fn()), nn.SGD(groups, 0.5))
         row = quiet_fit(step, dataset(), 1).rows[0]
         assert (row["learning_rate"], row["learning_rate_1"]) == (0.5, 0.25)
+        with pytest.raises(InputError, match="rate of group 1 has 11 values for 22 updates"):
+            quiet_fit(step, dataset(), 1)
 
 
 def test_progress_shows_the_name_and_the_last_update(step, capsys, monkeypatch):
@@ -276,17 +276,6 @@ class TestBesideMindSpore:
         saved = ms.load_checkpoint(str(tmp_path / "stock" / "stock-3_11.ckpt"))
         for name, value in done.final.items():
             np.testing.assert_array_equal(saved[name].asnumpy(), value, err_msg=name)
-
-    def test_callbacks_count_on_after_a_resume(self, step, begun):
-        counts = []
-
-        class Count(Callback):
-            def on_train_step_end(self, run_context):
-                arguments = run_context.original_args()
-                counts.append((arguments.cur_epoch_num, arguments.cur_step_num))
-
-        quiet_fit(step, dataset(), folder=begun, resume=True, callbacks=[Count()])
-        assert counts == [(2, n) for n in range(14, 23)] + [(3, n) for n in range(23, 34)]
 
     def test_one_dataset_serves_several_trainings(self, done, step):
         """By ``fit``, and by ``Model``, where ``EndOfEpoch`` flushes the tail."""
@@ -323,11 +312,10 @@ class TestLengthOfSchedules:
 
     def build(self, micro_steps, rates, options):
         net = network()
-        sgd = nn.SGD(net.trainable_params(), rates)
-        loss_net = LossNet(net, loss_fn())
+        parts = LossNet(net, loss_fn()), nn.SGD(net.trainable_params(), rates)
         if micro_steps is None:
-            return PlainStep(loss_net, sgd)
-        return AccumulatedStep(loss_net, sgd, micro_steps, **options)
+            return PlainStep(*parts)
+        return AccumulatedStep(*parts, micro_steps, **options)
 
     @pytest.mark.parametrize("case", UPDATES)
     def test_counts_the_updates_that_fit_makes(self, case, tmp_path):
@@ -361,23 +349,12 @@ class TestLengthOfSchedules:
         with pytest.raises(InputError, match="has 6 values for 9 updates"):
             quiet_fit(step, dataset(), 1)
 
-    def test_of_one_group(self):
-        net = network()
-        first, *others = net.trainable_params()
-        groups = [{"params": [first]}, {"params": others, "lr": [0.1] * 5}]
-        step = PlainStep(LossNet(net, loss_fn()), nn.SGD(groups, 0.1))
-        with pytest.raises(InputError, match="rate of group 1 has 5 values for 11 updates"):
-            quiet_fit(step, dataset(), 1)
-
     def test_of_dampings(self):
         """An array given to THOR as damping has a length; a number has no end."""
-
-        def damped(damping):
+        for damping, updates in ((0.1, 10**6), ([0.1] * 10, 10)):
             net = network()
-            return ThorStep(LossNet(net, loss_fn()), nn.SGD(net.trainable_params(), 0.1), damping)
-
-        damped(0.1).check_length(10**6)
-        step = damped([0.1] * 10)
-        step.check_length(10)
+            sgd = nn.SGD(net.trainable_params(), 0.1)
+            step = ThorStep(LossNet(net, loss_fn()), sgd, damping)
+            step.check_length(updates)
         with pytest.raises(InputError, match="damping has 10 values for 11 updates; expected"):
             quiet_fit(step, dataset(), 1)

@@ -25,7 +25,6 @@ def test_other_columns_are_refused_and_leave_no_trace(tmp_path):
     records = filled(tmp_path / "records.csv")
     with pytest.raises(InputError, match="columns of a row: expected"):
         records.add(update=4, loss=1.0)
-    records.close()
     rows = read_records(tmp_path / "records.csv").rows
     assert rows == records.rows == ROWS  # to the last bit
     assert [type(value) for value in rows[0].values()] == [int, float, float]
@@ -45,7 +44,7 @@ HARM = {
 def test_rows_go_on_after_those_that_are_left(tmp_path, name):
     """The checkpoint had two rows."""
     path = tmp_path / "records.csv"
-    filled(path).close()
+    filled(path)
     harm, left = HARM[name]
     path.write_bytes(harm(path.read_bytes()))
     assert read_records(path).rows == ROWS[:left]
@@ -53,5 +52,4 @@ def test_rows_go_on_after_those_that_are_left(tmp_path, name):
     records.go_on_from(2)
     assert records.rows == ROWS[: min(left, 2)]
     records.add(**ROWS[2])
-    records.close()
     assert read_records(path).rows == [*ROWS[: min(left, 2)], ROWS[2]]
