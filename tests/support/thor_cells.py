@@ -4,7 +4,8 @@ import numpy as np
 from mindspore import nn
 
 from labkit import reference
-from labkit.algorithms.thor import ThorOptions, ThorStep
+from labkit.algorithms.thor import ThorOptions, ThorStep, ThorUpdate
+from labkit.steps.accumulation import AccumulatedStep
 from labkit.steps.losses import LossNet
 from labkit.steps.state import set_state
 from tests.support.step_cells import INPUTS, OUTPUTS, momentum, rows, tensors
@@ -57,10 +58,6 @@ class Twin:
         return loss
 
 
-def optimizer(network):
-    return momentum(network, RATE, DECAY)
-
-
 # Options, besides the damping, that only the Python between the compiled graphs reads.
 BETWEEN_GRAPHS = ("frequency", "trace_rule", "nan")
 
@@ -76,12 +73,25 @@ def thor_step(once, damping=DAMPING, **options):
 
 def _thor_step(**options):
     network, loss_net = mlp()
-    return network, ThorStep(loss_net, optimizer(network), DAMPING, **options)
+    return network, ThorStep(loss_net, momentum(network, RATE, DECAY), DAMPING, **options)
 
 
-def call(step, seed, count=8, scale=1.0):
+def accumulated(micro_steps, **options):
+    """Return (network, AccumulatedStep) on ``mlp`` that refreshes at every second update."""
+    network, loss_net = mlp()
+    sgd = momentum(network, RATE, DECAY)
+    thor = ThorUpdate(loss_net, sgd, DAMPING, frequency=2, **options)
+    return network, AccumulatedStep(loss_net, sgd, micro_steps, update=thor)
+
+
+def rows64(seed):
+    """Return the rows that ``call`` takes, in float64."""
+    return tuple(part.astype(np.float64) for part in rows(8, seed))
+
+
+def call(step, seed, scale=1.0):
     """Call a step with the rows of ``seed``, the inputs times ``scale``."""
-    inputs, targets = rows(count, seed)
+    inputs, targets = rows(8, seed)
     return float(step(*tensors(inputs * np.float32(scale), targets)).asnumpy())
 
 

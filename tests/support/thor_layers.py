@@ -1,15 +1,9 @@
-"""Shared by the tests of THOR's layers: one layer, one batch, one update and its float64 twin."""
-
-import contextlib
-from dataclasses import dataclass
+"""Shared by the tests of THOR's layers: networks, a loss with known derivatives, and errors."""
 
 import mindspore as ms
 import numpy as np
-from mindspore import Tensor, mint, nn, ops
+from mindspore import mint, nn, ops
 
-from labkit import reference
-from labkit.algorithms.thor import ThorStep
-from labkit.runtime import pynative
 from labkit.steps.state import set_state
 
 # Largest difference over the largest entry, float32 against float64. Measured in test_taps.py:
@@ -61,32 +55,6 @@ class Nested(nn.Cell):
         return self.head(x)
 
 
-@dataclass
-class Updated:
-    """One update of a network by ``Weighted``: the step, its gradients, the parameters' changes."""
-
-    step: ThorStep
-    gradients: dict
-    moved: dict
-
-    def layer(self, number=0):
-        return self.step.update.layers[number]
-
-
-def updated(network, x, c, *, damping=0.1, compiled=False, **options):
-    """Make one update at learning rate 1, operator by operator unless ``compiled``."""
-    with contextlib.nullcontext() if compiled else pynative():
-        optimizer = nn.SGD(network.trainable_params(), 1.0)
-        step = ThorStep(Weighted(network), optimizer, damping, loss="sample mean", **options)
-        before = {p.name: p.asnumpy().astype(np.float64) for p in network.trainable_params()}
-        step(Tensor(x), Tensor(c))
-        after = {p.name: p.asnumpy() for p in network.trainable_params()}
-        held = zip(optimizer.parameters, step.update.pending_gradients, strict=True)
-        gradients = {p.name: g.asnumpy() for p, g in held}
-        step.update.release()
-    return Updated(step, gradients, {n: after[n] - before[n] for n in before})
-
-
 def whole(factor, dimension, groups=1):
     """Return a factor stored in blocks as (groups, n, n); assert that its padding is zero."""
     blocks = factor.asnumpy().astype(np.float64)
@@ -104,14 +72,3 @@ def off(actual, expected):
     actual, expected = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
     assert actual.shape == expected.shape and expected.size, (actual.shape, expected.shape)
     return np.abs(actual - expected).max() / np.abs(expected).max()
-
-
-def assert_factors(layer, a_factor, g_factor, positions, split):
-    """Assert that the layer's factors are the diagonal blocks of the given (groups, n, n)."""
-    groups = len(a_factor)
-    assert (layer.groups, layer.inputs) == (groups, a_factor.shape[-1])
-    assert layer.outputs == g_factor.shape[-1]
-    for actual, expected in ((layer.a_factor, a_factor), (layer.g_factor, g_factor)):
-        expected = reference.block_diagonal(expected, split)
-        assert off(whole(actual, expected.shape[-1], groups), expected) <= FACTOR
-    np.testing.assert_array_equal(layer.positions.asnumpy(), [positions, positions])

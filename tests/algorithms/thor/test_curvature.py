@@ -22,6 +22,7 @@ from labkit.algorithms.thor.layers import geometry_of
 from labkit.runtime import pynative
 from labkit.steps.state import set_state
 from tests import twins
+from tests.support.step_cells import assert_bit_equal, snapshot
 from tests.support.thor_layers import FACTOR, normal, off
 
 pytestmark = pytest.mark.usefixtures("runtime")
@@ -108,53 +109,49 @@ def test_any_size_and_every_remainder(inputs, outputs, bias, split):
     assert off(solution, expected) <= 1e-4
 
 
-class TestObserve:
-    """Sums become running averages."""
+def sums(layer, seed=0):
+    a_factor, g_factor, t = factors_of(layer, seed=seed)
+    a_sum, g_sum = in_blocks(a_factor, layer.a_blocks), in_blocks(g_factor, layer.g_blocks)
+    return t * a_sum, np.array([t, t]), t * g_sum
 
-    @staticmethod
-    def sums(layer, seed=0):
-        a_factor, g_factor, t = factors_of(layer, seed=seed)
-        a_sum, g_sum = in_blocks(a_factor, layer.a_blocks), in_blocks(g_factor, layer.g_blocks)
-        return t * a_sum, np.array([t, t]), t * g_sum
 
-    @staticmethod
-    def observe(layer, sums, keep):
-        with pynative():
-            sums = [Tensor(x.astype(np.float32)) for x in sums]
-            a_new, g_new, summary = layer.averaged(*sums, Tensor(keep, ms.float32))
-            layer.observe(a_new, g_new, sums[1], summary[2] > 0)
-            return summary.asnumpy()
+def observe(layer, sums, keep):
+    """Store the averages with a batch's sums; return [T, tr A (x) G, whether they are finite]."""
+    with pynative():
+        sums = [Tensor(x.astype(np.float32)) for x in sums]
+        a_new, g_new, summary = layer.averaged(*sums, Tensor(keep, ms.float32))
+        layer.observe(a_new, g_new, sums[1], summary[2] > 0)
+        return summary.asnumpy()
 
-    @pytest.mark.parametrize("name", ["dense", "groups"])
-    def test_averages_and_traces(self, name):
-        layer = LayerCurvature("it", geometry_of(CELLS[name](), homogeneous=True, split=4))
-        a_factor, g_factor = None, None
-        for batch in range(3):
-            sums = self.sums(layer, seed=batch)
-            summary = self.observe(layer, sums, 0.0 if batch == 0 else 0.7)
-            new = factors_of(layer, seed=batch)
-            a_factor = reference.running_average(a_factor, new[0], 0.7)
-            g_factor = reference.running_average(g_factor, new[1], 0.7)
-            expected = in_blocks(a_factor, layer.a_blocks), in_blocks(g_factor, layer.g_blocks)
-            assert off(layer.a_factor.asnumpy(), expected[0]) <= FACTOR
-            assert off(layer.g_factor.asnumpy(), expected[1]) <= FACTOR
-            assert (summary[0], summary[2]) == (3, 1)
-            trace = reference.trace_of_fisher(a_factor, g_factor, 3, 0.25)
-            assert layer.trace(summary[0], summary[1], 0.25) == pytest.approx(trace, rel=1e-5)
-        np.testing.assert_array_equal(layer.positions.asnumpy(), [3, 3])
 
-    @pytest.mark.parametrize("place, fault", [(0, np.nan), (2, np.inf)])
-    @pytest.mark.parametrize("where", [(0, 0, 0), (0, 1, 1)])
-    def test_what_is_not_finite_is_reported_and_left_out(self, place, fault, where):
-        """A row that is not finite has its square on the diagonal, so faults there are enough."""
-        layer = LayerCurvature("it", geometry_of(nn.Dense(5, 4), homogeneous=True, split=None))
-        self.observe(layer, self.sums(layer), 0.0)
-        before = layer.a_factor.asnumpy().copy(), layer.g_factor.asnumpy().copy()
-        sums = self.sums(layer, seed=1)
-        sums[place][where] = fault
-        assert self.observe(layer, sums, 0.5)[2] == 0
-        np.testing.assert_array_equal(layer.a_factor.asnumpy(), before[0])
-        np.testing.assert_array_equal(layer.g_factor.asnumpy(), before[1])
+@pytest.mark.parametrize("name", ["dense", "groups"])
+def test_sums_become_running_averages(name):
+    layer = LayerCurvature("it", geometry_of(CELLS[name](), homogeneous=True, split=4))
+    a_factor, g_factor = None, None
+    for batch in range(3):
+        summary = observe(layer, sums(layer, seed=batch), 0.0 if batch == 0 else 0.7)
+        new = factors_of(layer, seed=batch)
+        a_factor = reference.running_average(a_factor, new[0], 0.7)
+        g_factor = reference.running_average(g_factor, new[1], 0.7)
+        assert off(layer.a_factor.asnumpy(), in_blocks(a_factor, layer.a_blocks)) <= FACTOR
+        assert off(layer.g_factor.asnumpy(), in_blocks(g_factor, layer.g_blocks)) <= FACTOR
+        assert (summary[0], summary[2]) == (3, 1)
+        trace = reference.trace_of_fisher(a_factor, g_factor, 3, 0.25)
+        assert layer.trace(summary[0], summary[1], 0.25) == pytest.approx(trace, rel=1e-5)
+    np.testing.assert_array_equal(layer.positions.asnumpy(), [3, 3])
+
+
+@pytest.mark.parametrize("place, fault", [(0, np.nan), (2, np.inf)])
+@pytest.mark.parametrize("where", [(0, 0, 0), (0, 1, 1)])
+def test_what_is_not_finite_is_reported_and_left_out(place, fault, where):
+    """A row that is not finite has its square on the diagonal, so faults there are enough."""
+    layer = LayerCurvature("it", geometry_of(nn.Dense(5, 4), homogeneous=True, split=None))
+    observe(layer, sums(layer), 0.0)
+    before = snapshot(layer)
+    spoiled = sums(layer, seed=1)
+    spoiled[place][where] = fault
+    assert observe(layer, spoiled, 0.5)[2] == 0
+    assert_bit_equal(snapshot(layer), before)
 
 
 def inverted(matrix, damping):
@@ -174,34 +171,35 @@ CONDITIONS = [(1e1, 0, 4e-6), (1e4, 0, 3e-4), (1e5, 0, 2e-3), (1e6, 3e-3, 4e-2)]
 CONDITIONS += [(1e7, 5 * RESIDUAL, np.inf), (1e12, 0.99, np.inf)]
 
 
-class TestResidual:
-    """The figures in RESIDUAL's comment, measured again."""
+@pytest.mark.parametrize("size", (16, 128))
+@pytest.mark.parametrize("condition, least, largest", CONDITIONS)
+def test_residual_by_condition(condition, least, largest, size):
+    """The figures in RESIDUAL's comment, measured again.
 
-    @pytest.mark.parametrize("size", (16, 128))
-    @pytest.mark.parametrize("condition, least, largest", CONDITIONS)
-    def test_by_condition(self, condition, least, largest, size):
-        """Sound inverses are right within it, accepted ones to 1 %, and lost ones are refused."""
-        made = []
-        for seed in range(4):
-            vectors = np.linalg.qr(np.random.default_rng(seed).normal(size=(size, size)))[0]
-            matrix = vectors * np.geomspace(1, 1 / condition, size) @ vectors.T
-            inverse, residual = inverted(matrix, 1e-30)
-            matrix = matrix.astype(np.float32).astype(np.float64)
-            made.append((residual, off(inverse, np.linalg.inv(matrix))))
-        residual, error = np.array(made).T
-        assert least <= residual.min() and residual.max() <= largest
-        assert (error[residual <= RESIDUAL] <= 1e-2).all()
-        if condition <= 1e4:
-            assert (error <= residual).all()
-        if condition > 1e7:
-            assert (error > 0.5).all()
+    Sound inverses are right within it, accepted ones to 1 %, and lost ones are refused.
+    """
+    made = []
+    for seed in range(4):
+        vectors = np.linalg.qr(np.random.default_rng(seed).normal(size=(size, size)))[0]
+        matrix = vectors * np.geomspace(1, 1 / condition, size) @ vectors.T
+        inverse, residual = inverted(matrix, 1e-30)
+        matrix = matrix.astype(np.float32).astype(np.float64)
+        made.append((residual, off(inverse, np.linalg.inv(matrix))))
+    residual, error = np.array(made).T
+    assert least <= residual.min() and residual.max() <= largest
+    assert (error[residual <= RESIDUAL] <= 1e-2).all()
+    if condition <= 1e4:
+        assert (error <= residual).all()
+    if condition > 1e7:
+        assert (error > 0.5).all()
 
-    @pytest.mark.parametrize(
-        "matrix",
-        [np.zeros((5, 5)), np.ones((5, 5)), np.zeros((1, 1)), np.diag([1, 1, 1, 1, np.nan])],
-    )
-    def test_of_singular_matrices(self, matrix):
-        assert not inverted(matrix, 0.0)[1] <= RESIDUAL
+
+@pytest.mark.parametrize(
+    "matrix",
+    [np.zeros((5, 5)), np.ones((5, 5)), np.zeros((1, 1)), np.diag([1, 1, 1, 1, np.nan])],
+)
+def test_residual_of_singular_matrices(matrix):
+    assert not inverted(matrix, 0.0)[1] <= RESIDUAL
 
 
 @pytest.mark.parametrize(
@@ -212,16 +210,14 @@ def test_what_has_no_inverse_leaves_the_old_ones(place, fault, compiled):
     """The residual detects NaN and singular matrices, and that factor's inverse does not change."""
     layer = curvature(nn.Dense(5, 4))
     assert refresh(layer, 0.1) <= RESIDUAL
-    before = layer.a_inverse.asnumpy().copy(), layer.g_inverse.asnumpy().copy()
-    bad, damping = getattr(layer, place).asnumpy().copy(), 0.1
+    before, bad, damping = snapshot(layer), getattr(layer, place).asnumpy().copy(), 0.1
     if fault == "nan":
         bad[0, 1, 1] = np.nan
     else:  # all ones: beside them the damping is lost in rounding
         bad[:], damping = 1.0, 1e-20
     set_state(getattr(layer, place), bad)
     assert not refresh(layer, damping, compiled=compiled) <= RESIDUAL
-    np.testing.assert_array_equal(layer.a_inverse.asnumpy(), before[0])
-    np.testing.assert_array_equal(layer.g_inverse.asnumpy(), before[1])
+    assert_bit_equal(snapshot(layer), before | {f"thor.it.{place}": bad})
 
 
 @pytest.mark.parametrize("zero", ["a_factor", "g_factor"])
@@ -233,20 +229,10 @@ def test_a_factor_of_zeros_does_not_take_the_damping_away(zero):
     a_factor, g_factor = a_factor * (zero != "a_factor"), g_factor * (zero != "g_factor")
     refresh(layer, 0.1, "pi")
     pair = reference.damping_pair(a_factor, g_factor, positions, 0.1, "pi")
-    expected = reference.kronecker.damped_inverse(a_factor[0], pair[0])
-    assert off(layer.a_inverse.asnumpy()[0], expected) <= 1e-4
-    expected = reference.kronecker.damped_inverse(g_factor[0], pair[1]) / positions
+    damped_inverse = reference.kronecker.damped_inverse
+    assert off(layer.a_inverse.asnumpy()[0], damped_inverse(a_factor[0], pair[0])) <= 1e-4
+    expected = damped_inverse(g_factor[0], pair[1]) / positions
     assert off(layer.g_inverse.asnumpy()[0], expected) <= 1e-4
-
-
-def test_memory_and_first_inverses():
-    layer = LayerCurvature("fc1", geometry_of(nn.Dense(400, 120), homogeneous=True, split=128))
-    a, g = (4, 101, 101), (1, 120, 120)
-    size = 4 * (4 * 101**2 + 120**2)
-    shapes = {"layer": "fc1", "a_factor": a, "g_factor": g}
-    assert layer.memory() == shapes | {"factor_bytes": size, "inverse_bytes": size}
-    np.testing.assert_array_equal(layer.g_inverse.asnumpy(), np.eye(120)[None])
-    np.testing.assert_array_equal(layer.a_inverse.asnumpy()[3], np.eye(101))
 
 
 @given(st.lists(st.floats(0.1, 1e6), max_size=40), st.integers(1, 8))
@@ -262,54 +248,51 @@ def test_every_layer_once_and_loads_balanced(costs, ranks):
 
 
 # A matrix of ones has one eigenvalue 5 and four of 0, which only the damping lifts.
-ONES = np.ones((1, 5, 5))
-EYE = np.eye(4)[None]
+ONES, EYE = np.ones((1, 5, 5)), np.eye(5)[None]
 
 
-def layers(*factors):
-    """Return layers 5 -> 4, of one position, with the given A."""
-    made = []
+def make(damping, *factors):
+    """Invert layers 5 -> 4, of one position, with the given A and G = I; return (retries, layers).
+
+    Their inverses are identities before.
+    """
+    layers = []
     for number, a_factor in enumerate(factors):
         geometry = geometry_of(nn.Dense(5, 4), homogeneous=False, split=None)
-        layer = LayerCurvature(f"layer {number}", geometry)
-        set_state(layer.a_factor, a_factor)
-        set_state(layer.g_factor, EYE)
-        set_state(layer.positions, np.ones(2))
-        made.append(layer)
-    return made
+        layers.append(LayerCurvature(f"layer {number}", geometry))
+        np.testing.assert_array_equal(layers[-1].a_inverse.asnumpy(), EYE)
+        set_state(layers[-1].a_factor, a_factor)
+        set_state(layers[-1].g_factor, np.eye(4)[None])
+        set_state(layers[-1].positions, np.ones(2))
+    with pynative():
+        return Inverses(layers, "equal").make(range(len(layers)), damping), layers
 
 
-def made_with(layer):
+def damping_of(layer):
     """Return 1 over the largest eigenvalue of the layer's A_inverse: for ``ONES`` A's damping."""
     values = np.linalg.eigvalsh(layer.a_inverse.asnumpy()[0].astype(np.float64))
     return 1 / values.max()
 
 
-class TestMake:
-    def test_sound_ones_need_no_more(self):
-        several = layers(np.eye(5)[None], ONES)
-        with pynative():
-            assert Inverses(several, "equal").make([0, 1], 0.04) == {0: 0, 1: 0}
-        # sqrt(damping) is 0.2.
-        assert made_with(several[0]) == pytest.approx(1.2, rel=1e-6)
-        assert made_with(several[1]) == pytest.approx(0.2, rel=1e-4)
-        np.testing.assert_allclose(several[0].g_inverse.asnumpy(), EYE / 1.2, rtol=1e-6)
+def test_sound_ones_need_no_retry():
+    retries, layers = make(0.04, EYE, ONES)
+    assert retries.tolist() == [0, 0]
+    # sqrt(damping) is 0.2.
+    assert damping_of(layers[0]) == pytest.approx(1.2, rel=1e-6)
+    assert damping_of(layers[1]) == pytest.approx(0.2, rel=1e-4)
+    np.testing.assert_allclose(layers[0].g_inverse.asnumpy(), np.eye(4)[None] / 1.2, rtol=1e-6)
 
-    def test_others_are_tried_with_ten_times_the_damping(self):
-        """The condition is 5e6 at first and falls by the root of ten at each try."""
-        several = layers(np.eye(5)[None], ONES, np.eye(5)[None])
-        with pynative():
-            tries = Inverses(several, "equal").make([0, 1, 2], 1e-12)
-        assert tries[0] == tries[2] == 0 and 1 <= tries[1] <= 4
-        assert made_with(several[1]) == pytest.approx(1e-6 * 10 ** (tries[1] / 2), rel=0.02)
-        # The others keep the inverses made with the requested damping.
-        assert made_with(several[0]) == made_with(several[2]) == pytest.approx(1.0, rel=1e-6)
 
-    def test_what_no_damping_helps_is_named(self):
-        several = layers(np.eye(5)[None], np.full((1, 5, 5), np.nan))
-        with pynative(), pytest.raises(FloatingPointError) as caught:
-            Inverses(several, "equal").make([0, 1], 0.1)
-        said = str(caught.value)
-        assert "'layer 1' have no inverse in float32" in said
-        assert "damping 1e+05, 1e+06 times what was asked for" in said
-        np.testing.assert_array_equal(several[1].a_inverse.asnumpy()[0], np.eye(5))
+def test_others_are_tried_with_ten_times_the_damping():
+    """The condition is 5e6 at first and falls by the root of ten at each try."""
+    retries, layers = make(1e-12, EYE, ONES, EYE)
+    assert retries[0] == retries[2] == 0 and 1 <= retries[1] <= 4
+    assert damping_of(layers[1]) == pytest.approx(1e-6 * 10 ** (retries[1] / 2), rel=0.02)
+    # The others keep the inverses made with the requested damping.
+    assert damping_of(layers[0]) == damping_of(layers[2]) == pytest.approx(1.0, rel=1e-6)
+
+
+def test_what_no_damping_helps_is_named():
+    said = r"'layer 1' have no inverse in float32.* damping 1e\+05, 1e\+06 times what was asked for"
+    with pytest.raises(FloatingPointError, match=said):
+        make(0.1, EYE, np.full((1, 5, 5), np.nan))
