@@ -125,7 +125,7 @@ class GradientAccumulation:
     """The tutorial's training executor, on ``AccumulatedStep``.
 
     Args:
-        network, loss_fn, optimizer: images -> logits; (logits, labels) -> mean loss; any.
+        loss_fn: (logits, labels) -> mean loss.
         reduction: ``mean``, or ``sum`` as in the tutorial.
         tail: ``flush``, ``drop``, or ``carry`` as in the tutorial.
     """

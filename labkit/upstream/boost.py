@@ -36,10 +36,7 @@ LEVELS = {"O0": (), "O1": (), "O2": ("adasum",)}
 MODES = ("auto", "manual", "enable_all", "disable_all")
 # The tutorials' names, and MindSpore's current ones.
 OLD_NAMES = {"device_num": "device_number", "n_component": "n_components"}
-
-_CONSTANTS = ("rho", "sigma", "gamma", "alpha")  # MindSpore's defaults are those of labkit
-_SHOWN = (*_CONSTANTS, "n_components", "trials")
-_COMPONENTS = 32
+_SHOWN = ("rho", "sigma", "gamma", "alpha", "n_components", "trials")
 # Setting of the section common -> the function that it serves.
 _OF_COMMON = {
     "gradient_split_groups": "less_bn",
@@ -96,22 +93,22 @@ def boost_step(
     if basis is not None and "dim_reduce" not in on:
         raise InputError("basis: expected None where dim_reduce is off, got a Basis")
     accumulated = "grad_accumulation" in on
-    used = {"micro_steps": values["grad_accumulation_step"]} if accumulated else {}
+    used = {"micro_steps": values.pop("grad_accumulation_step")} if accumulated else {}
     step: Step
     if "adasum" in on:
         used["node_size"] = node_size(values)
         step = AdasumStep(loss_net, optimizer, **used, **options)
     elif "dim_reduce" in on:
-        path, folder = values.get("pca_mat_path"), values.get("weight_load_dir")
-        components = values.get("n_components", len(basis.matrix) if basis else _COMPONENTS)
+        path, folder = values.pop("pca_mat_path", None), values.pop("weight_load_dir", None)
+        # 32 is MindSpore's default; those of the constants, which are left, are labkit's.
+        components = values.pop("n_components", len(basis.matrix) if basis else 32)
         if basis is None:
             basis = basis_from(path, folder, optimizer.parameters, components)
         elif path is not None or folder is not None:
             raise InputError("basis: expected None where pca_mat_path or weight_load_dir is said")
         elif components != len(basis.matrix):
             raise wrong("n_components", components, f"{len(basis.matrix)}, the number in the basis")
-        given = {name: values[name] for name in _CONSTANTS if name in values}
-        step = SubspaceStep(loss_net, optimizer, basis, **used, **given, **options)
+        step = SubspaceStep(loss_net, optimizer, basis, **used, **values, **options)
         shown = {"n_components": components}
         if step.update.searches:
             shown |= vars(step.update.constants)

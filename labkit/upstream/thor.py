@@ -32,22 +32,20 @@ from labkit.errors import InputError, warn
 from labkit.steps.losses import LossNet
 from labkit.steps.options import PRECISION, DynamicLossScale, fusion_indices
 
-CLIP_NORM = 1.0  # upstream's GRADIENT_CLIP_VALUE
-
 
 class ThorOptimizer(nn.Optimizer):
     """Momentum over a network's trainable Parameters, for gradients that THOR has preconditioned.
 
-    ``labkit.thor``; it is passed to ``convert_to_thor_model``, and raises ``ValueError`` if called
-    before. The arguments are those of ``mindspore.nn.thor``. Here:
+    Called before ``convert_to_thor_model`` has taken it, it raises ``ValueError``. The arguments
+    are those of ``mindspore.nn.thor``; here
 
     Args:
         net: network whose trainable Parameters are trained; unchanged until the conversion.
         learning_rate: number >= 0, one per update (updates,), or a LearningRateSchedule.
         damping: number > 0, or one per update (updates,).
         loss_scale: that of the FixedLossScaleManager, if there is one.
-        batch_size: rows of a batch on one device. Data with another number of rows warns, and is
-            refused with ``formulas="upstream_gpu"``; labkit counts the rows in each batch.
+        batch_size: rows of a batch on one device. Data with another number warns, and is refused
+            with ``formulas="upstream_gpu"``.
         split_indices: increasing indices of preconditioned layers, by which upstream fuses the
             AllReduce of factors; they are checked and not used.
         enable_clip_grad: limit the norm of each preconditioned gradient, weight decay included, to
@@ -137,7 +135,7 @@ def _moved(
 
 def _clipped(gradient: Tensor) -> Tensor:
     norm = ops.sqrt(ops.reduce_sum(ops.square(gradient.reshape(-1))))
-    return gradient * (CLIP_NORM / ops.maximum(norm, CLIP_NORM))
+    return gradient * (1.0 / ops.maximum(norm, 1.0))
 
 
 thor = ThorOptimizer  # MindSpore's name

@@ -158,7 +158,7 @@ def test_it_is_the_step_that_the_words_mean(name):
 
 
 def test_the_basis_of_the_dictionary(tmp_path, capsys):
-    """With the tutorial's own keys, on snapshots of the network; it is made once, then loaded."""
+    """With the tutorial's own keys, on snapshots of the network; where it is kept, it is loaded."""
     parameters, folder = regression()[0].trainable_params(), tmp_path / "checkpoint_pca"
     folder.mkdir()
     for number in range(6):

@@ -115,18 +115,17 @@ class LayerCurvature(nn.Cell):
     def averaged(
         self, a_sum: Tensor, positions: Tensor, g_sum: Tensor, keep: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the averages updated with a batch's sums, not stored: A, G and measured, (3,).
+        """Return the averages with a batch's sums, A and G, and [T, tr A (x) G, if all is finite].
 
         ``positions`` (2,) counts those in ``a_sum`` and ``g_sum``, ``keep`` is the weight of the
-        old average, 0 for the first; measured is [T, tr A (x) G, whether they are finite].
+        old average, 0 for the first.
         """
         a_count, g_count = ops.unstack(ops.maximum(positions, 1e-30))
         a_new = self.a_factor * keep + (a_sum / a_count) * (1.0 - keep)
         g_new = self.g_factor * keep + (g_sum / g_count) * (1.0 - keep)
         # By group: a group's A is paired with the G of the same group.
         a_trace, g_trace = self._traces(a_new), self._traces(g_new)
-        # No entry off the diagonal exceeds the largest on it, so that all entries are finite if
-        # these two sums are.
+        # No entry off the diagonal exceeds the largest on it: all are finite if the sums are.
         finite = ops.isfinite(ops.reduce_sum(a_trace) + ops.reduce_sum(g_trace))
         together = ops.reduce_sum(a_trace * g_trace)
         count = ops.unstack(positions)[0]

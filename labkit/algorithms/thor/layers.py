@@ -265,8 +265,7 @@ class UpstreamTap(Tap):
 
         A = X^T X / in,    G = N^2 D^T D / N
 
-    The bias has no curvature, and dilation is ignored. Sums are returned multiplied by the number
-    of positions, because ``LayerCurvature`` divides by it.
+    The bias has no curvature, and dilation is ignored. Sums are multiplied by the positions.
     """
 
     def __init__(self, geometry: Geometry) -> None:
@@ -296,8 +295,7 @@ class UpstreamTap(Tap):
 class Tapped(nn.Cell):
     """A layer followed by a tap: same outputs, same Parameters under the same names.
 
-    ``buffers`` (a, t, g) are the tap's Parameters. They do not belong to this Cell, so that no
-    checkpoint of the network contains them.
+    ``buffers`` (a, t, g), the tap's Parameters, are in no checkpoint of the network.
     """
 
     # Set before a graph is compiled. A graph that gathers no factors has no tap: the tap's results

@@ -182,9 +182,8 @@ class ThorUpdate(UpdateStage):
         FloatingPointError: if factors or, with ``nan="stop"``, a loss are not finite, or no damping
             makes the factors invertible.
 
-    Three compiled graphs share the state: one gathers factors along with the gradients, one updates
-    from what the first has prepared, and one makes all other updates, without any curvature but the
-    products with the inverses.
+    Three compiled graphs: one gathers factors along with the gradients, one updates from what the
+    first has prepared, and one makes all other updates, by products with the inverses.
     """
 
     def __init__(
@@ -311,7 +310,7 @@ class ThorUpdate(UpdateStage):
     # --- between graphs ------------------------------------------------------------------------
 
     def wants_extras(self, updates: int) -> bool:
-        # Of an update that was due and was left out, the next one takes the place.
+        # The next update takes the place of one that was due and was left out.
         last = integer_of(self.last_refresh)
         self.gathers = last < 0 or updates - last >= self.options.frequency
         # Each value that is read costs a step of LeNet half a percent: read only what can matter.

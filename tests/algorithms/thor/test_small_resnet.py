@@ -36,22 +36,23 @@ def small_resnets(torch):
 
 def torch_gradients(torch, module, names, images, labels):
     """Return (gradients by MindSpore name, layers) of ``module`` in its present state."""
-    seen, slopes, hooks = {}, {}, []
+    seen, outputs = {}, {}
     kinds = (torch.nn.Conv2d, torch.nn.Linear)
     layers = {name: cell for name, cell in module.named_modules() if isinstance(cell, kinds)}
-    for name, cell in layers.items():
 
-        def keep(cell, inputs, output, name=name):
-            seen[name] = inputs[0].detach().clone().numpy()
-            output.register_hook(lambda slope: slopes.__setitem__(name, slope.clone().numpy()))
+    def keep(cell, inputs, output):
+        seen[cell], outputs[cell] = inputs[0].detach().numpy(), output
 
-        hooks.append(cell.register_forward_hook(keep))
-    module.zero_grad()
-    outputs = module(torch.from_numpy(images).double())
-    torch.nn.functional.cross_entropy(outputs, torch.from_numpy(labels).long()).backward()
+    hooks = [cell.register_forward_hook(keep) for cell in layers.values()]
+    logits = module(torch.from_numpy(images).double())
+    loss = torch.nn.functional.cross_entropy(logits, torch.from_numpy(labels).long())
+    own = dict(module.named_parameters())
+    slopes = torch.autograd.grad(loss, [*own.values(), *outputs.values()])
+    slopes = [slope.numpy() for slope in slopes]
     for hook in hooks:
         hook.remove()
-    gradients = {names[n]: p.grad.numpy().copy() for n, p in module.named_parameters()}
+    gradients = dict(zip((names[name] for name in own), slopes[: len(own)], strict=True))
+    by_cell = dict(zip(outputs, slopes[len(own) :], strict=True))
     made = []
     for name, cell in layers.items():
         window = None
@@ -59,7 +60,7 @@ def torch_gradients(torch, module, names, images, labels):
             vertical, horizontal = cell.padding
             around = (vertical, vertical, horizontal, horizontal)
             window = reference.Window(cell.kernel_size, cell.stride, around)
-        made.append(reference.Layer(name, seen[name], slopes[name], window))
+        made.append(reference.Layer(name, seen[cell], by_cell[cell], window))
     return gradients, made
 
 

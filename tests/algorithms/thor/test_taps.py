@@ -139,23 +139,6 @@ def test_an_update_is_the_references(name, split, bias):
         assert off(made[1][layer.weight.name], expected) <= FACTOR
 
 
-def assert_sums(layer, x, dout, split):
-    """Compare the sums of a tap's backward pass with the twin; return the number of positions."""
-    (a_factor, g_factor, expected), groups = twin(layer, x, dout, layer.has_bias)
-    tap = Tap(geometry_of(layer, homogeneous=layer.has_bias, split=split))
-    x, dout, scale, rows = Tensor(x), Tensor(dout), Tensor(1.0), len(x)
-    with pynative():
-        dx, dy, a_sum, count, g_sum, ds = tap.bprop(x, dout, None, None, None, scale, dout, dout)
-        assert not dx.asnumpy().any() and dx.dtype == x.dtype and not ds.asnumpy().any()
-        np.testing.assert_array_equal(dy.asnumpy(), dout.asnumpy())
-        np.testing.assert_array_equal(count.asnumpy() / rows, [expected, expected])
-        for made, factor in ((a_sum / rows, a_factor), (g_sum * rows, g_factor)):
-            factor = expected * reference.block_diagonal(factor, split)
-            bound = FACTOR * max(np.abs(factor).max(), 1e-3)
-            assert np.abs(whole(made, factor.shape[-1], groups) - factor).max() <= bound
-    return expected
-
-
 @st.composite
 def convolutions(draw):
     """Draw (layer, x, dL/dy, split) for any convolution with at least one position."""
@@ -185,26 +168,32 @@ def convolutions(draw):
     return layer, x, normal(shape, 7), draw(st.sampled_from([None, 1, 2, 3, 5, 128]))
 
 
-@settings(deadline=None, max_examples=60)
-@given(convolutions())
-def test_any_convolution(case):
-    assert_sums(*case)
+@st.composite
+def dense_layers(draw):
+    inputs, outputs, rows = (draw(st.integers(1, last)) for last in (9, 9, 5))
+    layer = nn.Dense(inputs, outputs, weight_init="zeros", has_bias=draw(st.booleans()))
+    axes, seed = (rows, *draw(st.lists(st.integers(1, 3), max_size=2))), draw(st.integers(0, 99))
+    split = draw(st.sampled_from([None, 1, 2, 3, 4, 7]))
+    return layer, normal((*axes, inputs), seed), normal((*axes, outputs), seed + 1), split
 
 
-@settings(deadline=None, max_examples=40)
-@given(
-    st.integers(1, 5),
-    st.lists(st.integers(1, 3), max_size=2),
-    st.integers(1, 9),
-    st.integers(1, 9),
-    st.booleans(),
-    st.sampled_from([None, 1, 2, 3, 4, 7]),
-    st.integers(0, 99),
-)
-def test_any_dense_layer_and_every_remainder(rows, middle, inputs, outputs, bias, split, seed):
-    layer = nn.Dense(inputs, outputs, weight_init="zeros", has_bias=bias)
-    x, dout = normal((rows, *middle, inputs), seed), normal((rows, *middle, outputs), seed + 1)
-    assert assert_sums(layer, x, dout, split) == np.prod(middle, dtype=int)
+@settings(deadline=None, max_examples=100)
+@given(convolutions() | dense_layers())
+def test_the_sums_of_any_layer_and_every_remainder(case):
+    """A tap's backward pass returns the twin's sums and positions, and passes dL/dy on."""
+    layer, x, dout, split = case
+    (a_factor, g_factor, expected), groups = twin(layer, x, dout, layer.has_bias)
+    tap = Tap(geometry_of(layer, homogeneous=layer.has_bias, split=split))
+    x, dout, scale, rows = Tensor(x), Tensor(dout), Tensor(1.0), len(x)
+    with pynative():
+        dx, dy, a_sum, count, g_sum, ds = tap.bprop(x, dout, None, None, None, scale, dout, dout)
+        assert not dx.asnumpy().any() and dx.dtype == x.dtype and not ds.asnumpy().any()
+        np.testing.assert_array_equal(dy.asnumpy(), dout.asnumpy())
+        np.testing.assert_array_equal(count.asnumpy() / rows, [expected, expected])
+        for made, factor in ((a_sum / rows, a_factor), (g_sum * rows, g_factor)):
+            factor = expected * reference.block_diagonal(factor, split)
+            bound = FACTOR * max(np.abs(factor).max(), 1e-3)
+            assert np.abs(whole(made, factor.shape[-1], groups) - factor).max() <= bound
 
 
 @pytest.mark.parametrize("activation", ["tanh", "relu", "prelu"])
