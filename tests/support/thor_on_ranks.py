@@ -44,8 +44,7 @@ def build(kind, micro_steps, options):
     from labkit.steps.losses import LossNet
     from labkit.steps.state import set_state
     from tests.support.step_cells import momentum
-    from tests.support.thor_cells import mlp
-    from tests.support.thor_layers import fill
+    from tests.support.thor_cells import fill, mlp
 
     options, damping = dict(options), 0.1
     if kind == "lenet":

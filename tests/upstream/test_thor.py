@@ -179,7 +179,7 @@ def test_what_would_stop_in_the_middle_is_refused_before_training(given, epochs,
 
 @pytest.mark.filterwarnings("default")
 def test_what_differs_warns_once_unless_upstreams_formulas_are_asked_for():
-    """For what those compute, see tests/algorithms/thor/test_taps.py."""
+    """For what those compute, see tests/algorithms/thor/test_layers.py."""
     with pytest.warns(UserWarning, match="unlike mindspore.nn.thor.*formulas='upstream_gpu'") as w:
         model, _ = converted()  # whose batch_size is 32
     assert len(w) == 1 and w[0].filename == __file__

@@ -20,7 +20,7 @@ from labkit.nets.resnet import resnet
 from labkit.nets.small import NextToken
 from labkit.steps.losses import CrossEntropySmooth, LossNet, TokenLossNet
 from tests.support.step_cells import linear, momentum
-from tests.support.thor_layers import Nested
+from tests.support.thor_cells import Nested
 
 pytestmark = pytest.mark.usefixtures("runtime")
 

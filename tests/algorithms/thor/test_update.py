@@ -1,4 +1,4 @@
-"""Whole updates against float64: every variant on a small network, accumulated, and LeNet."""
+"""Whole updates against float64: every variant on a small network, LeNet, a small ResNet."""
 
 import numpy as np
 import pytest
@@ -6,14 +6,26 @@ from mindspore import nn
 
 from labkit import reference
 from labkit.algorithms.thor import ThorStep, TraceRule
+from labkit.migration.names import pairs
 from labkit.nets.lenet import LeNet5
+from labkit.nets.resnet import ResidualBlockBase, ResNet
 from labkit.steps.losses import LossNet
 from labkit.steps.state import set_state
 from tests import twins
 from tests.support import thor_cells
+from tests.support.migrating import by_rule
 from tests.support.step_cells import assert_close, digits, rows, tensors
-from tests.support.thor_cells import DAMPING, Twin, call, factors, inverses, rows64, same, values
-from tests.support.thor_layers import off
+from tests.support.thor_cells import (
+    DAMPING,
+    Twin,
+    call,
+    factors,
+    inverses,
+    off,
+    rows64,
+    same,
+    values,
+)
 from tests.support.tolerances import TOLERANCE
 from tests.support.trainings import loss_fn
 
@@ -87,6 +99,24 @@ def test_clipping_by_the_rates_of_groups(eager):
 BOUND = 5e-4
 
 
+def largest_error(step, network, twin, batches, gradients_of):
+    """Return the largest error of the changes that updates make, over a tensor's largest change.
+
+    The twin, in float64, continues from its own parameters.
+    """
+    names, errors = [p.name for p in network.trainable_params()], []
+    parameters = {name: values(network)[name] for name in names}
+    for batch in batches:
+        before = values(network)
+        step(*tensors(*batch))
+        after, new = values(network), twin.update(parameters, *gradients_of(parameters, *batch))
+        for name in names:
+            due = new[name] - parameters[name]
+            errors.append(np.abs(after[name] - before[name] - due).max() / np.abs(due).max())
+        parameters = new
+    return max(errors)
+
+
 @pytest.mark.parametrize(
     "options",
     [{}, dict(bias="plain", damping_split="pi", split=None)],
@@ -101,7 +131,6 @@ def test_lenet(options, eager):
     network, made = LeNet5(conv_bias=True), twins.lenet_parameters(3, conv_bias=True)
     for parameter in network.trainable_params():
         set_state(parameter, made[parameter.name].astype(np.float32))
-    parameters = values(network)
     batches = [digits(12, seed=seed) for seed in range(3)]
     twin = reference.Thor(0.02, 0.1, weight_decay=5e-4, frequency=3, **options)
 
@@ -110,8 +139,7 @@ def test_lenet(options, eager):
 
     momentum = nn.Momentum(network.trainable_params(), 0.02, 0.9, weight_decay=5e-4)
     step = ThorStep(LossNet(network, loss_fn()), momentum, 0.1, frequency=3, **options)
-    moves = list(thor_cells.three_updates(step, network, twin, parameters, batches, gradients_of))
-    assert len(moves) == 3 and max(thor_cells.error(moved) for moved in moves)[0] <= BOUND
+    assert largest_error(step, network, twin, batches, gradients_of) <= BOUND
 
 
 # The rows of each micro-batch of three groups, negative ones with a NaN: all three finite; one
@@ -151,3 +179,84 @@ def test_micro_batches_are_the_batch_of_those_that_are_finite(groups, eager):
             assert off(factors(step.update)[f"{name}.g_factor"], made_of[1]) <= 5e-5
     assert int(step.dropped.asnumpy()) == sum(size < 0 for sizes in groups for size in sizes)
     assert step.update.refreshes.asnumpy().tolist() == [2, 2] and made == 3
+
+
+def small_resnets(torch):
+    """Return four blocks with the rule's weights, for 64 x 64 images, and PyTorch's in float64."""
+    from tests.support import torch_resnet
+
+    widths = [4, 8, 16, 32]
+    network = ResNet(ResidualBlockBase, [1] * 4, [4, *widths[:3]], widths, [1, 2, 2, 2], 5)
+    module = torch_resnet.ResNet(torch_resnet.BasicBlock, [1] * 4, 5, 4).double().train()
+    state = {n: torch.from_numpy(np.array(v)) for n, v in by_rule(network).items()}
+    module.load_state_dict(state)
+    return network, module
+
+
+def torch_gradients(torch, module, names, images, labels):
+    """Return (gradients by MindSpore name, layers) of ``module`` in its present state."""
+    seen, outputs = {}, {}
+    kinds = (torch.nn.Conv2d, torch.nn.Linear)
+    layers = {name: cell for name, cell in module.named_modules() if isinstance(cell, kinds)}
+
+    def keep(cell, inputs, output):
+        seen[cell], outputs[cell] = inputs[0].detach().numpy(), output
+
+    hooks = [cell.register_forward_hook(keep) for cell in layers.values()]
+    logits = module(torch.from_numpy(images).double())
+    loss = torch.nn.functional.cross_entropy(logits, torch.from_numpy(labels).long())
+    own = dict(module.named_parameters())
+    slopes = torch.autograd.grad(loss, [*own.values(), *outputs.values()])
+    slopes = [slope.numpy() for slope in slopes]
+    for hook in hooks:
+        hook.remove()
+    gradients = dict(zip((names[name] for name in own), slopes[: len(own)], strict=True))
+    by_cell = dict(zip(outputs, slopes[len(own) :], strict=True))
+    made = []
+    for name, cell in layers.items():
+        window = None
+        if isinstance(cell, torch.nn.Conv2d):
+            vertical, horizontal = cell.padding
+            around = (vertical, vertical, horizontal, horizontal)
+            window = reference.Window(cell.kernel_size, cell.stride, around)
+        made.append(reference.Layer(name, seen[cell], by_cell[cell], window))
+    return gradients, made
+
+
+def resnet_batch(seed, size=16):
+    """Return noisy images of coloured blocks, as in ``labkit.migration.rule.batch``, and labels."""
+    random = np.random.default_rng(seed)
+    blocks = random.uniform(-1.5, 1.5, size=(size, 3, 4, 4)).repeat(16, 2).repeat(16, 3)
+    images = blocks + random.uniform(-0.5, 0.5, size=blocks.shape)
+    return images.astype(np.float32), random.integers(0, 5, size).astype(np.int32)
+
+
+@pytest.mark.long
+def test_a_small_resnet_with_batch_norm():
+    """THOR updates all convolutions and the dense layer; BatchNorm's parameters take the gradient.
+
+    The rule's weights keep most inputs of ReLUs away from zero. Measured: 1.3e-4 at most; 4.5e-4
+    with twice the channels. With a tenth of the learning rate BatchNorm's beta would be further
+    off: weights of 3 that move by 2e-4 are rounded to 2e-7.
+    """
+    torch = pytest.importorskip("torch")
+    network, module = small_resnets(torch)
+    names = {pair.torch: pair.mindspore for pair in pairs(network)}
+    optimizer = nn.Momentum(network.trainable_params(), 0.2, 0.9, weight_decay=5e-4)
+    step = ThorStep(LossNet(network, loss_fn()), optimizer, 0.1, frequency=3)
+    assert len(step.update.layers) == 13
+    trained = [p.name for p in network.trainable_params()]
+    plain = {name for name in trained if name.endswith((".gamma", ".beta"))}
+    # MindSpore's optimizers do not decay Parameters with these names.
+    decays = {name: 0.0 if name in plain else 5e-4 for name in trained}
+    twin = reference.Thor(0.2, 0.1, weight_decay=decays, frequency=3)
+
+    def gradients_of(parameters, *batch):
+        with torch.no_grad():
+            for name, value in module.named_parameters():
+                value.copy_(torch.from_numpy(parameters[names[name]]))
+        return torch_gradients(torch, module, names, *batch)
+
+    batches = [resnet_batch(seed) for seed in range(3)]
+    assert largest_error(step, network, twin, batches, gradients_of) <= BOUND
+    assert len(plain) == 24
