@@ -5,9 +5,8 @@ tutorial's exact behaviour, k times the gradient and the tail carried into the n
 ``reduction="sum", tail="carry"``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +38,30 @@ def _clear_grad_sum(grad_sum: Parameter, zero: Tensor) -> bool:
     return ops.depend(True, ops.assign(grad_sum, zero))
 
 
-class TrainForwardBackward(nn.Cell):
+class _OnSum(nn.Cell):
+    """A cell on ``grad_sum`` and the sum of weights beside it, which all cells on it share."""
+
+    def __init__(self, grad_sum: ParameterTuple, reduction: str | None = None) -> None:
+        super().__init__(auto_prefix=False)
+        first = grad_sum[0]
+        if not hasattr(first, "labkit_weight_sum"):
+            name = f"{first.name}.weight_sum"
+            first.labkit_weight_sum = Parameter(Tensor(0.0, ms.float32), name, requires_grad=False)
+        said = getattr(first, "labkit_reduction", None)
+        if reduction is not None and choice("reduction", reduction, REDUCTION) != (
+            said or reduction
+        ):
+            raise wrong("reduction", reduction, f"{said!r}, the other cell's on this grad_sum")
+        first.labkit_reduction = said or reduction
+        self.grad_sum, self.weight_sum = grad_sum, first.labkit_weight_sum
+        self.hyper_map = ops.HyperMap()
+
+
+class TrainForwardBackward(_OnSum):
     """Add the gradients of a micro-batch (B, ...) to ``grad_sum`` and return its loss ().
 
     Args:
-        network: loss net: batch -> (mean loss, weight); ``nn.WithLossCell`` counts as one.
-        optimizer: optimizer of the parameters that ``grad_sum`` holds the sums for.
+        network: batch -> (mean loss, weight); ``nn.WithLossCell`` counts as such a loss net.
         grad_sum: made by ``optimizer.parameters.clone(prefix="grad_sum", init="zeros")``.
         sens: loss scale; divided out once with ``mean``, left in with ``sum`` as in the tutorial.
         reduction: ``mean``, or ``sum`` as in the tutorial.
@@ -59,15 +76,13 @@ class TrainForwardBackward(nn.Cell):
         *,
         reduction: str = "mean",
     ) -> None:
-        super().__init__(auto_prefix=False)
-        self.network, self.optimizer, self.grad_sum = network, optimizer, grad_sum
+        super().__init__(grad_sum, reduction)
+        self.network, self.optimizer = network, optimizer
         self.network.set_grad()
         self.network.add_flags(defer_inline=True)
         own = GradientOptions(reduction=reduction, loss_scale=sens, nonfinite="propagate")
         self.gradient = GradientStage(as_loss_net(network), optimizer.parameters, own)
         self.left_in = sens if reduction == "sum" else 1.0
-        self.weight_sum = _weight_beside(grad_sum, reduction)
-        self.hyper_map = ops.HyperMap()
 
     def construct(self, *inputs: Tensor) -> Tensor:
         loss, weight, gradients = self.gradient.contribution(*inputs)[:3]
@@ -77,20 +92,14 @@ class TrainForwardBackward(nn.Cell):
         return ops.depend(loss, self.hyper_map(_sum_op, self.grad_sum, gradients))
 
 
-class TrainOptim(nn.Cell):
-    """Update from ``grad_sum``, the sums of ``TrainForwardBackward``: by their mean or the sum.
-
-    ``reduction`` is that of ``TrainForwardBackward``; another one raises ``InputError``.
-    """
+class TrainOptim(_OnSum):
+    """Update from ``grad_sum``; ``reduction`` must be that of ``TrainForwardBackward``."""
 
     def __init__(
         self, optimizer: nn.Optimizer, grad_sum: ParameterTuple, *, reduction: str = "mean"
     ) -> None:
-        super().__init__(auto_prefix=False)
-        self.optimizer, self.grad_sum = optimizer, grad_sum
-        self.mean = choice("reduction", reduction, REDUCTION) == "mean"
-        self.weight_sum = _weight_beside(grad_sum, reduction)
-        self.hyper_map = ops.HyperMap()
+        super().__init__(grad_sum, reduction)
+        self.optimizer, self.mean = optimizer, reduction == "mean"
 
     def construct(self) -> tuple:
         if not self.mean:
@@ -100,14 +109,12 @@ class TrainOptim(nn.Cell):
         return self.optimizer(self.hyper_map(ops.partial(ops.mul, scale), self.grad_sum))
 
 
-class TrainClear(nn.Cell):
-    """Set ``grad_sum``, the sums of ``TrainForwardBackward``, to ``zeros`` of the same shapes."""
+class TrainClear(_OnSum):
+    """Set ``grad_sum`` to ``zeros``, Parameters of the same shapes."""
 
     def __init__(self, grad_sum: ParameterTuple, zeros: ParameterTuple) -> None:
-        super().__init__(auto_prefix=False)
-        self.grad_sum, self.zeros = grad_sum, zeros
-        self.weight_sum = _weight_beside(grad_sum)
-        self.hyper_map = ops.HyperMap()
+        super().__init__(grad_sum)
+        self.zeros = zeros
 
     def construct(self) -> tuple:
         ops.assign(self.weight_sum, 0.0)
@@ -118,14 +125,9 @@ class GradientAccumulation:
     """The tutorial's training executor, on ``AccumulatedStep``.
 
     Args:
-        network: images -> logits.
         loss_fn: (logits, labels) -> mean loss.
-        optimizer: optimizer of the network's trainable Parameters.
         reduction: ``mean``, or ``sum`` as in the tutorial.
         tail: ``flush``, ``drop``, or ``carry`` as in the tutorial.
-
-    Raises:
-        InputError: for another ``reduction`` or ``tail``.
     """
 
     def __init__(
@@ -137,11 +139,10 @@ class GradientAccumulation:
         reduction: str = "mean",
         tail: str = "flush",
     ) -> None:
-        # train_process sets the number of micro-batches.
         options: Any = {"reduction": reduction, "tail": tail, "nonfinite": "propagate"}
+        # train_process sets the number of micro-batches.
         self._step = AccumulatedStep(LossNet(network, loss_fn), optimizer, 2, **options)
         self._reduction = reduction
-        self._printed = 0
         if (reduction, tail) == ("mean", "flush"):
             warn(
                 "unlike the tutorial's GradientAccumulation, this one averages gradients over "
@@ -158,13 +159,9 @@ class GradientAccumulation:
         *,
         path: str | Path = "gradient_accumulation.ckpt",
     ) -> None:
-        """Train, print one line per update, and write a checkpoint.
+        """Train for ``epoch`` epochs of (images, labels), ``mini_steps`` micro-batches an update.
 
-        Args:
-            epoch: epochs to train.
-            train_dataset: data set of (images, labels).
-            mini_steps: micro-batches per update, an integer >= 1.
-            path: path of the checkpoint.
+        Each update prints a line; at the end a checkpoint is written to ``path``.
         """
         mini_steps = integer("mini_steps", mini_steps)
         make_folder(Path(path).parent)
@@ -172,37 +169,18 @@ class GradientAccumulation:
         set_state(step.group_size, mini_steps)
         batches = train_dataset.create_tuple_iterator(num_epochs=epoch)
         for number in range(1, epoch + 1):
-            done = 0
-            for batch in batches:
-                loss = step(*batch)
-                done += self._print_update(number, done, loss)
-            step.end_epoch()
-            self._print_update(number, done, loss)
+            before = made = step.last_update.number
+            for batch in chain(batches, [None]):
+                if batch is None:
+                    step.end_epoch()
+                else:
+                    loss = step(*batch)
+                last = step.last_update
+                if last.number > made:
+                    made = last.number
+                    shown = loss if self._reduction == "sum" else np.float32(last.loss)
+                    print("epoch:", number, "step:", made - before, "loss is ", shown, flush=True)
         if not float(step.weight_sum.asnumpy()):
             for buffer in step.gradient_sum:  # holds sums already applied; the tutorial's is zero
                 set_state(buffer, np.zeros(buffer.shape, np.float32))
         ms.save_checkpoint(step, str(path))
-
-    def _print_update(self, epoch: int, done: int, loss: Tensor) -> bool:
-        """Return whether the last call made an update, after the tutorial's line for it."""
-        last = self._step.last_update
-        made = last.number != self._printed
-        if made:
-            shown = loss if self._reduction == "sum" else np.float32(last.loss)
-            print("epoch:", epoch, "step:", done + 1, "loss is ", shown, flush=True)
-        self._printed = last.number
-        return made
-
-
-def _weight_beside(grad_sum: ParameterTuple, reduction: str | None = None) -> Parameter:
-    """Return the sum of weights of ``grad_sum``, one for all cells, which share ``reduction``."""
-    first = grad_sum[0]
-    if not hasattr(first, "labkit_weight_sum"):
-        name = f"{first.name}.weight_sum"
-        first.labkit_weight_sum = Parameter(Tensor(0.0, ms.float32), name, requires_grad=False)
-        first.labkit_reduction = None
-    if None not in (reduction, first.labkit_reduction) and reduction != first.labkit_reduction:
-        expected = f"{first.labkit_reduction!r}, the other cell's on this grad_sum"
-        raise wrong("reduction", reduction, expected)
-    first.labkit_reduction = first.labkit_reduction or reduction
-    return first.labkit_weight_sum

@@ -9,19 +9,15 @@ and the tutorials of r1.6 and r1.7, which say ``device_num`` and ``n_component``
 - less_bn, grad_freeze and loss_scale_group are not part of labkit: a dictionary that turns one on
   is refused, and a level that does so in MindSpore leaves it off and says so;
 - unknown names raise InputError; upstream ignores them silently, even the tutorials' two;
-- every call reads its own dictionary (in MindSpore the first one of a process applies to all later
-  calls, and mode ``manual`` changes the table of levels);
-- mode ``manual`` uses the dictionary alone (in MindSpore the level's own functions stay on too);
-- the caller's optimizer is kept (for dim_reduce MindSpore silently replaces it by an SGD of rate 1
-  without weight decay);
+- every call reads its own dictionary (MindSpore only the first one of a process), and mode
+  ``manual`` uses it alone (in MindSpore the level's functions stay on too);
+- the caller's optimizer is kept (MindSpore's dim_reduce takes an SGD of rate 1 without decay);
 - an epoch's last micro-batches are applied (in MindSpore they wait for the next epoch's).
-
-The search's own departures stand in ``labkit.algorithms.subspace``.
 """
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from mindspore import nn
 
@@ -40,12 +36,16 @@ LEVELS = {"O0": (), "O1": (), "O2": ("adasum",)}
 MODES = ("auto", "manual", "enable_all", "disable_all")
 # The tutorials' names, and MindSpore's current ones.
 OLD_NAMES = {"device_num": "device_number", "n_component": "n_components"}
-
-_CONSTANTS = ("rho", "sigma", "gamma", "alpha")  # MindSpore's defaults are those of labkit
-_COMPONENTS = 32
+_SHOWN = ("rho", "sigma", "gamma", "alpha", "n_components", "trials")
+# Setting of the section common -> the function that it serves.
+_OF_COMMON = {
+    "gradient_split_groups": "less_bn",
+    "device_number": "adasum",
+    "grad_accumulation_step": "grad_accumulation",
+}
 SECTIONS = {
     "boost": ("mode", *FUNCTIONS, *ABSENT),
-    "common": ("gradient_split_groups", "device_number", "grad_accumulation_step"),
+    "common": tuple(_OF_COMMON),
     "less_bn": ("fn_flag", "gc_flag"),
     "grad_freeze": ("param_groups", "freeze_type", "freeze_p", "total_steps"),
     "grad_accumulation": ("grad_accumulation_step",),
@@ -59,23 +59,6 @@ _CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
     "gamma": partial(number, at_least=0, below=1),
     "alpha": partial(number, at_least=0),
 }
-# Setting of the section common -> the function that it serves.
-_OF_COMMON = {
-    "gradient_split_groups": "less_bn",
-    "device_number": "adasum",
-    "grad_accumulation_step": "grad_accumulation",
-}
-# MindSpore's number: in MindSpore, fewer than two servers of 8 have no Adasum.
-_DEVICES = 8
-
-
-class Boost(NamedTuple):
-    """What a level and a dictionary turn on: functions, their settings, and what to warn of."""
-
-    mode: str
-    on: tuple[str, ...]
-    values: dict[str, Any]
-    notes: list[str]
 
 
 def boost_step(
@@ -89,50 +72,47 @@ def boost_step(
 ) -> Step:
     """Return the step that a level and a dictionary ask for, and print what is turned on.
 
-    >>> step = boost_step(loss_net, optimizer, "O1", {"boost": {"mode": "manual", "adasum": True}})
-    >>> Model(step).train(90, dataset, callbacks=[EndOfEpoch(step)], dataset_sink_mode=False)
-
-    One notice says what differs and what has no effect.
+    One notice says what differs from MindSpore and what has no effect.
 
     Args:
-        loss_net: batch -> (mean loss, weight), see ``labkit.LossNet``.
-        optimizer: any ``nn.Optimizer``, which is kept; for dim_reduce MindSpore uses
-            ``nn.SGD(..., learning_rate=1)``.
+        loss_net, optimizer: as in every step.
         boost_level: ``O0`` and ``O1``: nothing; ``O2``: adasum.
-        boost_config_dict: sections of settings, or None, "" or {} for none; it is not modified.
+        boost_config_dict: sections of settings, or None, "" or {} for none.
         basis: for dim_reduce, in place of pca_mat_path and weight_load_dir.
         **options: of the step: workers, on and scope of AdasumStep, trials (MindSpore uses 2) of
             SubspaceStep, and so on.
 
     Raises:
-        InputError: if a level, mode, section, setting or option is unknown (with the nearest name),
-            a value is invalid, labkit does not have a function, or settings contradict each other.
+        InputError: if a name is unknown (with the nearest), a value invalid, a function not part of
+            labkit, or settings contradict each other.
+
+    >>> step = boost_step(loss_net, optimizer, "O1", {"boost": {"mode": "manual", "adasum": True}})
     """
     check_optimizer(optimizer)
     mode, on, values, notes = read(boost_level, boost_config_dict)
     if basis is not None and "dim_reduce" not in on:
         raise InputError("basis: expected None where dim_reduce is off, got a Basis")
     accumulated = "grad_accumulation" in on
-    used = {"micro_steps": values["grad_accumulation_step"]} if accumulated else {}
+    used = {"micro_steps": values.pop("grad_accumulation_step")} if accumulated else {}
     step: Step
     if "adasum" in on:
         used["node_size"] = node_size(values)
         step = AdasumStep(loss_net, optimizer, **used, **options)
     elif "dim_reduce" in on:
-        used |= {name: values[name] for name in _CONSTANTS if name in values}
-        path, folder = values.get("pca_mat_path"), values.get("weight_load_dir")
+        path, folder = values.pop("pca_mat_path", None), values.pop("weight_load_dir", None)
+        # 32 is MindSpore's default; those of the constants, which are left, are labkit's.
+        components = values.pop("n_components", len(basis.matrix) if basis else 32)
         if basis is None:
-            components = values.get("n_components", _COMPONENTS)
             basis = basis_from(path, folder, optimizer.parameters, components)
         elif path is not None or folder is not None:
             raise InputError("basis: expected None where pca_mat_path or weight_load_dir is said")
-        own = len(basis.matrix)
-        if values.get("n_components", own) != own:
-            raise wrong("n_components", values["n_components"], f"{own}, the number in the basis")
-        step = SubspaceStep(loss_net, optimizer, basis, **used, **options)
-        constants = vars(step.update.constants) if step.update.searches else {}
-        used |= {name: constants[name] for name in _CONSTANTS if constants} | {"n_components": own}
-        used |= {"trials": constants["trials"]} if constants else {}
+        elif components != len(basis.matrix):
+            raise wrong("n_components", components, f"{len(basis.matrix)}, the number in the basis")
+        step = SubspaceStep(loss_net, optimizer, basis, **used, **values, **options)
+        shown = {"n_components": components}
+        if step.update.searches:
+            shown |= vars(step.update.constants)
+        used |= {name: shown[name] for name in _SHOWN if name in shown}
     else:
         kind: Any = AccumulatedStep if on else PlainStep
         step = kind(loss_net, optimizer, **used, **options)
@@ -145,13 +125,14 @@ def boost_step(
     return step
 
 
-def read(level: str, dictionary: Mapping[str, Mapping[str, Any]] | str | None = None) -> Boost:
-    """Return what a level and a dictionary turn on; errors as in ``boost_step``."""
+def read(
+    level: str, dictionary: Mapping[str, Mapping[str, Any]] | str | None = None
+) -> tuple[str, tuple[str, ...], dict[str, Any], list[str]]:
+    """Return (mode, functions that are on, their settings, what to warn of)."""
     choice("boost_level", level, LEVELS)
     sections: Any = {} if dictionary in (None, "") else dictionary
     if not isinstance(sections, Mapping):
-        kind = type(sections).__name__
-        raise InputError(f"boost_config_dict: expected a dictionary of sections, got a {kind}")
+        raise wrong("boost_config_dict", sections, "a dictionary of sections")
     asked: dict[str, Any] = {}
     said: list[tuple[str, str, Any]] = []  # function, its setting by its current name, value
     for section, content in sections.items():
@@ -191,7 +172,7 @@ def read(level: str, dictionary: Mapping[str, Mapping[str, Any]] | str | None = 
             "grad_accumulation is True and grad_accumulation_step was not given; expected an "
             "integer of micro-batches (MindSpore's default of 1 accumulates nothing)"
         )
-    return Boost(mode, on, values, notes)
+    return mode, on, values, notes
 
 
 def _turned_on(level: str, mode: str, asked: Mapping[str, bool]) -> tuple[str, ...]:
@@ -222,5 +203,5 @@ def _turned_on(level: str, mode: str, asked: Mapping[str, bool]) -> tuple[str, .
 def node_size(values: Mapping[str, Any]) -> int:
     """Return how many ranks, those of a server, are averaged before Adasum."""
     ranks = cluster.rank_and_size()[1]
-    default = _DEVICES if ranks >= 2 * _DEVICES and ranks % _DEVICES == 0 else 1
-    return values.get("device_number", default)
+    # 8 is MindSpore's number, which has no Adasum on fewer than two servers.
+    return values.get("device_number", 8 if ranks >= 16 and ranks % 8 == 0 else 1)

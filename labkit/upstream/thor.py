@@ -5,14 +5,13 @@
 U is the gradient preconditioned by ``labkit.algorithms.thor``.
 
 Sources: ``mindspore.nn.thor``, and ``ConvertModelUtils`` and ``ModelThor`` of ``mindspore.train``
-(2.10.0), whose train and eval raise ``TypeError`` in releases 2.7.0 to 2.10.0. Departures: the
-formulas are the published ones (``formulas="upstream_gpu"`` gives those of its GPU branch);
-learning rate and damping may be numbers; frequency may be 1; use_nesterov
-has effect on every device (upstream ignores it on Ascend, and MindSpore's kernel on CPU); the
-number of rows comes from the batch, not from batch_size; nothing is looked up by a Parameter's
-name; without conversion the optimizer refuses to train. The returned Model trains, also with
-evaluation between epochs, and its callbacks see every step (upstream's see 2 of every ``frequency``
-on a GPU); dataset sink mode is off and refused; BatchNorm's Parameters stay in float32.
+(2.10.0), whose train and eval raise ``TypeError`` in releases 2.7.0 to 2.10.0. Departures:
+- the formulas are the published ones (``formulas="upstream_gpu"`` gives those of its GPU branch);
+- learning rate and damping may be numbers, frequency may be 1, rows are counted in each batch;
+- use_nesterov has effect on every device (upstream ignores it on Ascend, its kernel on CPU);
+- the returned Model trains, also with evaluation between epochs, and its callbacks see every step
+  (upstream's 2 of every ``frequency`` on a GPU); dataset sink mode is refused;
+- BatchNorm's Parameters stay in float32; without conversion the optimizer refuses to train.
 """
 
 from __future__ import annotations
@@ -27,112 +26,86 @@ from mindspore import Parameter, Tensor, amp, nn, ops
 from mindspore.nn.learning_rate_schedule import LearningRateSchedule
 from mindspore.train import Model
 
-from labkit.algorithms.thor.rules import ThorOptions, by_update, thor_options
-from labkit.algorithms.thor.update import ON_HOST, ThorUpdate
+from labkit.algorithms.thor.update import ThorStep, by_update, thor_options
 from labkit.base.arguments import choice, integer, number, wrong
 from labkit.errors import InputError, warn
 from labkit.steps.losses import LossNet
 from labkit.steps.options import PRECISION, DynamicLossScale, fusion_indices
-from labkit.steps.step import PlainStep
-
-# Upstream's GRADIENT_CLIP_VALUE, for each gradient separately, not for their global norm.
-CLIP_NORM = 1.0
-NOTICE = (
-    "unlike mindspore.nn.thor, this one computes the published formulas on every device (factors "
-    "of every row and position of the batch, convolutions with their own padding, the bias as a "
-    "coordinate of the input) and takes the number of rows from each batch: what was tuned for "
-    "upstream's GPU branch may need another damping. formulas='upstream_gpu' computes as that "
-    "branch does"
-)
 
 
-def thor(
-    net: nn.Cell,
-    learning_rate: object,
-    damping: object,
-    momentum: float,
-    weight_decay: float = 0.0,
-    loss_scale: float = 1.0,
-    batch_size: int = 32,
-    use_nesterov: bool = False,
-    decay_filter: Callable[[Parameter], bool] = lambda x: x.name not in [],
-    split_indices: Sequence[int] | None = None,
-    enable_clip_grad: bool = False,
-    frequency: int = 100,
-    **options: Any,
-) -> ThorOptimizer:
-    """Return THOR's optimizer for ``net``, to be passed to ``convert_to_thor_model``.
+class ThorOptimizer(nn.Optimizer):
+    """Momentum over a network's trainable Parameters, for gradients that THOR has preconditioned.
+
+    Called before ``convert_to_thor_model`` has taken it, it raises ``ValueError``. The arguments
+    are those of ``mindspore.nn.thor``; here
 
     Args:
         net: network whose trainable Parameters are trained; unchanged until the conversion.
-        learning_rate: number >= 0, array or Tensor with one for each update, or a
-            LearningRateSchedule.
-        damping: number > 0, array or Tensor with one for each update.
-        momentum: >= 0 and < 1.
-        weight_decay: >= 0, for the Parameters that ``decay_filter`` selects.
+        learning_rate: number >= 0, one per update (updates,), or a LearningRateSchedule.
+        damping: number > 0, or one per update (updates,).
         loss_scale: that of the FixedLossScaleManager, if there is one.
-        batch_size: rows of a batch on one device. Upstream multiplies by it; labkit counts N in
-            each batch. A training with batches of another size warns, and is refused with
-            ``formulas="upstream_gpu"``.
-        use_nesterov: Nesterov's momentum.
-        decay_filter: Parameter -> bool; by default all, biases and normalisation too.
-        split_indices: increasing indices of preconditioned layers, the last layer of each group.
-            Upstream fuses the AllReduce of factors by them, which affects only the speed; labkit
-            checks them and does not use them.
+        batch_size: rows of a batch on one device. Data with another number warns, and is refused
+            with ``formulas="upstream_gpu"``.
+        split_indices: increasing indices of preconditioned layers, by which upstream fuses the
+            AllReduce of factors; they are checked and not used.
         enable_clip_grad: limit the norm of each preconditioned gradient, weight decay included, to
             1 (each Parameter's separately, as in upstream).
-        frequency: updates between two refreshes, 1 or more.
         **options: the others of ``labkit.algorithms.thor.ThorOptions``.
 
     Raises:
         InputError: if an argument has an invalid value; arrays that are shorter than the training
             are refused when it starts.
     """
-    if not isinstance(net, nn.Cell) or not net.trainable_params():
-        raise wrong("net", net, "a Cell with trainable Parameters")
-    if split_indices is not None:
-        cells = (cell for _, cell in net.cells_and_names())
-        kinds = (cell for cell in cells if isinstance(cell, nn.Dense | nn.Conv2d))
-        layers = sum(cell.weight.requires_grad for cell in kinds)
-        if fusion_indices("split_indices", split_indices)[-1] >= layers:
-            expected = f"integers below {layers}, the number of layers with factors"
-            raise wrong("split_indices", split_indices, expected)
-    given = thor_options(damping, {"frequency": frequency, **options})
-    optimizer = ThorOptimizer(net, learning_rate, momentum, weight_decay, decay_filter)
-    optimizer.options = given
-    optimizer.given_loss_scale = number("loss_scale", loss_scale, above=0)
-    optimizer.batch_size = integer("batch_size", batch_size)
-    optimizer.use_nesterov, optimizer.clips = bool(use_nesterov), bool(enable_clip_grad)
-    if given.formulas == "thor":
-        warn(NOTICE)
-    return optimizer
-
-
-class ThorOptimizer(nn.Optimizer):
-    """Momentum over a network's trainable Parameters, for gradients that THOR has preconditioned.
-
-    Made by ``thor``. Called before ``ConvertModelUtils`` has converted it, it raises
-    ``ValueError``: by itself it would be plain momentum.
-    """
-
-    options: ThorOptions
 
     def __init__(
-        self, net: nn.Cell, learning_rate: Any, momentum: float, decay: float, decay_filter: Any
+        self,
+        net: nn.Cell,
+        learning_rate: Any,
+        damping: object,
+        momentum: float,
+        weight_decay: float = 0.0,
+        loss_scale: float = 1.0,
+        batch_size: int = 32,
+        use_nesterov: bool = False,
+        decay_filter: Callable[[Parameter], bool] = lambda x: x.name not in [],
+        split_indices: Sequence[int] | None = None,
+        enable_clip_grad: bool = False,
+        frequency: int = 100,
+        **options: Any,
     ) -> None:
+        if not isinstance(net, nn.Cell) or not net.trainable_params():
+            raise wrong("net", net, "a Cell with trainable Parameters")
+        if split_indices is not None:
+            cells = [c for _, c in net.cells_and_names() if isinstance(c, nn.Dense | nn.Conv2d)]
+            layers = sum(cell.weight.requires_grad for cell in cells)
+            if fusion_indices("split_indices", split_indices)[-1] >= layers:
+                expected = f"integers below {layers}, the number of layers with factors"
+                raise wrong("split_indices", split_indices, expected)
+        given = thor_options(damping, {"frequency": frequency, **options})
         if not isinstance(learning_rate, LearningRateSchedule):
             learning_rate = by_update("learning_rate", learning_rate, at_least=0)
         if isinstance(learning_rate, np.ndarray):
             learning_rate = Tensor(learning_rate, ms.float32)
-        decay = number("weight_decay", decay, at_least=0)
+        decay = number("weight_decay", weight_decay, at_least=0)
         super().__init__(learning_rate, net.trainable_params(), decay)
         self.decay_flags = tuple(bool(decay_filter(each)) for each in self.parameters)
         # Not as a child: the network is not part of the optimizer's state.
         object.__setattr__(self, "net", net)
+        self.options, self.converted = given, False
+        self.given_loss_scale = number("loss_scale", loss_scale, above=0)
+        self.batch_size = integer("batch_size", batch_size)
+        self.use_nesterov, self.clips = bool(use_nesterov), bool(enable_clip_grad)
         factor = number("momentum", momentum, at_least=0, below=1)
         self.momentum = Parameter(Tensor(factor, ms.float32), name="momentum")
         self.moments = self.parameters.clone(prefix="moments", init="zeros")
-        self.converted = False
+        if given.formulas == "thor":
+            warn(
+                "unlike mindspore.nn.thor, this one computes the published formulas on every "
+                "device (factors of every row and position of the batch, convolutions with their "
+                "own padding, the bias as a coordinate of the input) and takes the number of rows "
+                "from each batch: what was tuned for upstream's GPU branch may need another "
+                "damping. formulas='upstream_gpu' computes as that branch does"
+            )
 
     def construct(self, gradients: tuple[Tensor, ...]) -> tuple:
         if not self.converted:
@@ -162,7 +135,10 @@ def _moved(
 
 def _clipped(gradient: Tensor) -> Tensor:
     norm = ops.sqrt(ops.reduce_sum(ops.square(gradient.reshape(-1))))
-    return gradient * (CLIP_NORM / ops.maximum(norm, CLIP_NORM))
+    return gradient * (1.0 / ops.maximum(norm, 1.0))
+
+
+thor = ThorOptimizer  # MindSpore's name
 
 
 class ConvertModelUtils:
@@ -184,20 +160,16 @@ class ConvertModelUtils:
         This adds taps to the network's layers; outputs and names of Parameters are unchanged.
 
         Args:
-            model: the ``mindspore.train.Model`` so far, or None; it is not used, as in upstream.
+            model: the ``mindspore.train.Model`` so far, or None; not used, as in upstream.
             network: inputs -> logits: the network that was given to ``thor``.
-            loss_fn: (logits, labels) -> mean over rows of each row's loss: a loss such as
-                SoftmaxCrossEntropyWithLogits or CrossEntropySmooth with reduction='mean'; with
+            loss_fn: (logits, labels) -> mean over rows of each row's loss; with
                 ``thor(..., loss="sample mean")`` any loss, which is not checked.
             optimizer: optimizer returned by ``labkit.thor``.
             metrics: dict or set of metrics for ``eval`` and ``fit``, or None.
-            amp_level: O0, or O2: float16 inside the network, loss and factors in float32. O3 is O2
-                with keep_batchnorm_fp32=False.
-            loss_scale_manager: None, FixedLossScaleManager or DynamicLossScaleManager. Gradients
-                are divided by the loss scale once. With drop_overflow_update=False nothing is
-                checked; otherwise a batch that is not finite makes no update.
-            keep_batchnorm_fp32: True: with O2, BatchNorm computes in float32. Its Parameters and
-                running statistics are float32 in either case.
+            amp_level: O0, or O2: float16 inside the network, except in BatchNorm with
+                ``keep_batchnorm_fp32``; loss and factors in float32. O3: in BatchNorm too.
+            loss_scale_manager: None, FixedLossScaleManager or DynamicLossScaleManager. Unless
+                drop_overflow_update is False, a batch that is not finite makes no update.
 
         Raises:
             InputError: if the arguments do not fit together; the network is then unchanged.
@@ -208,84 +180,69 @@ class ConvertModelUtils:
                 "(mindspore.nn.thor's has changed the network for operators of its own)"
             )
         if network is not optimizer.net:
-            kind = type(network).__name__
-            raise InputError(f"network: expected the one that thor was given, got a {kind}")
+            raise wrong("network", type(network).__name__, "the one that thor was given")
         if optimizer.converted:
             raise InputError("this optimizer belongs to a converted model; expected a new one")
         choice("amp_level", amp_level, PRECISION)
         if amp_level == "O2" and not keep_batchnorm_fp32:
             amp_level = "O3"
-        scale, nonfinite = _loss_scale(loss_scale_manager, optimizer.given_loss_scale)
+        manager, nonfinite = loss_scale_manager, "drop_micro"
+        scale: Any = 1.0 if manager is None else float(manager.get_loss_scale())
+        if isinstance(manager, amp.DynamicLossScaleManager):
+            scale = DynamicLossScale(scale, float(manager.scale_factor), manager.scale_window)
+        elif manager is not None and not manager.get_drop_overflow_update():
+            nonfinite = "propagate"
+        if optimizer.given_loss_scale not in (1.0, scale):
+            expected = f"1.0, or {scale} as beside it in the manager"
+            raise wrong("loss_scale of thor", optimizer.given_loss_scale, expected)
         evaluation: dict[str, Any] = {}
         if metrics is not None:
             cell = nn.WithEvalCell(network, loss_fn, amp_level != "O0")
             evaluation = {"metrics": metrics, "eval_network": cell, "eval_indexes": [0, 1, 2]}
         Model(network, **evaluation)  # refuses invalid metrics before the network is changed
-        loss_net = LossNet(network, loss_fn)
-        update = ThorUpdate(loss_net, optimizer, **vars(optimizer.options))
         options: Any = {"precision": amp_level, "loss_scale": scale, "nonfinite": nonfinite}
-        try:
-            step = PlainStep(loss_net, optimizer, update=update, **options)
-        except InputError:
-            update.release()
-            raise
+        options |= vars(optimizer.options)
+        step = ThorStep(LossNet(network, loss_fn), optimizer, **options)
         optimizer.converted = True
-        return ThorModel(step, network, evaluation)
-
-
-def _loss_scale(manager: Any, of_thor: float) -> tuple[float | DynamicLossScale, str]:
-    """Return (loss scale of the step, what it does if a batch is not finite)."""
-    scale: Any = 1.0 if manager is None else float(manager.get_loss_scale())
-    nonfinite = "drop_micro"
-    if isinstance(manager, amp.DynamicLossScaleManager):
-        scale = DynamicLossScale(scale, float(manager.scale_factor), manager.scale_window)
-    elif manager is not None and not manager.get_drop_overflow_update():
-        nonfinite = "propagate"
-    if of_thor not in (1.0, scale):
-        raise wrong("loss_scale of thor", of_thor, f"1.0, or {scale} as beside it in the manager")
-    return scale, nonfinite
+        return ThorModel(step, **evaluation)
 
 
 class ThorModel(Model):
-    """A ``Model`` that trains with THOR's step, ``step``; made by ``ConvertModelUtils``.
+    """A ``Model`` that trains with THOR's step, ``step``.
 
-    ``train``, ``fit``, ``eval`` and ``predict`` are those of ``Model``; ``train`` and ``fit`` raise
-    ``InputError`` for dataset sink mode, and for fewer learning rates or dampings than updates.
+    ``InputError`` is raised for dataset sink mode, and for fewer rates or dampings than updates.
     """
 
-    def __init__(self, step: PlainStep, network: nn.Cell, evaluation: dict[str, Any]) -> None:
+    def __init__(self, step: ThorStep, **evaluation: Any) -> None:
         super().__init__(step, **evaluation)
-        self.step, self.network = step, network
-        self._predictor = Model(network)
+        self.step = step
 
     def train(self, *arguments: Any, **options: Any) -> None:
         """Train up to an epoch; see ``mindspore.train.Model.train``."""
-        self._check(super().train, *arguments, **options)
-        super().train(*arguments, **options)
+        self._checked(super().train, *arguments, **options)
 
     def fit(self, *arguments: Any, **options: Any) -> None:
         """Train, and evaluate between epochs; see ``mindspore.train.Model.fit``."""
-        self._check(super().fit, *arguments, **options)
-        super().fit(*arguments, **options)
+        self._checked(super().fit, *arguments, **options)
 
-    def predict(self, *predict_data: Any, **options: Any) -> Any:
-        """Return the network's outputs; see ``mindspore.train.Model.predict``."""
-        # A Model sets the mode once and then relies on it, even if a second Model has changed it.
-        phase = self.network.phase
-        self.network.set_train(False)
+    def predict(self, *predict_data: Tensor) -> Any:
+        """Return the network's outputs, in evaluation mode."""
+        network = self.step.optimizer.net
+        phase = network.phase
+        network.set_train(False)
         try:
-            return self._predictor.predict(*predict_data, **options)
+            return network(*predict_data)
         finally:
             self.step.set_train()
-            self.network.phase = phase  # selects the graph that a call of the network runs
+            network.phase = phase  # selects the graph that a call of the network runs
 
-    def _check(self, function: Callable, *arguments: Any, **options: Any) -> None:
-        """Refuse arguments of ``function`` that would stop the training in the middle."""
+    def _checked(self, function: Callable, *arguments: Any, **options: Any) -> None:
+        """Call ``function``, unless its arguments would stop the training in the middle."""
         bound = inspect.signature(function).bind(*arguments, **options)
         bound.apply_defaults()
         given = bound.arguments
         if given["dataset_sink_mode"]:
-            raise InputError(f"dataset_sink_mode: expected False, got True: {ON_HOST}")
+            raise wrong("dataset_sink_mode", True, f"False: {self.step.update.host_work()}")
         dataset, epochs = given["train_dataset"], integer("epoch", given["epoch"])
         batches = dataset.get_dataset_size() * (epochs - given["initial_epoch"])
         self.step.check_length(max(batches, 0))
@@ -295,3 +252,4 @@ class ThorModel(Model):
             if self.step.optimizer.options.formulas == "upstream_gpu":
                 raise InputError(f"{text}; expected the same where upstream's formulas are asked")
             warn(f"{text}: factors are means over the {rows}")
+        function(*arguments, **options)

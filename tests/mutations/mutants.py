@@ -115,7 +115,7 @@ MUTANTS = {
             file="labkit/algorithms/thor/curvature.py",
             right="damped = factor + damping * identity",
             wrong="damped = factor - damping * identity",
-            test="tests/algorithms/thor/test_curvature.py::test_directions_are_the_references",
+            test="tests/algorithms/thor/test_layers.py::test_directions_are_the_references",
         ),
         # Six mutants of the float64 twin, which the notebooks compare with the step and own code.
         "THOR, A of the rows alone": Mutant(

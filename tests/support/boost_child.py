@@ -6,8 +6,6 @@ writes FOLDER/weights.npz.
 """
 
 import json
-import sys
-from pathlib import Path
 
 import numpy as np
 
@@ -60,7 +58,3 @@ def main(folder):
     model.train(1, data, [Keep()], dataset_sink_mode=False)
     by_name = zip(names, map(np.stack, zip(*values, strict=True)), strict=True)
     np.savez(folder / "weights.npz", **dict(by_name))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

@@ -32,7 +32,7 @@ from tests.support import snapshots, step_cells, thor_cells
 from tests.support.rank_programs import in_mode, operator_names, refused
 from tests.support.step_cells import STEPS, Own, TwoMeans, momentum, regression, rows, tensors
 from tests.support.subspace_cells import basis_of, flat, small, small_rows, small_weights
-from tests.support.thor_layers import fill
+from tests.support.thor_cells import fill
 from tests.support.trainings import ROOT, dataset, loss_fn
 from tests.support.trainings import network as classifier
 

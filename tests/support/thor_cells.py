@@ -1,10 +1,11 @@
-"""A small network with a nonlinearity, its float64 twin, and trainings of both."""
+"""Small networks, the float64 twin of one of them, and trainings of both."""
 
 import numpy as np
-from mindspore import nn
+from mindspore import mint, nn
 
 from labkit import reference
-from labkit.algorithms.thor import ThorOptions, ThorStep
+from labkit.algorithms.thor import ThorOptions, ThorStep, ThorUpdate
+from labkit.steps.accumulation import AccumulatedStep
 from labkit.steps.losses import LossNet
 from labkit.steps.state import set_state
 from tests.support.step_cells import INPUTS, OUTPUTS, momentum, rows, tensors
@@ -57,10 +58,6 @@ class Twin:
         return loss
 
 
-def optimizer(network):
-    return momentum(network, RATE, DECAY)
-
-
 # Options, besides the damping, that only the Python between the compiled graphs reads.
 BETWEEN_GRAPHS = ("frequency", "trace_rule", "nan")
 
@@ -76,12 +73,25 @@ def thor_step(once, damping=DAMPING, **options):
 
 def _thor_step(**options):
     network, loss_net = mlp()
-    return network, ThorStep(loss_net, optimizer(network), DAMPING, **options)
+    return network, ThorStep(loss_net, momentum(network, RATE, DECAY), DAMPING, **options)
 
 
-def call(step, seed, count=8, scale=1.0):
+def accumulated(micro_steps, **options):
+    """Return (network, AccumulatedStep) on ``mlp`` that refreshes at every second update."""
+    network, loss_net = mlp()
+    sgd = momentum(network, RATE, DECAY)
+    thor = ThorUpdate(loss_net, sgd, DAMPING, frequency=2, **options)
+    return network, AccumulatedStep(loss_net, sgd, micro_steps, update=thor)
+
+
+def rows64(seed):
+    """Return the rows that ``call`` takes, in float64."""
+    return tuple(part.astype(np.float64) for part in rows(8, seed))
+
+
+def call(step, seed, scale=1.0):
     """Call a step with the rows of ``seed``, the inputs times ``scale``."""
-    inputs, targets = rows(count, seed)
+    inputs, targets = rows(8, seed)
     return float(step(*tensors(inputs * np.float32(scale), targets)).asnumpy())
 
 
@@ -105,21 +115,39 @@ def same(values, others):
     return all(np.array_equal(values[name], others[name]) for name in values)
 
 
-def three_updates(step, network, twin, parameters, batches, gradients_of):
-    """Yield {name: (change by the step, change by the twin)} of one refresh and two cached steps.
-
-    The twin, in float64, continues from its own parameters.
-    """
-    for batch in batches:
-        before = values(network)
-        step(*tensors(*batch))
-        after, new = values(network), twin.update(parameters, *gradients_of(parameters, *batch))
-        yield {n: (after[n] - before[n], new[n] - parameters[n]) for n in parameters}
-        parameters = new
+def normal(shape, seed=0):
+    """Float32 numbers of order 1."""
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
-def error(moved):
-    """Return the largest error of a tensor over its largest due change, and the tensor's name."""
-    return max(
-        (np.abs(move - due).max() / np.abs(due).max(), n) for n, (move, due) in moved.items()
-    )
+def fill(cell, seed=0):
+    """Set all trainable Parameters of a cell to numbers of order 1 / sqrt(in); return the cell."""
+    for number, parameter in enumerate(cell.trainable_params()):
+        size = np.prod(parameter.shape[1:]) if parameter.ndim > 1 else 4
+        set_state(parameter, normal(parameter.shape, 100 * seed + number) / np.sqrt(size))
+    return cell
+
+
+class Nested(nn.Cell):
+    """(N, 4) -> (N, 2) through sequences, a norm, and a CellList inside a CellList."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.SequentialCell(nn.Dense(4, 4), nn.ReLU(), nn.SequentialCell(nn.Dense(4, 4)))
+        self.norm = nn.LayerNorm((4,))
+        self.lists = nn.CellList([nn.CellList([nn.Dense(4, 4), nn.Dense(4, 4, activation="tanh")])])
+        self.head = mint.nn.Linear(4, 2)
+
+    def construct(self, x):
+        x = self.norm(self.stem(x))
+        for inner in self.lists:
+            for layer in inner:
+                x = layer(x)
+        return self.head(x)
+
+
+def off(actual, expected):
+    """Return the largest difference over the largest expected entry."""
+    actual, expected = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
+    assert actual.shape == expected.shape and expected.size, (actual.shape, expected.shape)
+    return np.abs(actual - expected).max() / np.abs(expected).max()

@@ -1,8 +1,7 @@
 """The tutorial's names: against the tutorial's own code, and against ``AccumulatedStep``.
 
 ``Tutorial*`` below is the code of the MindSpore tutorial "Applying a Gradient Accumulation
-Algorithm" (r1.0, Apache-2.0), cells 4 to 8, retyped as an independent reference. It still runs
-unchanged; only the prints are collected.
+Algorithm" (r1.0, Apache-2.0), cells 4 to 8, retyped as an independent reference.
 """
 
 import re
@@ -11,7 +10,7 @@ import warnings
 import mindspore as ms
 import numpy as np
 import pytest
-from mindspore import DatasetHelper, ParameterTuple, Tensor, nn, ops, save_checkpoint
+from mindspore import DatasetHelper, ParameterTuple, nn, ops, save_checkpoint
 from mindspore.nn import Cell
 
 import labkit
@@ -23,7 +22,7 @@ from labkit.steps.losses import LossNet
 from labkit.steps.step import PlainStep
 from labkit.training.fit import fit
 from labkit.upstream import accumulation
-from tests.support.step_cells import assert_bit_equal, assert_close, snapshot
+from tests.support.step_cells import assert_bit_equal, assert_close, momentum, snapshot
 from tests.support.trainings import dataset, loss_fn, network
 
 pytestmark = pytest.mark.usefixtures("runtime")
@@ -34,15 +33,12 @@ _clear_op = ops.MultitypeFuncGraph("clear_op")
 
 @_sum_op.register("Tensor", "Tensor")
 def _cumulative_grad(grad_sum, grad):
-    add = ops.AssignAdd()
-    return add(grad_sum, grad)
+    return ops.AssignAdd()(grad_sum, grad)
 
 
 @_clear_op.register("Tensor", "Tensor")
 def _clear_grad_sum(grad_sum, zero):
-    success = True
-    success = ops.depend(success, ops.assign(grad_sum, zero))
-    return success
+    return ops.depend(True, ops.assign(grad_sum, zero))
 
 
 class TutorialForwardBackward(Cell):
@@ -52,25 +48,22 @@ class TutorialForwardBackward(Cell):
         self.network.set_grad()
         self.network.add_flags(defer_inline=True)
         self.weights = ParameterTuple(network.trainable_params())
-        self.optimizer = optimizer
-        self.grad_sum = grad_sum
+        self.optimizer, self.grad_sum = optimizer, grad_sum
         self.grad = ops.GradOperation(get_by_list=True, sens_param=True)
         self.sens = sens
         self.hyper_map = ops.HyperMap()
 
     def construct(self, *inputs):
-        weights = self.weights
         loss = self.network(*inputs)
         sens = ops.Fill()(ops.DType()(loss), ops.Shape()(loss), self.sens)
-        grads = self.grad(self.network, weights)(*inputs, sens)
+        grads = self.grad(self.network, self.weights)(*inputs, sens)
         return ops.depend(loss, self.hyper_map(ops.partial(_sum_op), self.grad_sum, grads))
 
 
 class TutorialOptim(Cell):
     def __init__(self, optimizer, grad_sum):
         super().__init__(auto_prefix=False)
-        self.optimizer = optimizer
-        self.grad_sum = grad_sum
+        self.optimizer, self.grad_sum = optimizer, grad_sum
 
     def construct(self):
         return self.optimizer(self.grad_sum)
@@ -79,34 +72,21 @@ class TutorialOptim(Cell):
 class TutorialClear(Cell):
     def __init__(self, grad_sum, zeros):
         super().__init__(auto_prefix=False)
-        self.grad_sum = grad_sum
-        self.zeros = zeros
+        self.grad_sum, self.zeros = grad_sum, zeros
         self.hyper_map = ops.HyperMap()
 
     def construct(self):
-        success = self.hyper_map(ops.partial(_clear_op), self.grad_sum, self.zeros)
-        return success
+        return self.hyper_map(ops.partial(_clear_op), self.grad_sum, self.zeros)
 
 
 class TutorialGradientAccumulation:
-    def __init__(self, network, loss_fn, optimizer, loss_scale=1.0):
-        self._network = network
-        self._loss_fn = loss_fn
-        self._optimizer = optimizer
-
-        params = self._optimizer.parameters
-        self._grad_sum = params.clone(prefix="grad_sum", init="zeros")
-        self._zeros = params.clone(prefix="zeros", init="zeros")
-        network = nn.WithLossCell(self._network, self._loss_fn)
-        self._train_forward_backward = TutorialForwardBackward(
-            network, self._optimizer, self._grad_sum, loss_scale
-        ).set_train()
-        self._train_optim = TutorialOptim(self._optimizer, self._grad_sum).set_train()
-        self._train_clear = TutorialClear(self._grad_sum, self._zeros).set_train()
+    def __init__(self, network, loss_fn, optimizer):
+        network = nn.WithLossCell(network, loss_fn)
+        cells = composed(THEIRS, network, optimizer)
+        self._train_forward_backward, self._train_optim, self._train_clear = cells
 
     def train_process(self, epoch, train_dataset, mini_steps=None, path=None):
         dataset_helper = DatasetHelper(train_dataset, dataset_sink_mode=False, epoch_num=epoch)
-
         for i in range(epoch):
             step = 0
             for k, next_element in enumerate(dataset_helper):
@@ -116,14 +96,22 @@ class TutorialGradientAccumulation:
                     print("epoch:", i + 1, "step:", step, "loss is ", loss)
                     self._train_optim()
                     self._train_clear()
-
             train_dataset.reset()
-
         save_checkpoint(self._train_forward_backward, str(path))
 
 
-def momentum(net, rate=0.02):
-    return nn.Momentum(net.trainable_params(), rate, 0.9)
+OURS = (TrainForwardBackward, TrainOptim, TrainClear)
+THEIRS = (TutorialForwardBackward, TutorialOptim, TutorialClear)
+
+
+def composed(kinds, network, optimizer, *sens, **named):
+    """Return the three cells, composed as in the tutorial."""
+    forward_backward, optim, clear = kinds
+    grad_sum = optimizer.parameters.clone(prefix="grad_sum", init="zeros")
+    zeros = optimizer.parameters.clone(prefix="zeros", init="zeros")
+    first = forward_backward(network, optimizer, grad_sum, *sens, **named).set_train()
+    second = optim(optimizer, grad_sum, **named).set_train()
+    return first, second, clear(grad_sum, zeros).set_train()
 
 
 def data(**options):
@@ -137,7 +125,7 @@ def exact(net, loss, optimizer):
         return GradientAccumulation(net, loss, optimizer, reduction="sum", tail="carry")
 
 
-# Calls of train_process, (epochs, mini_steps) each, and the rows of a micro-batch.
+# name -> (calls of train_process: epochs and mini_steps; rows of a micro-batch)
 CALLS = {
     "an odd tail": ([(2, 4)], 8),
     "one update an epoch": ([(2, 11)], 4),
@@ -149,27 +137,24 @@ CALLS = {
 def test_sum_and_carry_are_the_tutorial(case, tmp_path, capsys):
     """Parameters, lines and a checkpoint with the leftover sum agree, without a warning."""
     calls, batch = CALLS[case]
-    ends, lines, saved = [], [], []
+    made = []
     for name, make in (("theirs", TutorialGradientAccumulation), ("ours", exact)):
         net = network()
         model = make(net, loss_fn(), momentum(net))
         path = tmp_path / f"{name}.ckpt"
         for epochs, mini_steps in calls:
             model.train_process(epochs, data(batch=batch, drop=False), mini_steps, path=path)
-        ends.append(snapshot(net))
-        lines.append(capsys.readouterr().out)
-        saved.append(ms.load_checkpoint(str(path)))
-    assert_close(ends[1], ends[0], rtol=0, atol=1e-6)
-    assert lines[1] == lines[0]
-    assert lines[1].count("\n") == sum(e * (-(-44 // batch) // k) for e, k in calls)
+        made.append((snapshot(net), capsys.readouterr().out, ms.load_checkpoint(str(path))))
+    (theirs, lines, saved), (ours, *others) = made
+    assert_close(ours, theirs, rtol=0, atol=1e-6)
+    assert others[0] == lines
+    assert lines.count("\n") == sum(e * (-(-44 // batch) // k) for e, k in calls)
     started = snapshot(network())
-    assert max(np.abs(ends[1][name] - started[name]).max() for name in started) > 1e-3
-    theirs, ours = saved
-    assert {"grad_sum.1.weight", "1.weight", "moments.1.weight"} <= theirs.keys() <= ours.keys()
-    for name, value in theirs.items():
-        own, expected = ours[name].asnumpy(), value.asnumpy()
-        np.testing.assert_allclose(own, expected, rtol=0, atol=1e-6, err_msg=name)
-    left = np.abs(ours["grad_sum.1.weight"].asnumpy()).max()
+    assert max(np.abs(ours[name] - started[name]).max() for name in started) > 1e-3
+    assert {"grad_sum.1.weight", "1.weight", "moments.1.weight"} <= saved.keys()
+    own = {name: others[1][name].asnumpy() for name in saved}
+    assert_close(own, {n: v.asnumpy() for n, v in saved.items()}, rtol=0, atol=1e-6)
+    left = np.abs(own["grad_sum.1.weight"]).max()
     assert left == 0 if calls == [(2, 11)] else left > 1e-3
 
 
@@ -200,90 +185,70 @@ def test_what_is_refused(tmp_path):
     with pytest.raises(InputError, match="mini_steps: expected an integer >= 1, got None"):
         model.train_process(1, data())
     assert_bit_equal(snapshot(net), before)
-    with pytest.raises(InputError, match="reduction: .*got 'summ'. Did you mean 'sum'"):
-        GradientAccumulation(net, loss_fn(), momentum(net), reduction="summ")
-    with pytest.raises(InputError, match="tail: .*got 'flash'. Did you mean 'flush'"):
-        GradientAccumulation(net, loss_fn(), momentum(net), tail="flash")
+    for word, right in (("reduction", "sum"), ("tail", "flush")):
+        with pytest.raises(InputError, match=f"{word}: .*'{right}s'. Did you mean '{right}'"):
+            GradientAccumulation(net, loss_fn(), momentum(net), **{word: f"{right}s"})
     optimizer = momentum(net)
     grad_sum = optimizer.parameters.clone(prefix="grad_sum", init="zeros")
+    with pytest.raises(InputError, match="reduction: .*'summ'. Did you mean 'sum'"):
+        TrainOptim(optimizer, grad_sum, reduction="summ")
     TrainForwardBackward(LossNet(net, loss_fn()), optimizer, grad_sum, reduction="sum")
     with pytest.raises(InputError, match="reduction: expected 'sum', .* got 'mean'"):
         TrainOptim(optimizer, grad_sum)
 
 
-OURS = (TrainForwardBackward, TrainOptim, TrainClear)
-THEIRS = (TutorialForwardBackward, TutorialOptim, TutorialClear)
+def trained(kinds, sens, **named):
+    """Return Parameters, losses and sums of two epochs of 11 micro-batches, four an update."""
+    net = network()
+    loss_net = nn.WithLossCell(net, loss_fn())
+    first, second, third = composed(kinds, loss_net, momentum(net, 0.05 / sens), sens, **named)
+    losses = []
+    for _ in range(2):
+        for number, batch in enumerate(data().create_tuple_iterator(num_epochs=1)):
+            losses.append(float(first(*batch).asnumpy()))
+            if (number + 1) % 4 == 0:
+                second()
+                third()
+    return snapshot(net), losses, [buffer.asnumpy().copy() for buffer in first.grad_sum]
 
 
-class TestTheThreeCells:
-    """The three cells, composed by hand as in the tutorial."""
-
-    def trained(self, cells, epochs=2, k=4, sens=1.0, rate=0.02, **named):
-        forward_backward, optim, clear = cells
-        net = network()
-        optimizer = momentum(net, rate)
-        grad_sum = optimizer.parameters.clone(prefix="grad_sum", init="zeros")
-        zeros = optimizer.parameters.clone(prefix="zeros", init="zeros")
-        loss_net = nn.WithLossCell(net, loss_fn())
-        first = forward_backward(loss_net, optimizer, grad_sum, sens, **named).set_train()
-        second = optim(optimizer, grad_sum, **named).set_train()
-        third = clear(grad_sum, zeros).set_train()
-        losses = []
-        for _ in range(epochs):
-            for number, batch in enumerate(data().create_tuple_iterator(num_epochs=1)):
-                losses.append(float(first(*batch).asnumpy()))
-                if (number + 1) % k == 0:
-                    second()
-                    third()
-        return snapshot(net), losses, [buffer.asnumpy().copy() for buffer in grad_sum]
-
-    @pytest.mark.parametrize("sens", [1.0, 1024.0])
-    def test_sum_is_the_tutorial(self, sens):
-        """The tutorial leaves ``sens`` in the gradients, and so does ``sum``."""
-        rate = 0.02 / sens
-        ours = self.trained(OURS, sens=sens, rate=rate, reduction="sum")
-        theirs = self.trained(THEIRS, sens=sens, rate=rate)
-        assert_close(ours[0], theirs[0], rtol=0, atol=1e-6)
-        assert ours[1] == pytest.approx(theirs[1], abs=1e-6)
-        for own, expected in zip(ours[2], theirs[2], strict=True):
-            assert np.abs(expected).max() > 1e-3 * sens  # three micro-batches are left in it
-            np.testing.assert_allclose(own, expected, rtol=1e-5, atol=1e-6 * sens)
-
-    def test_mean_divides_what_was_gathered(self):
-        """Seven micro-batches are one batch of 28, ``sens`` divided out; an empty sum is 0."""
-        net, other = network(), network()
-        optimizer = momentum(net)
-        grad_sum = optimizer.parameters.clone(prefix="grad_sum", init="zeros")
-        first = TrainForwardBackward(LossNet(net, loss_fn()), optimizer, grad_sum, 1024.0)
-        second = TrainOptim(optimizer, grad_sum)
-        second()
-        assert_bit_equal(snapshot(net), snapshot(other))
-        batches = list(data().create_tuple_iterator(num_epochs=1))[:7]
-        for batch in batches:
-            first(*batch)
-        second()
-        step = PlainStep(LossNet(other, loss_fn()), momentum(other))
-        step(*(ops.concat([batch[i] for batch in batches]) for i in range(2)))
-        assert_close(snapshot(net), snapshot(other), rtol=1e-5, atol=1e-6)
+@pytest.mark.parametrize("sens", [1.0, 1024.0])
+def test_the_three_cells_with_sum_are_the_tutorials(sens):
+    """The tutorial leaves ``sens`` in the gradients, and so does ``sum``."""
+    ours, theirs = trained(OURS, sens, reduction="sum"), trained(THEIRS, sens)
+    assert_close(ours[0], theirs[0], rtol=0, atol=1e-6)
+    assert ours[1] == pytest.approx(theirs[1], abs=1e-6)
+    for own, expected in zip(ours[2], theirs[2], strict=True):
+        assert np.abs(expected).max() > 1e-3 * sens  # three micro-batches are left in it
+        np.testing.assert_allclose(own, expected, rtol=1e-5, atol=1e-6 * sens)
 
 
-def test_the_checkpoint_has_the_tutorials_name_and_loads_into_a_bare_lenet(
-    tmp_path, monkeypatch, capsys
-):
-    net = LeNet5()
+def test_the_three_cells_divide_by_what_was_gathered():
+    """Seven micro-batches are one batch of 28, ``sens`` divided out; an empty sum is 0."""
+    net, other = network(), network()
+    first, second, _ = composed(OURS, LossNet(net, loss_fn()), momentum(net), 1024.0)
+    second()
+    assert_bit_equal(snapshot(net), snapshot(other))
+    batches = list(data().create_tuple_iterator(num_epochs=1))[:7]
+    for batch in batches:
+        first(*batch)
+    second()
+    step = PlainStep(LossNet(other, loss_fn()), momentum(other))
+    step(*(ops.concat([batch[i] for batch in batches]) for i in range(2)))
+    assert_close(snapshot(net), snapshot(other), rtol=1e-5, atol=1e-6)
+
+
+def test_the_checkpoint_has_the_tutorials_name_and_loads_into_a_bare_lenet(tmp_path, monkeypatch):
     draw = np.random.default_rng(0)
     images = draw.normal(size=(12, 1, 32, 32)).astype(np.float32)
-    batches = ms.dataset.NumpySlicesDataset(
-        (images, draw.integers(0, 10, 12).astype(np.int32)), ["image", "label"]
-    ).batch(4)
+    labels, net, bare = draw.integers(0, 10, 12).astype(np.int32), LeNet5(), LeNet5()
     monkeypatch.chdir(tmp_path)
+    batches = ms.dataset.NumpySlicesDataset((images, labels)).batch(4)
     exact(net, loss_fn(), momentum(net)).train_process(1, batches, 2)
     assert [path.name for path in tmp_path.iterdir()] == ["gradient_accumulation.ckpt"]
     values = ms.load_checkpoint("gradient_accumulation.ckpt")
-    bare = LeNet5()
-    missing, _ = ms.load_param_into_net(bare, values)
-    assert missing == []
-    np.testing.assert_array_equal(bare(Tensor(images)).asnumpy(), net(Tensor(images)).asnumpy())
+    assert ms.load_param_into_net(bare, values)[0] == []
+    assert_bit_equal(snapshot(bare), snapshot(net))
     sums = {name for name in values if name.startswith("grad_sum.")}
     assert sums == {f"grad_sum.{parameter.name}" for parameter in bare.trainable_params()}
 

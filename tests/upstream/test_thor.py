@@ -6,15 +6,7 @@ import warnings
 import mindspore as ms
 import numpy as np
 import pytest
-from mindspore import Tensor, amp, load_checkpoint, load_param_into_net, nn
-from mindspore.train import (
-    Callback,
-    CheckpointConfig,
-    LossMonitor,
-    Model,
-    ModelCheckpoint,
-    TimeMonitor,
-)
+from mindspore import Tensor, amp, load_checkpoint, load_param_into_net, nn, train
 
 from labkit import ConvertModelUtils, CrossEntropySmooth, LossNet, PlainStep, thor
 from labkit.algorithms.thor import ThorOptions, ThorStep, TraceRule
@@ -22,15 +14,8 @@ from labkit.errors import InputError
 from labkit.nets.lenet import LeNet5
 from labkit.nets.resnet import resnet50
 from labkit.nets.small import NormNet
-from tests.support.step_cells import (
-    assert_bit_equal,
-    assert_close,
-    digits,
-    linear,
-    rows,
-    snapshot,
-    tensors,
-)
+from tests.support import step_cells
+from tests.support.step_cells import assert_bit_equal, digits, linear, rows, snapshot, tensors
 from tests.support.tolerances import TOLERANCE
 from tests.support.trainings import dataset, loss_fn, network
 
@@ -42,13 +27,18 @@ pytestmark = [
 
 ROWS, BATCH, EPOCHS = 46, 4, 2
 STEPS = ROWS // BATCH
+FIXED = amp.FixedLossScaleManager
+
+
+def make(net=None, learning_rate=0.1, damping=0.3, momentum=0.9, **options):
+    return thor(net or linear(), learning_rate, damping, momentum, **options)
 
 
 def converted(net=None, metrics=None, manager=None, **options):
     """Return (model, network) as the tutorial makes them; ``options`` are those of ``thor``."""
     net = net or network()
-    given = dict(learning_rate=0.05, damping=0.3, momentum=0.9, frequency=4) | options
-    own = dict(model=None, network=net, loss_fn=loss_fn(), optimizer=thor(net, **given))
+    optimizer = make(net, **dict(learning_rate=0.05, frequency=4) | options)
+    own = dict(model=None, network=net, loss_fn=loss_fn(), optimizer=optimizer)
     own |= dict(loss_scale_manager=manager, metrics=metrics, keep_batchnorm_fp32=False)
     return ConvertModelUtils().convert_to_thor_model(**own), net
 
@@ -67,39 +57,14 @@ def test_the_arguments_are_mindspores():
     assert {name: ours[name] for name in theirs} == theirs
 
 
-@pytest.fixture(scope="module")
-def tutorial(tmp_path_factory):
-    """The tutorial's calls, on LeNet: (model, network, checkpoint folder, steps seen)."""
-    folder = tmp_path_factory.mktemp("tutorial")
-    net, loss = LeNet5(), CrossEntropySmooth(True, "mean", 0.1, 10)
-    images = Tensor(digits(6)[0])
-    names, outputs = list(snapshot(net)), net(images).asnumpy()
-    rates = Tensor(np.full(8, 0.05, np.float32))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        opt = thor(net, rates, rates * 6, 0.9, 5e-4, 128, 32, split_indices=[1, 4], frequency=3)
-    scale = amp.FixedLossScaleManager(128, drop_overflow_update=False)
-    options = dict(metrics={"acc"}, loss_scale_manager=scale, keep_batchnorm_fp32=False)
-    model = Model(net, loss, opt, **options)
-    given = dict(model=model, network=net, loss_fn=loss, optimizer=opt, amp_level="O0")
-    model = ConvertModelUtils.convert_to_thor_model(**given, **options)
-    assert list(snapshot(net)) == names
-    np.testing.assert_array_equal(net(images).asnumpy(), outputs)
-    seen, saving = Seen(), CheckpointConfig(save_checkpoint_steps=4, keep_checkpoint_max=5)
-    callbacks = [TimeMonitor(data_size=4), LossMonitor(), seen]
-    callbacks += [ModelCheckpoint(prefix="resnet", directory=str(folder), config=saving)]
-    model.train(2, batches(), callbacks=callbacks, dataset_sink_mode=False)
-    return model, net, folder, seen
-
-
 def batches(rows=128, batch=32):
     """Return images (B, 1, 32, 32) and labels, in order, with the incomplete last batch."""
     source = ms.dataset.NumpySlicesDataset(digits(rows), ["image", "label"], shuffle=False)
     return source.batch(batch)
 
 
-class Seen(Callback):
-    """Keeps (epoch, step, loss) and what ``call`` returns after steps, and what is evaluated."""
+class Seen(train.Callback):
+    """Keeps (epoch, step, loss) after steps, which ``call`` follows, and what is evaluated."""
 
     def __init__(self, call=None):
         super().__init__()
@@ -107,40 +72,50 @@ class Seen(Callback):
 
     def on_train_step_end(self, run_context):
         arguments = run_context.original_args()
-        row = (arguments.cur_epoch_num, arguments.cur_step_num, float(arguments.net_outputs))
-        self.rows.append((*row, self.call()))
+        loss = float(arguments.net_outputs)
+        self.rows.append((arguments.cur_epoch_num, arguments.cur_step_num, loss))
+        self.call()
 
     def on_eval_end(self, run_context):
         self.evaluated.append(dict(run_context.original_args().eval_results))
 
 
-class TestTutorial:
-    def test_the_factors_are_refreshed_every_third_update(self, tutorial):
-        """And callbacks see every step; in MindSpore 2 of every ``frequency`` steps on a GPU."""
-        assert [row[:2] for row in tutorial[3].rows] == [(1 + i // 4, 1 + i) for i in range(8)]
-        assert tutorial[0].step.last_update.loss == pytest.approx(tutorial[3].rows[-1][2])
-        update = tutorial[0].step.update
-        assert update.refreshes.asnumpy().tolist() == [3] * 5
-        assert int(update.last_refresh.asnumpy()) == 6
-
-    def test_checkpoints_have_the_tutorials_names_and_load_into_the_network(self, tutorial):
-        _, net, folder, _ = tutorial
-        names = {path.name for path in folder.glob("*.ckpt")}
-        assert names == {"resnet-1_4.ckpt", "resnet-2_4.ckpt"}
-        other = LeNet5()
-        missing, _ = load_param_into_net(other, load_checkpoint(str(folder / "resnet-2_4.ckpt")))
-        assert missing == []
-        assert_bit_equal(snapshot(other), snapshot(net))
-
-    def test_it_evaluates_and_predicts(self, tutorial):
-        model, net, _, _ = tutorial
-        images, labels = digits(50)
-        logits = net(Tensor(images)).asnumpy()
-        accuracy = (logits.argmax(1) == labels).mean()
-        assert model.eval(batches(50, 20)) == {"acc": pytest.approx(accuracy)}
-        phase = net.phase
-        np.testing.assert_array_equal(model.predict(Tensor(images)).asnumpy(), logits)
-        assert net.phase == phase  # otherwise a later call would take the prediction's graph
+def test_the_tutorials_calls(tmp_path):
+    """On LeNet: factors, callbacks, checkpoints with the tutorial's names, evaluation."""
+    net, loss = LeNet5(), CrossEntropySmooth(True, "mean", 0.1, 10)
+    images, labels = digits(50)
+    names, outputs = list(snapshot(net)), net(Tensor(images)).asnumpy()
+    rates = Tensor(np.full(8, 0.05, np.float32))
+    opt = thor(net, rates, rates * 6, 0.9, 5e-4, 128, 32, split_indices=[1, 4], frequency=3)
+    scale = FIXED(128, drop_overflow_update=False)
+    options = dict(metrics={"acc"}, loss_scale_manager=scale, keep_batchnorm_fp32=False)
+    model = train.Model(net, loss, opt, **options)
+    given = dict(model=model, network=net, loss_fn=loss, optimizer=opt, amp_level="O0")
+    model = ConvertModelUtils.convert_to_thor_model(**given, **options)
+    assert list(snapshot(net)) == names
+    np.testing.assert_array_equal(net(Tensor(images)).asnumpy(), outputs)
+    seen = Seen()
+    saving = train.CheckpointConfig(save_checkpoint_steps=4, keep_checkpoint_max=5)
+    callbacks = [train.TimeMonitor(data_size=4), train.LossMonitor(), seen]
+    callbacks += [train.ModelCheckpoint("resnet", directory=str(tmp_path), config=saving)]
+    model.train(2, batches(), callbacks=callbacks, dataset_sink_mode=False)
+    # Callbacks see every step; in MindSpore 2 of every ``frequency`` steps on a GPU.
+    assert [row[:2] for row in seen.rows] == [(1 + i // 4, 1 + i) for i in range(8)]
+    assert model.step.last_update.loss == pytest.approx(seen.rows[-1][2])
+    assert model.step.update.refreshes.asnumpy().tolist() == [3] * 5
+    assert int(model.step.update.last_refresh.asnumpy()) == 6
+    saved = {path.name for path in tmp_path.glob("*.ckpt")}
+    assert saved == {"resnet-1_4.ckpt", "resnet-2_4.ckpt"}
+    other = LeNet5()
+    values = load_checkpoint(str(tmp_path / "resnet-2_4.ckpt"))
+    assert load_param_into_net(other, values)[0] == []
+    assert_bit_equal(snapshot(other), snapshot(net))
+    logits = net(Tensor(images)).asnumpy()
+    accuracy = (logits.argmax(1) == labels).mean()
+    assert model.eval(batches(50, 20)) == {"acc": pytest.approx(accuracy)}
+    phase = net.phase
+    np.testing.assert_array_equal(model.predict(Tensor(images)).asnumpy(), logits)
+    assert net.phase == phase  # otherwise a later call would take the prediction's graph
 
 
 def test_it_trains_as_the_step_with_momentum_does():
@@ -157,36 +132,30 @@ def test_it_trains_as_the_step_with_momentum_does():
         for batch in dataset().create_tuple_iterator(num_epochs=1):
             step(*batch)
     assert int(step.updates.asnumpy()) == EPOCHS * STEPS
-    assert_close(snapshot(net), snapshot(other), **TOLERANCE["float32, many updates"])
+    tolerance = TOLERANCE["float32, many updates"]
+    step_cells.assert_close(snapshot(net), snapshot(other), **tolerance)
 
 
-def with_norm():
-    return converted(net=network(norm=True), metrics={"acc", "loss"})
-
-
-@pytest.fixture
-def without():
-    """The Parameters of a training without evaluation."""
-    model, net = with_norm()
-    model.train(EPOCHS, dataset())
-    return snapshot(net)
-
-
-def test_evaluation_and_prediction_during_training_change_nothing(without):
+def test_evaluation_and_prediction_during_training_change_nothing():
     """Upstream refuses: "Thor optimizer not support evaluation while training".
 
     BatchNorm is in evaluation mode for each prediction, in training mode for the next step: the
     graph between refreshes is compiled after the first prediction, in the mode that it has left.
     """
-    model, net = with_norm()
-    images = Tensor(np.ones((3, 1, 4, 4), np.float32))
-    seen = Seen(lambda: model.predict(images))
-    model.fit(EPOCHS, dataset(), dataset(drop=False), callbacks=[seen])
+    images, ends = Tensor(np.ones((3, 1, 4, 4), np.float32)), []
+    for interrupted in (False, True):
+        model, net = converted(net=network(norm=True), metrics={"acc", "loss"})
+        seen = Seen(lambda model=model: model.predict(images))
+        if interrupted:
+            model.fit(EPOCHS, dataset(), dataset(drop=False), callbacks=[seen])
+        else:
+            model.train(EPOCHS, dataset())
+        ends.append(snapshot(net))
     assert [set(own) for own in seen.evaluated] == [{"acc", "loss", "eval_loss"}] * EPOCHS
-    assert_bit_equal(snapshot(net), without)
+    assert_bit_equal(*ends)
 
 
-SINK = "dataset_sink_mode: expected False, got True: THOR has two graphs"
+SINK = "dataset_sink_mode: expected False: ThorUpdate acts on the host between graphs"
 
 
 @pytest.mark.parametrize(
@@ -202,15 +171,15 @@ def test_what_would_stop_in_the_middle_is_refused_before_training(given, epochs,
     """For short arrays upstream stops in Gather, or continues with what is beyond their end."""
     model, net = converted(metrics={"acc"}, **given)
     before = snapshot(net)
-    for train in (model.train, model.fit):
+    for start in (model.train, model.fit):
         with pytest.raises(InputError, match=message):
-            train(epochs, dataset(), **options)
+            start(epochs, dataset(), **options)
     assert_bit_equal(snapshot(net), before)
 
 
 @pytest.mark.filterwarnings("default")
 def test_what_differs_warns_once_unless_upstreams_formulas_are_asked_for():
-    """For what those compute, see tests/algorithms/thor/test_taps.py."""
+    """For what those compute, see tests/algorithms/thor/test_layers.py."""
     with pytest.warns(UserWarning, match="unlike mindspore.nn.thor.*formulas='upstream_gpu'") as w:
         model, _ = converted()  # whose batch_size is 32
     assert len(w) == 1 and w[0].filename == __file__
@@ -222,9 +191,6 @@ def test_what_differs_warns_once_unless_upstreams_formulas_are_asked_for():
         warnings.simplefilter("error")
         model, _ = converted(batch_size=BATCH, **options)
     assert model.step.update.options == ThorOptions(0.3, frequency=4, **options)
-
-
-FIXED = amp.FixedLossScaleManager
 
 
 @pytest.mark.parametrize(
@@ -245,25 +211,22 @@ def test_the_loss_scale_that_the_step_gets(manager, said, scale, checked):
     assert not gradient.dynamic or (gradient.growth, gradient.interval) == (4.0, 50)
 
 
-def half_precision(keep):
-    """Return (model, BatchNorm) at O2, where the tutorial's ``Model`` has set O2 before."""
+@pytest.mark.parametrize("keep", [True, False])
+def test_half_precision(keep):
+    """BatchNorm is in float32 or float16, its statistics in float32; the ``Model`` had O2 before.
+
+    In float16 it trains and evaluates.
+    """
     net, loss = NormNet(), loss_fn()
     optimizer = thor(net, 0.05, 0.3, 0.9, loss_scale=128, frequency=2)
     options = dict(loss_scale_manager=FIXED(128, drop_overflow_update=False), amp_level="O2")
     options |= dict(metrics={"acc"}, keep_batchnorm_fp32=keep)
     norm = net.norm  # it is wrapped if it stays in float32
-    model = Model(net, loss, optimizer, **options)
-    return ConvertModelUtils.convert_to_thor_model(model, net, loss, optimizer, **options), norm
-
-
-class TestHalfPrecision:
-    @pytest.mark.parametrize("keep", [True, False])
-    def test_batch_norm_is_in_float32_or_float16(self, keep):
-        flags = half_precision(keep)[1].get_flags()
-        assert (flags["fp32"], flags["fp16"]) == (keep, not keep)
-
-    def test_it_trains_and_its_running_statistics_are_float32(self):
-        model, norm = half_precision(keep=False)
+    model = train.Model(net, loss, optimizer, **options)
+    model = ConvertModelUtils.convert_to_thor_model(model, net, loss, optimizer, **options)
+    flags = norm.get_flags()
+    assert (flags["fp32"], flags["fp16"]) == (keep, not keep)
+    if not keep:
         seen = Seen()
         model.train(3, batches(256), callbacks=[seen])
         losses = [row[2] for row in seen.rows]
@@ -272,19 +235,19 @@ class TestHalfPrecision:
         assert norm.moving_mean.dtype == ms.float32 and norm.moving_mean.asnumpy().any()
 
 
-CHANGED = [
-    (dict(network=nn.ReLU()), "network: expected the one that thor was given, got a ReLU"),
-    (dict(optimizer=3), "optimizer: expected that of labkit.thor, got a int"),
-    (dict(loss_fn=nn.MSELoss("sum")), "got a LossNet of MSELoss"),
-    (dict(metrics={"accuracyy"}), "accuracyy"),
-    (dict(loss_scale_manager=FIXED(128)), "of thor: expected 1.0, or 128.0 .*, got 64"),
-]
-
-
-@pytest.mark.parametrize(("changed", "message"), CHANGED)
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (dict(network=nn.ReLU()), "network: expected the one that thor was given, got 'ReLU'"),
+        (dict(optimizer=3), "optimizer: expected that of labkit.thor, got a int"),
+        (dict(loss_fn=nn.MSELoss("sum")), "got a LossNet of MSELoss"),
+        (dict(metrics={"accuracyy"}), "accuracyy"),
+        (dict(loss_scale_manager=FIXED(128)), "of thor: expected 1.0, or 128.0 .*, got 64"),
+    ],
+)
 def test_a_refused_conversion_leaves_the_network_to_be_converted(changed, message):
     net = network()
-    optimizer = thor(net, 0.1, 0.3, 0.9, loss_scale=64)
+    optimizer = make(net, loss_scale=64)
     given = dict(model=None, network=net, loss_fn=loss_fn(), optimizer=optimizer)
     given |= dict(loss_scale_manager=FIXED(64))
     cells = [type(cell) for _, cell in net.cells_and_names()]
@@ -299,10 +262,6 @@ def test_a_refused_conversion_leaves_the_network_to_be_converted(changed, messag
 # The optimizer alone.
 
 
-def make(net=None, learning_rate=0.1, damping=0.3, momentum=0.9, *given, **options):
-    return thor(net or linear(), learning_rate, damping, momentum, *given, **options)
-
-
 def gradients(net, seed):
     """Return one gradient per Parameter: the weight's is large, the bias' small."""
     random, parameters = np.random.default_rng(seed), net.trainable_params()
@@ -310,7 +269,7 @@ def gradients(net, seed):
     return [np.float32(scale * random.normal(size=own.shape)) for scale, own in pairs]
 
 
-def expected(net, rates, decays, nesterov=False, clip=False, factor=0.9):
+def expected(net, rates=(0.1,) * 3, decays=(0.0, 0.0), nesterov=False, clip=False, factor=0.9):
     """Return the weights after updates from ``gradients``, in float64, by loops."""
     weights = [parameter.asnumpy().astype(np.float64) for parameter in net.trainable_params()]
     moments = [np.zeros_like(weight) for weight in weights]
@@ -347,7 +306,7 @@ def test_updates_against_float64(given, by_hand):
     net = linear()
     optimizer = make(net, **given)
     optimizer.converted = True
-    wanted = expected(net, **dict(rates=[0.1] * 3, decays=(0.0, 0.0)) | by_hand)
+    wanted = expected(net, **by_hand)
     for update in range(3):
         optimizer(tensors(*gradients(net, update)))
     for parameter, weight in zip(net.trainable_params(), wanted, strict=True):
@@ -387,17 +346,14 @@ def test_the_network_stays_as_it_is():
     ],
 )
 def test_what_is_refused(given, message):
-    wanted = dict(net=linear(), learning_rate=0.1, damping=0.3, momentum=0.9) | given
     with pytest.raises(InputError, match=message):
-        thor(**wanted)
+        make(**given)
 
 
 def test_split_indices_are_those_of_resnet_50():
     """ResNet-50 has 53 convolutions and a dense layer; the tutorial's [26, 53] ends with it."""
     net = resnet50(10)
     make(net, split_indices=[26, 53])
-    with pytest.raises(InputError, match="expected integers below 54, the number of layers with"):
-        make(net, split_indices=[26, 54])
     net.fc.weight.requires_grad = False
-    with pytest.raises(InputError, match="expected integers below 53,"):
+    with pytest.raises(InputError, match="expected integers below 53, the number of layers with"):
         make(net, split_indices=[26, 53])

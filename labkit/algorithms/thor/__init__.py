@@ -5,9 +5,9 @@ r"""THOR: natural gradient by Kronecker factors, in blocks, refreshed every few 
 
 p is a patch of the layer's input at one of T positions, d the derivative of one row's loss with
 respect to the layer's output at that position, E the mean over rows and positions: the empirical
-Fisher matrix, as in MindSpore's THOR. Rows are those of the batch, whichever axis a layer sees them
-on: T is the number of positions that the layer sees, divided by the number of rows. The optimizer
-supplies the minus sign; the tutorial's "theta + alpha F^-1 grad E" is a slip.
+Fisher matrix, as in MindSpore's THOR. T is the number of positions that the layer sees, on
+whichever axis, divided by the batch's rows. The optimizer supplies the minus sign; the tutorial's
+"theta + alpha F^-1 grad E" is a slip.
 
 Sources: Chen et al., "THOR, Trace-based Hardware-driven Layer-Oriented Natural Gradient Descent
 Computation", AAAI 2021 (blocks, trace rule); Martens and Grosse, "Optimizing Neural Networks with
@@ -27,7 +27,6 @@ Departures from MindSpore's THOR, with the published formulas (``formulas="thor"
 - a failed inversion is retried with ten times the damping, and counted.
 """
 
-from labkit.algorithms.thor.rules import ThorOptions, TraceRule
-from labkit.algorithms.thor.update import ThorStep, ThorUpdate
+from labkit.algorithms.thor.update import ThorOptions, ThorStep, ThorUpdate, TraceRule
 
 __all__ = ["ThorOptions", "ThorStep", "ThorUpdate", "TraceRule"]

@@ -7,27 +7,24 @@
 
 A_sum, G_sum and T come from the layer's tap. (A + ..) (x) (G + ..) T equals F + damping I plus two
 mixed terms. pi is 1 ("equal", as in MindSpore's THOR) or the square root of the ratio of A's mean
-eigenvalue to G's ("pi": Martens and Grosse, "Optimizing Neural Networks with Kronecker-factored
-Approximate Curvature", 2015, section 6.3).
+eigenvalue to G's ("pi": Martens and Grosse, 2015, section 6.3).
 """
 
 from collections.abc import Sequence
 
 import mindspore as ms
 import numpy as np
-from mindspore import Parameter, Tensor, nn, ops
+from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from labkit.algorithms.thor.layers import Geometry
 from labkit.ranks.cluster import rank_and_size
 from labkit.steps.fusion import summed_in_order
 
 # Inverses are accepted up to this sum of A's residual, max |(A + damping I) A_inverse - I|, and
-# G's. Measured on matrices of 16 to 512 rows, by condition number: 1e5 at most 1.1e-3; 1e6 6e-3 to
-# 2e-2, the inverse being accurate to 5e-3 of its largest entry; from 1e7 on usually 1, because
-# ops.MatrixInverse returns zeros.
+# G's. Measured by condition number: 1e5 at most 1.1e-3; 1e6 6e-3 to 2e-2, the inverse being right
+# to 5e-3 of its largest entry; from 1e7 on usually 1, because ops.MatrixInverse returns zeros.
 RESIDUAL = 1e-2
-# A failed inversion is retried with 10, 100, ... 10^6 times the damping.
-TRIES = 7
+TRIES = 7  # with 1, 10, 100, ... 10^6 times the damping
 
 
 class LayerCurvature(nn.Cell):
@@ -41,8 +38,7 @@ class LayerCurvature(nn.Cell):
             differentiated with respect to it, ``g_factor`` and ``positions``.
         g_factor: running average of G, (groups * blocks', b', b'), float32.
         positions: T of A and of G, (2,), float32.
-        a_inverse: shaped like A; identities before the first refresh.
-        g_inverse: shaped like G; likewise.
+        a_inverse, g_inverse: shaped like A and G; identities before the first refresh.
         cost: multiplications in its inversions, up to a constant factor.
     """
 
@@ -58,8 +54,7 @@ class LayerCurvature(nn.Cell):
             return Parameter(value, name=f"thor.{name}.{kind}", requires_grad=requires_grad)
 
         a_shape, g_shape = ((groups * each.count, each.size, each.size) for each in (a, g))
-        # The tap is differentiated with respect to these. Without requires_grad, MindSpore would
-        # return zeros for them in PyNative mode.
+        # Without requires_grad, their gradients, the sums, would be zeros in PyNative mode.
         self.a_factor = parameter("a_factor", np.zeros(a_shape), True)
         self.g_factor = parameter("g_factor", np.zeros(g_shape), True)
         self.positions = parameter("positions", np.zeros(2), True)
@@ -67,7 +62,6 @@ class LayerCurvature(nn.Cell):
         self.g_inverse = parameter("g_inverse", np.zeros(g_shape) + np.eye(g.size))
         self.cost = float(self.a_factor.size * a.size + self.g_factor.size * g.size)
         self.product = ops.BatchMatMul()
-        # The shapes that the graphs reshape to, computed once, not once in each graph.
         height, width = g.count * g.size, a.count * a.size
         weight_width = inputs - self.homogeneous
         self.weight_shape = (groups, outputs, weight_width)
@@ -76,8 +70,7 @@ class LayerCurvature(nn.Cell):
         self.right = (groups, outputs, width - inputs) if width > inputs else ()
         self.below = (groups, height - outputs, width) if height > outputs else ()
         self.padded_shape = (groups, height, width)
-        # Shapes for cutting into blocks of rows, and of columns; () for one block. A product needs
-        # the axis of the blocks first.
+        # Shapes for cutting into blocks of rows, and of columns, first in a product; () for one.
         self.by_rows = (groups * g.count, g.size, width) if g.count > 1 else ()
         self.by_columns = (groups, height, a.count, a.size) if a.count > 1 else ()
         self.column_blocks = (groups * a.count, height, a.size)
@@ -122,18 +115,17 @@ class LayerCurvature(nn.Cell):
     def averaged(
         self, a_sum: Tensor, positions: Tensor, g_sum: Tensor, keep: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the averages updated with a batch's sums, not stored: A, G and measured, (3,).
+        """Return the averages with a batch's sums, A and G, and [T, tr A (x) G, if all is finite].
 
         ``positions`` (2,) counts those in ``a_sum`` and ``g_sum``, ``keep`` is the weight of the
-        old average, 0 for the first; measured is [T, tr A (x) G, whether they are finite].
+        old average, 0 for the first.
         """
         a_count, g_count = ops.unstack(ops.maximum(positions, 1e-30))
         a_new = self.a_factor * keep + (a_sum / a_count) * (1.0 - keep)
         g_new = self.g_factor * keep + (g_sum / g_count) * (1.0 - keep)
         # By group: a group's A is paired with the G of the same group.
         a_trace, g_trace = self._traces(a_new), self._traces(g_new)
-        # No entry off the diagonal exceeds the largest on it, so that all entries are finite if
-        # these two sums are.
+        # No entry off the diagonal exceeds the largest on it: all are finite if the sums are.
         finite = ops.isfinite(ops.reduce_sum(a_trace) + ops.reduce_sum(g_trace))
         together = ops.reduce_sum(a_trace * g_trace)
         count = ops.unstack(positions)[0]
@@ -158,10 +150,7 @@ class LayerCurvature(nn.Cell):
         return float(positions) * float(together) + damping * dimension
 
     def invert(self, damping: Tensor, balanced: bool) -> Tensor:
-        """Recompute the inverses for a damping of F; return the sum of their residuals, a scalar.
-
-        ``balanced``: A and G share the damping by pi instead of equally.
-        """
+        """Recompute the inverses; return the sum of their residuals, (). ``balanced``: by pi."""
         a_count, g_count = ops.unstack(self.positions)
         a_damping = ops.sqrt(damping / a_count)
         g_damping = ops.sqrt(damping / g_count)
@@ -184,12 +173,6 @@ class LayerCurvature(nn.Cell):
         )
         return ops.depend(residual, done)
 
-    def memory(self) -> dict:
-        """Return the layer's name, the shapes of A and G, and the bytes of factors and inverses."""
-        size = 4 * (self.a_factor.size + self.g_factor.size)
-        shapes = {"a_factor": self.a_factor.shape, "g_factor": self.g_factor.shape}
-        return {"layer": self.layer_name, **shapes, "factor_bytes": size, "inverse_bytes": size}
-
 
 def _damped_inverse(factor: Tensor, damping: Tensor) -> tuple[Tensor, Tensor]:
     """Return ((factor + damping I)^-1, its residual), by blocks."""
@@ -206,7 +189,6 @@ class Inverses:
     """The inversions of layers: all at once, or one by one, in compiled graphs.
 
     On several ranks each layer is inverted by one of them; the others receive its inverses.
-    ``damping_split`` is ``equal`` or ``pi``.
     """
 
     def __init__(self, layers: Sequence[LayerCurvature], damping_split: str) -> None:
@@ -217,8 +199,8 @@ class Inverses:
         self.exchange = _Exchange(self.layers, self.own) if ranks > 1 else None
         self.inversions: dict[tuple[int, ...], Inversion] = {}
 
-    def make(self, due: Sequence[int], damping: float) -> dict[int, int]:
-        """Compute the inverses of the layers numbered ``due``; return layer -> number of retries.
+    def make(self, due: Sequence[int], damping: float) -> np.ndarray:
+        """Compute the inverses of the layers numbered ``due``; return each layer's retries.
 
         Raises:
             FloatingPointError: on all ranks, if no damping makes a layer's factors invertible.
@@ -241,7 +223,7 @@ class Inverses:
                     f"float32, not even with damping {damping * 10 ** (TRIES - 1):.3g}, "
                     f"{10 ** (TRIES - 1):g} times what was asked for"
                 )
-        return {number: int(retries[number]) for number in due}
+        return retries.astype(np.int32)
 
     def _invert(self, group: tuple[int, ...], damping: float) -> np.ndarray:
         if group not in self.inversions:
@@ -262,9 +244,8 @@ def share_out(costs: Sequence[float], ranks: int) -> list[int]:
 class Inversion(nn.Cell):
     """Recompute layers' inverses: scalar damping -> sums of A's and G's residuals, (layers,).
 
-    A layer's inverses are stored only if its sum is at most ``RESIDUAL``: ops.MatrixInverse
-    silently returns zeros for a singular or NaN matrix; Cholesky raises, but leaves MindSpore's
-    runtime unusable.
+    A layer's are stored only if its sum is at most ``RESIDUAL``: ops.MatrixInverse silently returns
+    zeros for a singular or NaN matrix; Cholesky raises, but leaves MindSpore's runtime unusable.
     """
 
     def __init__(self, layers: Sequence[LayerCurvature], damping_split: str) -> None:
@@ -284,20 +265,15 @@ class _Exchange(nn.Cell):
 
     def __init__(self, layers: list[LayerCurvature], own: list[int]) -> None:
         super().__init__(auto_prefix=False)
-        self.layers = nn.CellList(layers, auto_prefix=False)
-        self.mine = tuple(1.0 if number in own else 0.0 for number in range(len(layers)))
-        self.all_reduce = ops.AllReduce()
+        pairs = [(layer.a_inverse, layer.g_inverse) for layer in layers]
+        self.inverses = ParameterTuple(inverse for pair in pairs for inverse in pair)
+        self.mine = tuple(1.0 if i // 2 in own else 0.0 for i in range(len(self.inverses)))
+        self.all_reduce, self.map = ops.AllReduce(), ops.HyperMap()
 
     def construct(self, retries: Tensor) -> Tensor:
-        inverses: tuple = ()
         values: tuple = (retries,)
-        for i in range(len(self.layers)):
-            layer, mine = self.layers[i], self.mine[i]
+        for i in range(len(self.inverses)):
             # x + 0 + 0 is x: the ranks' copies are bitwise equal.
-            inverses += (layer.a_inverse, layer.g_inverse)
-            values += (layer.a_inverse * mine, layer.g_inverse * mine)
+            values += (self.inverses[i] * self.mine[i],)
         sums = summed_in_order(self.all_reduce, values)
-        done: tuple = ()
-        for i in range(len(inverses)):
-            done += (ops.assign(inverses[i], sums[i + 1]),)
-        return ops.depend(sums[0], done)
+        return ops.depend(sums[0], self.map(ops.assign, self.inverses, sums[1:]))

@@ -1,21 +1,16 @@
 """The layers that have factors: found in a network, cut into blocks, and tapped.
 
-A layer's kind follows from its class, and its own Parameters from the Cell; names and sizes decide
-nothing.
-
 A tap is the identity in the forward pass. In the backward pass it passes the derivative on and
-returns, as the "gradients" of three Parameters that it is given, sums over all positions that the
-layer sees in the batch:
+returns, as the "gradients" of three Parameters, sums over all positions that the layer sees:
 
     A_sum = sum p p^T        p: the patch of the input at one position
     count = sum 1
     G_sum = sum d d^T        d = dL/dy at one position, L the mean over rows, unscaled
 
-The same ``value_and_grad`` thus returns them with the weights' gradients, without a side effect. If
-these "gradients" are not requested, dead-code elimination removes the whole computation. A tap does
-not know which axis counts the rows: ``GradientStage`` turns the sums into means over the batch's N
-rows: A_sum / N, T = count / N and N G_sum (N d is the derivative of one row's loss). If a layer is
-used twice in a forward pass, its positions add up.
+The same ``value_and_grad`` thus returns them with the weights' gradients, without a side effect. A
+tap does not know which axis counts the rows: ``GradientStage`` turns the sums into means over the
+batch's N rows: A_sum / N, T = count / N and N G_sum (N d is the derivative of one row's loss). If a
+layer is used twice in a forward pass, its positions add up.
 
 All products are float32, whatever type the network computes in. The loss scale is divided out of d,
 not of G_sum: from 2^64 on, its square would exceed the range of float32.
@@ -23,7 +18,7 @@ not of G_sum: from 2^64 on, its square would exceed the range of float32.
 
 import fnmatch
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -32,6 +27,8 @@ from mindspore import Parameter, Tensor, mint, nn, ops
 
 from labkit.base.arguments import wrong
 from labkit.errors import InputError, nearest
+
+LAYERS = nn.Dense, mint.nn.Linear, nn.Conv2d  # those that can have factors
 
 
 @dataclass(frozen=True)
@@ -43,11 +40,7 @@ class Blocks:
 
 
 def cut(dimension: int, split: int | None) -> Blocks:
-    """Return the fewest blocks of at most ``split``, as equal as possible; one block for None.
-
-    MindSpore's THOR takes blocks of 128 and a remainder. LeNet's first dense layer has 401 inputs:
-    4 blocks of 101 with 3 rows of padding, instead of 4 of 128 with 111.
-    """
+    """Return the fewest blocks of at most ``split``, as equal as possible; one block for None."""
     count = 1 if split is None else math.ceil(dimension / split)
     return Blocks(count, math.ceil(dimension / count))
 
@@ -69,16 +62,15 @@ class Geometry:
     pad: tuple[int, int, int, int] = (0, 0, 0, 0)
 
 
-def geometry_of(layer: nn.Cell, *, homogeneous: bool, split: int | None) -> Geometry | None:
-    """Return the geometry of a layer that can have factors, or None."""
-    if not isinstance(layer, nn.Dense | mint.nn.Linear | nn.Conv2d):
-        return None
+def geometry_of(layer: nn.Cell, *, homogeneous: bool, split: int | None) -> Geometry:
+    """Return the geometry of one of ``LAYERS``."""
     groups, window = 1, ()  # type: int, tuple[Any, ...]
     if isinstance(layer, nn.Conv2d):
         if layer.data_format != "NCHW":
             raise wrong("data_format of a convolution", layer.data_format, "'NCHW'")
         groups, pad = layer.group, layer.padding
-        window = tuple(layer.kernel_size), _pair(layer.stride), _pair(layer.dilation)
+        # nn.Conv2d takes strides and dilations of (N, C, H, W) too.
+        window = layer.kernel_size, layer.stride[-2:], layer.dilation[-2:]
         window += layer.pad_mode, pad if isinstance(pad, tuple) else (pad,) * 4
     inputs = math.prod(layer.weight.shape[1:]) + homogeneous
     outputs = layer.weight.shape[0] // groups
@@ -86,19 +78,11 @@ def geometry_of(layer: nn.Cell, *, homogeneous: bool, split: int | None) -> Geom
     return Geometry(inputs, outputs, homogeneous, *blocks, groups, *window)
 
 
-def _pair(value: int | tuple) -> tuple[int, int]:
-    """Return (height, width) of an int, 2 numbers, or 4 with N and C, as nn.Conv2d stores them."""
-    return (value, value) if isinstance(value, int) else tuple(value[-2:])
-
-
 @ops.constexpr
 def padding(
     pad_mode: str, pad: tuple, kernel: tuple, stride: tuple, dilation: tuple, size: tuple
 ) -> tuple[tuple[int, int], ...]:
-    """Return ((top, bottom), (left, right)) of a convolution on a map of ``size``.
-
-    "same" gives ceil(length / stride) positions; an odd zero goes after the map.
-    """
+    """Return ((top, bottom), (left, right)); an odd zero of "same" goes after the map."""
     if pad_mode != "same":
         return (pad[:2], pad[2:]) if pad_mode == "pad" else ((0, 0), (0, 0))
     sides: tuple = ()
@@ -111,7 +95,7 @@ def padding(
 
 @dataclass(frozen=True)
 class Place:
-    """The place of a layer: ``parent`` holds it as ``key``."""
+    """Where a layer is: ``parent`` holds it as ``key``."""
 
     name: str
     parent: nn.Cell
@@ -129,22 +113,32 @@ def find_layers(
     split: int | None,
     skip: Sequence[str],
 ) -> list[Place]:
-    """Return the layers of ``loss_net``, in its order, whose weights are among ``parameters``.
-
-    Options are those of ``ThorOptions``; errors name every layer that they concern.
-    """
+    """Return the layers of ``loss_net``, in its order, whose weights are among ``parameters``."""
     layers: dict[str, tuple[nn.Cell, str, nn.Cell]] = {}
     owners: dict[int, list[str]] = {}  # paths of the Cells that hold a Parameter
-    for name, parent, key, cell in _places(loss_net):
-        if hasattr(cell, "taps_thor"):
+    for path, parent in loss_net.cells_and_names():
+        # Not name_cells(), which leaves out a Cell that the parent holds a second time.
+        for key, cell in parent._cells.items():
+            if cell is None:
+                continue
+            name = f"{path}.{key}".removeprefix(".").removeprefix("network.")
+            if isinstance(cell, Tapped):
+                raise InputError(
+                    f"{name!r} has a tap of an earlier ThorUpdate; call that one's release() first"
+                )
+            if isinstance(cell, LAYERS):
+                layers[name] = parent, key, cell
+            for number in {id(parameter) for parameter in cell._params.values()}:
+                owners.setdefault(number, []).append(name)
+    skipped: set[str] = set()
+    for pattern in skip:
+        found = fnmatch.filter(layers, pattern)
+        if not found:
             raise InputError(
-                f"{name!r} has a tap of an earlier ThorUpdate; call that one's release() first"
+                f"skip: expected names or patterns of layers with factors, got {pattern!r}, which "
+                f"matches none of {', '.join(layers)}.{nearest(pattern, layers)}"
             )
-        if geometry_of(cell, homogeneous=False, split=None) is not None:
-            layers[name] = parent, key, cell
-        for number in {id(parameter) for parameter in cell._params.values()}:
-            owners.setdefault(number, []).append(name)
-    skipped = _matching(list(layers), skip)
+        skipped.update(found)
     index = {id(parameter): number for number, parameter in enumerate(parameters)}
     places: list[Place] = []
     problems: dict[str, str] = {}
@@ -155,7 +149,6 @@ def find_layers(
         if bias == "homogeneous" and id(getattr(layer, "bias", None)) in index:
             own["bias"] = layer.bias
         geometry = geometry_of(layer, homogeneous="bias" in own, split=split)
-        assert geometry is not None
         numbers = {kind: index[id(parameter)] for kind, parameter in own.items()}
         places.append(Place(name, parent, key, layer, geometry, **numbers))
         if isinstance(parent, nn.MultiheadAttention) and key == "out_proj":
@@ -183,35 +176,11 @@ def refuse_layers(problems: dict[str, str]) -> None:
         )
 
 
-def _places(loss_net: nn.Cell) -> Iterator[tuple[str, nn.Cell, str, nn.Cell]]:
-    """Yield (path, parent, key, Cell) for every place of a Cell; one Cell may have several."""
-    for path, parent in loss_net.cells_and_names():
-        # Not name_cells(), which leaves out a Cell that the parent holds a second time.
-        for key, cell in parent._cells.items():
-            if cell is not None:
-                whole = f"{path}.{key}".removeprefix(".").removeprefix("network.")
-                yield whole, parent, key, cell
-
-
-def _matching(names: Sequence[str], skip: Sequence[str]) -> set[str]:
-    matching: set[str] = set()
-    for pattern in skip:
-        found = fnmatch.filter(names, pattern)
-        if not found:
-            raise InputError(
-                f"skip: expected names or patterns of layers with factors, got {pattern!r}, which "
-                f"matches none of {', '.join(names)}.{nearest(pattern, names)}"
-            )
-        matching.update(found)
-    return matching
-
-
 class Tap(nn.Cell):
     """Identity on ``y`` that returns factors as gradients: ``(x, y, a, t, g, scale) -> y``.
 
     x and y are the layer's input and output before any activation function, scale is the factor
-    that the loss was multiplied by, a scalar. a, t and g are Parameters whose values are not used;
-    the "gradient" of t counts the positions in A_sum and G_sum.
+    that the loss was multiplied by, a scalar. The values of a, t and g are not used.
     """
 
     def __init__(self, geometry: Geometry) -> None:
@@ -285,28 +254,25 @@ def _one_image(x: Tensor) -> Tensor:
 
 
 class UpstreamTap(Tap):
-    """What MindSpore's own THOR computes on GPU, for comparison. Not to be used for training.
+    """What MindSpore's own THOR computes on GPU (nn/layer/thor_layer.py), for comparison only.
 
-    For a convolution, N images and T positions (nn/layer/thor_layer.py, Conv2dThor, not Ascend):
+    For a convolution, N images and T positions:
 
         P = mean over the images of the patches, padded "same" whatever the layer's padding is
         A = P P^T / T',   T' = positions of P;   D = mean over the images of d;   G = N^2 D D^T / T
 
-    The mean is taken before the outer product: E[p] E[p]^T, of rank T' at most. For a fully
-    connected layer A is divided by its width, not by the number of rows:
+    For a fully connected layer A is divided by its width, not by the number of rows:
 
         A = X^T X / in,    G = N^2 D^T D / N
 
-    The bias has no curvature, and dilation is ignored. Sums are returned multiplied by the number
-    of positions, because ``LayerCurvature`` divides by it.
+    The bias has no curvature, and dilation is ignored. Sums are multiplied by the positions.
     """
 
     def __init__(self, geometry: Geometry) -> None:
         super().__init__(replace(geometry, pad_mode="same", dilation=(1, 1)))
 
     def sums(self, x: Tensor, slopes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        # The gradient stage divides A and the positions by the number of rows, and multiplies G by
-        # it.
+        # The gradient stage divides A and the positions by these, and multiplies G by them.
         rows = float(x.shape[0])
         a_blocks, g_blocks = self.geometry.a_blocks, self.geometry.g_blocks
         if self.geometry.kernel is not None:
@@ -329,11 +295,9 @@ class UpstreamTap(Tap):
 class Tapped(nn.Cell):
     """A layer followed by a tap: same outputs, same Parameters under the same names.
 
-    ``buffers`` (a, t, g) are the tap's Parameters. They do not belong to this Cell, so that no
-    checkpoint of the network contains them.
+    ``buffers`` (a, t, g), the tap's Parameters, are in no checkpoint of the network.
     """
 
-    taps_thor = True
     # Set before a graph is compiled. A graph that gathers no factors has no tap: the tap's results
     # would be compiled and then discarded, 0.5 s of the 1.7 s of a LeNet step.
     gathers = True
@@ -341,10 +305,9 @@ class Tapped(nn.Cell):
     def __init__(self, layer: nn.Cell, tap: Tap, buffers: tuple[Parameter, ...]) -> None:
         super().__init__(auto_prefix=False)
         self.layer = layer
-        # Not a child: MindSpore's O2 would cast it to float16, and its float32 sums would not fit.
-        object.__setattr__(self, "tap", tap)
-        for name, buffer in zip(("a", "t", "g"), buffers, strict=True):
-            object.__setattr__(self, name, buffer)
+        # The tap is no child: MindSpore's O2 would cast it to float16, too small for its sums.
+        for name, value in zip(("tap", "a", "t", "g"), (tap, *buffers), strict=True):
+            object.__setattr__(self, name, value)
         self.scale = Tensor(1.0, ms.float32)
         # The derivative is taken before the activation function that an nn.Dense may have.
         self.activates = bool(getattr(layer, "activation_flag", False))

@@ -1,7 +1,8 @@
 """The update stage: gradients are multiplied by inverses, then passed to any optimizer."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import mindspore as ms
@@ -10,16 +11,11 @@ from mindspore import ParameterTuple, Tensor, nn, ops
 
 from labkit.algorithms.thor.curvature import Inverses, LayerCurvature
 from labkit.algorithms.thor.layers import Tap, Tapped, UpstreamTap, find_layers, refuse_layers
-from labkit.algorithms.thor.rules import (
-    FREEZE,
-    OPTION_NAMES,
-    REFRESH,
-    ByUpdate,
-    check_loss,
-    thor_options,
-)
+from labkit.base.arguments import choice, integer, number, wrong
+from labkit.errors import InputError, refuse_unknown
 from labkit.nets.layers import exchange
 from labkit.steps.gradients import GradientStage
+from labkit.steps.losses import as_loss_net
 from labkit.steps.nonfinite import first_nonfinite
 from labkit.steps.options import gradient_options
 from labkit.steps.schedules import check_length
@@ -27,7 +23,145 @@ from labkit.steps.state import at, integer_of, rated, set_state, state, zeros_li
 from labkit.steps.step import PlainStep
 from labkit.steps.update import Summary, UpdateStage
 
-ON_HOST = "THOR has two graphs, and inverts factors between them: the host chooses each time"
+WORDS = {
+    "bias": ("homogeneous", "plain"),
+    "damping_split": ("equal", "pi"),
+    "formulas": ("thor", "upstream_gpu"),
+    "loss": ("known", "sample mean"),
+    "nan": ("stop", "drop"),
+}
+
+ByUpdate = float | np.ndarray
+
+
+@dataclass(frozen=True)
+class TraceRule:
+    """THOR's own rule for each layer (Chen et al., AAAI 2021), by the change of the trace.
+
+        D = |tr(F + damping I) - tr(F' + damping I)| / tr(F' + damping I)
+
+    F' is F at the last refresh of the layer's inverses. D > refresh: refresh them; D < freeze:
+    never refresh them again (0 never freezes); otherwise: skip this refresh.
+
+    Raises:
+        InputError: unless 0 <= freeze <= refresh, both finite.
+    """
+
+    refresh: float = 0.01
+    freeze: float = 0.001
+
+    def __post_init__(self) -> None:
+        refresh = number("refresh", self.refresh, at_least=0)
+        number("freeze", self.freeze, at_least=0, at_most=refresh)
+
+    def decide(self, trace: float, last: float) -> str:
+        """Return ``refresh``, ``skip`` or ``freeze`` for the trace now and at the last refresh."""
+        change = abs(trace - last) / last
+        if not change <= self.refresh:  # NaN if the traces are infinite
+            return "refresh"
+        return "skip" if change >= self.freeze else "freeze"
+
+
+@dataclass(frozen=True)
+class ThorOptions:
+    """The options of THOR; ``ThorUpdate``, ``ThorStep`` and ``labkit.thor`` take them by name.
+
+    Attributes:
+        damping: number > 0, or array with one per update (updates,).
+        frequency: updates between refreshes of factors and inverses, an integer >= 1.
+        split: largest block of a factor, or None for whole factors.
+        bias: ``homogeneous``: the bias is one more coordinate of its layer's input; ``plain``: it
+            takes the plain update, as in MindSpore's THOR.
+        factor_decay: weight of the old factors in their running average, 0 <= decay < 1.
+        damping_split: ``equal`` or ``pi``, see ``labkit.algorithms.thor.curvature``.
+        trace_rule: rule for each layer; None: each refresh recomputes every layer's inverses.
+        kl_clip: None, or c > 0: U times min(1, sqrt(c / s)), s = |sum of rate^2 <U, grad>|.
+        skip: layers that take the plain update: names, or patterns such as ``encoder.*``. Layers
+            whose weight is tied to another Cell's, or used without their call, must be among them.
+        formulas: ``thor``, or ``upstream_gpu``: what MindSpore's THOR computes on GPU, to compare.
+        loss: ``known``: the loss net must say that its loss is a mean over rows; ``sample mean``:
+            take any loss as one.
+        nan: ``stop``: a loss that is not finite raises FloatingPointError, which names the layer;
+            ``drop``: the step's ``nonfinite`` handles it.
+
+    Raises:
+        InputError: if an attribute has any other value.
+    """
+
+    damping: ByUpdate
+    frequency: int = 100
+    split: int | None = 128
+    bias: str = "homogeneous"
+    factor_decay: float = 0.0
+    damping_split: str = "equal"
+    trace_rule: TraceRule | None = None
+    kl_clip: float | None = None
+    skip: Sequence[str] = ()
+    formulas: str = "thor"
+    loss: str = "known"
+    nan: str = "stop"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "damping", by_update("damping", self.damping, above=0))
+        integer("frequency", self.frequency)
+        for name, words in WORDS.items():
+            choice(name, getattr(self, name), words)
+        if self.split is not None:
+            integer("split", self.split)
+        number("factor_decay", self.factor_decay, at_least=0, below=1)
+        if self.kl_clip is not None:
+            number("kl_clip", self.kl_clip, above=0)
+        if not isinstance(self.trace_rule, TraceRule | None):
+            raise wrong("trace_rule", self.trace_rule, "a TraceRule or None")
+        if isinstance(self.skip, str) or not all(isinstance(name, str) for name in self.skip):
+            raise wrong("skip", self.skip, "a list of names or patterns of layers")
+        object.__setattr__(self, "skip", tuple(self.skip))
+
+
+OPTION_NAMES = tuple(field.name for field in fields(ThorOptions))
+
+
+def thor_options(damping: object, options: Mapping[str, Any]) -> ThorOptions:
+    """Return ``ThorOptions``; refuse unknown names, with the nearest one, as ``InputError``."""
+    for name in options:
+        refuse_unknown("option", name, OPTION_NAMES)
+    return ThorOptions(damping, **options)  # type: ignore[arg-type]
+
+
+def by_update(name: str, value: Any, **bounds: float) -> ByUpdate:
+    """Return a number, or an array with one per update (updates,), given as one or as a Tensor.
+
+    Raises:
+        InputError: for another shape, or a number outside ``bounds`` (``labkit.base.arguments``).
+    """
+    if isinstance(value, Tensor):
+        value = value.asnumpy()
+    values = np.asarray(value, dtype=object)
+    if values.ndim > 1 or not values.size:
+        raise InputError(f"{name}: expected shape () or (updates,), got {values.shape}")
+    if not values.ndim:
+        return number(name, value.item() if isinstance(value, np.ndarray) else value, **bounds)
+    return np.array([number(f"{name}[{i}]", x, **bounds) for i, x in enumerate(values)])
+
+
+def check_loss(loss_net: nn.Cell) -> None:
+    """Raise ``InputError`` unless ``loss_net`` says that its loss is a mean over rows.
+
+    A mean over elements (nn.MSELoss) is one: a row's loss is the mean over its elements.
+    """
+    loss_net = as_loss_net(loss_net)
+    over = getattr(loss_net, "over", None)
+    weighted = getattr(loss_net, "class_weights", None) is not None
+    if over in ("rows", "labels", "elements") and not weighted:
+        return
+    name = f"a {type(loss_net).__name__}"
+    if hasattr(loss_net, "loss_name"):
+        name += f" of {loss_net.loss_name}" + (" with class weights" if weighted else "")
+    raise InputError(
+        "loss_net: expected the mean over the batch's rows of one loss a row, as that of "
+        f"LossNet(network, nn.CrossEntropyLoss()) or LossNet(network, own, per='rows'), got {name}"
+        "; loss='sample mean' says that yours is one"
+    )
 
 
 class ThorUpdate(UpdateStage):
@@ -36,24 +170,20 @@ class ThorUpdate(UpdateStage):
     Args:
         loss_net: that of the step. Its layers get taps, in place; ``release`` removes them.
         optimizer: any ``nn.Optimizer``; THOR's own is nn.Momentum.
-        damping: see ``ThorOptions``, as for all options.
-        **options: by name.
+        damping, **options: see ``ThorOptions``.
 
     Attributes:
         layers: the curvature of each preconditioned layer, ``LayerCurvature``.
         decisions: layer name -> ``refresh``, ``skip`` or ``freeze``, at the last refresh.
 
     Raises:
-        InputError: for invalid options, a network with nothing to precondition, and, naming all of
-            them, layers whose weight another Cell uses too; at the first update, layers that were
-            not called.
+        InputError: for invalid options, a network with nothing to precondition, layers whose weight
+            another Cell uses too, and, at the first update, layers that were not called.
         FloatingPointError: if factors or, with ``nan="stop"``, a loss are not finite, or no damping
             makes the factors invertible.
 
-    All state is in Parameters: a checkpoint of the step is the whole state. Three compiled graphs
-    share it: one gathers factors along with the gradients, one updates from what the first has
-    prepared, and one makes all other updates and contains no curvature but the products with the
-    inverses.
+    Three compiled graphs: one gathers factors along with the gradients, one updates from what the
+    first has prepared, and one makes all other updates, by products with the inverses.
     """
 
     def __init__(
@@ -63,7 +193,8 @@ class ThorUpdate(UpdateStage):
         self.options = given = thor_options(damping, options)
         if given.loss == "known":
             check_loss(loss_net)
-        self.settings = given.settings()
+        # What a resumed training must share, as plain values.
+        self.settings = asdict(given) | dict.fromkeys(self.schedules(), "a schedule")
         upstream = given.formulas == "upstream_gpu"
         bias, tap = ("plain", UpstreamTap) if upstream else (given.bias, Tap)
         self.places = find_layers(loss_net, self.parameters, bias, given.split, given.skip)
@@ -76,25 +207,19 @@ class ThorUpdate(UpdateStage):
             exchange(place.parent, place.key, self.tapped[-1])
         means = [layer.a_factor for layer in layers] + [layer.positions for layer in layers]
         self.extras = tuple(means), tuple(layer.g_factor for layer in layers)
-        self._make_state()
-        self._set_directions()
         self.inverses = Inverses(layers, given.damping_split)
-        self.factor_decay = float(given.factor_decay)
+        self.factor_decay, self.rated = float(given.factor_decay), rated(optimizer)
         # float: a NumPy number would take over the division by a Tensor.
         self.kl_clip = None if given.kl_clip is None else float(given.kl_clip)
-        self.apply_pending = _ApplyPending(self)
         self.decisions: dict[str, str] = {}
         self.gathers = False
-
-    def _make_state(self) -> None:
         # pending: 1 between the graph that fills pending_gradients and the one that applies them.
         # measured: T, tr A (x) G, and whether they are finite, of each layer's last factors.
         # The rest changes only when the pending update is made. last_factors, last_refresh: the
-        # last update, counted from 0, that refreshed factors and inverses; -1 for none. damping:
-        # that of the last refresh. traces: tr(F + damping I) at the last refresh of each layer, 0
-        # before the first. frozen: 1 for layers that are never refreshed again. refreshes, retries
-        # with more damping: how many each layer has had.
-        count = len(self.layers)
+        # last update, counted from 0, that refreshed factors and inverses; -1 for none. By layer:
+        # traces: tr(F + damping I) at its last refresh, 0 before the first; frozen: 1 if it is
+        # never refreshed again; refreshes, retries with more damping: how many it has had.
+        count = len(layers)
         self.pending = state("thor.held", 0)
         self.pending_gradients = ParameterTuple(zeros_like(p, "held") for p in self.parameters)
         self.measured = state("thor.seen", np.zeros((count, 3)))
@@ -109,22 +234,18 @@ class ThorUpdate(UpdateStage):
         scalars = (self.last_factors, self.last_refresh, self.damping)
         tables = (self.traces, self.frozen, self.refreshes, self.retries)
         self.refreshed = ParameterTuple(scalars + tables)
-
-    def _set_directions(self) -> None:
-        # sources: (index of the weight, index of the bias) of each layer; without a bias in the
-        # factors, the weight's index twice. made: number of directions that the layers return, two
-        # each. origins: where each parameter's direction stands among them, followed by all
-        # gradients; a parameter in no layer's factors takes its own gradient.
-        places = self.places
-        self.sources = tuple((p.weight, p.weight if p.bias is None else p.bias) for p in places)
-        self.made = 2 * len(places)
+        self.apply_pending = _ApplyPending(self)
+        # sources: each layer's indices of weight and bias; without a bias in the factors, the
+        # weight's twice. made: number of directions, two a layer. origins: where each parameter's
+        # direction stands among these, followed by all gradients: its own for all others.
+        pairs = ((p.weight, p.weight if p.bias is None else p.bias) for p in self.places)
+        self.sources, self.made = tuple(pairs), 2 * count
         origins = [self.made + i for i in range(len(self.parameters))]
-        for number, place in enumerate(places):
-            origins[place.weight] = 2 * number
+        for i, place in enumerate(self.places):
+            origins[place.weight] = 2 * i
             if place.bias is not None:
-                origins[place.bias] = 2 * number + 1
+                origins[place.bias] = 2 * i + 1
         self.origins = tuple(origins)
-        self.rated = rated(self.optimizer)
 
     def attach(self, step: nn.Cell) -> None:
         super().attach(step)
@@ -135,10 +256,6 @@ class ThorUpdate(UpdateStage):
     # --- in compiled graphs --------------------------------------------------------------------
 
     def construct(self, gradients: tuple) -> object:
-        return self.optimizer(self.directions(gradients))
-
-    def directions(self, gradients: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Return U for the layers' weights and biases, all other gradients unchanged."""
         made: tuple = ()
         for i in range(len(self.sources)):
             weight, bias = self.sources[i]
@@ -146,13 +263,10 @@ class ThorUpdate(UpdateStage):
         directions = self.map(ops.partial(at, made + gradients), self.origins)
         if self.kl_clip is not None:
             directions = self._clipped(directions, gradients)
-        return directions
+        return self.optimizer(directions)
 
     def _clipped(self, directions: tuple, gradients: tuple) -> tuple[Tensor, ...]:
-        """Limit rate^2 <U, grad> of all layers together (Ba, Grosse and Martens, 2017, section 5).
-
-        "Distributed second-order optimization using Kronecker-factored approximations", ICLR.
-        """
+        """Limit rate^2 <U, grad> of all layers together (Ba et al., ICLR 2017, section 5)."""
         rates = self.rated.get_lr()
         total = ops.cast(0.0, ms.float32)
         for i in range(len(gradients)):
@@ -196,7 +310,7 @@ class ThorUpdate(UpdateStage):
     # --- between graphs ------------------------------------------------------------------------
 
     def wants_extras(self, updates: int) -> bool:
-        # Of an update that was due and was left out, the next one takes the place.
+        # The next update takes the place of one that was due and was left out.
         last = integer_of(self.last_refresh)
         self.gathers = last < 0 or updates - last >= self.options.frequency
         # Each value that is read costs a step of LeNet half a percent: read only what can matter.
@@ -221,8 +335,7 @@ class ThorUpdate(UpdateStage):
     def refresh(self) -> list[Tensor]:
         """Recompute the inverses of the layers that are due; return the new ``refreshed``.
 
-        Only the inverses change here. The graph that updates assigns the rest, so that an
-        interruption in between only leaves an update that was not made.
+        The graph that updates assigns these, so that an interruption leaves an update not made.
         """
         update, measured = integer_of(self.record.updates), self.measured.asnumpy()
         self._check_factors(measured, update)
@@ -234,17 +347,16 @@ class ThorUpdate(UpdateStage):
         rule, due = self.options.trace_rule, []
         for i, layer in enumerate(self.layers):
             trace = layer.trace(measured[i, 0], measured[i, 1], float(damping))
-            decision = FREEZE if frozen[i] else REFRESH
+            decision = "freeze" if frozen[i] else "refresh"
             if rule is not None and traces[i] > 0 and not frozen[i]:
                 decision = rule.decide(trace, float(traces[i]))
             self.decisions[layer.layer_name] = decision
-            frozen[i] = decision == FREEZE
-            if decision == REFRESH:
+            frozen[i] = decision == "freeze"
+            if decision == "refresh":
                 traces[i] = trace
                 refreshes[i] += 1
                 due.append(i)
-        for i, more in self.inverses.make(due, float(damping)).items():
-            retries[i] += more
+        retries += self.inverses.make(due, float(damping))
         return [Tensor(value) for value in (np.int32(update), np.int32(update), damping, *tables)]
 
     def _check_factors(self, measured: np.ndarray, update: int) -> None:
@@ -261,32 +373,25 @@ class ThorUpdate(UpdateStage):
         refuse_layers(uncalled)
 
     def _stop_at_nan(self, stage: GradientStage, batch: tuple, loss: Tensor) -> None:
-        """Raise ``FloatingPointError`` if a loss is not finite, naming the layer that caused it.
-
-        All ranks stop: a rank that continued would wait for the others forever.
-        """
+        """Raise ``FloatingPointError``, on all ranks, if a loss is not finite: name the layer."""
         finite = everywhere = math.isfinite(float(loss.asnumpy()))
         if stage.all_reduce is not None:
             everywhere = not stage.all_reduce(Tensor([not finite], ms.float32)).asnumpy().any()
         if everywhere:
             return
         update = integer_of(self.record.updates) + 1
-        if finite:
-            raise FloatingPointError(
-                f"the loss is not finite on another rank at update {update}; what that rank "
-                "raises says where"
+        text = f"the loss is not finite on another rank at update {update}; what it raises says why"
+        if not finite:
+            text = (
+                f"the loss is {float(loss.asnumpy())} at update {update}: "
+                f"{first_nonfinite(stage.loss_net, batch)}. Smaller learning rate or more damping "
+                f"(now {float(self.damping.asnumpy()):.3g})?"
             )
-        raise FloatingPointError(
-            f"the loss is {float(loss.asnumpy())} at update {update}: "
-            f"{first_nonfinite(stage.loss_net, batch)}. Smaller learning rate or more damping (now "
-            f"{float(self.damping.asnumpy()):.3g})?"
-        )
-
-    def host_work(self) -> str:
-        return ON_HOST
+        raise FloatingPointError(text)
 
     def schedules(self) -> dict[str, Callable | np.ndarray]:
-        return self.options.schedules()
+        damping = self.options.damping
+        return {"damping": damping} if isinstance(damping, np.ndarray) else {}
 
     def check_length(self, updates: int) -> None:
         if isinstance(self.options.damping, np.ndarray):
@@ -294,7 +399,14 @@ class ThorUpdate(UpdateStage):
 
     def memory_usage(self) -> list[dict]:
         """Return a row per layer: its name, factor shapes, and bytes of factors and inverses."""
-        return [layer.memory() for layer in self.layers]
+        rows = []
+        for layer in self.layers:
+            a, g = layer.a_factor, layer.g_factor
+            row = {"layer": layer.layer_name, "a_factor": a.shape, "g_factor": g.shape}
+            rows.append(
+                row | dict.fromkeys(("factor_bytes", "inverse_bytes"), 4 * (a.size + g.size))
+            )
+        return rows
 
     def release(self) -> None:
         """Restore the network's own layers, without taps."""
@@ -321,18 +433,10 @@ class _ApplyPending(nn.Cell):
 
 
 class ThorStep(PlainStep):
-    """One THOR update per batch: a ``PlainStep`` with a ``ThorUpdate``.
+    """One THOR update per batch: a ``PlainStep`` with a ``ThorUpdate``, which see.
 
-    With accumulation:
+    ``**options`` are those of ``ThorOptions`` and ``GradientOptions``. With accumulation:
     ``AccumulatedStep(loss_net, optimizer, 4, update=ThorUpdate(loss_net, optimizer, damping))``.
-
-    Args:
-        loss_net: network and loss, a mean over rows; its layers get taps, in place.
-        optimizer: any ``nn.Optimizer``; THOR's own is nn.Momentum.
-        damping: see ``ThorOptions``.
-        **options: see ``ThorOptions`` and ``GradientOptions``.
-
-    It raises what ``ThorUpdate`` raises.
 
     >>> step = ThorStep(LossNet(network, loss_fn), optimizer, damping=0.3, frequency=10)
     >>> loss = step(images, labels)
