@@ -287,7 +287,9 @@ class ThorUpdate(UpdateStage):
         if len(extras) == 0:
             return self.updated(gradients)
         count = len(self.layers)
-        keep = ops.cast(self.last_factors >= 0, ms.float32) * self.factor_decay
+        keep = None
+        if self.factor_decay > 0:
+            keep = ops.cast(self.last_factors >= 0, ms.float32) * self.factor_decay
         rows: tuple = ()
         averages: tuple = ()
         for i in range(count):
