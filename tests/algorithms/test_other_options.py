@@ -3,7 +3,7 @@
 import pytest
 
 from labkit.algorithms.thor import TraceRule
-from tests.support.resuming import subspace, thor
+from tests.support.trainings import subspace, thor
 
 pytestmark = [
     pytest.mark.usefixtures("runtime"),

@@ -7,7 +7,7 @@ import pytest
 
 from labkit.data import idx
 from labkit.errors import InputError
-from tests.support.idx_files import write_idx
+from tests.support.data_archives import write_idx
 
 IMAGES = np.arange(5 * 4 * 3, dtype=np.uint8).reshape(5, 4, 3)
 LABELS = np.array([0, 9, 3, 3, 7], dtype=np.uint8)

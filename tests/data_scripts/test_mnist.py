@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from labkit.errors import InputError
-from tests.support.data_archives import SCRIPTS, load, quiet, tar, tree, tree_sums
-from tests.support.idx_files import write_set
+from tests.support.data_archives import SCRIPTS, load, quiet, tar, tree, tree_sums, write_set
 
 PUBLISHED_MD5 = {
     "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",

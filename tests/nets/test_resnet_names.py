@@ -7,7 +7,7 @@ from mindspore import nn, ops
 
 from labkit.nets import resnet
 from labkit.nets.resnet import own_name, pools
-from labkit.recipes.parts import load_network
+from labkit.recipes.training import load
 
 
 class Block(nn.Cell):
@@ -101,10 +101,10 @@ class TestCheckpoint:
         images = ms.Tensor(random.normal(size=(2, 3, 64, 64)), ms.float32)
         expected = network.set_train(False)(images).asnumpy()
         with pytest.warns(UserWarning, match=r"blocks pool where this one strides \(layer2.0.e2.0"):
-            load_network(blog, path)
+            load(blog, path, ())
         got = blog.set_train(False)(images).asnumpy()
         np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
         with pytest.warns(UserWarning, match="the function is another"):
-            load_network(plain, path)
+            load(plain, path, ())
         got = plain.set_train(False)(images).asnumpy()
         assert np.abs(got - expected).max() > 0.01 * np.abs(expected).max()

@@ -6,8 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from labkit.recipes.__main__ import main
 from labkit.recipes.training import Recipe
-from tests.support.recipes import kept, main, settings, shrink
+from tests.support.recipes import arguments, kept, shrink
 
 
 @pytest.fixture(scope="session")
@@ -39,16 +40,12 @@ def trained(data, tmp_path_factory):
         if name == "subspace-2":
             get("subspace-1")
         if name not in done:
-            arguments = ["train", "--dataset_path", str(data), "--device_target", "CPU"]
-            for setting, value in vars(settings(name, out)).items():
-                arguments += [f"--{setting}", str(value)]
             shown, results, patched = io.StringIO(), [], pytest.MonkeyPatch.context()
             with patched as patch, contextlib.redirect_stdout(shown), kept() as networks:
                 patch.setattr(Recipe, "train", lambda *a, **o: results.append(train(*a, **o)))
-                assert main(name, arguments) == 0
-            done[name] = SimpleNamespace(
-                out=out, printed=shown.getvalue(), result=results[0], network=networks[-1]
-            )
+                assert main(arguments(name, out, data), "labkit") == 0
+            printed, result, network = shown.getvalue(), results[0], networks[-1]
+            done[name] = SimpleNamespace(out=out, printed=printed, result=result, network=network)
         return done[name]
 
     return get

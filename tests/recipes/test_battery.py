@@ -1,22 +1,23 @@
-"""What every recipe does: its command trains, describes, resumes, evaluates and refuses."""
+"""What every recipe does: its command trains, describes, resumes and evaluates."""
 
 import json
 import re
 import shutil
-from pathlib import Path
+from contextlib import ExitStack
 
 import pytest
 from mindspore import load_checkpoint, load_param_into_net, nn
-from mindspore.train import Model
+from mindspore.train import Model, RunContext
+from mindspore.train.callback import _InternalCallbackParam
 
 from labkit.errors import InputError
 from labkit.nets import resnet
-from labkit.recipes import parts
-from labkit.recipes.training import Recipe
-from labkit.steps.accumulation import AccumulatedStep
+from labkit.recipes import training
+from labkit.recipes.__main__ import main
+from labkit.recipes.training import build_loss, datasets, load
 from labkit.training.evaluation import evaluate
 from labkit.training.records import read_records
-from tests.support.recipes import NAMES, SETTINGS, arrays, main, newest, rates_of, recipe, settings
+from tests.support.recipes import NAMES, SETTINGS, arrays, newest, recipe, settings
 from tests.support.step_cells import assert_bit_equal
 
 pytestmark = pytest.mark.usefixtures("runtime", "small")
@@ -32,26 +33,92 @@ LOSS = {
     "subspace-1": r"epoch: {} step: 4 loss is  \d\.\d+",
     "subspace-2": r"epoch: {} step: 4 loss is  \d\.\d+",
 }
+# The tutorial's folder of a device, which has logs, and in it that of its checkpoints.
+TREES = {
+    "resnet50": ("", ".", "resnet-2_4.ckpt resnet-3_4.ckpt"),
+    "thor": ("train_parallel0", "ckpt_0", "resnet-1_4.ckpt resnet-2_4.ckpt"),
+    "adasum": ("device0", ".", ""),
+    "subspace-1": ("device0_stage_1", "checkpoint_stage_1", "resnet-2_4.ckpt resnet-3_4.ckpt"),
+    "subspace-2": ("device0_stage_2", "checkpoint_stage_2", "resnet-1_4.ckpt resnet-2_4.ckpt"),
+}
 
 
 @of_every_recipe
-def test_the_run_folder_says_what_was_trained(trained, data, name):
+def test_the_run_folder_says_what_was_trained(trained, name):
     out = trained(name).out
     config = json.loads((out / name / "config.json").read_text())
     expected = json.loads(json.dumps(vars(settings(name, out))))
     assert config == expected | {"class_num": expected["class_num"] or 10}
     assert json.loads((out / name / "classes.json").read_text()) == list("0123456789")
-    rows = read_records(out / name / "records.csv").rows
-    assert len(rows) == expected["epoch_size"] * UPDATES[name]
+    records = read_records(out / name / "records.csv")
+    assert len(records) == expected["epoch_size"] * UPDATES[name]
+    assert set(records.column("images")) == {40 // UPDATES[name]}
     kept = min(expected["keep_checkpoint_max"], expected["epoch_size"])
     assert len(list((out / name / "checkpoint").iterdir())) == kept
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_the_tutorials_folders_and_log(trained, name):
+    device, inner, names = TREES[name]
+    run = trained(name).out / name
+    files = {path.relative_to(run) for path in (run / device).rglob("*") if path.is_file()}
+    own = {path for path in files if path.suffix in (".ckpt", ".log")}
+    assert {run / path for path in own if path.suffix == ".ckpt"} == {
+        run / device / inner / path for path in names.split()
+    }
+    logs = {f"{device}/env.log", f"{device}/train.log"} if device else set()
+    assert {str(path) for path in own if path.suffix == ".log"} == logs
+    if device:
+        log = (run / device / "train.log").read_text()
+        assert trained(name).printed.endswith(log)
+        assert log.startswith(
+            "============== Starting Training ==============\n" * (name != "thor")
+        )
+        assert len(re.findall("^epoch: ", log, re.M)) == SETTINGS[name]["epoch_size"]
+
+
+@pytest.mark.parametrize(
+    ("name", "writes", "device"), [("subspace-1", False, "3"), ("thor", True, "")]
+)
+def test_another_ranks_device(tmp_path, monkeypatch, name, writes, device):
+    """The device's folder has a log; only THOR's tutorial saves a checkpoint on every device.
+
+    The last epoch is always saved, whatever the interval. An empty DEVICE_ID counts as not set.
+    """
+    monkeypatch.setenv("DEVICE_ID", device)
+    monkeypatch.setenv("SECRET_TOKEN", "no log's business")
+    config = settings(name, tmp_path, save_checkpoint_epochs=2)
+    now = _InternalCallbackParam()
+    now.update(epoch_num=3, batch_num=4, network=nn.Dense(2, 1))
+    with ExitStack() as held:
+        callback = training.Documents(recipe(name), config, ["0", "1"], 1, 4, held)
+        callback.on_train_begin(RunContext(now))
+        for epoch in (1, 3):
+            now.update(cur_epoch_num=epoch)
+            callback.on_train_epoch_end(RunContext(now))
+        print("said by rank 1: Möwe \udcff")
+    folder = tmp_path / name / recipe(name).tree.device.format(device or 1)
+    written = {path.name for path in folder.iterdir()}
+    assert written == {"env.log", "train.log"} | ({"ckpt_0"} if writes else set())
+    # In UTF-8, and what is not a character does not end the training.
+    assert (folder / "train.log").read_bytes() == "said by rank 1: Möwe \\udcff\n".encode()
+    assert [path.name for path in folder.rglob("*.ckpt")] == ["resnet-3_4.ckpt"] * writes
+    known = (folder / "env.log").read_text()
+    assert f"DEVICE_ID={device}\n" in known and "TOKEN" not in known
+
+
+def test_on_gpu_ranks_share_a_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(training.ms, "get_context", lambda name: "GPU")
+    config = settings("thor", tmp_path)
+    callback = training.Documents(recipe("thor"), config, [], 5, 4, ExitStack())
+    assert callback.checkpoints == tmp_path / "thor/train_parallel/ckpt_5" and callback.writes
 
 
 @of_every_recipe
 def test_settings_losses_and_figures_are_printed(trained, name):
     """The losses are printed once per epoch, as in the tutorial."""
     out, printed = trained(name).out, trained(name).printed
-    images = 20 if name in ("adasum", "accumulation") else 10
+    images = 40 // UPDATES[name]
     start = f"labkit: ResNet-18 into {out / name}, {images} images in an update\n  batch_size "
     assert start in printed
     summary = r"^labkit: top_1_accuracy 0\.\d{4}, top_5_accuracy [01]\.\d{4}, loss \d\.\d{4}, "
@@ -63,18 +130,24 @@ def test_settings_losses_and_figures_are_printed(trained, name):
             assert re.fullmatch(LOSS[name].format(epoch), line), line
         times = re.findall(r"Train epoch time: .* ms, per step time: .* ms", printed)
         assert len(times) == len(lines)
+    if name == "adasum":
+        assert "labkit: adasum over 2 workers (2 virtual), on updates, by layer" in printed
+    if name.startswith("subspace"):  # around its losses, with the accuracy that is also returned
+        title, testing, accuracy = re.findall("^=====.*", printed, re.M)
+        assert printed.index(title) < printed.index(lines[0])
+        assert printed.index(lines[-1]) < printed.index(testing) < printed.index(accuracy)
+        assert testing == "============== Starting Testing =============="
+        number = re.fullmatch(r"=+ \{'Accuracy': (\d\.\d+)\} =+", accuracy)[1]
+        assert f"labkit: top_1_accuracy {float(number):.4f}," in printed
 
 
 @pytest.mark.parametrize("name", LONG)
 def test_a_resumed_training_is_the_uninterrupted_one(trained, data, tmp_path, name):
     """The resumed training may write elsewhere and more or less often."""
-    out = trained(name).out
-    for each in ("subspace-1", "subspace-2") if "subspace" in name else (name,):
-        if (out / each).exists():
-            shutil.copytree(out / each, tmp_path / each)
-    path = tmp_path / name / "config.json"
-    whole = arrays(newest(tmp_path / name))
-    newest(tmp_path / name).unlink()
+    shutil.copytree(trained(name).out, tmp_path, dirs_exist_ok=True)
+    path, last = tmp_path / name / "config.json", newest(tmp_path / name)
+    whole = arrays(last)
+    last.unlink()
     last = 4 * SETTINGS[name]["epoch_size"]
     changed = {"save_checkpoint_steps": last - 1, "keep_checkpoint_max": 9}
     config = settings(name, tmp_path, save_checkpoint_epochs=2, **changed)
@@ -89,8 +162,8 @@ def test_a_resumed_training_is_the_uninterrupted_one(trained, data, tmp_path, na
 @of_every_recipe
 def test_a_checkpoint_is_evaluated_as_after_its_training(trained, data, capsys, name):
     path = newest(trained(name).out / name)
-    arguments = ["eval", "--dataset_path", str(data), "--checkpoint_path", str(path)]
-    assert main(name, [*arguments, "--device_target", "CPU"]) == 0
+    given = ["--dataset_path", str(data), "--checkpoint_path", str(path), "--device_target", "CPU"]
+    assert main(["eval", name, *given], "labkit") == 0
     lines, printed = (
         [line for line in text.splitlines() if line.startswith("labkit: top_1_acc")]
         for text in (capsys.readouterr().out, trained(name).printed)
@@ -102,14 +175,10 @@ def test_a_checkpoint_is_evaluated_as_after_its_training(trained, data, capsys, 
 @pytest.mark.parametrize("name", ["accumulation", pytest.param("thor", marks=pytest.mark.long)])
 def test_a_training_in_float16_is_evaluated_in_float32_as_its_checkpoint(data, tmp_path, name):
     """THOR also writes a checkpoint where its tutorial does."""
-    run = tmp_path / name
     config = settings(name, tmp_path, precision="O2", epoch_size=1)
     evaluation = recipe(name).train(config, data, device="CPU").evaluation
-    paths = [newest(run)]
-    if name == "thor":
-        folder = run / "train_parallel0"
-        assert {path.name for path in folder.iterdir()} == {"ckpt_0", "env.log", "train.log"}
-        paths.append(folder / "ckpt_0/resnet-1_4.ckpt")
+    paths = [newest(tmp_path / name), *(tmp_path / name).rglob("*.ckpt")]
+    assert len(paths) == (2 if name == "thor" else 1)
     for path in paths:
         assert recipe(name).evaluate_checkpoint(config, data, path, device="CPU") == evaluation
 
@@ -124,6 +193,11 @@ def test_the_tutorials_trees(trained, data, tmp_path, tree):
         for folder in (data, tmp_path)
     )
     assert ours == theirs
+    # The tutorial's text says validation_preprocess, its code val: one of them.
+    (tmp_path / "val").symlink_to(data / "val")
+    held = ", ".join(sorted(path.name for path in tmp_path.iterdir()))
+    with pytest.raises(InputError, match=f"holds {held}; expected train/ and val/"):
+        datasets(config, tmp_path, 0, 1)
 
 
 def test_the_loss_of_other_data_is_plain_cross_entropy(trained, data):
@@ -131,8 +205,8 @@ def test_the_loss_of_other_data_is_plain_cross_entropy(trained, data):
     out, path = trained("thor").out, newest(trained("thor").out / "thor")
     config, network = settings("thor", out, label_smooth_factor=0.0), resnet.resnet(18, 12)
     loss = recipe("thor").evaluate_checkpoint(config, data, path, device="CPU")["loss"]
-    parts.load_network(network, path)
-    _, val_set, _ = parts.datasets(config, data, 0, 1, only_evaluate=True)
+    _, val_set, classes = datasets(config, data, 0, 1, only_evaluate=True)
+    load(network, path, classes)
     plain = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
     assert loss == pytest.approx(evaluate(network, plain, val_set)["loss"], rel=1e-5)
     assert f"loss {loss:.4f}" not in trained("thor").printed
@@ -142,18 +216,14 @@ def test_thors_checkpoints_and_evaluation_are_the_tutorials(trained, data, capsy
     """They are evaluated as in the tutorial's eval.py: load_checkpoint, load_param_into_net,
     Model.eval."""
     out, printed = trained("thor").out, trained("thor").printed
-    folder = out / "thor/train_parallel0/ckpt_0"
-    names = sorted(path.name for path in folder.glob("*.ckpt"))
-    assert names == ["resnet-1_4.ckpt", "resnet-2_4.ckpt"]
-    path = str(folder / names[1])
-    network = resnet.resnet(18, 12)
+    path = str(out / "thor/train_parallel0/ckpt_0/resnet-2_4.ckpt")
+    config, network = settings("thor", out), resnet.resnet(18, 12)
     missing, _ = load_param_into_net(network, load_checkpoint(path))
     assert missing == []
     network.set_train(False)
-    config = settings("thor", out)
-    _, val_set, _ = parts.datasets(config, data, 0, 1, only_evaluate=True)
+    _, val_set, _ = datasets(config, data, 0, 1, only_evaluate=True)
     metrics = {"top_1_accuracy", "top_5_accuracy"}
-    model = Model(network, metrics=metrics, loss_fn=parts.build_loss(config))
+    model = Model(network, metrics=metrics, loss_fn=build_loss(config))
     ours = recipe("thor").evaluate_checkpoint(config, data, path, device="CPU")
     for name, value in model.eval(val_set).items():
         assert ours[name] == pytest.approx(value)
@@ -164,15 +234,6 @@ def test_thors_checkpoints_and_evaluation_are_the_tutorials(trained, data, capsy
     assert f"labkit: top_1_accuracy {top_1:.4f}, top_5_accuracy {top_5:.4f}" in printed
 
 
-def test_adasums_line_records_and_log(trained):
-    out, printed = trained("adasum").out, trained("adasum").printed
-    assert "labkit: adasum over 2 workers (2 virtual), on updates, by layer" in printed
-    assert read_records(out / "adasum/records.csv").column("images") == [20] * 4
-    folder = out / "adasum/device0"
-    assert {path.name for path in folder.iterdir()} == {"env.log", "train.log"}
-    assert "epoch: 2 step: 2 loss is " in (folder / "train.log").read_text()
-
-
 @of_every_recipe
 def test_an_earlier_training_is_never_overwritten(trained, data, name):
     out = trained(name).out
@@ -180,90 +241,3 @@ def test_an_earlier_training_is_never_overwritten(trained, data, name):
     with pytest.raises(InputError, match="holds (snapshots of )?an earlier training"):
         recipe(name).train(settings(name, out, seed=7), data, device="CPU")
     assert {p: p.read_bytes() for p in (out / name).rglob("*") if p.is_file()} == before
-
-
-def built(name, micro_batches, **changed):
-    """The step of a recipe."""
-    config = settings(name, Path("none"), class_num=10, **changed)
-    network = parts.build_network(config)
-    return recipe(name).build_step(config, network, micro_batches)
-
-
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "subspace-2"])
-def test_optimizer_and_options_are_those_of_the_settings(name):
-    """Only weights decay, except in THOR's tutorial, whose filter excludes no parameter."""
-    given = dict(momentum=0.5, weight_decay=0.25, loss_scale=64, precision="O2")
-    step = built(name, 3, micro_steps=1, **given)
-    optimizer = step.optimizer
-    assert isinstance(optimizer, nn.Momentum) and float(optimizer.momentum.asnumpy()) == 0.5
-    trained = [p.name for p in step.gradient.loss_net.network.trainable_params()]
-    assert [p.name for p in optimizer.parameters] == trained
-    for parameter, decay in zip(optimizer.parameters, optimizer.weight_decay, strict=True):
-        decays = parameter.ndim > 1 or name == "thor"
-        assert float(decay.asnumpy()) == (0.25 if decays else 0.0), parameter.name
-    assert float(step.gradient.loss_scale.asnumpy()) == 64 and step.gradient.checked
-    assert step.settings["precision"] == "O2"
-
-
-@pytest.mark.parametrize("name", ["resnet50", "thor", "subspace-1"])
-def test_a_schedule_counts_updates(name):
-    with pytest.warns(UserWarning, match="BatchNorm"):
-        step = built(name, 9, micro_steps=4)
-    assert type(step) is AccumulatedStep
-    assert rates_of(step).shape == ((12 if name == "subspace-1" else 9),)
-
-
-@pytest.fixture
-def calls(monkeypatch):
-    """The arguments of each call of ``Recipe.train``, which does not train."""
-    made = []
-    monkeypatch.setattr(Recipe, "train", lambda self, *given, **o: made.append((given, o)))
-    return made
-
-
-class TestCommand:
-    @of_every_recipe
-    def test_a_setting_is_an_option_too(self, name, calls):
-        """It changes the named settings, of which the first are the default."""
-        named = recipe(name).named
-        for given in list(named) if len(named) > 1 else [None]:
-            arguments = ["train", "--data_path", ".", "--seed", "3", "--seed", "4"]
-            arguments += ["--settings", given] if given else []
-            assert main(name, [*arguments, "--batch_size", "8"]) == 0
-            changed = {"seed": 4, "batch_size": 8}
-            assert vars(calls[-1][0][0]) == vars(named[given or next(iter(named))]) | changed
-        options = {"device": "auto", "distribute": False, "device_num": None, "resume": False}
-        assert calls[-1][1] == options
-        assert main(name, ["train", "--dataset_path", "."]) == 0
-        assert calls[-1][0] == (next(iter(named.values())), ".")
-
-    def test_options_reach_the_training(self, tmp_path, calls):
-        (tmp_path / "some.yaml").write_text("lr: 0.5\nbatch_size: 8\n")
-        arguments = ["train", "--dataset_path", ".", "--run_distribute", "True"]
-        arguments += ["--device_num", "8", "--device_target", "GPU", "--resume"]
-        arguments += ["--config", str(tmp_path / "some.yaml"), "--lr", "0.25"]
-        machine = {"device": "GPU", "distribute": True, "device_num": 8}
-        for more, resume in (([], True), (["--resume", "anyway"], "anyway")):
-            assert main("resnet50", arguments + more) == 0
-            (config, path), options = calls[-1]
-            assert (config.lr, config.batch_size, path) == (0.25, 8, ".")
-            assert options == machine | {"resume": resume}
-
-    @pytest.mark.parametrize(
-        ("arguments", "message"),
-        [
-            ("--batch_size 61 --depth 18", "batch_size: expected at most 40, the number"),
-            ("--class_num 9", "class_num: expected at least 10, the data's classes, or None"),
-            ("--device_target GPU", "device GPU was requested but is not available"),
-            ("--config none.yaml", "none.yaml cannot be read"),
-            ("--run_distribute no", "run_distribute: expected True or False, got 'no'"),
-        ],
-    )
-    def test_bad_input_is_one_line_and_exit_code_2(
-        self, data, tmp_path, capsys, arguments, message
-    ):
-        given = ["train", "--dataset_path", str(data), "--batch_size", "9", *arguments.split()]
-        assert main("resnet50", [*given, "--save_checkpoint_path", str(tmp_path / "run")]) == 2
-        shown = capsys.readouterr().err
-        assert shown.startswith("resnet50: ") and message in shown and shown.count("\n") == 1
-        assert not (tmp_path / "run").exists()
