@@ -8,7 +8,7 @@ import pytest
 
 from labkit.recipes.__main__ import main
 from labkit.recipes.training import Recipe
-from tests.support.recipes import arguments, kept, shrink
+from tests.support.recipes import arguments, kept, settings, shrink
 
 
 @pytest.fixture(scope="session")
@@ -29,8 +29,8 @@ def small():
 
 @pytest.fixture(scope="session")
 def trained(data, tmp_path_factory):
-    """A function: recipe -> ``out``, the folder of all run folders, and this training's
-    ``printed`` output, ``result`` and ``network``.
+    """A function: recipe -> ``out``, the folder of all run folders, and this training's ``config``,
+    ``folder``, ``printed`` output, ``result`` and ``network``.
 
     Each recipe is trained once, by its command line; tests read the results and do not change them.
     """
@@ -44,8 +44,9 @@ def trained(data, tmp_path_factory):
             with patched as patch, contextlib.redirect_stdout(shown), kept() as networks:
                 patch.setattr(Recipe, "train", lambda *a, **o: results.append(train(*a, **o)))
                 assert main(arguments(name, out, data), "labkit") == 0
-            printed, result, network = shown.getvalue(), results[0], networks[-1]
-            done[name] = SimpleNamespace(out=out, printed=printed, result=result, network=network)
+            own = {"config": settings(name, out), "out": out, "folder": out / name}
+            own |= {"printed": shown.getvalue(), "result": results[0], "network": networks[-1]}
+            done[name] = SimpleNamespace(**own)
         return done[name]
 
     return get

@@ -4,24 +4,31 @@ import json
 import re
 import shutil
 from contextlib import ExitStack
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from mindspore import load_checkpoint, load_param_into_net, nn
 from mindspore.train import Model, RunContext
 from mindspore.train.callback import _InternalCallbackParam
+from safetensors.numpy import load_file
 
+from labkit.algorithms.subspace import search
+from labkit.algorithms.subspace.basis import Basis
+from labkit.algorithms.subspace.snapshots import SnapshotFolder
 from labkit.errors import InputError
 from labkit.nets import resnet
-from labkit.recipes import training
+from labkit.recipes import subspace, training
 from labkit.recipes.__main__ import main
 from labkit.recipes.training import build_loss, datasets, load
 from labkit.training.evaluation import evaluate
 from labkit.training.records import read_records
-from tests.support.recipes import NAMES, SETTINGS, arrays, newest, recipe, settings
+from tests.support.recipes import NAMES, SETTINGS, arrays, built, newest, recipe, settings
 from tests.support.step_cells import assert_bit_equal
 
 pytestmark = pytest.mark.usefixtures("runtime", "small")
 
+STAGE_1, STAGE_2 = "subspace-1", "subspace-2"
 # Updates in an epoch of 4 micro-batches.
 UPDATES = dict.fromkeys(NAMES, 4) | {"adasum": 2, "accumulation": 2}
 of_every_recipe = pytest.mark.parametrize("name", NAMES)
@@ -45,29 +52,25 @@ TREES = {
 
 @of_every_recipe
 def test_the_run_folder_says_what_was_trained(trained, name):
-    out = trained(name).out
-    config = json.loads((out / name / "config.json").read_text())
-    expected = json.loads(json.dumps(vars(settings(name, out))))
+    run, expected = trained(name).folder, json.loads(json.dumps(vars(trained(name).config)))
+    config = json.loads((run / "config.json").read_text())
     assert config == expected | {"class_num": expected["class_num"] or 10}
-    assert json.loads((out / name / "classes.json").read_text()) == list("0123456789")
-    records = read_records(out / name / "records.csv")
+    assert json.loads((run / "classes.json").read_text()) == list("0123456789")
+    records = read_records(run / "records.csv")
     assert len(records) == expected["epoch_size"] * UPDATES[name]
     assert set(records.column("images")) == {40 // UPDATES[name]}
     kept = min(expected["keep_checkpoint_max"], expected["epoch_size"])
-    assert len(list((out / name / "checkpoint").iterdir())) == kept
+    assert len(list((run / "checkpoint").iterdir())) == kept
 
 
 @pytest.mark.parametrize("name", TREES)
 def test_the_tutorials_folders_and_log(trained, name):
     device, inner, names = TREES[name]
-    run = trained(name).out / name
-    files = {path.relative_to(run) for path in (run / device).rglob("*") if path.is_file()}
-    own = {path for path in files if path.suffix in (".ckpt", ".log")}
-    assert {run / path for path in own if path.suffix == ".ckpt"} == {
-        run / device / inner / path for path in names.split()
-    }
-    logs = {f"{device}/env.log", f"{device}/train.log"} if device else set()
-    assert {str(path) for path in own if path.suffix == ".log"} == logs
+    run = trained(name).folder
+    checkpoints = {run / device / inner / path for path in names.split()}
+    assert set(run.rglob("*.ckpt")) == checkpoints
+    logs = {run / device / f"{log}.log" for log in ("env", "train") if device}
+    assert set(run.rglob("*.log")) == logs
     if device:
         log = (run / device / "train.log").read_text()
         assert trained(name).printed.endswith(log)
@@ -117,12 +120,11 @@ def test_on_gpu_ranks_share_a_folder(tmp_path, monkeypatch):
 @of_every_recipe
 def test_settings_losses_and_figures_are_printed(trained, name):
     """The losses are printed once per epoch, as in the tutorial."""
-    out, printed = trained(name).out, trained(name).printed
+    run, printed = trained(name).folder, trained(name).printed
     images = 40 // UPDATES[name]
-    start = f"labkit: ResNet-18 into {out / name}, {images} images in an update\n  batch_size "
-    assert start in printed
+    assert f"labkit: ResNet-18 into {run}, {images} images in an update\n  batch_size " in printed
     summary = r"^labkit: top_1_accuracy 0\.\d{4}, top_5_accuracy [01]\.\d{4}, loss \d\.\d{4}, "
-    assert len(re.findall(summary + str(out / name), printed, re.M)) == 1
+    assert len(re.findall(summary + str(run), printed, re.M)) == 1
     if name in LOSS:
         lines = [line for line in printed.splitlines() if line.startswith("epoch:")]
         assert len(lines) == SETTINGS[name]["epoch_size"]
@@ -161,15 +163,15 @@ def test_a_resumed_training_is_the_uninterrupted_one(trained, data, tmp_path, na
 
 @of_every_recipe
 def test_a_checkpoint_is_evaluated_as_after_its_training(trained, data, capsys, name):
-    path = newest(trained(name).out / name)
+    path = newest(trained(name).folder)
     given = ["--dataset_path", str(data), "--checkpoint_path", str(path), "--device_target", "CPU"]
     assert main(["eval", name, *given], "labkit") == 0
     lines, printed = (
         [line for line in text.splitlines() if line.startswith("labkit: top_1_acc")]
         for text in (capsys.readouterr().out, trained(name).printed)
     )
-    out = str(trained(name).out / name)
-    assert lines == [printed[0].replace(out, str(path))] and len(printed) == 1
+    expected = [line.replace(str(trained(name).folder), str(path)) for line in printed]
+    assert lines == expected and len(lines) == 1
 
 
 @pytest.mark.parametrize("name", ["accumulation", pytest.param("thor", marks=pytest.mark.long)])
@@ -187,7 +189,7 @@ def test_a_training_in_float16_is_evaluated_in_float32_as_its_checkpoint(data, t
 def test_the_tutorials_trees(trained, data, tmp_path, tree):
     for ours, theirs in zip(("train", "val"), tree, strict=True):
         (tmp_path / theirs).symlink_to(data / ours)
-    config, path = settings("thor", trained("thor").out), newest(trained("thor").out / "thor")
+    config, path = trained("thor").config, newest(trained("thor").folder)
     ours, theirs = (
         recipe("thor").evaluate_checkpoint(config, folder, path, device="CPU")
         for folder in (data, tmp_path)
@@ -202,8 +204,8 @@ def test_the_tutorials_trees(trained, data, tmp_path, tree):
 
 def test_the_loss_of_other_data_is_plain_cross_entropy(trained, data):
     """With label_smooth_factor 0 it is SoftmaxCrossEntropyWithLogits."""
-    out, path = trained("thor").out, newest(trained("thor").out / "thor")
-    config, network = settings("thor", out, label_smooth_factor=0.0), resnet.resnet(18, 12)
+    config = replace(trained("thor").config, label_smooth_factor=0.0)
+    path, network = newest(trained("thor").folder), resnet.resnet(18, 12)
     loss = recipe("thor").evaluate_checkpoint(config, data, path, device="CPU")["loss"]
     _, val_set, classes = datasets(config, data, 0, 1, only_evaluate=True)
     load(network, path, classes)
@@ -215,9 +217,8 @@ def test_the_loss_of_other_data_is_plain_cross_entropy(trained, data):
 def test_thors_checkpoints_and_evaluation_are_the_tutorials(trained, data, capsys):
     """They are evaluated as in the tutorial's eval.py: load_checkpoint, load_param_into_net,
     Model.eval."""
-    out, printed = trained("thor").out, trained("thor").printed
-    path = str(out / "thor/train_parallel0/ckpt_0/resnet-2_4.ckpt")
-    config, network = settings("thor", out), resnet.resnet(18, 12)
+    path = str(trained("thor").folder / "train_parallel0/ckpt_0/resnet-2_4.ckpt")
+    config, network = trained("thor").config, resnet.resnet(18, 12)
     missing, _ = load_param_into_net(network, load_checkpoint(path))
     assert missing == []
     network.set_train(False)
@@ -231,13 +232,103 @@ def test_thors_checkpoints_and_evaluation_are_the_tutorials(trained, data, capsy
     number = r"([01]\.\d+)"
     form = rf"result: {{'top_5_accuracy': {number}, 'top_1_accuracy': {number}}} ckpt={path}"
     top_5, top_1 = map(float, re.fullmatch(form, line).groups())
-    assert f"labkit: top_1_accuracy {top_1:.4f}, top_5_accuracy {top_5:.4f}" in printed
+    figures = f"labkit: top_1_accuracy {top_1:.4f}, top_5_accuracy {top_5:.4f}"
+    assert figures in trained("thor").printed
 
 
 @of_every_recipe
 def test_an_earlier_training_is_never_overwritten(trained, data, name):
-    out = trained(name).out
-    before = {p: p.read_bytes() for p in (out / name).rglob("*") if p.is_file()}
+    run, other = trained(name).folder, replace(trained(name).config, seed=7)
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     with pytest.raises(InputError, match="holds (snapshots of )?an earlier training"):
-        recipe(name).train(settings(name, out, seed=7), data, device="CPU")
-    assert {p: p.read_bytes() for p in (out / name).rglob("*") if p.is_file()} == before
+        recipe(name).train(other, data, device="CPU")
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+@pytest.fixture
+def stages(trained):
+    """The folder that contains both run folders."""
+    return trained(STAGE_2).out
+
+
+@pytest.fixture
+def snapshots(stages):
+    return stages / "subspace-1/device0_stage_1/checkpoint_stage_1/checkpoint_pca"
+
+
+def test_snapshots_are_the_newest_and_the_last_is_the_end(stages, snapshots):
+    network = resnet.resnet(18, 12)
+    folder = SnapshotFolder(snapshots, network)
+    names, last = [path.name for path in folder.paths], folder.load(-1)
+    # Two per epoch of 4 steps: after steps 2, 4, .. 12; the first has been removed.
+    assert names == [f"step-{2 * n:09d}.safetensors" for n in range(2, 7)]
+    end = arrays(newest(stages / STAGE_1))
+    assert last.keys() == {p.name for p in network.trainable_params()}
+    assert_bit_equal(last, {name: end[name] for name in last})
+
+
+def test_it_starts_where_the_first_stage_has_ended(trained, stages, snapshots, tmp_path):
+    """Its snapshots are beside the checkpoint, or else in stage_1."""
+    last = newest(stages / STAGE_1)
+    assert f"labkit: starts from {last}\n" in trained(STAGE_2).printed
+    assert subspace.pretrained(settings(STAGE_2, stages)) == last
+    moved = shutil.copy(last, tmp_path / "alone.ckpt")
+    for folder, given in ((stages, None), (tmp_path, str(last)), (stages, str(moved))):
+        config = settings(STAGE_2, folder, pretrained_weight_path=given)
+        assert subspace.snapshot_folder(config) == snapshots
+
+
+def basis_and_step(config, path):
+    """Return the basis in a file, and the second stage's step, whose basis must be that."""
+    step = built(STAGE_2, config, 4)
+    basis = Basis.load(path, step.gradient.loss_net.network.trainable_params())
+    assert step.settings["basis"] == basis.checksum
+    return basis.matrix, step
+
+
+def test_the_basis_is_kept_and_loaded_again(stages, snapshots, tmp_path, monkeypatch):
+    """With a saved basis, the tutorial's third argument, nothing is computed."""
+    path = snapshots / "pca_mat.safetensors"
+    config, kept = settings(STAGE_2, stages), path.read_bytes()
+    monkeypatch.setattr(Basis, "of", lambda *a, **o: pytest.fail("computed again"))
+    matrix, step = basis_and_step(config, path)
+    assert path.read_bytes() == kept
+    assert matrix.shape == (3, sum(p.size for p in step.optimizer.parameters))
+    # Elsewhere it needs no snapshots.
+    saved, start = tmp_path / "pca_mat.npy", newest(stages / STAGE_1)
+    np.save(saved, load_file(path)["matrix"])
+    given = {"pretrained_weight_path": str(start), "pca_mat_path": str(saved)}
+    basis_and_step(settings(STAGE_2, tmp_path, **given), saved)
+
+
+def test_the_weights_move_by_search_and_residual(stages, snapshots):
+    start, end = (arrays(newest(stages / stage)) for stage in (STAGE_1, STAGE_2))
+    names = [p.name for p in resnet.resnet(18, 12).trainable_params()]
+    moved = np.concatenate([(end[name] - start[name]).ravel() for name in names])
+    basis = load_file(snapshots / "pca_mat.safetensors")["matrix"]
+    inside = basis.T @ (basis @ moved)
+    # The residual's rate is a thousandth: measured 0.017. If a loss scale of 1024 stayed in the
+    # residual, as in MindSpore, nearly the whole move would lie outside.
+    outside = np.linalg.norm(moved - inside) / np.linalg.norm(moved)
+    assert 0.001 < outside < 0.1, outside
+
+
+def test_settings_reach_the_second_stages_step(stages):
+    changed = dict(rho=0.3, sigma=0.2, trials=7, gamma=0.5, alpha=0.02, failure="rollback")
+    more = dict(loss_scale=64, learning_rate=0.5, weight_decay=0.25)
+    step = built(STAGE_2, settings(STAGE_2, stages, **more, **changed), 4)
+    assert step.update.constants == search.Constants(**changed)
+    assert float(step.gradient.loss_scale.asnumpy()) == 64 and step.micro_batches == 1
+    assert isinstance(step.optimizer, nn.SGD) and step.last_update.learning_rate == (0.5,)
+    decays = {float(decay.asnumpy()) for decay in step.optimizer.weight_decay}
+    assert decays == {0.25, 0.0}
+
+
+def test_a_checkpoint_is_the_whole_state_and_the_second_stages_start(stages, snapshots, tmp_path):
+    """It does not need the files of the run folder itself."""
+    first = shutil.copytree(snapshots.parent, tmp_path / "checkpoint_stage_1")
+    path = first / "resnet-3_4.ckpt"
+    assert_bit_equal(arrays(path), arrays(newest(stages / STAGE_1)))
+    config = settings(STAGE_2, tmp_path, pretrained_weight_path=str(path), n_components=2)
+    matrix, _ = basis_and_step(config, first / "checkpoint_pca/pca_mat.safetensors")
+    assert len(matrix) == 2

@@ -32,14 +32,13 @@ pytestmark = [pytest.mark.long, pytest.mark.usefixtures("runtime")]
 ROOT = Path(__file__).resolve().parents[2]
 FREE = 11e9  # bytes of memory that a training needs
 CLASSES = [f"n{number:08d}" for number in range(16)]  # folders with images, of 1001 classes
-NAMED = {"adasum": "one_device"}
 OTHER = {
     # 256 images per update, as on the document's 8 devices, which has no float16.
     "resnet50": {"batch_size": 32, "micro_steps": 8, "class_num": 1001},
     # One refresh, and one update that uses its inverses.
     "thor": {"batch_size": 12, "frequency": 2},
     # Two updates of 2 x 8 micro-batches would take 15 minutes. Warm-up begins at rate 0.
-    "adasum": {"batch_size": 32, "node_size": 2, "warmup_epochs": 0},
+    "adasum": {"settings": "one_device", "batch_size": 32, "node_size": 2, "warmup_epochs": 0},
     # Three updates, the first at rate 0: three snapshots for a basis of two components.
     "subspace-1": {"batch_size": 32, "snapshots_per_epoch": 3},
     "subspace-2": {"batch_size": 24, "n_components": 2},
@@ -83,7 +82,6 @@ def trained(name, folder, micro_batches, **settings):
             image = Image.fromarray(picture(256, 256, seed=number))
             files = {f"{number}.JPEG": encode(image, "JPEG")}
             store(data / place / CLASSES[number % len(CLASSES)], files)
-    settings |= {"settings": NAMED[name]} if name in NAMED else {}
     settings |= OTHER[name] | {"epoch_size": 1, "save_checkpoint_path": run}
     said, rows = command("train", name, data, **settings), read_records(run / "records.csv").rows
     path = newest(run)
@@ -94,8 +92,7 @@ def trained(name, folder, micro_batches, **settings):
 
 def build_network(name):
     """Return the recipe's ResNet-50 with its initial weights."""
-    named = recipe(name).named
-    config = named[NAMED.get(name, next(iter(named)))]
+    config = next(iter(recipe(name).named.values()))
     return training.build_network(replace(config, class_num=1001))
 
 

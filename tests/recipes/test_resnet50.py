@@ -5,6 +5,7 @@ The network is a small ResNet-18: four convolutions of 4 to 16 channels on image
 
 import shutil
 import traceback
+from dataclasses import replace
 
 import mindspore as ms
 import numpy as np
@@ -36,9 +37,8 @@ def evaluated(config, data, path):
 
 @pytest.fixture
 def done(trained):
-    """(settings, result, network, folder) of a training of three epochs; tests do not change it."""
-    run = trained("resnet50")
-    return settings("resnet50", run.out), run.result, run.network, run.out / "resnet50"
+    """A training of three epochs."""
+    return trained("resnet50")
 
 
 def checkpoints(folder):
@@ -48,11 +48,11 @@ def checkpoints(folder):
 class TestTrain:
     def test_losses_rates_and_checkpoints(self, done):
         """The loss falls, the rates follow the schedule, and at most two checkpoints are kept."""
-        losses = done[1].records.column("loss")
+        losses = done.result.records.column("loss")
         assert len(losses) == 12 and np.mean(losses[-3:]) < np.mean(losses[:3]) - 0.02
-        rates = np.float32(done[1].records.column("learning_rate"))
+        rates = np.float32(done.result.records.column("learning_rate"))
         np.testing.assert_array_equal(rates, schedules.cosine(0.05, 0.0, 3, 4, 1))
-        assert checkpoints(done[3]) == [8, 12]
+        assert checkpoints(done.folder) == [8, 12]
 
     @pytest.mark.filterwarnings("ignore:the network holds a trainable BatchNorm")
     def test_a_folder_of_classes_without_evaluation_nor_checkpoints(self, data, tmp_path):
@@ -88,24 +88,23 @@ class TestResume:
                 train(config, data)
         assert checkpoints(tmp_path / "resnet50") == [5]
         result, network = train(config, data, resume=True)
-        assert_bit_equal(snapshot(network), snapshot(done[2]))
-        assert result.records.column("loss") == done[1].records.column("loss")
-        assert result.evaluation == done[1].evaluation
+        assert_bit_equal(snapshot(network), snapshot(done.network))
+        assert result.records.column("loss") == done.result.records.column("loss")
+        assert result.evaluation == done.result.evaluation
         assert checkpoints(tmp_path / "resnet50") == [5, 8, 10, 12]
 
     def test_a_finished_training_is_evaluated_again_and_another_refused(self, done, data):
-        config, trained, network, folder = done
-        result, again = train(config, data, resume=True)
-        assert result.evaluation == trained.evaluation
-        assert_bit_equal(snapshot(again), snapshot(network))
-        before = (folder / "config.json").read_text()
+        result, network = train(done.config, data, resume=True)
+        assert result.evaluation == done.result.evaluation
+        assert_bit_equal(snapshot(network), snapshot(done.network))
+        before = (done.folder / "config.json").read_text()
         for changed, message in (
             ({"lr": 0.06}, "recipe.lr: expected 0.05, as in the checkpoint, got 0.06"),
             ({"initialiser": "seed"}, "recipe.initialiser: expected torchvision"),
         ):
             with pytest.raises(InputError, match=f"cannot resume: {message}"):
-                train(settings("resnet50", folder.parent, **changed), data, resume=True)
-        assert (folder / "config.json").read_text() == before
+                train(replace(done.config, **changed), data, resume=True)
+        assert (done.folder / "config.json").read_text() == before
 
     def test_other_classes_are_refused(self, done, data, tmp_path):
         """Training refuses a renamed class; evaluation refuses a missing class."""
@@ -113,32 +112,32 @@ class TestResume:
         for usage in ("train", "val"):
             (other / usage / "3").rename(other / usage / "three")
         with pytest.raises(InputError, match="classes.3: expected 3, as in the checkpoint, got 4"):
-            train(done[0], other, resume=True)
+            train(done.config, other, resume=True)
         (other / "val" / "three").rename(other / "val" / "3")
         shutil.rmtree(other / "val" / "9")
         with pytest.raises(InputError, match="has 9 classes .* the same, got 9 on one side only$"):
-            evaluated(done[0], other / "val", newest(done[3]))
+            evaluated(done.config, other / "val", newest(done.folder))
 
 
 class TestEvaluate:
     def test_it_is_over_every_image(self, done, data):
         """Other batches change nothing but rounding."""
-        expected = done[1].evaluation
+        expected = done.result.evaluation
         assert list(expected) == ["top_1_accuracy", "top_5_accuracy", "loss"]
         for name in ("top_1_accuracy", "top_5_accuracy"):
             assert (20 * expected[name]) == pytest.approx(round(20 * expected[name]), abs=1e-9)
         assert 0 < expected["top_1_accuracy"] < expected["top_5_accuracy"] < 1
-        config = settings("resnet50", done[3].parent, batch_size=7)
-        again = evaluated(config, data / "val", newest(done[3]))
+        other = replace(done.config, batch_size=7)
+        again = evaluated(other, data / "val", newest(done.folder))
         assert again["top_1_accuracy"] == expected["top_1_accuracy"]
         assert again["loss"] == pytest.approx(expected["loss"], rel=1e-5)
 
     def test_a_checkpoint_of_the_network_alone(self, done, data, tmp_path):
-        checkpoint.write(done[2], tmp_path / "net.ckpt")
-        assert evaluated(done[0], data, tmp_path / "net.ckpt") == done[1].evaluation
+        checkpoint.write(done.network, tmp_path / "net.ckpt")
+        assert evaluated(done.config, data, tmp_path / "net.ckpt") == done.result.evaluation
 
     def test_another_network_is_refused_and_nothing_loaded(self, done):
-        path, network, classes = newest(done[3]), resnet.resnet(18, 11), "0123456789"
+        path, network, classes = newest(done.folder), resnet.resnet(18, 11), "0123456789"
         before = snapshot(network)
         with pytest.raises(InputError, match=r"fc.weight is .*\(10, 16\), expected .*\(11, 16\)"):
             training.load(network, path, classes)
