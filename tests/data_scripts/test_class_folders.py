@@ -9,72 +9,73 @@ import scipy.io
 from PIL import Image
 
 from labkit.errors import InputError
-from tests.support.data_archives import image, load, published, quiet, tar, tree
+from tests.support.data_archives import image, load, published, tar, tree
 
-PUBLISHED = {
-    "cifar10": ("c32a1d4ab5d03f1284b67883e8d87530", 10, [50_000, 10_000]),
-    "cifar100": ("03b5dce01913d631647c71ecec9e9cb8", 100, [50_000, 10_000]),
-    "imagenet": ("1d675b47d978889d74fa0da5fadfb00e", 1000, [1_281_167, 50_000]),
+MD5 = {
+    "cifar10": "c32a1d4ab5d03f1284b67883e8d87530",
+    "cifar100": "03b5dce01913d631647c71ecec9e9cb8",
+    "train": "1d675b47d978889d74fa0da5fadfb00e",
+    "val": "29b22e2961454d5413ddabcf34fc5622",
+    "devkit": "fa75699e90414af021442c21a62c3abf",
 }
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_the_official_numbers_and_checksums_are_the_published_ones(name):
-    known, (md5, count, images) = load("_common").published(name)[name], PUBLISHED[name]
-    if name == "imagenet":
-        archive = known["archives"]["train"]
-        assert (known["classes"], list(known["images"].values())) == (count, images)
-        assert known["per_class"] == {"train": [732, 1300], "val": [50, 50]}
-        others = {which: known["archives"][which]["sums"]["md5"] for which in ("val", "devkit")}
-        expected = ["29b22e2961454d5413ddabcf34fc5622", "fa75699e90414af021442c21a62c3abf"]
-        assert list(others.values()) == expected
-    else:
-        archive, classes = known["archive"], known["classes"].split()
+def test_the_official_numbers_and_checksums_are_the_published_ones():
+    sets = load("_common").published("cifar10", "cifar100", "imagenet")
+    imagenet = sets.pop("imagenet")
+    archives = {name: known["archive"] for name, known in sets.items()} | imagenet["archives"]
+    assert {name: archive["sums"]["md5"] for name, archive in archives.items()} == MD5
+    for name, count in (("cifar10", 10), ("cifar100", 100)):
+        classes = sets[name]["classes"].split()
         # Image folders number their classes in this order.
         assert classes == sorted(set(classes)) and len(classes) == count
-        assert [count * each for each in known["per_class"].values()] == images
-    assert archive["sums"]["md5"] == md5
+        assert sets[name]["per_class"] == {"train": 50_000 // count, "val": 10_000 // count}
+    assert imagenet["classes"] == 1000
+    assert imagenet["images"] == {"train": 1_281_167, "val": 50_000}
+    assert imagenet["per_class"] == {"train": [732, 1300], "val": [50, 50]}
 
 
 def records(label_bytes, labels, seed):
-    """Return a .bin file's bytes, channel by channel, row by row, and its images (n, 32, 32, 3)."""
+    """Return a .bin file's bytes, channel by channel, row by row, and its images as PNG files."""
     random = np.random.default_rng(seed)
     images = random.integers(0, 256, (len(labels), 32, 32, 3), dtype=np.uint8)
-    content = bytearray()
+    content, files = bytearray(), []
     for label, pixels in zip(labels, images, strict=True):
         content += bytes([7] * (label_bytes - 1) + [label])
         for channel in range(3):
             for row in range(32):
                 content += bytes(pixels[row, :, channel])
-    return bytes(content), images
+        Image.fromarray(pixels).save(packed := io.BytesIO(), "PNG")
+        files.append(packed.getvalue())
+    return bytes(content), files
 
 
 class Cifar:
-    """CIFAR-10 with three classes, or CIFAR-100 with four; ``pixels`` holds images by name."""
+    """CIFAR-10 with three classes, or CIFAR-100 with four; ``whole``: its images by name."""
 
     CLASSES = {"cifar10": ("cat", "dog", "ship"), "cifar100": ("apple", "bed", "wolf", "worm")}
 
     def __init__(self, folder, dataset="cifar10"):
         self.dataset, self.script, self.classes = dataset, load("cifar10"), self.CLASSES[dataset]
         known = self.script.DATASETS[dataset] | {"classes": " ".join(self.classes)}
-        self.files, self.pixels, known["per_class"] = {}, {}, {}
+        self.files, self.whole, known["per_class"] = {}, {}, {}
         for split, names in known["files"].items():
             known["per_class"][split] = 4 * len(names)
             for name in names:
                 seed = len(self.files)
                 labels = np.random.default_rng(seed).permutation(4 * [*range(len(self.classes))])
                 self.files[name], images = records(known["label_bytes"], labels, seed)
-                for index, (label, pixels) in enumerate(zip(labels, images, strict=True)):
+                for index, (label, content) in enumerate(zip(labels, images, strict=True)):
                     place = f"{split}/{self.classes[label]}/{Path(name).stem}_{index:05d}.png"
-                    self.pixels[place] = pixels
+                    self.whole[place] = content
         folder.mkdir()
         self.source = folder / known["archive"]["name"]
         self.source.write_bytes(tar(self.files.items(), "w:gz"))
         known["archive"] = published(self.source.name, self.source.read_bytes())
         self.script.DATASETS[dataset] = known
 
-    def prepare(self, out, source=None, say=quiet):
-        return self.script.prepare(self.dataset, source or self.source, out, say)
+    def prepare(self, out, source=None, say=print):
+        return self.script.prepare(self.dataset, source or self.source.parent, out, say)
 
     def own(self, *more):
         """Return (name, JPEG) pairs of a user's own images."""
@@ -91,36 +92,6 @@ def small(tmp_path):
     return Cifar(tmp_path / "source")
 
 
-def assert_same_images(folder, expected):
-    files = tree(folder)
-    assert files and files.keys() == expected.keys()
-    for name, content in files.items():
-        shown = Image.open(io.BytesIO(content))
-        assert (shown.format, shown.mode) == ("PNG", "RGB")
-        np.testing.assert_array_equal(np.asarray(shown), expected[name], err_msg=name)
-
-
-@pytest.mark.parametrize("dataset", ["cifar10", "cifar100"])
-def test_every_pixel_lands_in_its_class(tmp_path, dataset):
-    small, lines = Cifar(tmp_path / "source", dataset), []
-    out = small.prepare(tmp_path / "out", small.source.parent, lines.append)
-    assert_same_images(out, small.pixels)
-    train, val = (sum(name.startswith(split) for name in small.pixels) for split in ("train", "va"))
-    number = len(small.classes)
-    assert lines[-2:] == [
-        f"  {out / 'train'}  {train} images in {number} classes",
-        f"  {out / 'val'}  {val} images in {number} classes",
-    ]
-    assert not any("warning" in line for line in lines)
-    small.source.unlink()
-    small.prepare(out, "download", lines.append)  # nothing is downloaded
-    assert any("already" in line for line in lines)
-    name = f"val/{small.classes[0]}"
-    (out / name / "mine.png").write_bytes(b"mine")
-    with pytest.raises(InputError, match=f"{name} holds .*; expected .*. Remove it, or choose"):
-        small.prepare(out, "download")
-
-
 def test_own_images_and_records_are_taken_as_they_are_and_said(small, tmp_path):
     members, lines, source = small.own(), [], tmp_path / "mine.tar.gz"
     source.write_bytes(tar(members, "w:gz"))
@@ -134,7 +105,7 @@ def test_own_images_and_records_are_taken_as_they_are_and_said(small, tmp_path):
     records.mkdir()
     for name, whole in small.files.items():
         (records / name).write_bytes(whole)
-    assert_same_images(small.prepare(tmp_path / "of records", records), small.pixels)
+    assert tree(small.prepare(tmp_path / "of records", records)) == small.whole
     for spoiled, message in ((whole[:-1], "36875 bytes; exp"), (whole[3073:], "3 images of .*4")):
         (records / name).write_bytes(spoiled)
         with pytest.raises(InputError, match=message):
@@ -219,8 +190,8 @@ class ImageNet:
         self.path(which).write_bytes(content)
         self.known["archives"][which] = published(self.path(which).name, content)
 
-    def prepare(self, out, say=quiet, **options):
-        return self.script.prepare(self.source, out, **{"known": self.known, "say": say} | options)
+    def prepare(self, out, source=None, **options):
+        return self.script.prepare(source or self.source, out, **{"known": self.known} | options)
 
 
 @pytest.fixture
@@ -228,18 +199,24 @@ def archives(tmp_path):
     return ImageNet(tmp_path / "archives")
 
 
-def test_every_image_lands_in_its_class_unchanged_and_is_counted(archives, tmp_path):
-    lines = []
+@pytest.mark.parametrize("name", ["cifar10", "cifar100", "imagenet"])
+def test_every_image_lands_in_its_class_unchanged_and_is_counted(tmp_path, name):
+    folder, lines = tmp_path / "archives", []
+    archives = ImageNet(folder) if name == "imagenet" else Cifar(folder, name)
     out = archives.prepare(tmp_path / "out", say=lines.append)
     assert tree(out) == archives.whole
-    assert lines[-2:] == [
-        f"  {out / 'train'}  9 images in 3 classes",
-        f"  {out / 'val'}  6 images in 3 classes",
-    ]
-    assert "  train/n00000001  3 images (1 of 3)" in lines
-    archives.path("train").unlink()
-    archives.prepare(out, say=lines.append)  # a second call needs no archives
+    names = sorted(archives.whole)
+    for usage, line in zip(("train", "val"), lines[-2:], strict=True):
+        count = sum(name.startswith(usage) for name in names)
+        classes = len({name.split("/")[1] for name in names})
+        assert line == f"  {out / usage}  {count} images in {classes} classes"
+    assert not any("warning" in line for line in lines)
+    archives.prepare(out, "download", say=lines.append)  # a second call needs no archives
     assert "already, complete" in lines[-3]
+    last = Path(names[-1]).parent
+    (out / last / "mine.png").write_bytes(b"mine")
+    with pytest.raises(InputError, match=f"{last} holds .*; expected .*. Remove it, or choose"):
+        archives.prepare(out)
 
 
 def test_the_folders_may_have_other_names(archives, tmp_path):

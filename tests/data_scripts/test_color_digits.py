@@ -16,7 +16,7 @@ from labkit.data import prepare as prepare_module
 from labkit.data.imagefolder import create_datasets
 from labkit.data.prepare import color_digits_folder
 from labkit.errors import InputError
-from tests.support.data_archives import SCRIPTS, load, quiet
+from tests.support.data_archives import SCRIPTS, load
 from tests.support.data_archives import tree_sums as tree
 from tests.support.living import wait_until
 
@@ -32,7 +32,7 @@ def mnist_set(prefix):
 
 
 def make(out, **options):
-    return SCRIPT.prepare(**SMALL | {"out": out, "say": quiet} | options)
+    return SCRIPT.prepare(out=out, **SMALL | options)
 
 
 @pytest.fixture(scope="module")

@@ -1,19 +1,26 @@
-"""The command: its options, what it refuses, how it starts ranks, and how it ends."""
+"""The command: settings and options, what it refuses, how it starts ranks, and how it ends."""
 
+import json
 import re
 import shlex
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 import pytest
 
 from labkit.errors import WorkerFailed
+from labkit.nets import initialisers, resnet
 from labkit.ranks import rank_table
 from labkit.recipes import __main__ as start
 from labkit.recipes import training
 from labkit.recipes.__main__ import main
+from labkit.recipes.settings import DEPTHS, SCHEMES, read
+from tests.support import modules
 from tests.support.recipes import NAMES, arguments, recipe
 
 pytestmark = pytest.mark.usefixtures("runtime", "small")
+BASE = recipe("subspace-1").named["tutorial"]
+NAMED = [(line, name) for line in NAMES for name in recipe(line).named]
 
 
 @pytest.fixture(autouse=True)
@@ -22,6 +29,32 @@ def _alone(monkeypatch, tmp_path):
     (tmp_path / "x").mkdir()
     for name in ("SERVER_ID", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
+
+
+def test_an_option_beats_the_file_beats_the_base(tmp_path):
+    path = tmp_path / "some.yaml"
+    path.write_text("batch_size: 4\nweight_decay: 1e-2\naugment: false\n")
+    base = replace(BASE, batch_size=9, initialiser="pytorch")
+    expected = replace(base, batch_size=5, weight_decay=1e-2, augment=False)
+    assert read(base, path, batch_size=5) == expected
+    path.write_text(json.dumps(asdict(expected)))  # as a run folder keeps them
+    assert read(BASE, path) == expected
+    path.write_text("# nothing\n")
+    assert read(base, path) == base
+
+
+def test_depths_and_schemes_are_those_of_the_nets():
+    assert (DEPTHS, SCHEMES) == (tuple(resnet._DEPTHS), tuple(initialisers.SCHEMES))
+
+
+@pytest.mark.parametrize(("line", "name"), NAMED)
+def test_a_file_holds_the_values_of_the_source(root, line, name):
+    """They are those of the named settings, and what the program writes."""
+    expected, file = recipe(line).named[name], f"{line}_{name}.yaml"
+    script = modules.load(root / "scripts/write_configs.py", "write_configs")
+    assert read(expected, script.FOLDER / file) == expected
+    assert (script.FOLDER / file).read_text() == script.texts()[file]
+    assert len(list(script.FOLDER.iterdir())) == len(NAMED)
 
 
 def table(path, *servers, ids=None):
@@ -39,6 +72,22 @@ def calls(monkeypatch):
     made = []
     monkeypatch.setattr(training.Recipe, "train", lambda self, *a, **o: made.append((a, o)))
     return made
+
+
+TEXTS = {
+    "--batch_size 7 --weight_decay 1e-4": {"batch_size": 7, "weight_decay": 1e-4},
+    "--augment False --class_num 5 --seed 0": {"augment": False, "class_num": 5, "seed": 0},
+    "--class_num 5 --class_num None": {"class_num": None},
+    "--save_checkpoint_path 7": {"save_checkpoint_path": "7"},
+    "--all_reduce_fusion_config 85,160": {"all_reduce_fusion_config": [85, 160]},
+    "--all_reduce_fusion_config '[85, 160]'": {"all_reduce_fusion_config": [85, 160]},
+}
+
+
+@pytest.mark.parametrize("words", TEXTS)
+def test_texts_become_the_type_of_their_setting(words, calls):
+    given = ["train", "subspace-1", "--data_path", ".", *shlex.split(words)]
+    assert main(given, "labkit") == 0 and calls[-1][0][0] == replace(BASE, **TEXTS[words])
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -103,7 +152,6 @@ REFUSED = {
     "thor --rank_table t.json --ranks 3": "--rank_table says how many ranks; expected no --ranks",
     "thor --rank_table u.json": "[(0, 0), (1, 1), (0, 2)]; expected [(0, 0), (0, 1), (0, 2)]: ms",
     "thor --rank_table v.json": "(device, rank) [(4, 0), (5, 1)]; expected [(0, 0), (1, 1)]: msrun",
-    "thor --rank_table none.json": "cannot read none.json",
     "thor --ranks 2 --run_distribute True": BESIDE,
     "thor --rank_table t.json --device_num 4": BESIDE,
     "thor --ranks 0": "workers: expected an integer >= 1, got 0",
@@ -112,16 +160,12 @@ REFUSED = {
     "resnet50 --batch_size 61": "batch_size: expected at most 40, the number",
     "resnet50 --class_num 9": "class_num: expected at least 10, the data's classes, or None",
     "resnet50 --device_target GPU": "device GPU was requested but is not available",
-    "resnet50 --config none.yaml": "none.yaml cannot be read",
     "resnet50 --config 'batch_size: [1'": "cannot be read",
     "resnet50 --config '- count'": "expected name: value lines, got a list",
     "resnet50 --config 'batchsize: 3'": "Did you mean 'batch_size'?",
-    "resnet50 --batch_size True": "batch_size: expected an integer >= 1, got True",
     "resnet50 --batch_size 0": "batch_size: expected an integer >= 1, got 0",
     "resnet50 --batch_size None": "batch_size: expected an integer >= 1, got None",
     "resnet50 --weight_decay x": "weight_decay: expected a finite number >= 0, got 'x'",
-    "resnet50 --label_smooth_factor 1": "factor: expected a finite number >= 0 and < 1, got 1",
-    "resnet50 --image_size 3": "image_size: expected an integer >= 32, got 3",
     "resnet50 --save_checkpoint False --save_checkpoint_steps 2": "steps: expected None without",
     "resnet50 --augment 1": "augment: expected True or False, got 1",
     "resnet50 --save_checkpoint_path ''": "save_checkpoint_path: expected a text, got ''",
@@ -131,14 +175,12 @@ REFUSED = {
     "thor --epoch_size 54": "epoch_size: expected at most 3, the lr_end_epoch, got 54",
     "thor --damping_init 0": "damping_init: expected a finite number > 0, got 0",
     "adasum --tail carry": "tail: expected one of flush, drop, got 'carry'",
-    "subspace-1 --snapshot_max 0": "snapshot_max: expected an integer >= 1, got 0",
     "subspace-1 --snapshot_start_epoch 71": "expected at most 3, the epoch_size, got 71",
     "subspace-1 --total_epochs 2": "epoch_size: expected at most 2, the total_epochs, got 3",
     "subspace-2 --rho 1": "rho: expected a finite number > 0 and < 1, got 1",
     "resnet50 --run_distribute no": "run_distribute: expected True or False, got 'no'",
     "resnet50 --run_distribute True": "was started alone",
     "RANK_SIZE=8 resnet50": "run_distribute: expected True with 8 ranks, got False",
-    "RANK_SIZE=1 resnet50 --device_num 2": "device_num: expected 1, the number of ranks started",
     "RANK_SIZE=2 resnet50 --device_num 8": "device_num: expected 2, the number of ranks started",
     "adasum --workers 1": "nothing to combine: 1 worker",
     "adasum --node_size 8 --tail drop": "4 micro-batches; expected enough for an update",

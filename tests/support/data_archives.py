@@ -75,7 +75,3 @@ def write_set(folder: Path, usage: str, images: np.ndarray, labels: np.ndarray, 
     folder.mkdir(parents=True, exist_ok=True)
     write_idx(folder / f"{prefix}-images-idx3-ubyte{end}", images)
     write_idx(folder / f"{prefix}-labels-idx1-ubyte{end}", labels)
-
-
-def quiet(line: str) -> None:
-    """Discard a line of a report."""
