@@ -10,6 +10,7 @@ from PIL import Image
 
 from labkit.errors import InputError
 from tests.support.data_archives import image, load, published, tar, tree
+from tests.support.image_files import encode
 
 MD5 = {
     "cifar10": "c32a1d4ab5d03f1284b67883e8d87530",
@@ -45,8 +46,7 @@ def records(label_bytes, labels, seed):
         for channel in range(3):
             for row in range(32):
                 content += bytes(pixels[row, :, channel])
-        Image.fromarray(pixels).save(packed := io.BytesIO(), "PNG")
-        files.append(packed.getvalue())
+        files.append(encode(Image.fromarray(pixels), "PNG"))
     return bytes(content), files
 
 

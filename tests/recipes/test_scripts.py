@@ -38,14 +38,10 @@ resnet50/run_standalone_train.sh DATA --lr 1
     train resnet50 --data_path DATA --lr 1
 resnet50/run_eval.sh DATA C --lr 1
     eval resnet50 --data_path DATA --checkpoint_path C --lr 1
-resnet50/run_distribute_train.sh 8 DATA
-    train resnet50 --ranks 8 --data_path DATA
 resnet50/run_distribute_train.sh 1 DATA --lr 1
     train resnet50 --ranks 1 --data_path DATA --lr 1
 subspace/run_stage_1.sh DATA
     train subspace-1 --ranks 8 --data_path DATA
-DEVICES=2 subspace/run_stage_1.sh DATA
-    train subspace-1 --ranks 2 --data_path DATA
 subspace/run_stage_2.sh DATA C
     train subspace-2 --ranks 8 --data_path DATA --pretrained_weight_path C
 DEVICES=1 subspace/run_stage_2.sh DATA C pca.npy

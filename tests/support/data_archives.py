@@ -11,6 +11,7 @@ import numpy as np
 from PIL import Image
 
 from tests.support import modules
+from tests.support.image_files import encode, picture
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "data_scripts"
 
@@ -41,10 +42,7 @@ def published(name, content: bytes) -> dict:
 
 def image(seed, size=(32, 32), format="JPEG") -> bytes:
     """Return a small RGB picture, different for each ``seed``."""
-    pixels = np.random.default_rng(seed).integers(0, 256, (*size[::-1], 3), dtype=np.uint8)
-    packed = io.BytesIO()
-    Image.fromarray(pixels).save(packed, format)
-    return packed.getvalue()
+    return encode(Image.fromarray(picture(*size[::-1], seed=seed)), format)
 
 
 def tree(folder) -> dict[str, bytes]:
