@@ -53,10 +53,9 @@ def test_every_training_is_the_documents_and_goes_on(name, tmp_path, monkeypatch
             exec(source, names)
     expected = []
     for folder, config in trainings.items():
-        own = {"save_checkpoint_path": str(tmp_path / folder)}
-        if folder == "stage_2":
-            own["stage_1"] = str(tmp_path / "stage_1")
-        expected.append((replace(config, **own), DATA, {"device": "CPU", "resume": True}))
+        stage_1 = {"stage_1": str(tmp_path / "stage_1")} if folder == "stage_2" else {}
+        own = replace(config, save_checkpoint_path=str(tmp_path / folder), **stage_1)
+        expected.append((own, DATA, {"device": "CPU", "resume": True}))
     assert calls == expected * 2
 
 

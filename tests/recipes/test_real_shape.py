@@ -67,10 +67,7 @@ def command(verb, name, data, **settings):
 
 
 def trained(name, folder, micro_batches, **settings):
-    """Train a recipe for an epoch of ``micro_batches``; evaluate its checkpoint in a new process.
-
-    Return its name, folder, data, checkpoint, rows of records, and what both commands printed.
-    """
+    """Train a recipe for an epoch; evaluate its checkpoint in a new process."""
     free = psutil.virtual_memory().available
     if free < FREE:
         pytest.skip(f"{free / 1e9:.1f} GB of memory are free; this wants {FREE / 1e9:.0f}")
@@ -83,11 +80,11 @@ def trained(name, folder, micro_batches, **settings):
             files = {f"{number}.JPEG": encode(image, "JPEG")}
             store(data / place / CLASSES[number % len(CLASSES)], files)
     settings |= OTHER[name] | {"epoch_size": 1, "save_checkpoint_path": run}
-    said, rows = command("train", name, data, **settings), read_records(run / "records.csv").rows
-    path = newest(run)
+    said, path = command("train", name, data, **settings), newest(run)
     evaluated = command("eval", name, data, checkpoint_path=path)
-    found = {"folder": run, "data": data, "checkpoint": path, "rows": rows}
-    return SimpleNamespace(name=name, said=said, evaluated=evaluated, **found)
+    found = {"name": name, "folder": run, "data": data, "checkpoint": path}
+    rows = read_records(run / "records.csv").rows
+    return SimpleNamespace(said=said, evaluated=evaluated, rows=rows, **found)
 
 
 def build_network(name):
@@ -99,8 +96,7 @@ def build_network(name):
 def initial(name):
     """Return name -> initial weight, without the dense bias, which MindSpore draws at random."""
     weights = {p.name: p.asnumpy() for p in build_network(name).trainable_params()}
-    del weights["fc.bias"]
-    return weights
+    return {name: weight for name, weight in weights.items() if name != "fc.bias"}
 
 
 def figures(said):
@@ -197,10 +193,10 @@ def test_subspace_1(stage_1):
 def test_subspace_2(stage_1, tmp_path):
     run = trained("subspace-2", tmp_path / "stage_2", 2, stage_1=stage_1.folder)
     assert f"\nlabkit: starts from {stage_1.checkpoint}\n" in run.said
-    start = arrays(stage_1.checkpoint)
-    check(run, 24, {name: start[name] for name in initial("subspace-2")})
+    start, names = arrays(stage_1.checkpoint), initial("subspace-2")
+    check(run, 24, {name: start[name] for name in names})
     (path,) = stage_1.folder.glob("*/*/checkpoint_pca/pca_mat.safetensors")
     matrix = load_file(path)["matrix"]
-    assert matrix.shape == (2, sum(weight.size for weight in initial("subspace-2").values()) + 1001)
+    assert matrix.shape == (2, sum(weight.size for weight in names.values()) + 1001)
     assert all(row["trials"] >= 1 for row in run.rows)
     assert run.rows[-1]["failed_searches"] == 0
