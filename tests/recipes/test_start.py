@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import subprocess
 from dataclasses import asdict, replace
 from types import SimpleNamespace
 
@@ -202,6 +203,7 @@ def test_bad_input_is_one_line_and_exit_code_2(data, tmp_path, monkeypatch, caps
         (tmp_path / "some.yaml").write_text(rest.pop())
         rest += ["some.yaml"]
     before = sorted(tmp_path.iterdir())
+    monkeypatch.setattr(subprocess, "Popen", None)  # no rank is started
     if first.startswith("RANK_SIZE="):
         monkeypatch.setenv("RANK_SIZE", first[-1])
         first, *rest = rest
