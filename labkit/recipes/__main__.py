@@ -30,16 +30,11 @@ def main(arguments: Sequence[str], program: str) -> int:
 
     A checkpoint in its run folder is evaluated with the settings of its training.
     """
-    top = Parser(
-        prog=program,
-        usage=f"{program} train|eval RECIPE [OPTION ...]",
-        epilog=f"Example: {program} train accumulation --data_path datasets/MNIST_Data",
-    )
+    top = Parser(prog=program, usage=f"{program} train|eval RECIPE [OPTION ...]")
     top.add_argument("command", choices=("train", "eval"), help="train, or evaluate a checkpoint")
-    top.add_argument("recipe", choices=tuple(RECIPES), help="its options: RECIPE --help")
-    given = list(arguments)
-    top.parse_args(given[:2])
-    command, name, *rest = given
+    top.add_argument("recipe", choices=RECIPES, help="its options: RECIPE --help")
+    top.parse_args(arguments[:2])
+    command, name, *rest = arguments
     chosen = recipe(name)
     options = _parser(chosen, command, f"{program} {command} {name}").parse_args(rest)
     # As Ctrl-C: the training closes its files and its lock.
@@ -54,7 +49,7 @@ def main(arguments: Sequence[str], program: str) -> int:
         changes = {name: value for name, value in vars(options).items() if name in asdict(config)}
         config = settings.read(config, options.config, **changes)
         if options.ranks is not None or options.rank_table is not None or options.dry_run:
-            return _start(config, options, given)
+            return _start(config, options, arguments)
         machine = {"device": options.device_target, "device_num": options.device_num}
         machine["distribute"] = flag("run_distribute", options.run_distribute)
         if command == "train":
@@ -62,9 +57,9 @@ def main(arguments: Sequence[str], program: str) -> int:
         else:
             path = options.checkpoint_path
             chosen.evaluate_checkpoint(config, options.dataset_path, path, **machine)
-    except InputError as error:
+    except (InputError, WorkerFailed) as error:
         print(f"{name}: {error}", file=sys.stderr)
-        return 2
+        return 2 if getattr(error, "exit_code", 2) == 2 else 1
     return 0
 
 
@@ -75,6 +70,7 @@ def _parser(chosen: Any, command: str, program: str) -> argparse.ArgumentParser:
         usage=f"{program} --dataset_path FOLDER [OPTION ...] [--SETTING VALUE ...]",
         description=chosen.description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        parents=[_rank_options()],
     )
     add = parser.add_argument
     words = "train/ and val/ (also named as in the tutorials), or one folder a class; or MNIST's"
@@ -82,7 +78,6 @@ def _parser(chosen: Any, command: str, program: str) -> argparse.ArgumentParser:
     add(*names, dest="dataset_path", required=True, metavar="FOLDER", help=words)
     add("--run_distribute", type=parse, default=False, metavar="BOOL", help="a rank of several")
     add("--device_num", type=int, metavar="N", help="ranks there must be")
-    _add_ranks(parser)
     if command == "train":
         words = "from the newest checkpoint; anyway: with other settings than its own"
         add("--resume", nargs="?", const=True, default=False, choices=("anyway",), help=words)
@@ -96,66 +91,57 @@ def _parser(chosen: Any, command: str, program: str) -> argparse.ArgumentParser:
     return parser
 
 
-def _add_ranks(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say which ranks are started."""
+def _rank_options() -> argparse.ArgumentParser:
+    """Return a parser of the options that say which ranks are started."""
+    parser = Parser(add_help=False)
     add = parser.add_argument_group("several ranks").add_argument
     add("--ranks", type=int, metavar="N", help="start N ranks on this machine, one device each")
     words = "Ascend's rank table: start the ranks of server $SERVER_ID (0) of it"
     add("--rank_table", metavar="FILE", help=words)
     words = "print the command and the micro-batches of an epoch; start nothing"
     add("--dry-run", action="store_true", help=words)
+    return parser
 
 
-def _start(config: Any, options: argparse.Namespace, given: list[str]) -> int:
+def _start(config: Any, options: argparse.Namespace, given: Sequence[str]) -> int:
     """Start this command on several ranks, or show it; each rank gets the recipe's own options."""
-    parser = Parser(add_help=False)
-    _add_ranks(parser)
-    command = ["-m", "labkit.recipes", *parser.parse_known_args(given)[1]]
+    command = ["-m", "labkit.recipes", *_rank_options().parse_known_args(given)[1]]
     ranks, count, who = {}, 1, "one process"
     if options.ranks is not None or options.rank_table is not None:
         ranks = ranks_of(options)
         count = ranks["workers"] * ranks["nodes"]
         command += ["--run_distribute", "True", "--device_num", str(count)]
-        logs = (
-            f"{config.save_checkpoint_path.rstrip('/')}{'-eval' if given[0] == 'eval' else ''}-log"
-        )
+        end = "-eval-log" if given[0] == "eval" else "-log"
+        logs = config.save_checkpoint_path.rstrip("/") + end
         if ranks["nodes"] > 1:
-            logs = f"{logs}/server{ranks['node_rank']}"
+            logs += f"/server{ranks['node_rank']}"
         who = f"{ranks['workers']} of {count} ranks by msrun, logs in {logs}"
     print(f"labkit: {who}", flush=True)
     if options.dry_run:
         print(shlex.join(["python", *command]), flush=True)
         if given[0] == "train":
-            from labkit.recipes.parts import datasets
+            from labkit.recipes.training import datasets
 
             size = datasets(config, options.dataset_path, 0, count)[0].get_dataset_size()
             print(f"labkit: {size} micro-batches of {config.batch_size} an epoch on each rank")
         return 0
-    try:
-        launch(*command, timeout=None, log_dir=logs, show=True, **ranks)
-    except WorkerFailed as error:
-        print(f"{given[1]}: {error}", file=sys.stderr)
-        return 2 if error.exit_code == 2 else 1
+    launch(*command, timeout=None, log_dir=logs, show=True, **ranks)
     return 0
 
 
 def ranks_of(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the options of ``launch`` for --ranks or --rank_table.
-
-    Raises:
-        InputError: for both, and for a table whose ranks are not numbered as msrun numbers them.
-    """
+    """Return the options of ``launch`` for --ranks or --rank_table."""
     if options.run_distribute is not False or options.device_num is not None:
         raise InputError(
-            "--run_distribute and --device_num are for a rank that was started; expected neither "
-            "with --ranks or --rank_table"
+            "expected no --run_distribute or --device_num, which are for a rank that was started, "
+            "beside --ranks or --rank_table"
         )
     if options.rank_table is None:
         return {"workers": options.ranks, "nodes": 1}
     if options.ranks is not None:
         raise InputError("--rank_table says how many ranks; expected no --ranks")
-    servers = rank_table.read(options.rank_table)["server_list"]
-    devices = [device for server in servers for device in server["device"]]
+    table = rank_table.read(options.rank_table)
+    servers, devices = table["server_list"], rank_table.devices(table)
     each = len(devices) // len(servers)
     held = [(int(device["device_id"]), int(device["rank_id"])) for device in devices]
     expected = [(rank % each, rank) for rank in range(len(devices))]
@@ -164,8 +150,8 @@ def ranks_of(options: argparse.Namespace) -> dict[str, Any]:
             f"the rank table has (device, rank) {held}; expected {expected}: msrun numbers both "
             "through, with as many on each server"
         )
-    ranks: dict[str, Any] = {"workers": each, "nodes": len(servers)}
-    ranks["env"] = {"RANK_TABLE_FILE": str(Path(options.rank_table).absolute())}
+    env = {"RANK_TABLE_FILE": str(Path(options.rank_table).absolute())}
+    ranks: dict[str, Any] = {"workers": each, "nodes": len(servers), "env": env}
     if len(servers) > 1:
         number = parse(os.environ.get("SERVER_ID") or "0")
         ranks["node_rank"] = integer("SERVER_ID", number, 0, len(servers) - 1)

@@ -12,19 +12,16 @@ averaged (source: --reduction sum), the last micro-batches of an epoch make an u
 
 from dataclasses import dataclass
 
-from mindspore import nn
-
-from labkit.recipes import parts
 from labkit.recipes.settings import TrainingConfig, setting
-from labkit.recipes.training import Recipe
+from labkit.recipes.training import Recipe, momentum
 from labkit.steps.accumulation import AccumulatedStep
+from labkit.steps.losses import LossNet
 from labkit.steps.options import REDUCTION, TAILS
-from labkit.steps.step import Step
 
 
 @dataclass(frozen=True)
 class AccumulationConfig(TrainingConfig):
-    """Everything that determines a training, except the data and the machine."""
+    """The settings of gradient accumulation."""
 
     learning_rate: float = setting(0.01, "of nn.Momentum, the same throughout")
     momentum: float = setting(0.9, "of nn.Momentum", below=1)
@@ -42,16 +39,11 @@ class AccumulationConfig(TrainingConfig):
     save_checkpoint_path: str = "runs/accumulation"
 
 
-def build_step(config: AccumulationConfig, network: nn.Cell, micro_batches: int) -> Step:
+def build_step(config: AccumulationConfig, net: LossNet, micro_batches: int) -> AccumulatedStep:
     """Return the step cell with its optimizer."""
-    return AccumulatedStep(
-        parts.loss_net(config, network),
-        parts.momentum(config, network, config.learning_rate),
-        config.micro_steps,
-        reduction=config.reduction,
-        tail=config.tail,
-        **config.step_options(),
-    )
+    options = {"reduction": config.reduction, "tail": config.tail, **config.step_options()}
+    optimizer = momentum(config, net, config.learning_rate)
+    return AccumulatedStep(net, optimizer, config.micro_steps, **options)
 
 
 RECIPE = Recipe(__doc__, {"tutorial": AccumulationConfig()}, build_step)

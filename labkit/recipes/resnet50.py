@@ -4,27 +4,25 @@
     labkit eval resnet50 --data_path FOLDER --checkpoint_path FILE
 
 Source: "ResNet-50 migration", train.py and eval.py. Departures: a real warm-up, augmentation
-(--augment False turns it off), exact shards, and torchvision's network.
-
-The document does not print its config. The defaults are those of its sample code
-(docs/sample_code/migration_sample/src/config.py of MindSpore's docs, r1.6), with 256 images in an
-update on one device (batch_size=32 on each of 8), but for class_num, which is counted in the data.
+(--augment False turns it off), exact shards, and torchvision's network. The defaults are those of
+its sample code (docs/sample_code/migration_sample/src/config.py of MindSpore's docs, r1.6), with
+256 images in an update on one device (batch_size=32 on each of 8), but for class_num, which is
+counted in the data.
 """
 
+import math
 from dataclasses import dataclass
 
-from mindspore import nn
-
-from labkit.recipes import parts
 from labkit.recipes.settings import TrainingConfig, setting
-from labkit.recipes.training import Recipe, Tree
+from labkit.recipes.training import Recipe, Tree, make_step, momentum
+from labkit.steps.losses import LossNet
 from labkit.steps.schedules import cosine
 from labkit.steps.step import Step
 
 
 @dataclass(frozen=True)
 class Config(TrainingConfig):
-    """Everything that determines a training, except the data and the machine."""
+    """The settings of the migration document."""
 
     lr: float = setting(0.256, "largest learning rate", above=0)
     lr_end: float = setting(0.0, "last learning rate", within="lr")
@@ -39,12 +37,11 @@ class Config(TrainingConfig):
     save_checkpoint_path: str = "runs/resnet50"
 
 
-def build_step(config: Config, network: nn.Cell, micro_batches: int) -> Step:
+def build_step(config: Config, net: LossNet, micro_batches: int) -> Step:
     """Return the step cell, with optimizer and rates for epochs of ``micro_batches``."""
-    updates = parts.updates_in_epoch(config, micro_batches)
+    updates = math.ceil(micro_batches / config.micro_steps)
     rates = cosine(config.lr, config.lr_end, config.epoch_size, updates, config.warmup)
-    optimizer = parts.momentum(config, network, rates)
-    return parts.make_step(config, parts.loss_net(config, network), optimizer)
+    return make_step(config, net, momentum(config, net, rates))
 
 
 RECIPE = Recipe(__doc__, {"default": Config()}, build_step, tree=Tree("", ""))

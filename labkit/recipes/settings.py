@@ -1,7 +1,4 @@
-"""The settings of a recipe: frozen dataclasses, filled by name, from a YAML file, and by options.
-
-``setting`` declares one. A subclass may change the default alone, ``batch_size: int = 32``.
-"""
+"""The settings of a recipe: frozen dataclasses, filled by name, from a file, and by options."""
 
 import argparse
 import os
@@ -28,7 +25,8 @@ def setting(
 ) -> Any:
     """Return a field that is one of ``words``, if given, and at most the setting ``within``.
 
-    ``bounds`` are as for ``arguments``; without, integers are >= 1 and numbers >= 0.
+    ``bounds`` are as for ``arguments``; without, integers are >= 1 and numbers >= 0. A subclass may
+    change the default alone: ``batch_size: int = 32``.
     """
     stated = {"meaning": meaning, "words": words, "within": within, "bounds": bounds}
     return field(default=default, metadata=stated)
@@ -38,8 +36,7 @@ def setting(
 class TrainingConfig:
     """Everything that determines a training in all recipes, except the data and the machine.
 
-    Raises:
-        InputError: if a value is not of its type or outside its bounds, or does not fit another.
+    Raises ``InputError`` if a value is not of its type or outside its bounds, or fits no other.
     """
 
     batch_size: int = setting(256, "images in one micro-batch on one rank")
@@ -71,8 +68,7 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         for name, (kind, optional, stated) in declared(type(self)).items():
-            bounds = stated["bounds"]
-            value = getattr(self, name)
+            bounds, value = stated["bounds"], getattr(self, name)
             if value is None and optional:
                 continue
             if kind is bool:
@@ -101,8 +97,7 @@ class TrainingConfig:
         return {name: getattr(self, name) for name in names}
 
 
-# What a resumed training may change: where and how often it writes, what is fitted to the machine
-# anyway, in which messages gradients are sent, how batches reach the step, and paths.
+# What a resumed training may change: what decides no number, and paths.
 MAY_CHANGE = frozenset(
     "save_checkpoint save_checkpoint_epochs save_checkpoint_steps keep_checkpoint_max "
     "save_checkpoint_path num_parallel_workers all_reduce_fusion_config dataset_sink_mode "
@@ -133,11 +128,7 @@ def declared(settings: type) -> dict[str, tuple[Any, bool, Mapping[str, Any]]]:
 
 
 def read(base: Settings, path: str | os.PathLike | None = None, **changes: Any) -> Settings:
-    """Return ``base``, changed by a YAML file (JSON is YAML too) and then by ``changes``.
-
-    Raises:
-        InputError: if the file cannot be read, or a name in it is unknown or a value invalid.
-    """
+    """Return ``base``, changed by a YAML file (JSON is YAML too) and then by ``changes``."""
     content = {} if path is None else read_yaml(path) or {}
     if not isinstance(content, dict):
         raise InputError(f"{path}: expected name: value lines, got a {type(content).__name__}")
@@ -155,10 +146,7 @@ def beside(checkpoint_path: str | Path, name: str) -> Path | None:
 
 
 def add_options(parser: argparse.ArgumentParser, named: Mapping[str, TrainingConfig]) -> None:
-    """Add an option for each setting of ``named``, of which the first are the defaults.
-
-    Only those that are given are in the parsed options.
-    """
+    """Add an option for each setting of ``named``; only those that are given will be parsed."""
     base, *others = named
     group = parser.add_argument_group("settings")
     shown = {int: "INT", float: "NUMBER", bool: "BOOL", str: "TEXT"}

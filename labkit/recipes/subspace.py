@@ -4,23 +4,21 @@
     labkit train subspace-2 --data_path FOLDER [--pretrained_weight_path FILE] [--pca_mat_path FILE]
     labkit eval subspace-2 --data_path FOLDER --checkpoint_path FILE
 
-The first stage is an ordinary training that keeps snapshots of its weights. The second starts from
-the run folder of the first: from its newest checkpoint, and from its snapshots, of which the basis
-is made and saved; if the file pca_mat_path exists, nothing is computed.
+The second stage starts from the run folder of the first: from its newest checkpoint, and from the
+basis of its snapshots, which is made and saved unless the file pca_mat_path exists.
 
 Source: "Dimension Reduction Training" (MindSpore tutorial r1.6), train_stage_1.py and
 train_boost_stage_2.py (256 images on each device: with 1 281 167 images an epoch has 625 steps),
 and the lr_generator and resnet samples of r1.6, from which it takes the learning rate and the loss.
-Departures:
-- BatchNorm is in float32 (source: --precision O3), and what is not finite is dropped (source:
-  --nonfinite propagate); the loss scale is divided out once;
-- the second stage is labkit's ``SubspaceStep`` with the optimizer that the script names, which
-  MindSpore replaces, and without weight decay: the tutorial writes 1e-4 at rate 1, which would
-  remove an eighth of every weight in its 1250 steps (1 - (1 - 1e-4)^1250 = 0.118), but the
-  optimizer that MindSpore puts in its place has none.
+Departures: BatchNorm is in float32 (source: --precision O3), and what is not finite is dropped
+(source: --nonfinite propagate); the loss scale is divided out once. The second stage is labkit's
+``SubspaceStep`` with the optimizer that the script names and MindSpore replaces, and without weight
+decay: the tutorial's 1e-4 at rate 1 would remove an eighth of every weight in its 1250 steps (1 -
+(1 - 1e-4)^1250 = 0.118), but what MindSpore puts in the optimizer's place has none.
 """
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,17 +28,12 @@ from labkit.algorithms.subspace import SubspaceStep, basis_from
 from labkit.algorithms.subspace.search import Constants
 from labkit.base.arguments import wrong
 from labkit.errors import InputError
-from labkit.recipes import parts
 from labkit.recipes.settings import TrainingConfig, WarmUpConfig, setting
-from labkit.recipes.training import SNAPSHOTS, TITLE, Recipe, Tree
+from labkit.recipes.training import SNAPSHOTS, Recipe, Tree, make_step, momentum, warm_up_rates
+from labkit.steps.losses import LossNet
 from labkit.steps.parameter_groups import decay_groups
 from labkit.steps.step import Step
 from labkit.training.checkpoint import CHECKPOINTS, checkpoints
-
-_LOSSES = (TITLE.format("Training"), " loss is  ")
-_JUDGED = (
-    TITLE.format("Testing") + "\n============== {{'Accuracy': {top_1_accuracy}}} =============="
-)
 
 
 @dataclass(frozen=True)
@@ -58,14 +51,13 @@ class StageOneConfig(WarmUpConfig):
     save_checkpoint_path: str = "runs/subspace/stage_1"
 
 
-def build_stage_one(config: StageOneConfig, network: nn.Cell, micro_batches: int) -> Step:
+def build_stage_one(config: StageOneConfig, net: LossNet, micro_batches: int) -> Step:
     """Return the step cell, with optimizer and rates for epochs of ``micro_batches``."""
     if (saves := config.snapshots_per_epoch) > micro_batches:
         raise wrong("snapshots_per_epoch", saves, f"at most {micro_batches}, the micro-batches")
-    updates = parts.updates_in_epoch(config, micro_batches)
-    rates = parts.warm_up_rates(config, config.total_epochs, updates)
-    optimizer = parts.momentum(config, network, rates)
-    return parts.make_step(config, parts.loss_net(config, network), optimizer)
+    updates = math.ceil(micro_batches / config.micro_steps)
+    rates = warm_up_rates(config, config.total_epochs, updates)
+    return make_step(config, net, momentum(config, net, rates))
 
 
 @dataclass(frozen=True)
@@ -107,19 +99,14 @@ STAGE_TWO = {
 }
 
 
-def build_stage_two(config: StageTwoConfig, network: nn.Cell, micro_batches: int) -> Step:
+def build_stage_two(config: StageTwoConfig, net: LossNet, micro_batches: int) -> SubspaceStep:
     """Return the step cell; the network has the weights that the stage starts from."""
     # It applies the residual that the search leaves.
-    optimizer = nn.SGD(decay_groups(network, config.weight_decay), config.learning_rate)
+    optimizer = nn.SGD(decay_groups(net.network, config.weight_decay), config.learning_rate)
     weights, components = optimizer.parameters, config.n_components
-    return SubspaceStep(
-        parts.loss_net(config, network),
-        optimizer,
-        basis_from(config.pca_mat_path, snapshot_folder(config), weights, components),
-        micro_steps=config.micro_steps,
-        **config.constants(),
-        **config.step_options(),
-    )
+    basis = basis_from(config.pca_mat_path, snapshot_folder(config), weights, components)
+    options = config.constants() | config.step_options()
+    return SubspaceStep(net, optimizer, basis, micro_steps=config.micro_steps, **options)
 
 
 def pretrained(config: StageTwoConfig) -> Path:
@@ -149,16 +136,16 @@ STAGE_1 = Recipe(
     {"tutorial": StageOneConfig()},
     build_stage_one,
     tree=Tree("device{}_stage_1", "checkpoint_stage_1"),
-    losses=_LOSSES,
+    losses=("============== Starting Training ==============", " loss is  "),
     snapshots=True,
-    judged=_JUDGED,
+    judged="============== Starting Testing ==============\n"
+    "============== {{'Accuracy': {top_1_accuracy}}} ==============",
 )
-STAGE_2 = Recipe(
-    __doc__,
-    STAGE_TWO,
-    build_stage_two,
+STAGE_2 = replace(
+    STAGE_1,
+    named=STAGE_TWO,
+    build_step=build_stage_two,
     tree=Tree("device{}_stage_2", "checkpoint_stage_2"),
-    losses=_LOSSES,
+    snapshots=False,
     starts_from=pretrained,
-    judged=_JUDGED,
 )

@@ -8,26 +8,26 @@ train.py and eval.py; its values are those of official/cv/resnet in MindSpore's 
 whose latest file for Ascend has lr_decay 4.04839 and damping_init 0.02714 instead. With 1 281 167
 images an epoch has 5004 updates, and 834 are a sixth of them. Departures: labkit's THOR, on any
 device; all_reduce_fusion_config, there [80, 160] for Ascend and [75, 155] for GPU, is None: on two
-ranks it does not change any number. The damping's 70 epochs are only the length of its array, which
-here is that of the training.
+ranks it does not change any number.
 """
 
+import math
 from dataclasses import dataclass
 
 import mindspore as ms
 from mindspore import nn
 
 from labkit.algorithms.thor import ThorUpdate
-from labkit.recipes import parts
 from labkit.recipes.settings import TrainingConfig, setting
-from labkit.recipes.training import Recipe, Tree
+from labkit.recipes.training import Recipe, Tree, make_step
 from labkit.steps import schedules
+from labkit.steps.losses import LossNet
 from labkit.steps.step import Step
 
 
 @dataclass(frozen=True)
 class ThorConfig(TrainingConfig):
-    """Everything that determines a training, except the data and the machine."""
+    """The settings of THOR."""
 
     lr_init: float = setting(0.05803, "learning rate of labkit.steps.schedules.get_thor_lr")
     lr_decay: float = setting(4.0839, "its exponent")
@@ -58,9 +58,9 @@ NAMED = {
 }
 
 
-def build_step(config: ThorConfig, network: nn.Cell, micro_batches: int) -> Step:
+def build_step(config: ThorConfig, net: LossNet, micro_batches: int) -> Step:
     """Return the step cell with THOR's update, for epochs of ``micro_batches``."""
-    updates = parts.updates_in_epoch(config, micro_batches)
+    updates = math.ceil(micro_batches / config.micro_steps)
     rates = schedules.get_thor_lr(
         0, config.lr_init, config.lr_decay, config.lr_end_epoch, updates, config.decay_epochs
     )
@@ -68,11 +68,10 @@ def build_step(config: ThorConfig, network: nn.Cell, micro_batches: int) -> Step
         0, config.damping_init, config.damping_decay, config.epoch_size, updates
     )
     # As a group: otherwise nn.Momentum exempts Parameters with "beta" or "gamma" in their names.
-    everything = [{"params": network.trainable_params(), "weight_decay": config.weight_decay}]
+    everything = [{"params": net.network.trainable_params(), "weight_decay": config.weight_decay}]
     optimizer = nn.Momentum(everything, ms.Tensor(rates), config.momentum)
-    net = parts.loss_net(config, network)
     update = ThorUpdate(net, optimizer, damping, frequency=config.frequency)
-    return parts.make_step(config, net, optimizer, update=update)
+    return make_step(config, net, optimizer, update=update)
 
 
 RECIPE = Recipe(

@@ -1,22 +1,22 @@
 """A full training program: what all recipes share, around a step of their own.
 
-The module of a recipe defines what differs: its settings, its step, and what it prints. Departures
-of all from their sources: a training resumes, from RUN/checkpoint; all ranks evaluate, each its
-part, so that every image counts, in float32; weight decay exempts normalisation layers and biases
-by what they are, not by their names.
+Departures of all from their sources: a training resumes, from RUN/checkpoint; all ranks evaluate,
+each its part, so that every image counts, in float32; weight decay exempts normalisation layers and
+biases by what they are, not by their names.
 """
 
 import contextlib
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 import mindspore as ms
+import numpy as np
 from mindspore import nn
 from mindspore.dataset import Dataset
 from mindspore.train import Callback, RunContext, TimeMonitor
@@ -25,19 +25,27 @@ from labkit import runtime
 from labkit.algorithms.subspace.snapshots import Snapshots
 from labkit.base.arguments import wrong
 from labkit.base.files import make_folder, natural_order, write_json, write_text
-from labkit.errors import InputError
+from labkit.data import imagefolder, mnist
+from labkit.data.imagefiles import class_names
+from labkit.errors import InputError, warn
+from labkit.nets import lenet, resnet
+from labkit.nets.initialisers import initialise
 from labkit.ranks import cluster
-from labkit.recipes import parts
 from labkit.recipes.settings import CLASSES, CONFIG, MAY_CHANGE, TrainingConfig, beside
-from labkit.steps.step import Step, running_statistics
+from labkit.steps import schedules
+from labkit.steps.accumulation import AccumulatedStep
+from labkit.steps.losses import CrossEntropySmooth, LossNet
+from labkit.steps.parameter_groups import decay_groups
+from labkit.steps.step import PlainStep, Step, running_statistics
 from labkit.training import checkpoint
 from labkit.training.evaluation import evaluate
 from labkit.training.fit import fit
 from labkit.training.records import Records
 
 SNAPSHOTS = "checkpoint_pca"  # folder of the snapshots, below the checkpoints
-TITLE = "============== Starting {} =============="
 _ENVIRONMENT = ("MS_", "RANK_", "DEVICE_", "SERVER_", "OMPI_COMM_WORLD_")  # in env.log
+# (training, evaluation): of the tutorials' code, of dimension reduction's text, of THOR's tutorial.
+_FOLDERS = (("train", "val"), ("train", "validation_preprocess"), ("ilsvrc", "ilsvrc_eval"))
 
 
 class Tree(NamedTuple):
@@ -46,16 +54,11 @@ class Tree(NamedTuple):
     The folder of a device also holds train.log, the output of its process, and env.log: only the
     variables that identify the rank, since others may contain passwords. Give each machine a run
     folder of its own: they would share device{i}.
-
-    Attributes:
-        device: folder of a device, "{}" for its number; "": the run folder, without logs.
-        checkpoints: folder of resnet-EPOCH_STEP.ckpt below ``device``, "{}" for the rank, or None.
-        every_device: whether every device writes checkpoints, or only the first one.
     """
 
-    device: str = ""
-    checkpoints: str | None = None
-    every_device: bool = False
+    device: str = ""  # folder of a device, "{}" for its number; "": the run folder, without logs
+    checkpoints: str | None = None  # below it, of resnet-EPOCH_STEP.ckpt; "{}" for the rank
+    every_device: bool = False  # whether every device writes checkpoints, or only the first one
 
 
 class Trained(NamedTuple):
@@ -67,73 +70,51 @@ class Trained(NamedTuple):
 
 @dataclass(frozen=True)
 class Recipe:
-    """A training program.
+    """A training program; ``build_step`` gets the micro-batches in an epoch of this rank."""
 
-    Attributes:
-        description: text for ``--help``: the module's docstring.
-        named: settings by name; without ``--settings`` the first are used.
-        build_step: (settings, network, micro-batches in an epoch) -> step cell.
-        tree: what the tutorial writes.
-        tree_on_gpu: the same on GPU, if that differs.
-        losses: title and words of the tutorial's printed losses; None: a progress display.
-        snapshots: whether the settings ask for snapshots of the trainable weights.
-        starts_from: settings -> checkpoint that a training starts from.
-        judged: lines that the tutorial prints about an evaluation of ``path``, as a format.
-    """
-
-    description: str | None
-    named: Mapping[str, TrainingConfig]
-    build_step: Callable[[Any, nn.Cell, int], Step]
-    tree: Tree = Tree()
-    tree_on_gpu: Tree | None = None
-    losses: tuple[str, str] | None = None
-    snapshots: bool = False
-    starts_from: Callable[[Any], Path] | None = None
-    judged: str = ""
+    description: str | None  # for --help
+    named: Mapping[str, TrainingConfig]  # settings by name; the first are the default
+    build_step: Callable[[Any, LossNet, int], Step]
+    tree: Tree = Tree()  # what the tutorial writes
+    tree_on_gpu: Tree | None = None  # if that differs
+    losses: tuple[str, str] | None = None  # title and words that it prints; None: our progress bar
+    snapshots: bool = False  # whether the settings ask for snapshots of the trainable weights
+    starts_from: Callable[[Any], Path] | None = None  # settings -> checkpoint
+    judged: str = ""  # what it prints about an evaluation of ``path``, as a format
 
     def train(
         self, config: Any, dataset_path: str | Path, *, resume: bool | str = False, **machine: Any
     ) -> Trained:
         """Train on this device or as one rank of several; evaluate any evaluation set in float32.
 
-        Args:
-            config: the recipe's settings.
-            dataset_path: folder with train/ and val/, or with one folder per class.
-            resume: continue from the newest checkpoint in the run folder, as for ``labkit.fit``.
-            **machine: device, distribute and device_num, as for ``start``.
-
-        Raises:
-            InputError: if the folder, the number of ranks or an earlier training does not fit, or
-                if ranks hold different weights, data or settings.
+        ``dataset_path`` holds train/ and val/, or a folder for each class, or MNIST. ``resume`` is
+        as for ``labkit.fit``, ``machine`` (device, distribute, device_num) as for ``begin``. Raises
+        ``InputError`` if the folder, the ranks or an earlier training does not fit.
         """
-        started = start(config.seed, **machine)
-        rank, ranks, folder = started.rank, started.ranks, config.save_checkpoint_path
-        every = config.save_checkpoint_epochs if config.save_checkpoint else None
-        path = self.starts_from(config) if self.starts_from is not None else None
-        if path is not None:
-            beside(path, CLASSES)  # before minutes of reading: refuses a path that is no file
-        train_set, val_set, classes = parts.datasets(config, dataset_path, rank, ranks)
-        config, batches = parts.with_classes(config, classes), train_set.get_dataset_size()
-        network = parts.build_network(config)
-        if path is not None:
+        started, config, data, network = begin(config, dataset_path, **machine)
+        train_set, val_set, classes = data
+        rank, batches = started.rank, train_set.get_dataset_size()
+        if self.starts_from is not None:
+            path = self.starts_from(config)
             load(network, path, classes)
             if rank == 0:
                 print(f"labkit: starts from {path}", flush=True)
-        step = self.build_step(config, network, batches)
+        step = self.build_step(config, LossNet(network, build_loss(config)), batches)
         if not step.updates_ahead([batches] * config.epoch_size):
             raise InputError(f"an epoch has {batches} micro-batches; expected enough for an update")
         weights = cluster.digest(network)
         cluster.agree(config=config, classes=classes, steps=batches, weights=weights)
         own = {name: value for name, value in asdict(config).items() if name not in MAY_CHANGE}
         step.settings |= {"recipe": own, "classes": list(classes)}
+        every = config.save_checkpoint_epochs if config.save_checkpoint else None
         name = "LeNet-5" if config.depth is None else f"ResNet-{config.depth}"
         with ExitStack() as held:
             updates = step.updates_ahead([batches])
             documents = Documents(self, config, classes, rank, updates, held)
             shown: list[Callback] = [documents]
             if rank == 0:
-                images = config.batch_size * step.micro_batches * ranks
-                print(f"labkit: {name} into {folder}, {images} images in an update")
+                images = config.batch_size * step.micro_batches * started.ranks
+                print(f"labkit: {name} into {documents.root}, {images} images in an update")
                 for setting, value in asdict(config).items():
                     print(f"  {setting:24}  {value}", flush=True)
                 shown += [TimeMonitor(batches)] if self.losses else []
@@ -152,7 +133,7 @@ class Recipe:
                     step,
                     train_set,
                     config.epoch_size,
-                    folder=folder,
+                    folder=documents.root,
                     resume=resume,
                     checkpoint_every=config.save_checkpoint_steps,
                     checkpoint_epochs=every,
@@ -172,10 +153,11 @@ class Recipe:
                 return Trained(records, None)
             # A step leaves its network in float16, which overflows while running statistics are
             # based on few updates: ResNet-50 at 224 pixels has after three a loss of 35486, or NaN.
-            fresh = parts.build_network(config)
+            fresh = build_network(config)
             values = {parameter.name: parameter for parameter in network.get_parameters()}
             checkpoint.load_into(fresh, values, "the training")
-            return Trained(records, self._evaluated(config, fresh, val_set, started, folder))
+            evaluation = self._evaluated(config, fresh, val_set, started, documents.root)
+            return Trained(records, evaluation)
 
     def evaluate_checkpoint(
         self, config: Any, dataset_path: str | Path, checkpoint_path: str | Path, **machine: Any
@@ -183,16 +165,10 @@ class Recipe:
         """Return accuracies and loss of a checkpoint over every image of the folder.
 
         The checkpoint is one of ``train``, or of the network alone, such as one of
-        ``labkit.migration``; all other arguments are those of ``train``.
-
-        Raises:
-            InputError: as for ``train``, and for a checkpoint of another network or other classes.
+        ``labkit.migration``. Raises ``InputError`` if it is of another network or other classes.
         """
-        started = start(config.seed, **machine)
-        data = parts.datasets(config, dataset_path, started.rank, started.ranks, only_evaluate=True)
-        _, val_set, classes = data
-        config = parts.with_classes(config, classes)
-        network = parts.build_network(config)
+        begun = begin(config, dataset_path, only_evaluate=True, **machine)
+        started, config, (_, val_set, classes), network = begun
         load(network, checkpoint_path, classes)
         cluster.agree(config=config, classes=classes, weights=cluster.digest(network))
         return self._evaluated(config, network, val_set, started, checkpoint_path)
@@ -202,7 +178,7 @@ class Recipe:
     ) -> dict[str, float]:
         """Return accuracies and loss over every image; the first rank prints them, and ``path``."""
         cluster.take_from_first(running_statistics(network))
-        loss, several = parts.build_loss(config), started.ranks > 1
+        loss, several = build_loss(config), started.ranks > 1
         found = evaluate(network, loss, val_set, top=(1, 5), over_ranks=several)
         result = {name: found[name] for name in ("top_1_accuracy", "top_5_accuracy", "loss")}
         if started.rank == 0:
@@ -213,22 +189,109 @@ class Recipe:
         return result
 
 
-def start(
-    seed: int, device: str = "auto", distribute: bool = False, device_num: int | None = None
-) -> runtime.Runtime:
-    """Call ``labkit.start`` and check that there are ``device_num`` ranks, if it is given."""
+def begin(
+    config: Any,
+    dataset_path: str | Path,
+    *,
+    only_evaluate: bool = False,
+    device: str = "auto",
+    distribute: bool = False,
+    device_num: int | None = None,
+) -> tuple[runtime.Runtime, Any, tuple, nn.Cell]:
+    """Call ``labkit.start``; return its result, complete settings, ``datasets`` and the network."""
     ranks = cluster.ranks_started()
     if device_num not in (None, ranks):
         raise wrong("device_num", device_num, f"{ranks}, the number of ranks started")
     if ranks > 1 and not distribute:
         raise wrong("run_distribute", distribute, f"True with {ranks} ranks")
-    return runtime.start(device, seed, distribute=distribute)
+    started = runtime.start(device, config.seed, distribute=distribute)
+    data = datasets(config, dataset_path, started.rank, started.ranks, only_evaluate)
+    count = len(data[2])
+    if (wanted := config.class_num or count) < count:
+        raise wrong("class_num", wanted, f"at least {count}, the data's classes, or None")
+    config = replace(config, class_num=wanted)
+    return started, config, data, build_network(config)
+
+
+def datasets(
+    config: TrainingConfig, path: str | Path, rank: int, ranks: int, only_evaluate: bool = False
+) -> tuple[Any, Any, tuple[str, ...]]:
+    """Return (training set or None, evaluation set or None, class names)."""
+    workers: dict[str, Any] = {"num_parallel_workers": config.num_parallel_workers}
+    train_set = None
+    if config.depth is None:
+        workers |= {"rank_size": ranks, "rank_id": rank}
+        val_set = mnist.create_eval_dataset(path, **workers)
+        if not only_evaluate:
+            train_set = mnist.create_dataset(path, config.batch_size, usage="train", **workers)
+        return train_set, val_set, tuple("0123456789")
+    root, names = Path(path), _folders(Path(path))
+    share = (config.batch_size, ranks, rank)
+    options = workers | {"image_size": config.image_size}
+    if only_evaluate:
+        folder = root / names[1] if names else root
+        val_set = imagefolder.create_dataset(folder, *share, do_train=False, **options)
+        return None, val_set, class_names(folder)
+    options["augment"] = config.augment
+    if names is None:
+        return imagefolder.create_dataset(root, *share, **options), None, class_names(root)
+    return imagefolder.create_datasets(root, *share, train=names[0], val=names[1], **options)
+
+
+def _folders(root: Path) -> tuple[str, str] | None:
+    """Return the names of the training and evaluation folders; None: ``root`` holds the classes."""
+    there = {name for pair in _FOLDERS for name in pair if (root / name).is_dir()}
+    for pair in _FOLDERS:
+        if there == set(pair):
+            return pair
+    # A class may be called "train".
+    if len(there) > 1 or (there and sum(entry.is_dir() for entry in root.iterdir()) == 1):
+        pairs = " or ".join(f"{train}/ and {val}/" for train, val in _FOLDERS)
+        raise InputError(f"{root} holds {', '.join(sorted(there))}; expected {pairs}, none besides")
+    return None
+
+
+def build_network(config: Any) -> nn.Cell:
+    """Return the network with its initial weights, the same on every rank right after ``start``."""
+    if config.depth is None:
+        return lenet.LeNet5(config.class_num)
+    network = resnet.resnet(config.depth, config.class_num)
+    initialise(network, config.initialiser, config.seed)
+    return network
+
+
+def build_loss(config: Any) -> CrossEntropySmooth:
+    """Return the loss, cross entropy against smoothed labels."""
+    factor = config.label_smooth_factor
+    return CrossEntropySmooth(smooth_factor=factor, num_classes=config.class_num)
+
+
+def warm_up_rates(config: Any, epochs: int, updates: int) -> np.ndarray:
+    """Return the learning rates of a ``WarmUpConfig``, with ``updates`` updates in an epoch."""
+    ends = (config.lr_init, config.lr_end, config.lr_max, config.warmup_epochs)
+    return schedules.get_lr(*ends, epochs, updates)
+
+
+def momentum(config: Any, net: LossNet, rates: np.ndarray | float) -> nn.Optimizer:
+    """Return nn.Momentum with weight decay on weights only, and one rate or one for each update."""
+    groups = decay_groups(net.network, config.weight_decay)
+    rates = rates if isinstance(rates, float) else ms.Tensor(rates)
+    return nn.Momentum(groups, rates, config.momentum)
+
+
+def make_step(config: Any, net: LossNet, optimizer: nn.Optimizer, **options: Any) -> Step:
+    """Return the step cell for the settings; it accumulates if micro_steps is more than 1."""
+    options |= config.step_options()
+    if config.micro_steps > 1:
+        return AccumulatedStep(net, optimizer, config.micro_steps, **options)
+    return PlainStep(net, optimizer, **options)
 
 
 def load(network: nn.Cell, path: str | Path, classes: Sequence[str]) -> None:
-    """Set a network's Parameters from a checkpoint, if its training had the same ``classes``.
+    """Set the network's Parameters from a checkpoint, which may also hold an optimizer or a step.
 
-    One class more or fewer would shift the labels of all that follow.
+    The names may be those of the tutorials' ResNets, see ``labkit.nets.resnet``. ``InputError`` if
+    one is missing or has another shape, or the training had other ``classes``; nothing is then set.
     """
     known = beside(path, CLASSES)
     before = classes if known is None else json.loads(known.read_text("utf-8"))
@@ -237,7 +300,17 @@ def load(network: nn.Cell, path: str | Path, classes: Sequence[str]) -> None:
             f"the data has {len(classes)} classes and the training had {len(before)} ({known}); "
             f"expected the same, got {', '.join(odd[:3])} on one side only"
         )
-    parts.load_network(network, path)
+    values = checkpoint.read(path)
+    pooling = [name for name in values if resnet.pools(name)]
+    values = {resnet.own_name(name): value for name, value in values.items()}
+    own = {parameter.name for parameter in network.get_parameters()}
+    kept = {name: value for name, value in values.items() if name in own}
+    checkpoint.load_into(network, kept, path)
+    if pooling:
+        warn(
+            f"{path} is of the migration document's network: its blocks pool where this one strides"
+            f" ({pooling[0]}); the weights fit, and the function is another"
+        )
 
 
 @dataclass(eq=False)
@@ -247,8 +320,7 @@ class Documents(Callback):
         epoch: 1 step: 625 loss is  5.2484765
 
     The loss is that of the first rank's last micro-batch, the step the epoch's last update. Nothing
-    is written before the training begins: ``fit`` refuses a folder of another training, whose files
-    must not change. ``held`` closes the log of this rank's device.
+    is written before ``fit`` has refused a folder of another training. ``held`` closes the log.
     """
 
     recipe: Recipe
@@ -273,7 +345,15 @@ class Documents(Callback):
             write_json(self.root / CONFIG, asdict(self.config), "the settings")
             write_json(self.root / CLASSES, list(self.classes), "the classes")
         if self.tree.device:
-            self.held.enter_context(_logged(self.device))
+            make_folder(self.device)
+            known = sorted(name for name in os.environ if name.startswith(_ENVIRONMENT))
+            text = "".join(f"{name}={os.environ[name]}\n" for name in known)
+            write_text(self.device / "env.log", text, "env.log")
+            # Not in the locale's encoding, which may lack a character that is printed.
+            utf8: Any = {"encoding": "utf-8", "errors": "backslashreplace"}
+            log = self.held.enter_context((self.device / "train.log").open("a", 1, **utf8))
+            self.held.enter_context(contextlib.redirect_stdout(_Both(sys.stdout, log)))
+            self.held.enter_context(contextlib.redirect_stderr(_Both(sys.stderr, log)))
         if self.losses and self.losses[0]:
             print(self.losses[0], flush=True)
 
@@ -291,23 +371,6 @@ class Documents(Callback):
             saved = sorted(self.checkpoints.glob("resnet-*.ckpt"), key=natural_order)
             for old in saved[: -config.keep_checkpoint_max]:
                 old.unlink()
-
-
-@contextlib.contextmanager
-def _logged(folder: Path) -> Iterator[None]:
-    """Write env.log, and copy what Python prints into train.log; a resumed training appends."""
-    make_folder(folder)
-    known = sorted(name for name in os.environ if name.startswith(_ENVIRONMENT))
-    text = "".join(f"{name}={os.environ[name]}\n" for name in known)
-    write_text(folder / "env.log", text, "env.log")
-    # Not in the locale's encoding, which may lack a character that is printed.
-    utf8: Any = {"encoding": "utf-8", "errors": "backslashreplace"}
-    with (
-        (folder / "train.log").open("a", buffering=1, **utf8) as file,
-        contextlib.redirect_stdout(_Both(sys.stdout, file)),
-        contextlib.redirect_stderr(_Both(sys.stderr, file)),
-    ):
-        yield
 
 
 class _Both:

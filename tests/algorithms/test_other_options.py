@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 
 from labkit.algorithms.thor import TraceRule
-from tests.support.resuming import adasum, subspace, thor
+from tests.support.trainings import adasum, subspace, thor
 
 pytestmark = [
     pytest.mark.usefixtures("runtime"),

@@ -7,7 +7,7 @@ import pytest
 
 from labkit.data import idx
 from labkit.errors import InputError
-from tests.support.idx_files import write_idx
+from tests.support.data_archives import write_idx
 
 SIZE = 5 * 28 * 28
 IMAGES = (np.arange(SIZE) % 251).astype(np.uint8).reshape(5, 28, 28)

@@ -7,7 +7,7 @@ from labkit.data import idx
 from labkit.data import mnist as pipeline
 from labkit.data.parity import exact_bilinear
 from labkit.errors import InputError
-from tests.support.idx_files import write_set
+from tests.support.data_archives import write_set
 from tests.support.image_files import batches
 
 COUNT = 200

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from labkit.data import imagefolder, mnist
-from tests.support.idx_files import write_set
+from tests.support.data_archives import write_set
 from tests.support.image_files import batches, write_pictures
 
 COUNT = 60

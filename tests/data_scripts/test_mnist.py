@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from labkit.errors import InputError
-from tests.support.data_archives import SCRIPTS, load, quiet, tar, tree, tree_sums
-from tests.support.idx_files import write_set
+from tests.support.data_archives import SCRIPTS, load, tar, tree, tree_sums, write_set
 
 PUBLISHED_MD5 = {
     "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
@@ -38,10 +37,6 @@ def write_small(folder: Path, seed: int = 0, suffix: str = "") -> Path:
 @pytest.fixture
 def small(tmp_path):
     return write_small(tmp_path / "own")
-
-
-def prepare(script, source, out, say=quiet):
-    return script.prepare("mnist", source, out, say)
 
 
 def installed(script, folder) -> dict[str, bytes]:
@@ -73,13 +68,13 @@ def test_bundled_data_is_prepared_in_the_tutorials_layout(script, mnist):
 
 
 def test_other_data_is_never_overwritten_and_missing_files_are_made_again(script, small, tmp_path):
-    out = prepare(script, small, tmp_path / "out")
+    out = script.prepare("mnist", small, tmp_path / "out")
     whole = installed(script, small)
     (out / "test" / TEST_LABELS).unlink()
-    assert tree(prepare(script, small, out)) == whole
+    assert tree(script.prepare("mnist", small, out)) == whole
     for source in ("bundled", write_small(tmp_path / "other", seed=1)):
         with pytest.raises(InputError, match="holds other data .*Remove it, or choose"):
-            prepare(script, source, out)
+            script.prepare("mnist", source, out)
     assert tree(out) == whole
 
 
@@ -88,7 +83,7 @@ def test_own_folders_and_archives_are_taken(script, small, tmp_path, kind, suffi
     source, lines = write_small(tmp_path / "data" / "deep", suffix=suffix).parent, []
     if kind != "folder":
         source = Path(shutil.make_archive(str(tmp_path / "mine"), kind, source))
-    out = prepare(script, source, tmp_path / "x" / "out", lines.append)
+    out = script.prepare("mnist", source, tmp_path / "x" / "out", lines.append)
     assert tree(out) == installed(script, small)
     assert sum("is not that of the official MNIST" in line for line in lines) == 4
 
@@ -104,7 +99,7 @@ def test_a_bad_source_is_refused_and_nothing_is_written(script, small, tmp_path)
         ("text", "text is not a whole archive"),
     ):
         with pytest.raises(InputError, match=message):
-            prepare(script, tmp_path / name, tmp_path / "new" / "out")
+            script.prepare("mnist", tmp_path / name, tmp_path / "new" / "out")
     assert sorted(tmp_path.iterdir()) == before
 
 
@@ -116,15 +111,15 @@ def test_mirrors_and_archives_are_taken_by_their_address(script, small, tmp_path
     known = script.DATASETS["mnist"]
     script.DATASETS["mnist"] = known | {"sources": {"download": packed.as_uri()}}
     with pytest.raises(InputError, match="SHA-256 .*; expected ba891046e6505d7a"):
-        prepare(script, "download", tmp_path / "out")  # a mirror must hold the official files
+        script.prepare("mnist", "download", tmp_path / "out")
     assert not (tmp_path / "out").exists()
     script.DATASETS["mnist"]["sha256"] = tree_sums(small)
     for number, source in enumerate(("download", f"{packed.as_uri()}/MNIST_Data.zip")):
-        out = prepare(script, source, tmp_path / str(number))
+        out = script.prepare("mnist", source, tmp_path / str(number))
         assert tree(out) == installed(script, small)
     (packed / f"{TEST_LABELS}.gz").unlink()
     with pytest.raises(InputError, match="cannot be downloaded .* give --source a folder"):
-        prepare(script, "download", tmp_path / "out")
+        script.prepare("mnist", "download", tmp_path / "out")
 
 
 COMMANDS = {

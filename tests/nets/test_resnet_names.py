@@ -7,7 +7,7 @@ from mindspore import nn, ops
 
 from labkit.nets import resnet
 from labkit.nets.resnet import own_name, pools
-from labkit.recipes.parts import load_network
+from labkit.recipes.training import load
 
 
 class Block(nn.Cell):
@@ -100,7 +100,7 @@ def test_a_checkpoint_of_the_documents_network_is_the_blogs_function(tmp_path):
         other = resnet.resnet(50, 10, differences=differences)
         message = r"blocks pool where this one strides \(layer2.0.e2.0.*the function is another"
         with pytest.warns(UserWarning, match=message):
-            load_network(other, path)
+            load(other, path, ())
         off = np.abs(other.set_train(False)(images).asnumpy() - expected).max()
         if differences:
             assert off <= 1e-4 * np.abs(expected).min() + 1e-4

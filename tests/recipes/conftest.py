@@ -6,8 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from labkit.recipes.__main__ import main
 from labkit.recipes.training import Recipe
-from tests.support.recipes import kept, main, settings, shrink
+from tests.support.recipes import arguments, kept, settings, shrink
 
 
 @pytest.fixture(scope="session")
@@ -28,8 +29,8 @@ def small():
 
 @pytest.fixture(scope="session")
 def trained(data, tmp_path_factory):
-    """A function: recipe -> ``out``, the folder of all run folders, and this training's
-    ``printed`` output, ``result`` and ``network``.
+    """A function: recipe -> ``out``, the folder of all run folders, and this training's ``config``,
+    ``folder``, ``printed`` output, ``result`` and ``network``.
 
     Each recipe is trained once, by its command line; tests read the results and do not change them.
     """
@@ -39,16 +40,13 @@ def trained(data, tmp_path_factory):
         if name == "subspace-2":
             get("subspace-1")
         if name not in done:
-            arguments = ["train", "--dataset_path", str(data), "--device_target", "CPU"]
-            for setting, value in vars(settings(name, out)).items():
-                arguments += [f"--{setting}", str(value)]
             shown, results, patched = io.StringIO(), [], pytest.MonkeyPatch.context()
             with patched as patch, contextlib.redirect_stdout(shown), kept() as networks:
                 patch.setattr(Recipe, "train", lambda *a, **o: results.append(train(*a, **o)))
-                assert main(name, arguments) == 0
-            done[name] = SimpleNamespace(
-                out=out, printed=shown.getvalue(), result=results[0], network=networks[-1]
-            )
+                assert main(arguments(name, out, data), "labkit") == 0
+            own = {"config": settings(name, out), "out": out, "folder": out / name}
+            own |= {"printed": shown.getvalue(), "result": results[0], "network": networks[-1]}
+            done[name] = SimpleNamespace(**own)
         return done[name]
 
     return get

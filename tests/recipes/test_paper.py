@@ -1,8 +1,7 @@
 """With preset paper of the notebooks, an interrupted run of a recipe resumes where it stopped.
 
 The cells that train are executed with the values of preset paper; ``train`` only records its call.
-``test_a_resumed_training_is_the_uninterrupted_one`` in test_battery.py shows that a recipe resumes
-when it is called like this.
+test_battery.py shows that a recipe resumes when it is called like this.
 """
 
 import json
@@ -13,26 +12,20 @@ from types import SimpleNamespace
 import pytest
 
 from labkit.labs import presets
-from labkit.recipes.adasum import NAMED as ADASUM
+from labkit.recipes.adasum import NAMED
 from labkit.recipes.subspace import STAGE_TWO, StageOneConfig
 from labkit.recipes.thor import NAMED as THOR
 from labkit.recipes.training import Recipe
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
-DATA = "folder of images"
+DATA, ONE_DEVICE = "folder of images", NAMED["one_device"]
 # Notebook -> (names that other cells define, settings of each training without its folders).
 LABS = {
     "03_thor_in_depth": ({"NAMED": THOR}, {"resnet50": THOR["ascend"]}),
-    "04_adasum_in_depth": (
-        {"config": ADASUM["one_device"]},
-        {"resnet50": ADASUM["one_device"]},
-    ),
+    "04_adasum_in_depth": ({"config": ONE_DEVICE}, {"resnet50": ONE_DEVICE}),
     "05_dimension_reduction_in_depth": (
         {"stage_one": StageOneConfig(), "STAGE_TWO": STAGE_TWO},
-        {
-            "stage_1": StageOneConfig(snapshot_start_epoch=31),
-            "stage_2": STAGE_TWO["tutorial"],
-        },
+        {"stage_1": StageOneConfig(snapshot_start_epoch=31), "stage_2": STAGE_TWO["tutorial"]},
     ),
 }
 
@@ -60,10 +53,9 @@ def test_every_training_is_the_documents_and_goes_on(name, tmp_path, monkeypatch
             exec(source, names)
     expected = []
     for folder, config in trainings.items():
-        own = {"save_checkpoint_path": str(tmp_path / folder)}
-        if folder == "stage_2":
-            own["stage_1"] = str(tmp_path / "stage_1")
-        expected.append((replace(config, **own), DATA, {"device": "CPU", "resume": True}))
+        stage_1 = {"stage_1": str(tmp_path / "stage_1")} if folder == "stage_2" else {}
+        own = replace(config, save_checkpoint_path=str(tmp_path / folder), **stage_1)
+        expected.append((own, DATA, {"device": "CPU", "resume": True}))
     assert calls == expected * 2
 
 

@@ -5,7 +5,7 @@ The network is a small ResNet-18: four convolutions of 4 to 16 channels on image
 
 import shutil
 import traceback
-from pathlib import Path
+from dataclasses import replace
 
 import mindspore as ms
 import numpy as np
@@ -15,18 +15,14 @@ from mindspore.train import Callback
 
 from labkit.errors import InputError
 from labkit.nets import resnet
-from labkit.recipes import parts, training
-from labkit.recipes.resnet50 import RECIPE, Config
+from labkit.recipes import training
+from labkit.recipes.resnet50 import RECIPE
 from labkit.steps import schedules
 from labkit.training import checkpoint
-from tests.support.recipes import SETTINGS, kept, newest
+from tests.support.recipes import kept, newest, settings
 from tests.support.step_cells import assert_bit_equal, snapshot
 
 pytestmark = pytest.mark.usefixtures("runtime", "small")
-
-
-def settings(folder, **changed):
-    return Config(**SETTINGS["resnet50"] | {"save_checkpoint_path": str(folder)} | changed)
 
 
 def train(config, data, **options):
@@ -41,13 +37,8 @@ def evaluated(config, data, path):
 
 @pytest.fixture
 def done(trained):
-    """(settings, result, network) of a training of three epochs, which tests do not change."""
-    run = trained("resnet50")
-    return settings(run.out / "resnet50"), run.result, run.network
-
-
-def folder_of(done):
-    return Path(done[0].save_checkpoint_path)
+    """A training of three epochs."""
+    return trained("resnet50")
 
 
 def checkpoints(folder):
@@ -57,35 +48,28 @@ def checkpoints(folder):
 class TestTrain:
     def test_losses_rates_and_checkpoints(self, done):
         """The loss falls, the rates follow the schedule, and at most two checkpoints are kept."""
-        losses = done[1].records.column("loss")
+        losses = done.result.records.column("loss")
         assert len(losses) == 12 and np.mean(losses[-3:]) < np.mean(losses[:3]) - 0.02
-        rates = np.float32(done[1].records.column("learning_rate"))
+        rates = np.float32(done.result.records.column("learning_rate"))
         np.testing.assert_array_equal(rates, schedules.cosine(0.05, 0.0, 3, 4, 1))
-        assert checkpoints(folder_of(done)) == [8, 12]
+        assert checkpoints(done.folder) == [8, 12]
 
     @pytest.mark.filterwarnings("ignore:the network holds a trainable BatchNorm")
     def test_a_folder_of_classes_without_evaluation_nor_checkpoints(self, data, tmp_path):
-        """The folder is the document's own --dataset_path.
-
-        Gradients are accumulated, and ``resume=True`` finds no checkpoint.
-        """
-        config = settings(tmp_path / "run", epoch_size=1, micro_steps=3, save_checkpoint=False)
+        """The folder is the document's own --dataset_path; ``resume`` finds no checkpoint."""
+        changed = dict(epoch_size=1, micro_steps=3, save_checkpoint=False)
+        config = settings("resnet50", tmp_path, **changed)
         result, _ = train(config, data / "train", resume=True)
         assert result.evaluation is None and result.records.column("images") == [30, 10]
-        names = {path.name for path in (tmp_path / "run").iterdir()}
+        names = {path.name for path in (tmp_path / "resnet50").iterdir()}
         assert names == {"config.json", "classes.json", "records.csv"}
 
 
 class Stop(Callback):
-    """Ends a training as a kill would, after a number of micro-batches."""
-
-    def __init__(self, after):
-        super().__init__()
-        self.left = after
+    """Ends a training as a kill would, after 7 micro-batches."""
 
     def on_train_step_end(self, run_context):
-        self.left -= 1
-        if not self.left:
+        if run_context.original_args().cur_step_num == 7:
             raise KeyboardInterrupt
 
 
@@ -93,36 +77,34 @@ class TestResume:
     def test_killed_within_an_epoch_it_is_the_uninterrupted_one(self, done, data, tmp_path):
         """Checkpoints: every 5 steps and 2 epochs; the document's train.py configures neither."""
         often = dict(save_checkpoint_steps=5, save_checkpoint_epochs=2, keep_checkpoint_max=9)
-        config = settings(tmp_path / "run", **often)
+        config, fit = settings("resnet50", tmp_path, **often), training.fit
         with pytest.MonkeyPatch.context() as patch:
-            fit = training.fit
 
             def interrupted(*given, callbacks, **options):
-                return fit(*given, callbacks=[*callbacks, Stop(7)], **options)
+                return fit(*given, callbacks=[*callbacks, Stop()], **options)
 
             patch.setattr(training, "fit", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 train(config, data)
-        assert checkpoints(tmp_path / "run") == [5]
+        assert checkpoints(tmp_path / "resnet50") == [5]
         result, network = train(config, data, resume=True)
-        assert_bit_equal(snapshot(network), snapshot(done[2]))
-        assert result.records.column("loss") == done[1].records.column("loss")
-        assert result.evaluation == done[1].evaluation
-        assert checkpoints(tmp_path / "run") == [5, 8, 10, 12]
+        assert_bit_equal(snapshot(network), snapshot(done.network))
+        assert result.records.column("loss") == done.result.records.column("loss")
+        assert result.evaluation == done.result.evaluation
+        assert checkpoints(tmp_path / "resnet50") == [5, 8, 10, 12]
 
     def test_a_finished_training_is_evaluated_again_and_another_refused(self, done, data):
-        result, network = train(done[0], data, resume=True)
-        assert result.evaluation == done[1].evaluation
-        assert_bit_equal(snapshot(network), snapshot(done[2]))
-        before = (folder_of(done) / "config.json").read_text()
+        result, network = train(done.config, data, resume=True)
+        assert result.evaluation == done.result.evaluation
+        assert_bit_equal(snapshot(network), snapshot(done.network))
+        before = (done.folder / "config.json").read_text()
         for changed, message in (
             ({"lr": 0.06}, "recipe.lr: expected 0.05, as in the checkpoint, got 0.06"),
             ({"initialiser": "seed"}, "recipe.initialiser: expected torchvision"),
         ):
-            config = settings(folder_of(done), **changed)
             with pytest.raises(InputError, match=f"cannot resume: {message}"):
-                train(config, data, resume=True)
-        assert (folder_of(done) / "config.json").read_text() == before
+                train(replace(done.config, **changed), data, resume=True)
+        assert (done.folder / "config.json").read_text() == before
 
     def test_other_classes_are_refused(self, done, data, tmp_path):
         """Training refuses a renamed class; evaluation refuses a missing class."""
@@ -130,74 +112,58 @@ class TestResume:
         for usage in ("train", "val"):
             (other / usage / "3").rename(other / usage / "three")
         with pytest.raises(InputError, match="classes.3: expected 3, as in the checkpoint, got 4"):
-            train(done[0], other, resume=True)
+            train(done.config, other, resume=True)
         (other / "val" / "three").rename(other / "val" / "3")
         shutil.rmtree(other / "val" / "9")
         with pytest.raises(InputError, match="has 9 classes .* the same, got 9 on one side only$"):
-            evaluated(done[0], other / "val", newest(folder_of(done)))
+            evaluated(done.config, other / "val", newest(done.folder))
 
 
 class TestEvaluate:
     def test_it_is_over_every_image(self, done, data):
         """Other batches change nothing but rounding."""
-        expected = done[1].evaluation
+        expected = done.result.evaluation
         assert list(expected) == ["top_1_accuracy", "top_5_accuracy", "loss"]
         for name in ("top_1_accuracy", "top_5_accuracy"):
             assert (20 * expected[name]) == pytest.approx(round(20 * expected[name]), abs=1e-9)
         assert 0 < expected["top_1_accuracy"] < expected["top_5_accuracy"] < 1
-        config = settings(folder_of(done), batch_size=7)
-        again = evaluated(config, data / "val", newest(folder_of(done)))
+        other = replace(done.config, batch_size=7)
+        again = evaluated(other, data / "val", newest(done.folder))
         assert again["top_1_accuracy"] == expected["top_1_accuracy"]
         assert again["loss"] == pytest.approx(expected["loss"], rel=1e-5)
 
     def test_a_checkpoint_of_the_network_alone(self, done, data, tmp_path):
-        checkpoint.write(done[2], tmp_path / "net.ckpt")
-        assert evaluated(done[0], data, tmp_path / "net.ckpt") == done[1].evaluation
+        checkpoint.write(done.network, tmp_path / "net.ckpt")
+        assert evaluated(done.config, data, tmp_path / "net.ckpt") == done.result.evaluation
 
     def test_another_network_is_refused_and_nothing_loaded(self, done):
-        path, network = newest(folder_of(done)), resnet.resnet(18, 11)
+        path, network, classes = newest(done.folder), resnet.resnet(18, 11), "0123456789"
         before = snapshot(network)
         with pytest.raises(InputError, match=r"fc.weight: .*\(11, 16\), got .*\(10, 16\)"):
-            parts.load_network(network, path)
+            training.load(network, path, classes)
         assert_bit_equal(snapshot(network), before)
         with pytest.raises(InputError, match="another network or step: .* in all"):
-            parts.load_network(resnet.resnet(50, 10), path)
+            training.load(resnet.resnet(50, 10), path, classes)
 
 
-class TestParts:
-    def test_a_class_called_train_is_a_class(self, data, tmp_path):
-        for name in ("train", "plane"):
-            shutil.copytree(data / "val" / "1", tmp_path / name)
-        config = settings(tmp_path, batch_size=2)
-        train_set, val_set, classes = parts.datasets(config, tmp_path, 0, 1)
-        assert classes == ("plane", "train") and val_set is None
-        assert train_set.get_dataset_size() == 2
-
-    def test_augmentation_can_be_turned_off(self, data):
-        images = []
-        for augment in (False, True):
-            ms.dataset.config.set_seed(1)
-            train_set, *_ = parts.datasets(settings("none", augment=augment), data, 0, 1)
-            images.append(next(train_set.create_tuple_iterator(output_numpy=True))[0])
-        assert images[0].shape == images[1].shape == (10, 3, 32, 32)
-        assert np.abs(images[0] - images[1]).max() > 0.5
+def test_a_class_called_train_is_a_class(data, tmp_path):
+    for name in ("train", "plane"):
+        shutil.copytree(data / "val" / "1", tmp_path / name)
+    config = settings("resnet50", tmp_path, batch_size=2)
+    train_set, val_set, classes = training.datasets(config, tmp_path, 0, 1)
+    assert classes == ("plane", "train") and val_set is None
+    assert train_set.get_dataset_size() == 2
 
 
-@pytest.mark.parametrize(
-    ("started", "options", "message"),
-    [
-        ("8", {}, "run_distribute: expected True with 8 ranks, got False"),
-        ("1", {"device_num": 2}, "device_num: expected 1, the number of ranks started, got 2"),
-        ("2", {"device_num": 8, "distribute": True}, "device_num: expected 2, the number of ranks"),
-        ("", {"distribute": True}, "was started alone"),
-    ],
-)
-def test_ranks_that_do_not_fit(data, tmp_path, monkeypatch, started, options, message):
-    """Refusals before the ranks meet; the others are in test_on_ranks.py."""
-    monkeypatch.setenv("RANK_SIZE", started)
-    with pytest.raises(InputError, match=message):
-        train(settings(tmp_path / "run"), data, **options)
-    assert not (tmp_path / "run").exists()
+def test_augmentation_can_be_turned_off(data, tmp_path):
+    images = []
+    for augment in (False, True):
+        ms.dataset.config.set_seed(1)
+        config = settings("resnet50", tmp_path, augment=augment)
+        train_set, *_ = training.datasets(config, data, 0, 1)
+        images.append(next(train_set.create_tuple_iterator(output_numpy=True))[0])
+    assert images[0].shape == images[1].shape == (10, 3, 32, 32)
+    assert np.abs(images[0] - images[1]).max() > 0.5
 
 
 class Hungry(nn.Cell):
@@ -214,8 +180,8 @@ class Hungry(nn.Cell):
 
 
 def test_where_memory_is_not_enough_the_answers_are_named(data, tmp_path, monkeypatch):
-    monkeypatch.setattr(parts, "build_network", lambda config: Hungry())
+    monkeypatch.setattr(training, "build_network", lambda config: Hungry())
     with pytest.raises(RuntimeError, match="Memory isn't enough and alloc failed") as caught:
-        RECIPE.train(settings(tmp_path / "run"), data, device="CPU")
+        RECIPE.train(settings("resnet50", tmp_path), data, device="CPU")
     shown = "".join(traceback.format_exception(caught.value))
     assert "memory was not enough for micro-batches of 10 images; half, with twice" in shown

@@ -1,10 +1,5 @@
-"""The scripts of the recipes: what they start, their usage, and their exit codes.
+"""The scripts of the recipes: what they start, their usage, and their exit codes."""
 
-Python is a stand-in that records how it was called. Some tests below call the real one, and
-test_on_ranks.py trains on two ranks.
-"""
-
-import csv
 import os
 import re
 import signal
@@ -17,12 +12,11 @@ from safetensors.numpy import load_file
 
 from labkit.ranks import rank_table
 from labkit.ranks.launch import free_port
+from labkit.training.records import read_records
 from tests.support.living import wait_until
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
-STANDALONE, EVAL = "resnet50/run_standalone_train.sh", "resnet50/run_eval.sh"
 DISTRIBUTE = "resnet50/run_distribute_train.sh"
-STAGE_1, STAGE_2 = "subspace/run_stage_1.sh", "subspace/run_stage_2.sh"
 # Stands in for python, and records how it was called.
 FAKE = """#!/bin/sh
 echo "$(basename "$0")${SERVER_ID:+ of server $SERVER_ID:} $*" >>"$CALLS"
@@ -30,32 +24,24 @@ exit ${CODE:-0}
 """
 
 
-def real(script, folder, *arguments, env=None, seconds=120, **options):
-    """Call a script with the programs of ``env``, by default with this Python."""
-    return subprocess.run(
-        ["sh", SCRIPTS / script, *map(str, arguments)],
-        cwd=folder,
-        env=env or os.environ | {"PYTHON": sys.executable} | options,
-        capture_output=True,
-        text=True,
-        timeout=seconds,
-    )
+def real(script, folder, *arguments, env=None, **more):
+    """Call a script with the variables ``env``, by default this process's and its Python."""
+    command = ["sh", SCRIPTS / script, *map(str, arguments)]
+    env = env or os.environ | {"PYTHON": sys.executable} | more
+    options = {"capture_output": True, "text": True, "timeout": 500}
+    return subprocess.run(command, cwd=folder, env=env, **options)
 
 
-# A call as in a shell, and below it what is started after python -m labkit.recipes.
+# A call as in a shell, and below it what is started after python -m labkit.recipes, or refused.
 CALLS = """
 resnet50/run_standalone_train.sh DATA --lr 1
     train resnet50 --data_path DATA --lr 1
 resnet50/run_eval.sh DATA C --lr 1
     eval resnet50 --data_path DATA --checkpoint_path C --lr 1
-resnet50/run_distribute_train.sh 8 DATA
-    train resnet50 --ranks 8 --data_path DATA
 resnet50/run_distribute_train.sh 1 DATA --lr 1
     train resnet50 --ranks 1 --data_path DATA --lr 1
 subspace/run_stage_1.sh DATA
     train subspace-1 --ranks 8 --data_path DATA
-DEVICES=2 subspace/run_stage_1.sh DATA
-    train subspace-1 --ranks 2 --data_path DATA
 subspace/run_stage_2.sh DATA C
     train subspace-2 --ranks 8 --data_path DATA --pretrained_weight_path C
 DEVICES=1 subspace/run_stage_2.sh DATA C pca.npy
@@ -74,59 +60,44 @@ adasum/run_node1.sh DATA --lr 1
     of server 0: train adasum --rank_table rank_table_16pcs.json --data_path DATA --lr 1
 RANK_TABLE_FILE=t.json adasum/run_node2.sh DATA
     of server 1: train adasum --rank_table t.json --data_path DATA
-"""
-WRONG = """
 resnet50/run_standalone_train.sh
-    expected a folder
+    refused: expected a folder
 resnet50/run_eval.sh DATA
-    expected a folder and a checkpoint
+    refused: expected a folder and a checkpoint
 resnet50/run_distribute_train.sh DATA
-    expected a number of devices and a folder
+    refused: expected a number of devices and a folder
 subspace/run_stage_2.sh DATA C none.npy
-    none.npy is not a file
+    refused: none.npy is not a file
 thor/run_distribute_train.sh t.json
-    expected a rank table and a folder
+    refused: expected a rank table and a folder
 adasum/run_node1.sh
-    expected a folder
+    refused: expected a folder
 """
+LINES = [line.strip() for line in CALLS.strip().splitlines()]
 
 
-def pairs(text):
-    """Return the lines of a text in pairs: a call, and what becomes of it."""
-    lines = [line.strip() for line in text.strip().splitlines()]
-    of_two = list(zip(lines[::2], lines[1::2], strict=True))
-    return pytest.mark.parametrize(("words", "expected"), of_two)
-
-
-def call(folder, words, code=0):
-    """Call a script with a stand-in for Python; return its result, and the stand-in's call."""
-    environment, script, *arguments = re.match(r"((?:\w+=\S+ )*)(\S+) ?(.*)", words).groups()
-    own = dict(pair.split("=") for pair in environment.split())
-    own |= {"PYTHON": str(folder / "python"), "CALLS": str(folder / "calls"), "CODE": str(code)}
-    (folder / "python").write_text(FAKE)
-    (folder / "python").chmod(0o755)
-    (folder / "pca.npy").touch()
-    given = [word.replace("DATA", "my data") for word in arguments[0].split()]
-    done = real(script, folder, *given, env=own | {"PATH": os.environ["PATH"]})
-    calls = folder / "calls"
-    return done, calls.read_text().splitlines()[-1] if calls.exists() else None
-
-
-@pairs(CALLS)
+@pytest.mark.parametrize(("words", "expected"), [*zip(LINES[::2], LINES[1::2], strict=True)])
 def test_what_is_started(tmp_path, words, expected):
+    """Python is a stand-in."""
+    own, script, given = re.match(r"((?:\w+=\S+ )*)(\S+) ?(.*)", words).groups()
+    python, calls = tmp_path / "python", tmp_path / "calls"
+    python.write_text(FAKE)
+    python.chmod(0o755)
+    (tmp_path / "pca.npy").touch()
+    env = dict(pair.split("=") for pair in own.split()) | {"PATH": os.environ["PATH"]}
+    env |= {"PYTHON": str(python), "CALLS": str(calls)}
+    given = [word.replace("DATA", "my data") for word in given.split()]
     for code in (0, 3):
-        done, command = call(tmp_path, words, code)
+        done = real(script, tmp_path, *given, env=env | {"CODE": str(code)})
+        if expected.startswith("refused: "):
+            assert (done.returncode, done.stdout, calls.exists()) == (2, "", False)
+            assert expected.removeprefix("refused: ") in done.stderr
+            assert f"usage: {Path(script).name} " in done.stderr
+            continue
         assert done.returncode == code, done.stderr
         form = re.match("(of server .: )?(.*)", expected.replace("DATA", "my data"))
         server, rest = form.groups("")
-        assert command == f"python {server}-m labkit.recipes {rest}"
-
-
-@pairs(WRONG)
-def test_wrong_arguments(tmp_path, words, expected):
-    done, command = call(tmp_path, words)
-    assert (done.returncode, done.stdout, command) == (2, "", None)
-    assert expected in done.stderr and f"usage: {words.split()[0].split('/')[1]} " in done.stderr
+        assert calls.read_text().splitlines()[-1] == f"python {server}-m labkit.recipes {rest}"
 
 
 # A recipe whose training only waits; its exit takes 0.3 s, like the writing of a checkpoint.
@@ -148,13 +119,17 @@ main(["train", "resnet50", "--dataset_path", "."], "waiting")
 """
 
 
-@pytest.mark.parametrize(("by", "ranks"), [(signal.SIGINT, []), (signal.SIGTERM, ["2"])])
-def test_what_python_does_finally_is_done(tmp_path, by, ranks):
+@pytest.mark.parametrize(
+    ("by", "words"),
+    [(signal.SIGINT, "resnet50/run_standalone_train.sh ."), (signal.SIGTERM, f"{DISTRIBUTE} 2 .")],
+)
+def test_what_python_does_finally_is_done(tmp_path, by, words):
     """A kill at once would leave a locked folder behind."""
     (tmp_path / "waiting").write_text(WAITING.format(python=sys.executable))
     (tmp_path / "waiting").chmod(0o755)
+    script, *rest = words.split()
     process = subprocess.Popen(
-        ["sh", SCRIPTS / (DISTRIBUTE if ranks else STANDALONE), *ranks, "."],
+        ["sh", SCRIPTS / script, *rest],
         cwd=tmp_path,
         env=os.environ | {"PYTHON": str(tmp_path / "waiting")},
         stderr=subprocess.DEVNULL,
@@ -167,76 +142,65 @@ def test_what_python_does_finally_is_done(tmp_path, by, ranks):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("script", "ranks"), [(EVAL, []), (DISTRIBUTE, ["2"])])
-def test_ranks_are_really_started(tmp_path, script, ranks):
+@pytest.mark.parametrize("script", ["resnet50/run_eval.sh", DISTRIBUTE])
+def test_ranks_are_really_started(tmp_path, script):
     """Bad data is refused by the real program, by each rank."""
     (tmp_path / "bad.ckpt").write_text("no checkpoint")
     (tmp_path / "0").mkdir()
-    rest = [] if ranks else [tmp_path / "bad.ckpt"]
-    done = real(script, tmp_path, *ranks, tmp_path, *rest)
+    words = ["2", tmp_path] if script == DISTRIBUTE else [tmp_path, tmp_path / "bad.ckpt"]
+    done = real(script, tmp_path, *words)
     assert done.returncode == 2 and "0 is an empty class folder" in done.stderr, done.stderr
-    if ranks:
+    if script == DISTRIBUTE:
         assert "labkit: 2 of 2 ranks by msrun, logs in runs/resnet50-log" in done.stdout
         assert len(list((tmp_path / "runs" / "resnet50-log").glob("worker_*.log"))) == 2
 
 
-TINY = (
-    "--depth 18 --image_size 32 --batch_size 4 --epoch_size 1 --device_target CPU "
-    "--num_parallel_workers 1"
+SMALL = (
+    "--depth 18 --image_size 32 --batch_size 4 --device_target CPU --num_parallel_workers 1 "
+    "--epoch_size 1 --precision O0"
 ).split()
-SMALL = [*TINY, "--precision", "O0"]
+
+
+def trained(script, folder, run, *arguments):
+    """Train on two ranks, two updates an epoch of four images each; return output and records."""
+    done = real(script, folder, *arguments, DEVICES="2")
+    assert done.returncode == 0, done.stderr
+    assert "labkit: 2 of 2 ranks by msrun" in done.stdout and "top_1_accuracy" in done.stdout
+    records = read_records(folder / "runs" / run / "records.csv")
+    updates = 4 if "subspace" in run else 2  # in two epochs, or one
+    assert records.column("update") == list(range(1, updates + 1))
+    assert set(records.column("images")) == {8}
+    last = max(path.name for path in (folder / "runs" / run / "checkpoint").iterdir())
+    assert last == f"step-{updates:09d}.safetensors"
+    return done.stdout, records
 
 
 @pytest.mark.long
 def test_two_ranks_train_a_resnet_to_the_end(digits, tmp_path):
     """The ResNet-18 has its full size; the script for Ascend says what it does on CPU."""
     data, table = digits(20, 10), tmp_path / "table.json"
-    trained(DISTRIBUTE, tmp_path, "2", data, *TINY, "--warmup", "0")
-    assert_trained_on_two_ranks(tmp_path / "runs" / "resnet50", epochs=1)
     rank_table.write(rank_table.make("10.0.0.1", ["192.1.1.1", "192.1.1.2"]), table)
     (tmp_path / "small.yaml").write_text("frequency: 2\nmomentum: 0.8\n")
-    trained("thor/run_distribute_train.sh", tmp_path, table, data, "small.yaml", *SMALL)
-    assert_trained_on_two_ranks(tmp_path / "runs" / "thor", epochs=1)
+    script = "thor/run_distribute_train.sh"
+    trained(script, tmp_path, "thor", table, data, "small.yaml", *SMALL)
     assert (tmp_path / "runs/thor/train_parallel0/ckpt_0/resnet-1_2.ckpt").exists()
 
 
 @pytest.mark.long
 def test_two_ranks_train_both_stages(digits, tmp_path):
     """Stage two searches in directions from the four snapshots that stage one has kept."""
-    data, epochs = digits(20, 10), ["--epoch_size", "2"]
-    options = [*SMALL, *epochs, "--warmup_epochs", "0", "--lr_max", "0.02"]
-    trained(STAGE_1, tmp_path, data, *options, "--snapshots_per_epoch", "2", DEVICES="2")
-    first, second = (tmp_path / "runs" / "subspace" / f"stage_{number}" for number in (1, 2))
-    assert_trained_on_two_ranks(first, epochs=2)
-    folder = first / "device0_stage_1/checkpoint_stage_1"
+    data, options = digits(20, 10), [*SMALL, "--epoch_size", "2"]
+    own = ["--warmup_epochs", "0", "--lr_max", "0.02", "--snapshots_per_epoch", "2"]
+    trained("subspace/run_stage_1.sh", tmp_path, "subspace/stage_1", data, *options, *own)
+    folder = tmp_path / "runs/subspace/stage_1/device0_stage_1/checkpoint_stage_1"
     assert len(list(folder.glob("checkpoint_pca/step-*"))) == 4
-    options = [*SMALL, *epochs, "--n_components", "2"]
-    start = folder / "resnet-2_2.ckpt"
-    said = trained(STAGE_2, tmp_path, data, start, *options, DEVICES="2")
+    start, own = folder / "resnet-2_2.ckpt", ["--n_components", "2"]
+    script, run = "subspace/run_stage_2.sh", "subspace/stage_2"
+    said, records = trained(script, tmp_path, run, data, start, *options, *own)
     assert f"labkit: starts from {start}\n" in said
-    rows = assert_trained_on_two_ranks(second, epochs=2)
-    assert all(int(row["trials"]) >= 1 for row in rows)
+    assert min(records.column("trials")) >= 1
     basis = load_file(folder / "checkpoint_pca/pca_mat.safetensors")["matrix"]
     assert basis.shape[0] == 2 and basis.shape[1] > 11_000_000  # ResNet-18's weights
-
-
-def trained(script, folder, *arguments, **environment):
-    """Run a script on two ranks to the end; return what it printed."""
-    done = real(script, folder, *arguments, seconds=500, **environment)
-    assert done.returncode == 0, done.stderr
-    assert "labkit: 2 of 2 ranks by msrun" in done.stdout and "top_1_accuracy" in done.stdout
-    return done.stdout
-
-
-def assert_trained_on_two_ranks(run, epochs):
-    """Check two updates per epoch, with four images per rank, and that the last one is saved."""
-    rows = list(csv.DictReader((run / "records.csv").read_text().splitlines()))
-    assert [(row["update"], row["images"]) for row in rows] == [
-        (str(update + 1), "8") for update in range(2 * epochs)
-    ]
-    last = max(path.name for path in (run / "checkpoint").iterdir())
-    assert last == f"step-{2 * epochs:09d}.safetensors"
-    return rows
 
 
 @pytest.mark.long
@@ -247,20 +211,12 @@ def test_two_servers_on_one_machine(digits, tmp_path):
     table = rank_table.write(rank_table.merge(*one_each), tmp_path / "rank_table_16pcs.json")
     options = [*SMALL, "--node_size", "1", "--warmup_epochs", "0", "--loss_scale", "1"]
     own = {"PYTHON": sys.executable, "RANK_TABLE_FILE": str(table), "MASTER_PORT": str(port)}
+    output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     servers = []
     for number in (1, 2):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        servers.append(
-            subprocess.Popen(
-                ["sh", SCRIPTS / f"adasum/run_node{number}.sh", data, *options],
-                cwd=folder,
-                env=os.environ | own,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-        )
+        (folder := tmp_path / str(number)).mkdir()
+        command = ["sh", SCRIPTS / f"adasum/run_node{number}.sh", data, *options]
+        servers.append(subprocess.Popen(command, cwd=folder, env=os.environ | own, **output))
     said = [server.communicate(timeout=500)[0] for server in servers]
     assert [server.returncode for server in servers] == [0, 0], said
     assert "top_1_accuracy" in said[0] and "epoch: 1 step: 2" in said[0]

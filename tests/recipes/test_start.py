@@ -1,25 +1,61 @@
-"""How ranks are started: valid options, the call of each rank, and how it ends."""
+"""The command: settings and options, what it refuses, how it starts ranks, and how it ends."""
 
+import json
 import re
+import shlex
+import subprocess
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 import pytest
 
 from labkit.errors import WorkerFailed
+from labkit.nets import initialisers, resnet
 from labkit.ranks import rank_table
 from labkit.recipes import __main__ as start
-from labkit.recipes import parts
+from labkit.recipes import training
 from labkit.recipes.__main__ import main
+from labkit.recipes.settings import DEPTHS, SCHEMES, read
+from tests.support import modules
+from tests.support.recipes import NAMES, arguments, recipe
+
+pytestmark = pytest.mark.usefixtures("runtime", "small")
+BASE = recipe("subspace-1").named["tutorial"]
+NAMED = [(line, name) for line in NAMES for name in recipe(line).named]
 
 
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "x").mkdir()
-    for name in ("RANK_SIZE", "MS_WORKER_NUM", "OMPI_COMM_WORLD_SIZE", "SERVER_ID", "MASTER_PORT"):
+    for name in ("SERVER_ID", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
-    data = SimpleNamespace(get_dataset_size=lambda: 625)
-    monkeypatch.setattr(parts, "datasets", lambda *_: (data,))
+
+
+def test_an_option_beats_the_file_beats_the_base(tmp_path):
+    path = tmp_path / "some.yaml"
+    path.write_text("batch_size: 4\nweight_decay: 1e-2\naugment: false\n")
+    base = replace(BASE, batch_size=9, initialiser="pytorch")
+    expected = replace(base, batch_size=5, weight_decay=1e-2, augment=False)
+    assert read(base, path, batch_size=5) == expected
+    path.write_text(json.dumps(asdict(expected)))  # as a run folder keeps them
+    assert read(BASE, path) == expected
+    path.write_text("# nothing\n")
+    assert read(base, path) == base
+
+
+def test_depths_and_schemes_are_those_of_the_nets():
+    assert (DEPTHS, SCHEMES) == (tuple(resnet._DEPTHS), tuple(initialisers.SCHEMES))
+
+
+@pytest.mark.parametrize(("line", "name"), NAMED)
+def test_a_file_holds_the_values_of_the_source(root, line, name):
+    """They are those of the named settings, and what the program writes."""
+    expected, file = recipe(line).named[name], f"{line}_{name}.yaml"
+    script = modules.load(root / "scripts/write_configs.py", "write_configs")
+    assert read(expected, script.FOLDER / file) == expected
+    assert (script.FOLDER / file).read_text() == script.texts()[file]
+    assert len(list(script.FOLDER.iterdir())) == len(NAMED)
 
 
 def table(path, *servers, ids=None):
@@ -31,36 +67,75 @@ def table(path, *servers, ids=None):
     return str(rank_table.write(rank_table.merge(*made), path))
 
 
-def dry(capsys, *arguments):
-    """Return the lines that a dry run prints, the last of them being the steps."""
-    assert main(["train", "thor", "--data_path", "x", *arguments, "--dry-run"], "labkit") == 0
-    *lines, steps = capsys.readouterr().out.splitlines()
-    assert steps.startswith("labkit: 625 micro-batches of ")
-    return lines
-
-
 @pytest.fixture
-def launched(monkeypatch):
-    """The calls of ``launch``, which starts nothing."""
-    calls = []
-    monkeypatch.setattr(start, "launch", lambda *words, **given: calls.append((words, given)))
-    return calls
+def calls(monkeypatch):
+    """The arguments of each call of ``Recipe.train``, which does not train."""
+    made = []
+    monkeypatch.setattr(training.Recipe, "train", lambda self, *a, **o: made.append((a, o)))
+    return made
 
 
-def test_a_dry_run_is_the_command_of_a_rank(capsys):
-    assert dry(capsys, "--seed", "2", "--ranks", "2") == [
-        "labkit: 2 of 2 ranks by msrun, logs in runs/thor-log",
-        "python -m labkit.recipes train thor --data_path x --seed 2 --run_distribute True "
-        "--device_num 2",
-    ]
-    assert dry(capsys, "--seed", "2") == [
-        "labkit: one process",
-        "python -m labkit.recipes train thor --data_path x --seed 2",
-    ]
+TEXTS = {
+    "--batch_size 7 --weight_decay 1e-4": {"batch_size": 7, "weight_decay": 1e-4},
+    "--augment False --class_num 5 --seed 0": {"augment": False, "class_num": 5, "seed": 0},
+    "--class_num 5 --class_num None": {"class_num": None},
+    "--save_checkpoint_path 7": {"save_checkpoint_path": "7"},
+    "--all_reduce_fusion_config 85,160": {"all_reduce_fusion_config": [85, 160]},
+    "--all_reduce_fusion_config '[85, 160]'": {"all_reduce_fusion_config": [85, 160]},
+}
 
 
-def test_a_rank_table_says_ranks_and_master(launched, tmp_path, monkeypatch, capsys):
-    path = table(tmp_path / "t.json", 2, 2)
+@pytest.mark.parametrize("words", TEXTS)
+def test_texts_become_the_type_of_their_setting(words, calls):
+    given = ["train", "subspace-1", "--data_path", ".", *shlex.split(words)]
+    assert main(given, "labkit") == 0 and calls[-1][0][0] == replace(BASE, **TEXTS[words])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_setting_is_an_option_too(name, calls):
+    """It changes the named settings, of which the first are the default."""
+    named = recipe(name).named
+    options = {"device": "auto", "distribute": False, "device_num": None, "resume": False}
+    for given, config in named.items():
+        words = f"train {name} --data_path . --seed 3 --seed 4 --batch_size 8 --settings {given}"
+        assert main(words.split(), "labkit") == 0
+        assert vars(calls[-1][0][0]) == vars(config) | {"seed": 4, "batch_size": 8}
+    assert main(["train", name, "--dataset_path", "."], "labkit") == 0
+    assert calls[-1] == ((next(iter(named.values())), "."), options)
+
+
+def test_options_reach_the_training(tmp_path, calls):
+    (tmp_path / "some.yaml").write_text("lr: 0.5\nbatch_size: 8\n")
+    words = "train resnet50 --dataset_path . --run_distribute True --device_num 8 --device_target "
+    words += "GPU --config some.yaml --lr 0.25 --resume"
+    machine = {"device": "GPU", "distribute": True, "device_num": 8}
+    for more, resume in (([], True), (["anyway"], "anyway")):
+        assert main([*words.split(), *more], "labkit") == 0
+        (config, path), options = calls[-1]
+        assert (config.lr, config.batch_size, path) == (0.25, 8, ".")
+        assert options == machine | {"resume": resume}
+
+
+def test_a_dry_run_is_the_command_of_a_rank(capsys, monkeypatch):
+    size = SimpleNamespace(get_dataset_size=lambda: 625)
+    monkeypatch.setattr(training, "datasets", lambda *_: (size,))
+    plain = "train thor --data_path x --seed 2"
+    for ranks, said, more in (
+        ("", "one process", ""),
+        (" --ranks 2", "2 of 2 ranks by msrun, logs in runs/thor-log", " --run_distribute True"),
+    ):
+        assert main(f"{plain}{ranks} --dry-run".split(), "labkit") == 0
+        more += " --device_num 2" if ranks else ""
+        assert capsys.readouterr().out.splitlines() == [
+            f"labkit: {said}",
+            f"python -m labkit.recipes {plain}{more}",
+            "labkit: 625 micro-batches of 32 an epoch on each rank",
+        ]
+
+
+def test_a_rank_table_says_ranks_and_master(tmp_path, monkeypatch, capsys):
+    path, launched = table(tmp_path / "t.json", 2, 2), []
+    monkeypatch.setattr(start, "launch", lambda *words, **given: launched.append((words, given)))
     for number in ("2", "one", "1"):
         monkeypatch.setenv("SERVER_ID", number)
         code = main(["train", "thor", "--data_path", "x", "--rank_table", path], "labkit")
@@ -73,25 +148,69 @@ def test_a_rank_table_says_ranks_and_master(launched, tmp_path, monkeypatch, cap
     assert given["log_dir"] == "runs/thor-log/server1"
 
 
-WRONG = {
-    "--rank_table t.json --ranks 3": "--rank_table says how many ranks; expected no --ranks",
-    "--rank_table u.json": "[(0, 0), (1, 1), (0, 2)]; expected [(0, 0), (0, 1), (0, 2)]: msrun",
-    "--rank_table v.json": "(device, rank) [(4, 0), (5, 1)]; expected [(0, 0), (1, 1)]: msrun",
-    "--rank_table none.json": "cannot read none.json",
-    "--ranks 0": "workers: expected an integer >= 1, got 0",
-    "--ranks 2 --seed -1": "seed: expected an integer >= 0",
-    "--data_path none": "expected a folder of data, got none",
+BESIDE = "expected no --run_distribute or --device_num, which are for a rank that was started"
+REFUSED = {
+    "thor --rank_table t.json --ranks 3": "--rank_table says how many ranks; expected no --ranks",
+    "thor --rank_table u.json": "[(0, 0), (1, 1), (0, 2)]; expected [(0, 0), (0, 1), (0, 2)]: ms",
+    "thor --rank_table v.json": "(device, rank) [(4, 0), (5, 1)]; expected [(0, 0), (1, 1)]: msrun",
+    "thor --ranks 2 --run_distribute True": BESIDE,
+    "thor --rank_table t.json --device_num 4": BESIDE,
+    "thor --ranks 0": "workers: expected an integer >= 1, got 0",
+    "thor --ranks 2 --seed -1": "seed: expected an integer >= 0, got -1",
+    "thor --data_path none": "expected a folder of data, got none",
+    "resnet50 --batch_size 61": "batch_size: expected at most 40, the number",
+    "resnet50 --class_num 9": "class_num: expected at least 10, the data's classes, or None",
+    "resnet50 --device_target GPU": "device GPU was requested but is not available",
+    "resnet50 --config 'batch_size: [1'": "cannot be read",
+    "resnet50 --config '- count'": "expected name: value lines, got a list",
+    "resnet50 --config 'batchsize: 3'": "Did you mean 'batch_size'?",
+    "resnet50 --batch_size 0": "batch_size: expected an integer >= 1, got 0",
+    "resnet50 --batch_size None": "batch_size: expected an integer >= 1, got None",
+    "resnet50 --weight_decay x": "weight_decay: expected a finite number >= 0, got 'x'",
+    "resnet50 --save_checkpoint False --save_checkpoint_steps 2": "steps: expected None without",
+    "resnet50 --augment 1": "augment: expected True or False, got 1",
+    "resnet50 --save_checkpoint_path ''": "save_checkpoint_path: expected a text, got ''",
+    "resnet50 --warmup 91": "warmup: expected at most 3, the epoch_size, got 91",
+    "resnet50 --depth 19": "depth: expected one of 18, 34, 50, 101, 152, got 19",
+    "resnet50 --precision O1": "precision: expected one of 'O0', 'O2', 'O3', got 'O1'",
+    "thor --epoch_size 54": "epoch_size: expected at most 3, the lr_end_epoch, got 54",
+    "thor --damping_init 0": "damping_init: expected a finite number > 0, got 0",
+    "adasum --tail carry": "tail: expected one of flush, drop, got 'carry'",
+    "subspace-1 --snapshot_start_epoch 71": "expected at most 3, the epoch_size, got 71",
+    "subspace-1 --total_epochs 2": "epoch_size: expected at most 2, the total_epochs, got 3",
+    "subspace-2 --rho 1": "rho: expected a finite number > 0 and < 1, got 1",
+    "resnet50 --run_distribute no": "run_distribute: expected True or False, got 'no'",
+    "resnet50 --run_distribute True": "was started alone",
+    "RANK_SIZE=8 resnet50": "run_distribute: expected True with 8 ranks, got False",
+    "RANK_SIZE=2 resnet50 --device_num 8": "device_num: expected 2, the number of ranks started",
+    "adasum --workers 1": "nothing to combine: 1 worker",
+    "adasum --node_size 8 --tail drop": "4 micro-batches; expected enough for an update",
+    "subspace-1 --snapshots_per_epoch 5": "snapshots_per_epoch: expected at most 4",
+    "subspace-2": "subspace-1 holds no checkpoint; expected stage_1 to be the run folder of the",
+    "subspace-2 --pretrained_weight_path no.ckpt": "no checkpoint at no.ckpt",
 }
 
 
-@pytest.mark.parametrize("arguments", WRONG)
-def test_what_does_not_go_together(capsys, tmp_path, arguments):
+@pytest.mark.parametrize("words", REFUSED)
+@pytest.mark.filterwarnings("ignore:the network holds a trainable BatchNorm")
+def test_bad_input_is_one_line_and_exit_code_2(data, tmp_path, monkeypatch, capsys, words):
+    """Nothing is written. A text with a space is the content of a file."""
     table(tmp_path / "t.json", 2, 2)
     table(tmp_path / "u.json", 2, 1)
     table(tmp_path / "v.json", 2, ids=[4, 5])
-    assert main(["train", "thor", "--data_path", "x", *arguments.split()], "labkit") == 2
+    first, *rest = shlex.split(words)
+    if rest and " " in rest[-1]:
+        (tmp_path / "some.yaml").write_text(rest.pop())
+        rest += ["some.yaml"]
+    before = sorted(tmp_path.iterdir())
+    monkeypatch.setattr(subprocess, "Popen", None)  # no rank is started
+    if first.startswith("RANK_SIZE="):
+        monkeypatch.setenv("RANK_SIZE", first[-1])
+        first, *rest = rest
+    assert main([*arguments(first, tmp_path, data), *rest], "labkit") == 2
     shown = capsys.readouterr().err
-    assert shown.startswith("thor: ") and WRONG[arguments] in shown and shown.count("\n") == 1
+    assert shown.startswith(f"{first}: ") and REFUSED[words] in shown and shown.count("\n") == 1
+    assert sorted(tmp_path.iterdir()) == before
 
 
 MISSPELLED = {
@@ -104,12 +223,12 @@ MISSPELLED = {
 }
 
 
-@pytest.mark.parametrize("arguments", MISSPELLED)
-def test_wrong_words_are_named(capsys, arguments):
+@pytest.mark.parametrize("words", MISSPELLED)
+def test_wrong_words_are_named(capsys, words):
     with pytest.raises(SystemExit) as ended:
-        main(arguments.split(), "labkit")
+        main(words.split(), "labkit")
     shown = capsys.readouterr().err
-    assert ended.value.code == 2 and MISSPELLED[arguments] in shown and "usage: labkit" in shown
+    assert ended.value.code == 2 and MISSPELLED[words] in shown and "usage: labkit" in shown
 
 
 def test_a_rank_that_refuses_is_bad_input(monkeypatch, capsys):

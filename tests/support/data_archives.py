@@ -1,5 +1,6 @@
-"""Small archives for the tests of the data scripts, built like the official ones."""
+"""Small data files and archives, built like the official ones."""
 
+import gzip
 import hashlib
 import io
 import sys
@@ -10,6 +11,7 @@ import numpy as np
 from PIL import Image
 
 from tests.support import modules
+from tests.support.image_files import encode, picture
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "data_scripts"
 
@@ -40,10 +42,7 @@ def published(name, content: bytes) -> dict:
 
 def image(seed, size=(32, 32), format="JPEG") -> bytes:
     """Return a small RGB picture, different for each ``seed``."""
-    pixels = np.random.default_rng(seed).integers(0, 256, (*size[::-1], 3), dtype=np.uint8)
-    packed = io.BytesIO()
-    Image.fromarray(pixels).save(packed, format)
-    return packed.getvalue()
+    return encode(Image.fromarray(picture(*size[::-1], seed=seed)), format)
 
 
 def tree(folder) -> dict[str, bytes]:
@@ -56,9 +55,21 @@ def tree(folder) -> dict[str, bytes]:
 
 
 def tree_sums(folder) -> dict[str, str]:
-    """Return the SHA-256 of every file below ``folder``, except temporary ones."""
+    """Return the SHA-256 of what ``tree`` returns."""
     return {name: hashlib.sha256(content).hexdigest() for name, content in tree(folder).items()}
 
 
-def quiet(line: str) -> None:
-    """Discard a line of a report."""
+def write_idx(path: Path, array: np.ndarray) -> Path:
+    """Write images (count, rows, columns) or labels (count,), uint8; gzipped if named .gz."""
+    header = np.array([{3: 2051, 1: 2049}[array.ndim], *array.shape], ">u4").tobytes()
+    content = header + array.tobytes()
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    return path
+
+
+def write_set(folder: Path, usage: str, images: np.ndarray, labels: np.ndarray, end="") -> None:
+    """Write a set, "train" or "test", under MNIST's names into a folder."""
+    prefix = {"train": "train", "test": "t10k"}[usage]
+    folder.mkdir(parents=True, exist_ok=True)
+    write_idx(folder / f"{prefix}-images-idx3-ubyte{end}", images)
+    write_idx(folder / f"{prefix}-labels-idx1-ubyte{end}", labels)

@@ -1,8 +1,7 @@
 """The trainings that are killed: ``python -m tests.support.killed_training KIND FOLDER [MOMENT]``.
 
-Starts or continues a training in FOLDER/run and writes the SHA-256 of all Parameters into
-FOLDER/ended. At MOMENT, a name in ``MOMENTS`` or a number of micro-batches, it sends SIGKILL to
-itself. ``Training`` starts it.
+Trains in FOLDER/run and writes the SHA-256 of all Parameters into FOLDER/ended. At MOMENT, one of
+``MOMENTS`` or a number of micro-batches, it sends SIGKILL to itself. ``Training`` starts it.
 """
 
 import os
@@ -18,37 +17,31 @@ import labkit
 from labkit.ranks import cluster
 from labkit.ranks.launch import child_environment
 from labkit.steps.accumulation import AccumulatedStep
-from labkit.steps.losses import LossNet
 from labkit.steps.options import DynamicLossScale
 from labkit.training import checkpoint, records
 from labkit.training.records import read_records
-from tests.support.resuming import accumulated_thor, adasum, plain, quiet_fit, subspace
-from tests.support.trainings import ROOT, comparable, dataset, loss_fn, make_step, network
+from tests.support import trainings
 
 EPOCHS, EVERY = 4, 3
-MOMENTS = (
-    *("in_a_checkpoint", "before_the_rename", "after_the_rename"),
-    *("in_a_record", "in_the_resume"),
-)
-SECONDS = 300  # for a process to end
+WORST = "in_a_checkpoint before_the_rename after_the_rename in_a_record in_the_resume"
+MOMENTS = tuple(WORST.split())
 
 
 def accumulation(**options):
     """A step whose BatchNorm statistics, loss scale and partial sums are each rank's own."""
-    net = network(**options)
+    net, parameters = trainings.with_loss(**options)
     scale = DynamicLossScale(2.0**10, 2.0, 5)
-    adam = nn.Adam(net.trainable_params(), 0.02)
-    return AccumulatedStep(LossNet(net, loss_fn()), adam, 4, loss_scale=scale)
+    return AccumulatedStep(net, nn.Adam(parameters, 0.02), 4, loss_scale=scale)
 
 
 STEPS = {
-    "plain": plain,
+    "plain": trainings.plain,
     "accumulation": accumulation,
-    "THOR": accumulated_thor,
-    "Adasum": lambda: adasum(workers=2, micro_steps=2),
-    "subspace": lambda: subspace(micro_steps=2),
+    "THOR": trainings.accumulated_thor,
+    "Adasum": lambda: trainings.adasum(workers=2, micro_steps=2),
+    "subspace": lambda: trainings.subspace(micro_steps=2),
     # Large enough that a write takes a while.
-    "wide": lambda: make_step(width=8000),
+    "wide": lambda: trainings.make_step(width=8000),
 }
 
 
@@ -110,19 +103,18 @@ class Training:
 
     def go_on(self, *moment):
         """Continue the training in a process, which kills itself at a moment; return its code."""
-        command = [sys.executable, "-m", "tests.support.killed_training", self.kind]
-        command += [str(self.folder), *map(str, moment)]
-        options = {"cwd": ROOT, "env": child_environment(), "timeout": SECONDS}
+        command = [sys.executable, "-m", "tests.support.killed_training", self.kind, self.folder]
+        options = {"cwd": trainings.ROOT, "env": child_environment(), "timeout": 300}
         with (self.folder / "log").open("ab") as log:
+            command += map(str, moment)
             return subprocess.run(command, stdout=log, stderr=log, **options).returncode
 
     def to_its_end(self):
         """Train to the end without a kill; return the digest of all Parameters and the records."""
-        code = self.go_on()
-        assert code == 0, self.log()[-3000:]
+        assert self.go_on() == 0, self.log()[-3000:]
         assert not list(self.run.rglob(".part-*"))
         digest = (self.folder / "ended").read_text()
-        return digest, comparable(read_records(self.run / "records.csv").rows)
+        return digest, trainings.comparable(read_records(self.run / "records.csv").rows)
 
     def log(self):
         """Return what all processes have printed, one after another."""
@@ -131,11 +123,11 @@ class Training:
 
 def main(kind, folder, moment=""):
     labkit.start("CPU", seed=1)
-    step, data = STEPS[kind](), dataset(46, augment=True, drop=kind != "wide")
+    step, data = STEPS[kind](), trainings.dataset(46, augment=True, drop=kind != "wide")
     if moment == "in_the_resume":
         arm(moment)
     options = {"resume": True, "checkpoint_every": EVERY, "callbacks": [Kill(moment)]}
-    quiet_fit(step, data, EPOCHS, folder=Path(folder) / "run", **options)
+    trainings.quiet_fit(step, data, EPOCHS, folder=Path(folder) / "run", **options)
     (Path(folder) / "ended").write_text(cluster.digest(step))
 
 

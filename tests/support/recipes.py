@@ -1,9 +1,15 @@
 """Recipes made small: settings that train within seconds, and a ResNet-18 of four convolutions."""
 
 import contextlib
+from functools import partial
 
-from labkit.recipes import recipe
-from labkit.recipes.__main__ import main as command
+import pytest
+from mindspore import Tensor, nn
+
+from labkit.nets import resnet
+from labkit.recipes import recipe, training
+from labkit.steps.losses import LossNet
+from labkit.training import checkpoint
 
 _DATA = dict(image_size=32, batch_size=10, augment=False, num_parallel_workers=1)
 _SHARED = dict(depth=18, class_num=12, initialiser="torchvision", **_DATA)
@@ -21,12 +27,7 @@ SETTINGS = {
 }
 SETTINGS = {name: _SHARED | own for name, own in SETTINGS.items()}
 NAMES = tuple(SETTINGS)
-
-
-def main(name, arguments):
-    """Run a recipe's command, as ``labkit`` does, and return its exit code."""
-    verb, *rest = arguments
-    return command([verb, name, *rest], "labkit")
+group_norm = partial(nn.GroupNorm, 2)  # it does not depend on the other images of a batch
 
 
 def settings(name, out, **changed):
@@ -37,6 +38,20 @@ def settings(name, out, **changed):
     return type(next(iter(recipe(name).named.values())))(**values | changed)
 
 
+def arguments(name, out, data):
+    """Return the arguments of a recipe's command with these settings."""
+    given = ["train", name, "--data_path", str(data), "--device_target", "CPU"]
+    for setting, value in vars(settings(name, out)).items():
+        given += [f"--{setting}", str(value)]
+    return given
+
+
+def built(name, config, micro_batches):
+    """Return the step of a recipe, on its network with initial weights."""
+    net = LossNet(training.build_network(config), training.build_loss(config))
+    return recipe(name).build_step(config, net, micro_batches)
+
+
 def newest(folder):
     """Return the newest checkpoint in a run folder."""
     return max((folder / "checkpoint").iterdir())
@@ -44,10 +59,6 @@ def newest(folder):
 
 def arrays(path):
     """Return the arrays in a checkpoint by name; its texts hold the training's position."""
-    from mindspore import Tensor
-
-    from labkit.training import checkpoint
-
     values = checkpoint.read(path)
     return {name: v.asnumpy() for name, v in values.items() if isinstance(v, Tensor)}
 
@@ -58,14 +69,11 @@ def rates_of(step):
 
 
 def shrink(patch, norm=None):
-    """Make ResNet-18 a network of four small stages, with another normalisation if given.
+    """Make ResNet-18 a network of four convolutions, with another normalisation if given.
 
-    A stage is one convolution: every training of a recipe compiles its graphs again, which took a
-    minute with THOR and the two or three convolutions of a residual block.
+    Every training of a recipe compiles its graphs again, which took a minute with THOR and the two
+    or three convolutions of a residual block.
     """
-    from mindspore import nn
-
-    from labkit.nets import resnet
 
     class Block(nn.Cell):
         """One 3x3 convolution and its normalisation."""
@@ -84,28 +92,16 @@ def shrink(patch, norm=None):
     patch.setattr(resnet, "_bn", norm or resnet._bn)
 
 
-def group_norm(channels):
-    """Return a normalisation that does not depend on the other images of a batch."""
-    from mindspore import nn
-
-    return nn.GroupNorm(2, channels)
-
-
 @contextlib.contextmanager
-def kept(spoil=None):
+def kept(spoil=lambda network: None):
     """Keep, in order, the networks that recipes build in this block; ``spoil`` may change each."""
-    from labkit.recipes import parts
+    build, networks = training.build_network, []
 
-    build, networks = parts.build_network, []
-
-    def built(config):
+    def build_and_keep(config):
         networks.append(build(config))
-        if spoil is not None:
-            spoil(networks[-1])
+        spoil(networks[-1])
         return networks[-1]
 
-    parts.build_network = built
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training, "build_network", build_and_keep)
         yield networks
-    finally:
-        parts.build_network = build

@@ -21,10 +21,10 @@ def main(data, out):
 
     arrays, said, patch = {}, {}, pytest.MonkeyPatch()
 
-    def train(label, config, name="resnet50", resume=False, spoil=None):
+    def train(label, config, name="resnet50", resume=False, **spoil):
         """Keep the result of a training, and the Parameters that it ends with."""
         machine = dict(device="CPU", distribute=True, device_num=2)
-        with kept(spoil) as networks:
+        with kept(**spoil) as networks:
             result = recipe(name).train(config, data, resume=resume, **machine)
         arrays.update({f"{label}/{p.name}": p.asnumpy() for p in networks[-1].get_parameters()})
         said[label] = {n: result.records.column(n) for n in ("loss", "images")}

@@ -15,9 +15,8 @@ from labkit.steps.losses import CrossEntropySmooth, LossNet
 from labkit.steps.step import PlainStep
 from labkit.training.evaluation import evaluate
 from tests import twins
-from tests.support.resuming import quiet_fit
 from tests.support.step_cells import assert_bit_equal, snapshot
-from tests.support.trainings import dataset, images_and_labels, loss_fn, network
+from tests.support.trainings import dataset, images_and_labels, loss_fn, network, quiet_fit
 
 pytestmark = pytest.mark.usefixtures("runtime")
 

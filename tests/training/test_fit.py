@@ -20,9 +20,18 @@ from labkit.training import checkpoint
 from labkit.training.evaluation import evaluate
 from labkit.training.fit import EndOfEpoch, fit
 from labkit.training.records import read_records
-from tests.support.resuming import EPOCHS, Training, quiet_fit
 from tests.support.step_cells import assert_bit_equal, restore, snapshot
-from tests.support.trainings import OF_THE_PROCESS, comparable, dataset, loss_fn, make_step, network
+from tests.support.trainings import (
+    EPOCHS,
+    OF_THE_PROCESS,
+    Training,
+    comparable,
+    dataset,
+    loss_fn,
+    make_step,
+    network,
+    quiet_fit,
+)
 
 pytestmark = pytest.mark.usefixtures("runtime")
 

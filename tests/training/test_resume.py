@@ -10,18 +10,20 @@ from mindspore import nn
 from labkit.steps.options import DynamicLossScale
 from labkit.training import checkpoint
 from labkit.training.records import read_records
-from tests.support.resuming import (
+from tests.support.step_cells import assert_bit_equal
+from tests.support.trainings import (
     EPOCHS,
     Training,
     accumulated_thor,
     adasum,
+    comparable,
+    dataset,
+    make_step,
     plain,
     position_of,
     subspace,
     thor,
 )
-from tests.support.step_cells import assert_bit_equal
-from tests.support.trainings import comparable, dataset, make_step
 
 pytestmark = [
     pytest.mark.usefixtures("runtime"),

@@ -11,9 +11,8 @@ from labkit.steps.losses import LossNet
 from labkit.steps.step import PlainStep
 from labkit.training import checkpoint
 from labkit.training.resume import own_rates, refuse_other, settings_of
-from tests.support.resuming import quiet_fit
 from tests.support.step_cells import snapshot
-from tests.support.trainings import dataset, loss_fn, network
+from tests.support.trainings import dataset, loss_fn, network, quiet_fit
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
