@@ -1,8 +1,6 @@
 """The update stage: the part of a step that turns averaged gradients into new weights.
 
-Some of its methods run in compiled graphs, others on the host between them; README.md in this
-folder shows both in one picture and says which of them a technique needs.
-A technique that needs nothing but averaged gradients defines ``construct`` alone.
+README.md in this folder shows when each method runs. Most techniques need ``construct`` alone.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,17 +19,16 @@ Summary = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 class UpdateStage(nn.Cell):
-    """Base of the update stages: one optimizer, and the state of one technique as Parameters.
+    """One optimizer, to which the averaged gradients go; base of those with a technique's state.
 
     Attributes:
         settings: plain values, by name, that a resumed training must share.
-        extras: None, or two tuples of Parameters whose "gradients" the stage needs at those updates
-            for which ``wants_extras``, as in ``GradientStage``.
+        extras: as in ``GradientStage``; needed at those updates for which ``wants_extras``.
         turns: number of groups of micro-batches that make up one update.
         group_factor: size of a group as a multiple of the step's ``micro_steps``.
         tails: what ``AccumulatedStep`` may be asked to do with a partly filled group.
         needs_buffer: whether the stage works only with the buffer of an ``AccumulatedStep``.
-        rank_group: the ranks over which gradients are averaged, as in ``GradientStage``.
+        rank_group: as in ``GradientStage``.
         record: the step's ``UpdateRecord``.
     """
 
@@ -67,10 +64,7 @@ class UpdateStage(nn.Cell):
         return self.optimizer(gradients)
 
     def take(self, gradients: tuple, extras: tuple, summary: Summary) -> object:
-        """Take a group's gradients, averaged and clipped, and its extras' means, all float32.
-
-        The gradients are shaped as the parameters; ``extras`` is () where none were gathered.
-        """
+        """Take a group's averaged gradients and its extras' means, float32; () without extras."""
         return self.updated(self.recorded(gradients, summary))
 
     def recorded(self, gradients: tuple, summary: Summary) -> tuple:
@@ -96,12 +90,11 @@ class UpdateStage(nn.Cell):
 
     # --- on the host ---------------------------------------------------------------------------
 
-    def host_work(self) -> str:
-        """Return what the host must do for each micro-batch; "" if a data set may be sunk."""
+    @property
+    def one_graph(self) -> bool:
+        """Whether nothing is done on the host between graphs, so that a data set may be sunk."""
         kind, base = type(self), UpdateStage
-        if self.extras is None and (kind.before, kind.between) == (base.before, base.between):
-            return ""
-        return f"{kind.__name__} acts on the host between graphs"
+        return self.extras is None and (kind.before, kind.between) == (base.before, base.between)
 
     def wants_extras(self, updates: int) -> bool:
         """Return whether the update after ``updates`` others needs the extras."""
@@ -127,9 +120,6 @@ class UpdateStage(nn.Cell):
         """Return, by name, the stage's schedules over updates: functions, or arrays (updates,)."""
         return {}
 
-    def check_length(self, updates: int) -> None:
-        """Raise ``InputError`` if a schedule has fewer values than the training has updates."""
-
     @property
     def can_be_saved(self) -> bool:
         """Whether the Parameters alone are enough for the step to continue from."""
@@ -139,7 +129,3 @@ class UpdateStage(nn.Cell):
     def more_to_record(self) -> dict[str, float]:
         """What a record of the most recent update adds to ``last_update``: name -> number."""
         return {}
-
-
-class PlainUpdate(UpdateStage):
-    """Update stage that passes the averaged gradients to the optimizer, any ``nn.Optimizer``."""

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from mindspore import Tensor, nn, ops
+from mindspore import Tensor, nn
 from mindspore.train import Model
 
 from labkit.errors import InputError
@@ -17,17 +17,14 @@ from labkit.steps.losses import CrossEntropySmooth, LossNet
 from labkit.steps.options import DynamicLossScale
 from labkit.steps.step import PlainStep
 from labkit.steps.update import UpdateStage
-from tests import twins
 from tests.support.step_cells import (
     INPUTS,
     OUTPUTS,
     STEPS,
-    Own,
     assert_bit_equal,
     assert_close,
     linear,
     momentum,
-    of_means,
     plain,
     regression,
     restore,
@@ -184,43 +181,6 @@ class TestPaddingAlone:
         assert int(step.updates.asnumpy()) == int(step.dropped.asnumpy()) == 0
         step(*tensors(self.inputs * np.float32(np.nan), self.none))
         assert int(step.updates.asnumpy()) == 0 and int(step.dropped.asnumpy()) == 1
-
-
-def squared_error(outputs, targets):
-    return ops.mean(ops.square(outputs - targets))
-
-
-def by_rows(outputs, targets):
-    return squared_error(outputs, targets), len(outputs)
-
-
-@pytest.mark.parametrize(
-    ("make", "weights"),
-    [
-        (lambda n: LossNet(n, nn.MSELoss()), (3, 5)),
-        (lambda n: nn.WithLossCell(n, nn.MSELoss()), (3, 5)),
-        (lambda n: LossNet(n, squared_error, per="rows"), (3, 5)),
-        (lambda n: Own(n, by_rows), (3, 5)),
-        (lambda n: Own(n, of_means), (1, 1)),
-    ],
-)
-def test_two_micro_batches_move_by_their_weighted_mean_gradient(make, weights):
-    """Against the closed form in float64, for every form of a loss net."""
-    network, (inputs, targets) = linear(), rows(8)
-    before = [network.weight.asnumpy().copy(), network.bias.asnumpy().copy()]
-    step = AccumulatedStep(make(network), nn.SGD(network.trainable_params(), 1.0), 2)
-    parts = [slice(0, 3), slice(3, 8)]
-    exact = [part.astype(np.float64) for part in before]
-    results = [twins.linear_regression(*exact, inputs[p], targets[p]) for p in parts]
-    for part in parts:
-        step(*tensors(inputs[part], targets[part]))
-    assert step.last_update.loss == pytest.approx(
-        np.average([loss for loss, _ in results], weights=weights), rel=1e-6
-    )
-    moved = [before[0] - network.weight.asnumpy(), before[1] - network.bias.asnumpy()]
-    for number, move in enumerate(moved):
-        gradient = np.average([g[number] for _, g in results], axis=0, weights=weights)
-        np.testing.assert_allclose(move, gradient, rtol=1e-5, atol=1e-6)
 
 
 FEATURES = np.ones((4, INPUTS), np.float32)

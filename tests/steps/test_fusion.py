@@ -8,8 +8,7 @@ from mindspore import Tensor, nn
 
 from labkit import LossNet, PlainStep
 from labkit.errors import InputError
-from labkit.steps.fusion import joined, message_ends, separated
-from labkit.steps.gradients import GradientStage
+from labkit.steps.gradients import GradientStage, message_ends
 from labkit.steps.options import GradientOptions
 
 pytestmark = pytest.mark.usefixtures("runtime")
@@ -30,63 +29,43 @@ def test_an_index_is_that_of_a_messages_last_gradient(indices, count, sizes):
     assert np.diff((0, *ends)).tolist() == sizes
 
 
-def arrays(count):
-    random = np.random.default_rng(count)
-    shapes = [(3, 2), (2,), (1, 2, 3), (1,), (4, 1)]
-    return [random.normal(size=shapes[n % 5]).astype(np.float32) for n in range(count)]
-
-
-@settings(max_examples=20)
-@given(st.integers(1, 9), st.data())
-def test_messages_hold_the_gradients_in_their_order(count, data):
-    """Messages equal NumPy's; their sums return to each gradient's place and shape."""
-    indices = data.draw(st.sets(st.integers(0, count - 1), min_size=1).map(sorted).map(tuple))
-    ends = message_ends(indices, count)
-    expected = arrays(count)
-    values = tuple(map(Tensor, expected))
-    messages = joined(values, ends)
-    starts = (0, *ends[:-1])
-    assert len(messages) == len(starts)
-    for message, start, end in zip(messages, starts, ends, strict=True):
-        flat = np.concatenate([array.ravel() for array in expected[start:end]])
-        np.testing.assert_array_equal(message.asnumpy(), flat)
-    back = separated(tuple(message * 2 for message in messages), values, ends)
-    for part, array in zip(back, expected, strict=True):
-        assert part.shape == array.shape
-        np.testing.assert_array_equal(part.asnumpy(), 2 * array)
-
-
 def loss_net():
     network = nn.SequentialCell(nn.Dense(4, 3), nn.Dense(3, 2), nn.Dense(2, 1))
     return LossNet(network, nn.MSELoss())
 
 
-@pytest.mark.parametrize(
-    ("indices", "sent"),
-    [
-        (None, [(), (), (3, 4), (3,), (2, 3), (2,), (1, 2), (1,), (5,)]),
-        ((2,), [(), (), (21,), (5,), (5,)]),
-        ((0, 5), [(), (), (12,), (14,), (5,)]),
-    ],
-)
-def test_what_is_sent(indices, sent):
-    """Loss, number of rows and an update stage's extras are messages of their own."""
+@pytest.fixture(scope="module")
+def stage(runtime):
     net = loss_net()
-    parameters = net.trainable_params()
-    stage = GradientStage(net, parameters, GradientOptions(all_reduce_fusion_config=indices))
-    shapes = []
+    return GradientStage(net, net.trainable_params())
+
+
+@settings(max_examples=25)
+@given(indices=st.none() | st.sets(st.integers(0, 5), min_size=1).map(sorted))
+def test_messages_hold_the_gradients_in_their_order(stage, indices):
+    """Loss, rows and extras are messages of their own; sums return to each place and shape."""
+    values = (Tensor(1.0), Tensor(8.0))
+    gradients = tuple(Tensor(p.asnumpy()) for p in stage.loss_net.trainable_params())
+    extras = (Tensor(np.ones(5, np.float32)),)
+    stage.all_reduce = None
+    assert stage.all_over_ranks(values, gradients, extras) == values + gradients + extras
+    sent = []
 
     def all_reduce(value):
-        shapes.append(value.shape)
+        sent.append(value.asnumpy())
         return value * 2
 
-    values = (Tensor(1.0), Tensor(8.0))
-    gradients = tuple(Tensor(p.asnumpy()) for p in parameters)
-    extras = (Tensor(np.ones(5, np.float32)),)
-    assert stage.all_over_ranks(values, gradients, extras) == values + gradients + extras
-    stage.all_reduce = all_reduce
+    stage.all_reduce, stage.message_ends = all_reduce, message_ends(indices, 6)
     sums = stage.all_over_ranks(values, gradients, extras)
-    assert shapes == sent
+    messages = [gradient.asnumpy() for gradient in gradients]
+    if indices is not None:
+        starts, ends = (0, *stage.message_ends), stage.message_ends
+        parts = [messages[a:b] for a, b in zip(starts, ends, strict=False)]
+        messages = [np.concatenate([array.ravel() for array in part]) for part in parts]
+    expected = [1.0, 8.0, *messages, np.ones(5)]
+    assert [np.shape(array) for array in sent] == [np.shape(array) for array in expected]
+    for message, array in zip(sent, expected, strict=True):
+        np.testing.assert_array_equal(message, array)
     for total, value in zip(sums, values + gradients + extras, strict=True):
         assert total.shape == value.shape
         np.testing.assert_array_equal(total.asnumpy(), 2 * value.asnumpy())

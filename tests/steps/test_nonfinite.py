@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 from mindspore import nn
 
-from labkit.steps.losses import LossNet
-from labkit.steps.nonfinite import first_nonfinite
+from labkit.steps.losses import LossNet, first_nonfinite
 from labkit.steps.state import set_state
 from tests.support.step_cells import assert_bit_equal, rows, snapshot, tensors
 

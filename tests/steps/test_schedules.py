@@ -172,7 +172,7 @@ def test_what_is_refused(call, words):
 def test_check_length():
     check_length(np.zeros(5), 5)
     check_length([0.1, 0.2], 1)
-    with pytest.raises(InputError, match="has 5 rates for 6 updates; expected at least as many"):
+    with pytest.raises(InputError, match="has 5 values for 6 updates; expected at least as many"):
         check_length(np.zeros(5), 6)
-    with pytest.raises(InputError, match=r"expected shape \(N,\), one rate an update, got"):
+    with pytest.raises(InputError, match=r"expected shape \(N,\), one value an update, got"):
         check_length(0.1, 2)

@@ -20,7 +20,7 @@ from labkit.algorithms.thor.rules import (
 )
 from labkit.nets.layers import exchange
 from labkit.steps.gradients import GradientStage
-from labkit.steps.nonfinite import first_nonfinite
+from labkit.steps.losses import first_nonfinite
 from labkit.steps.options import gradient_options
 from labkit.steps.schedules import check_length
 from labkit.steps.state import at, integer_of, rated, set_state, state, zeros_like
@@ -282,15 +282,12 @@ class ThorUpdate(UpdateStage):
             f"{float(self.damping.asnumpy()):.3g})?"
         )
 
-    def host_work(self) -> str:
-        return ON_HOST
-
     def schedules(self) -> dict[str, Callable | np.ndarray]:
         return self.options.schedules()
 
     def check_length(self, updates: int) -> None:
         if isinstance(self.options.damping, np.ndarray):
-            check_length(self.options.damping, updates, "damping", "values")
+            check_length(self.options.damping, updates, "damping")
 
     def memory_usage(self) -> list[dict]:
         """Return a row per layer: its name, factor shapes, and bytes of factors and inverses."""
