@@ -83,13 +83,12 @@ class AccumulatedStep(Step):
             warn(
                 "the network holds a trainable BatchNorm, which normalises each micro-batch by its "
                 "own statistics: accumulated gradients are not those of the whole batch (GroupNorm "
-                "has no such coupling)",
+                "has no such coupling)"
             )
         # gradient_sum, loss_sum, weight_sum, images: sums over the group's micro-batches so far,
-        # the first three for each pair of several. extended_sum: gradient_sum and those of extras.
-        # micro_step: micro-batches of the group so far, dropped ones too; 0 .. group_size - 1.
-        # spoiled: non-finite micro-batches in the group. Right after a group all of them are 0
-        # except gradient_sum, which keeps its value and is ignored while weight_sum is 0.
+        # the first three for each pair of several; extended_sum: those of extras, too. micro_step,
+        # spoiled: how many micro-batches, and non-finite ones, the group has had. After a group all
+        # are 0 but gradient_sum, which is ignored while weight_sum is 0.
         weights, pairs = optimizer.parameters, self.gradient.pairs
         prefixes = ["grad_sum", *(f"grad_sum.pair_{pair}" for pair in range(1, pairs))]
         self.gradient_sum = ParameterTuple(
@@ -144,7 +143,7 @@ class AccumulatedStep(Step):
                 # A rank that has dropped its whole group still holds the previous group's sum.
                 counts = ops.cast(self.gradient.counts(self.weight_sum), ms.float32)
                 total = self.map(ops.partial(times, counts), total)
-            done = self.apply(total, self.loss_sum, weight, self.images)
+            done = self.apply(total, (self.loss_sum, weight, self.images))
         else:
             done = self.update.take_nothing()
         return self.update.close(ops.depend(self.clear(), done))

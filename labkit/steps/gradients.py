@@ -10,10 +10,9 @@ non-finite values, accumulate, sum over ranks, divide, clip. A loss net that ret
 ((L, w), (M, v)), and has the attribute ``pairs = 2``, gets the sum of two such g, each
 differentiated and averaged by itself.
 
-Gradients go over the network one by one, or fused by index: ``all_reduce_fusion_config=(85, 160)``,
-as in MindSpore's ``set_auto_parallel_context``, lists the indices, from 0, of the last gradient of
-each message; those after the last index form one more. On two ranks a fused sum equals that of
-single gradients bit for bit; on more, rounding may depend on the place of a number in its message.
+Gradients are sent one by one, or fused: ``all_reduce_fusion_config=(85, 160)``, as in MindSpore's
+``set_auto_parallel_context``, lists the index, from 0, of the last gradient of each message; those
+after it form one more. On two ranks sums are the same bits; on more, rounding may differ.
 """
 
 from collections.abc import Callable, Sequence
@@ -51,7 +50,6 @@ class GradientStage(nn.Cell):
         loss_net: Cell that maps a batch, labels last, to (mean loss, weight), or to several such
             pairs: a ``LossNet``, a ``TokenLossNet``, or one of your own. With ``weighted=False`` on
             one rank it may also return a loss alone.
-        parameters: to differentiate with respect to, in this order.
         weighted: False only if one micro-batch on one rank is the whole update.
         extras: None, or two tuples of Parameters for which taps in the network define "gradients":
             in the first, sums over rows of quantities that do not depend on the loss; in the
@@ -365,10 +363,7 @@ def summed_in_order(all_reduce: Callable, values: tuple) -> tuple:
 
 
 def _refuse_sparse(loss_net: nn.Cell) -> None:
-    """Refuse a lookup whose gradient is the rows it has read: dense, LazyAdam trains otherwise.
-
-    Even if its table is not trained, it hides the types of all other gradients from MindSpore.
-    """
+    """Refuse a lookup whose gradient is rows, which hides the types of all other gradients."""
     for path, cell in loss_net.cells_and_names():
         names = {primitive.name for primitive in cell._primitives.values()}
         sparse = getattr(cell, "sparse", "EmbeddingLookup" in names)
@@ -378,10 +373,7 @@ def _refuse_sparse(loss_net: nn.Cell) -> None:
 
 
 def _set_precision(loss_net: nn.Cell, level: str) -> None:
-    """Convert ``loss_net.network`` to float16 at MindSpore's level O2 or O3; its loss is not.
-
-    An earlier step may have converted the network: then only its level is possible.
-    """
+    """Convert ``loss_net.network``, not its loss, to float16 at MindSpore's level O2 or O3."""
     network = getattr(loss_net, "network", None)
     half = getattr(network, "labkit_half", None)  # (level, network in float16)
     if half is None:

@@ -39,8 +39,6 @@ _KEYS = itertools.count()
 
 
 class _OfClasses(nn.Cell):
-    """A network and a loss that knows its number of classes once it is compiled."""
-
     def __init__(self, network: nn.Cell) -> None:
         super().__init__(auto_prefix=False)
         if not isinstance(network, nn.Cell) or isinstance(network, nn.LossBase):
@@ -166,12 +164,10 @@ class TokenLossNet(_OfClasses):
     """Cross entropy over the labels that count: (mean loss, token count), both float32 ().
 
     Called as ``loss_net(*inputs, labels)``, with logits (B, T, V), or (..., V), of the network and
-    integer labels (B, T), each 0 .. V - 1 or ``ignore_index`` (padding); any other makes the loss
-    NaN.
+    labels (B, T), each 0 .. V - 1 or ``ignore_index`` (padding); any other makes the loss NaN.
 
     Raises:
-        InputError: at compilation, if labels do not fit logits.
-        TypeError: at compilation, if the labels are not integers.
+        InputError, TypeError: at compilation, if labels do not fit logits or are not integers.
     """
 
     def __init__(self, network: nn.Cell, ignore_index: int = IGNORE_INDEX):
@@ -189,7 +185,7 @@ class TokenLossNet(_OfClasses):
         log_probability = ops.log_softmax(logits, -1)
         index = ops.expand_dims(index, -1)
         loss = -ops.squeeze(ops.gather_elements(log_probability, -1, index), -1)
-        total = ops.reduce_sum(count_only(loss, factor))
+        total = ops.reduce_sum(ops.masked_fill(loss * factor, factor == 0, 0.0))
         counts = ops.reduce_sum(ops.cast(factor != 0, ms.float32))
         return total / ops.maximum(counts, 1.0), counts
 
@@ -263,11 +259,6 @@ def as_int32(labels: Tensor) -> Tensor:
     return ops.cast(ops.minimum(ops.maximum(labels, -(2**31)), 2**31 - 1), ms.int32)
 
 
-def count_only(losses: Tensor, factor: Tensor) -> Tensor:
-    """Return the losses times the factors of ``masks``; an ignored loss is 0 whatever it was."""
-    return ops.masked_fill(losses * factor, factor == 0, 0.0)
-
-
 @constexpr
 def _note_classes(key: int, classes: int) -> bool:
     _CLASSES[key] = classes
@@ -276,7 +267,6 @@ def _note_classes(key: int, classes: int) -> bool:
 
 @constexpr
 def _check_shape(name: str, expected: tuple, got: tuple) -> bool:
-    """Refuse labels that do not have the shape of what they are compared with."""
     if expected != got:
         raise InputError(f"{name} of the loss: expected the shape {expected}, got {got}")
     return True
@@ -338,7 +328,7 @@ class CrossEntropySmooth(nn.LossBase):
         logits = ops.cast(logits, ms.float32)
         index, factor = masks(labels, self.num_classes, self.ignore_index)
         targets = ops.one_hot(index, self.num_classes, self.on_value, self.off_value)
-        losses = count_only(self.ce(logits, targets), factor)
+        losses = ops.masked_fill(self.ce(logits, targets) * factor, factor == 0, 0.0)
         if self.average and self.reduce:
             counts = ops.reduce_sum(ops.cast(factor != 0, ms.float32))
             return ops.reduce_sum(losses) / ops.maximum(counts, 1.0)
@@ -362,10 +352,7 @@ def is_exactly(cell: Any, *classes: Any) -> bool:
 
 
 def first_nonfinite(loss_net: nn.Cell, batch: tuple) -> str:
-    """Return a sentence that names the first of batch, weights and layers that is not finite.
-
-    The forward pass is run once more, operator by operator; running statistics do not change.
-    """
+    """Return a sentence that names the first of batch, weights and layers that is not finite."""
     for place, part in enumerate(batch):
         if not _finite(part):
             return f"the batch's tensor {place} is not finite"

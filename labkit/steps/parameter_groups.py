@@ -1,7 +1,4 @@
-r"""Weight decay for the weights alone, without decay of normalisation layers and biases.
-
-With a group's weight decay d, MindSpore's optimizers, like torch.optim.SGD, update by g + d w.
-"""
+"""Weight decay d for the weights alone: MindSpore's optimizers, like torch's, go by g + d w."""
 
 from mindspore import Parameter, nn
 
@@ -20,8 +17,7 @@ def decay_groups(network: nn.Cell, weight_decay: float) -> list[dict]:
     layers (``weight``) and takes a layer called ``bias_net`` for a bias; and its second group gets
     the ``weight_decay`` given to the optimizer itself, not 0.
 
-    Raises:
-        InputError: if there is nothing to train, or ``weight_decay`` is negative or not finite.
+    Raises ``InputError`` if there is nothing to train, or ``weight_decay`` is not a number >= 0.
     """
     parameters = network.trainable_params()
     if not parameters:

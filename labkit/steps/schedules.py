@@ -2,9 +2,8 @@ r"""The learning rates of the five source documents, one for every update of the
 
 Update i = 0 .. N-1, with N = epochs * steps_per_epoch (updates in an epoch); the first
 W = warmup_epochs * steps_per_epoch are the warm-up. Every function computes in float64 and returns
-a float32 array (N,), the functions for THOR (N - global_step,), with ``global_step`` updates
-already made. Each raises ``InputError`` for a count that is no integer >= 1, a warm-up longer than
-the training, or a rate that is negative or not finite.
+a float32 array (N,), the functions for THOR (N - global_step,), after ``global_step`` updates. Each
+raises ``InputError`` for a count < 1, a warm-up longer than the training, or a negative rate.
 
     document                              function
     ResNet-50 migration, as meant         cosine
@@ -13,10 +12,9 @@ the training, or a rate that is negative or not finite.
     THOR                                  get_thor_lr, get_thor_damping
     gradient accumulation                 a constant: give the optimizer the number
 
-Pass the array to an optimizer as ``Tensor(cosine(...))``; it has one rate for each update, not for
-each micro-batch. ``get_lr``, ``get_thor_lr`` and ``get_thor_damping`` have the names and arguments
-of official/cv/resnet/src/lr_generator.py in MindSpore's models repository (r1.6), from which the
-documents import them. No MindSpore import.
+Pass the array to an optimizer as ``Tensor(cosine(...))``. ``get_lr``, ``get_thor_lr`` and
+``get_thor_damping`` have the names and arguments of official/cv/resnet/src/lr_generator.py in
+MindSpore's models repository (r1.6), from which the documents import them. No MindSpore import.
 """
 
 import numpy as np
@@ -59,8 +57,7 @@ def cosine_as_in_the_blog(
 
     Its train.py calls ``nn.dynamic_lr.cosine_decay_lr(lr_end, lr, N, steps_per_epoch, warmup)``,
     whose last argument is ``decay_epoch``. So the first epoch already has the full rate, and from
-    epoch ``warmup_epochs`` to the end the rate is ``lr_end`` < ``lr``: with 5 of 90, 94 % of the
-    training. The rate is also a staircase: it changes once per epoch, not once per update.
+    epoch ``warmup_epochs`` on it is ``lr_end`` < ``lr``: with 5 of 90, 94 % of the training.
     """
     lr, lr_end = _rate("lr", lr), _rate("lr_end", lr_end)
     if not lr_end < lr:

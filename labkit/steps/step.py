@@ -69,8 +69,8 @@ class Step(nn.Cell):
         trained = {id(parameter) for parameter in optimizer.parameters}
         cells = [cell for _, cell in loss_net.cells_and_names()]
         self._held = [cell for cell in cells if in_evaluation(cell)]
-        own = [(cell, cell.get_parameters(expand=False)) for cell in cells]
-        self._trained = [c for c, weights in own if any(id(w) in trained for w in weights)]
+        owned = [{id(weight) for weight in cell.get_parameters(expand=False)} for cell in cells]
+        self._trained = [c for c, own in zip(cells, owned, strict=True) if own & trained]
         self._refuse_evaluation()
         self.optimizer, self.update = optimizer, update
         self.gradient = GradientStage(
@@ -130,19 +130,13 @@ class Step(nn.Cell):
             loss = ops.depend(loss, (adjusted, dropped))
         return loss, weight, gradients, finite, squares
 
-    def apply(
-        self,
-        total: tuple,
-        loss_sum: Tensor,
-        weight: Tensor,
-        images: Tensor,
-        squares: Tensor | None = None,
-    ) -> object:
+    def apply(self, total: tuple, sums: tuple, squares: Tensor | None = None) -> object:
         """Sum over ranks, average and clip, and pass the result to the update stage.
 
-        ``total``, ``loss_sum``, ``images``, ``squares``: this rank's sums of w_i grad L_i (followed
-        by those of extras), w_i L_i, rows and squares; ``weight`` > 0: that of w_i on all ranks.
+        ``total``, ``squares``: this rank's sums of w_i grad L_i (followed by those of extras) and
+        its squares; ``sums``: those of w_i L_i, of w_i (> 0, on all ranks), and of rows.
         """
+        loss_sum, weight, images = sums
         if self.gradient.ranks > 1:
             values: tuple = (loss_sum, ops.cast(images, ms.float32))
             parts: tuple = ()
@@ -238,9 +232,6 @@ class PlainStep(Step):
 
     A batch that is non-finite on any rank makes no update (``nonfinite="propagate"`` does not
     check), nor does a batch in which no label counts. ``**options``: see ``GradientOptions``.
-
-    >>> step = PlainStep(LossNet(network, loss_fn), optimizer)
-    >>> loss = step(images, labels)
     """
 
     def __init__(
@@ -271,7 +262,7 @@ class PlainStep(Step):
         done: object = False
         if ops.logical_and(finite, self.gradient.counts(weight_sum)):
             images = ops.cast(batch[-1].shape[0], ms.int32)
-            done = self.apply(gradients, loss * weight, weight_sum, images, squares)
+            done = self.apply(gradients, (loss * weight, weight_sum, images), squares)
         return ops.depend(self.gradient.added(loss), done)
 
 

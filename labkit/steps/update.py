@@ -13,13 +13,13 @@ from labkit.errors import InputError
 from labkit.steps.options import TAILS
 from labkit.steps.state import UpdateRecord, cast_like, check_optimizer
 
-# sum of w_i L_i, sum of w_i > 0, norm of the averaged gradient before clipping: float32; rows:
-# int32. All are (), over all ranks whose gradients are averaged.
+# Sums of w_i L_i and of w_i > 0, norm before clipping: float32; rows: int32. All are (), over all
+# ranks whose gradients are averaged.
 Summary = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 class UpdateStage(nn.Cell):
-    """One optimizer, to which the averaged gradients go; base of those with a technique's state.
+    """One optimizer, to which averaged gradients go; base of the stages with a technique's state.
 
     Attributes:
         settings: plain values, by name, that a resumed training must share.
@@ -57,7 +57,7 @@ class UpdateStage(nn.Cell):
         """Return the text that the step prints when it is built, if any."""
         return ""
 
-    # --- in compiled graphs: each returns a value that later operations can wait for -----------
+    # In compiled graphs: each returns a value that later operations can wait for.
 
     def construct(self, gradients: tuple[Tensor, ...]) -> object:
         """Update the parameters; the gradients are averaged, shaped and typed as these."""
@@ -88,7 +88,7 @@ class UpdateStage(nn.Cell):
         """Continue after a group was taken and cleared, on both of which ``done`` depends."""
         return done
 
-    # --- on the host ---------------------------------------------------------------------------
+    # On the host.
 
     @property
     def one_graph(self) -> bool:

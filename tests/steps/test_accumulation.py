@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from mindspore import nn
 
 from labkit import reference
-from labkit.errors import InputError
 from labkit.labs.compare import largest_differences, parameter_values
 from labkit.nets.lenet import LeNet5
 from labkit.nets.small import NormNet
@@ -29,7 +28,6 @@ from tests.support.step_cells import (
     linear,
     momentum,
     regression,
-    restore,
     rows,
     snapshot,
     split,
@@ -40,62 +38,50 @@ from tests.support.torch_lenet import torch_lenet
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
-UPDATES, MICRO_BATCH, MICRO_STEPS = 50, 16, 4
+UPDATES, MICRO_STEPS = 50, 4
 
 
-def lenet(initial=None):
-    """LeNet with given initial weights, and its loss_net."""
+def _lenet(micro_steps, reduction):
+    """LeNet with its own weights, Normal(0.02): with larger ones rounding changes max-pooling."""
+    ms.set_seed(1)
     network = LeNet5()
-    if initial:
-        restore(network, initial)
-    return network, LossNet(network, nn.CrossEntropyLoss())
+    loss_net, optimizer = LossNet(network, nn.CrossEntropyLoss()), momentum(network, 0.01)
+    if micro_steps == 1:
+        return network, PlainStep(loss_net, optimizer)
+    return network, AccumulatedStep(loss_net, optimizer, micro_steps, reduction=reduction)
 
 
 @pytest.fixture(scope="module")
 def stream():
-    """Digits for 50 updates of 64 images."""
-    return digits(UPDATES * MICRO_BATCH * MICRO_STEPS)
+    return digits(UPDATES * 64)
 
 
 @pytest.fixture(scope="module")
-def initial(runtime):
-    """LeNet's own, Normal(0.02): with larger ones rounding reverses winners of max-pooling."""
-    ms.set_seed(1)
-    return snapshot(LeNet5())
+def initial(once):
+    return snapshot(once(_lenet, 1, "mean")[0])
 
 
 @pytest.fixture(scope="module")
-def by_batch(initial, stream):
-    """Parameters and losses of 50 updates, each from one batch of 64."""
-    network, loss_net = lenet(initial)
-    step = PlainStep(loss_net, momentum(network, 0.01))
-    losses = [float(step(*b)) for b in split(stream, [MICRO_BATCH * MICRO_STEPS] * UPDATES)]
-    return parameter_values(network), losses
+def train(once, stream):
+    """A function that returns parameters and losses of 50 updates from 64 images each."""
 
-
-@pytest.fixture(scope="module")
-def accumulate(initial, stream):
-    """A function that returns parameters and losses of 50 updates of four micro-batches each."""
-    steps = {}
-
-    def accumulate(learning_rate, reduction="mean"):
-        if reduction not in steps:
-            network, loss_net = lenet(initial)
-            optimizer = momentum(network, 0.01)
-            step = AccumulatedStep(loss_net, optimizer, MICRO_STEPS, reduction=reduction)
-            steps[reduction] = network, step, snapshot(step)
-        network, step, fresh = steps[reduction]
-        restore(step, fresh)
+    def train(micro_steps, learning_rate=0.01, reduction="mean"):
+        network, step = once(_lenet, micro_steps, reduction)
         set_state(step.optimizer.learning_rate, learning_rate)
         losses = []
-        for number, batch in enumerate(split(stream, [MICRO_BATCH] * MICRO_STEPS * UPDATES), 1):
-            step(*batch)
-            if number % MICRO_STEPS == 0:
-                losses.append(step.last_update.loss)
+        for number, batch in enumerate(split(stream, [64 // micro_steps] * micro_steps * UPDATES)):
+            loss = float(step(*batch))
+            if number % micro_steps == micro_steps - 1:
+                losses.append(step.last_update.loss if micro_steps > 1 else loss)
         assert step.last_update.number == UPDATES
         return parameter_values(network), losses
 
-    return accumulate
+    return train
+
+
+@pytest.fixture(scope="module")
+def by_batch(train):
+    return train(1)
 
 
 def of_the_move(values, expected, initial):
@@ -110,34 +96,34 @@ def of_the_move(values, expected, initial):
 class TestTrainingOfLeNet:
     """Four micro-batches of 16 against batches of 64: 50 updates, Momentum 0.01/0.9."""
 
-    def test_it_is_that_of_the_full_batch(self, accumulate, by_batch, initial):
+    def test_it_is_that_of_the_full_batch(self, train, by_batch, initial):
         """A learning rate wrong by a thousandth is seen in every parameter."""
-        parameters, losses = accumulate(0.01)
+        parameters, losses = train(MICRO_STEPS)
         off = of_the_move(parameters, by_batch[0], initial)
         assert len(off) == 8 and max(off.values()) <= 1e-4, off
         np.testing.assert_allclose(losses, by_batch[1], rtol=1e-4)
         assert by_batch[1][-1] < by_batch[1][0] - 5e-3
-        off = of_the_move(accumulate(0.01 * 1.001)[0], by_batch[0], initial)
+        off = of_the_move(train(MICRO_STEPS, 0.01 * 1.001)[0], by_batch[0], initial)
         assert len(off) == 8 and min(off.values()) > 2e-4, off
 
-    def test_the_sum_is_four_times_the_learning_rate(self, initial, accumulate, by_batch):
+    def test_the_sum_is_four_times_the_learning_rate(self, initial, train, by_batch):
         """The tutorial's sum at a quarter of the rate is the mean; at the same rate it is not."""
-        quarter, _ = accumulate(0.01 / 4, "sum")
+        quarter, _ = train(MICRO_STEPS, 0.01 / 4, "sum")
         assert max(of_the_move(quarter, by_batch[0], initial).values()) <= 1e-4
-        same, _ = accumulate(0.01, "sum")
+        same, _ = train(MICRO_STEPS, 0.01, "sum")
         assert min(of_the_move(same, by_batch[0], initial).values()) > 0.1
 
-    def test_losses_are_those_of_pytorch(self, initial, stream, accumulate):
+    def test_losses_are_those_of_pytorch(self, initial, train, stream):
         """Same weights, data and order; PyTorch accumulates by ``(loss / 4).backward()``."""
         torch = pytest.importorskip("torch")
         network = torch_lenet(torch, initial)
         optimizer = torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9)
         images, labels = (torch.from_numpy(part) for part in stream)
         losses = []
-        for batch in torch.arange(len(images)).split(MICRO_BATCH * MICRO_STEPS):
+        for batch in torch.arange(len(images)).split(64):
             optimizer.zero_grad()
             parts = []
-            for micro in batch.split(MICRO_BATCH):
+            for micro in batch.split(64 // MICRO_STEPS):
                 outputs = network(images[micro])
                 loss = torch.nn.functional.cross_entropy(outputs, labels[micro].long())
                 (loss / MICRO_STEPS).backward()
@@ -145,7 +131,7 @@ class TestTrainingOfLeNet:
             optimizer.step()
             losses.append(np.mean(parts))
         assert len(losses) == UPDATES
-        parameters, ours = accumulate(0.01)
+        parameters, ours = train(MICRO_STEPS)
         np.testing.assert_allclose(ours, losses, rtol=1e-4)
         expected = {name: p.detach().numpy() for name, p in network.named_parameters()}
         assert_close(parameters, expected, **TOLERANCE["against PyTorch, 50 updates"])
@@ -334,9 +320,3 @@ class TestBatchNorm:
             parts, whole = self.train(norm, 4, warned), self.train(norm, 1, 0)
             off = max(largest_differences(parts, whole).values())
             assert off <= 1e-5 if norm == "group" else off > 1e-3
-
-
-@pytest.mark.parametrize("micro_steps", [0, 2.5, "4", lambda updates: 1 - 1])
-def test_micro_steps_that_are_none(micro_steps):
-    with pytest.raises(InputError, match="micro_steps: expected an integer >= 1"):
-        _step(False, micro_steps=micro_steps)

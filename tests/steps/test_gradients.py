@@ -5,17 +5,16 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from mindspore import ParameterTuple, Tensor, nn, ops
+from mindspore import ParameterTuple, Tensor, amp, nn, ops
 
 from labkit.algorithms.adasum import AdasumStep
 from labkit.algorithms.subspace import SubspaceStep
 from labkit.errors import InputError
 from labkit.labs.compare import largest_differences, relative_error
-from labkit.nets.lenet import LeNet5
 from labkit.nets.small import NextToken
 from labkit.runtime import pynative
 from labkit.steps.accumulation import AccumulatedStep
-from labkit.steps.gradients import GradientOptions, GradientStage
+from labkit.steps.gradients import GradientOptions, GradientStage, message_ends
 from labkit.steps.losses import LossNet, TokenLossNet
 from labkit.steps.options import DynamicLossScale
 from labkit.steps.state import set_state
@@ -29,7 +28,6 @@ from tests.support.step_cells import (
     Product,
     Scalar,
     TwoMeans,
-    digits,
     exact,
     linear,
     of_means,
@@ -91,43 +89,11 @@ class Contribution(nn.Cell):
     def construct(self, *batch):
         return self.stage.contribution(self.with_extras, *batch)
 
-    def means(self, batches):
-        """Return (loss, weight, gradient / weight by name) of each batch."""
-        results = []
-        for batch in batches:
-            loss, weight, gradients, finite, _ = self(*batch)
-            assert bool(finite)
-            weight, pairs = float(weight), zip(self.parameters, gradients, strict=True)
-            results.append((float(loss), weight, {p.name: g.asnumpy() / weight for p, g in pairs}))
-        return results
-
 
 def contribution(make=mse, network=None, **options):
     """Return the contribution cell of a linear network, or of another."""
     network = network or linear()
     return Contribution(make(network), network.trainable_params(), **options)
-
-
-def mean_of(results, weights=None):
-    """Return the mean of gradients by name, with the stage's weights or with ``weights``."""
-    weights = weights or [weight for _, weight, _ in results]
-    names = list(results[0][2])
-    leaves = twins.weighted_mean([[g[n] for n in names] for _, _, g in results], weights)
-    return dict(zip(names, leaves, strict=True))
-
-
-def test_mean_of_micro_batches_is_the_full_batch_gradient(eager):
-    """Weighted by samples it is, whatever the sizes; the plain mean of uneven means is not."""
-    arrays = digits(128)
-    cell = contribution(lambda n: LossNet(n, nn.CrossEntropyLoss()), LeNet5())
-    full_batch = cell.means([tensors(*arrays)])[0][2]
-    for sizes in ([32] * 4, [64, 32, 16, 16]):
-        parts = cell.means(split(arrays, sizes))
-        assert [weight for _, weight, _ in parts] == sizes
-        off = largest_differences(mean_of(parts), full_batch)
-        assert len(off) == 8 and max(off.values()) <= 1e-6, off
-        assert relative_error(mean_of(parts), full_batch) <= 1e-6
-    assert 0.05 < relative_error(mean_of(parts, [1, 1, 1, 1]), full_batch) < 0.5
 
 
 def test_padded_sequences_need_the_weights_of_their_tokens():
@@ -138,12 +104,21 @@ def test_padded_sequences_need_the_weights_of_their_tokens():
         labels[row, length:] = -100
     network = NextToken()
     cell = contribution(TokenLossNet, network)
-    parts = cell.means(split((tokens, labels), [2] * 3))
-    loss, weight, full = cell.means([tensors(tokens, labels)])[0]
-    assert [w for _, w, _ in parts] == [18, 15, 3] and weight == 36
-    assert max(largest_differences(mean_of(parts), full).values()) <= 1e-6
-    assert relative_error(mean_of(parts, [1, 1, 1]), full) > 0.1
-    assert loss == pytest.approx(sum(w * value for value, w, _ in parts) / 36, rel=1e-6)
+    batches = [tensors(tokens, labels), *split((tokens, labels), [2] * 3)]
+    losses, weights, gradients, finite, _ = zip(*(cell(*batch) for batch in batches), strict=True)
+    weights, (loss, *losses) = [float(w) for w in weights], [float(value) for value in losses]
+    assert weights == [36, 18, 15, 3] and all(map(bool, finite))
+    full, *parts = (
+        {p.name: g.asnumpy() / weight for p, g in zip(cell.parameters, leaves, strict=True)}
+        for leaves, weight in zip(gradients, weights, strict=True)
+    )
+    mean, plain = (
+        {name: np.average([part[name] for part in parts], axis=0, weights=w) for name in full}
+        for w in (weights[1:], None)
+    )
+    assert max(largest_differences(mean, full).values()) <= 1e-6
+    assert relative_error(plain, full) > 0.1
+    assert loss == pytest.approx(np.average(losses, weights=weights[1:]), rel=1e-6)
     total, count = twins.token_cross_entropy(network(Tensor(tokens)).asnumpy(), labels)
     assert count == 36 and loss == pytest.approx(total / count, rel=1e-5)
 
@@ -241,11 +216,10 @@ class TestFloat16:
             contribution(precision="O2", loss_scale=scale)(*tensors(*rows(8)))[2]
             for scale in (1.0, 1024.0, DynamicLossScale(64.0))
         )
-        for other in others:
-            for gradient, expected in zip(other, first, strict=True):
-                np.testing.assert_allclose(
-                    gradient.asnumpy(), expected.asnumpy(), **TOLERANCE["float16 network"]
-                )
+        for gradients in others:
+            for gradient, expected in zip(gradients, first, strict=True):
+                tolerance = TOLERANCE["float16 network"]
+                np.testing.assert_allclose(gradient.asnumpy(), expected.asnumpy(), **tolerance)
 
     def test_a_small_gradient_survives_with_a_loss_scale_only(self):
         """1e-9 underflows float16, whose smallest number is 6e-8; times 2**16 it does not."""
@@ -292,15 +266,6 @@ class TestFiniteCheck:
             total = float((inputs.astype(np.float64) ** 2).sum())
             np.testing.assert_allclose(float(squares), total, rtol=1e-6)
 
-    @pytest.mark.parametrize("offset", [np.nan, np.inf, -np.inf])
-    def test_a_loss_alone_can_be_it(self, offset):
-        cell = contribution(lambda n: Own(n, with_offset))
-        clean = cell(*tensors(*rows(2), np.float32([0.0])))
-        loss, _, gradients, finite, _ = cell(*tensors(*rows(2), np.float32([offset])))
-        assert bool(clean[3]) and not bool(finite)
-        assert not np.isfinite(float(loss))
-        assert all(np.isfinite(g.asnumpy()).all() for g in gradients)
-
     def test_a_gradient_alone_can_be_it(self):
         network, inputs = linear(), Tensor(rows(2)[0])
         cell = contribution(lambda n: Own(n, distance), network)
@@ -322,16 +287,17 @@ def dynamic_scale():
 
 
 @settings(max_examples=25)
-@given(st.lists(st.booleans(), min_size=1, max_size=15))
-@example([False] * 4 + [True] * 7)
-def test_dynamic_loss_scale_follows_the_rule(dynamic_scale, finite):
-    stage = dynamic_scale.gradient
+@given(st.lists(st.sampled_from([0.0, 0.0, 0.0, np.nan, np.inf, -np.inf]), min_size=1, max_size=15))
+@example([np.nan, np.inf, -np.inf, np.nan] + [0.0] * 7)
+def test_dynamic_loss_scale_follows_the_rule(dynamic_scale, offsets):
+    """An offset of the loss is in no gradient: the loss alone says that it is not finite."""
+    stage, finite = dynamic_scale.gradient, [bool(np.isfinite(offset)) for offset in offsets]
     set_state(stage.loss_scale, 4.0)
     for count in (stage.finite_run, dynamic_scale.dropped, dynamic_scale.updates):
         set_state(count, 0)
     scales = []
-    for is_finite in finite:
-        dynamic_scale(*tensors(*rows(2), np.float32([0.0 if is_finite else np.nan])))
+    for offset in offsets:
+        dynamic_scale(*tensors(*rows(2), np.float32([offset])))
         scales.append(float(stage.loss_scale.asnumpy()))
     assert scales == twins.dynamic_loss_scale(finite, initial=4, factor=2, interval=3)
     assert int(dynamic_scale.dropped.asnumpy()) == finite.count(False)
@@ -464,6 +430,102 @@ def test_each_of_adasums_workers_has_both_means_over_its_own_rows():
         np.testing.assert_allclose(after - old, moved, rtol=1e-4, atol=1e-6)
 
 
+def convolution():
+    """A convolution with BatchNorm, and a batch for it."""
+    random = np.random.default_rng(1)
+    layers = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Dense(144, 5)
+    network = nn.SequentialCell(*layers)
+    for parameter in network.trainable_params():
+        set_state(parameter, random.normal(0.5, 0.3, parameter.shape).astype(np.float32))
+    images = random.normal(3, 1, (8, 3, 6, 6)).astype(np.float32)
+    return network, tensors(images, random.integers(0, 5, 8).astype(np.int32))
+
+
+def by_mindspore(level):
+    """Return loss and weights after the same update by MindSpore's own amp."""
+    network, (images, labels) = convolution()
+    half, loss_fn = amp.auto_mixed_precision(network, level).set_train(), nn.CrossEntropyLoss()
+    weights = network.trainable_params()
+
+    def loss_at(images):
+        return loss_fn(half(images), labels)
+
+    loss, gradients = ms.value_and_grad(loss_at, None, weights)(images)
+    moved = [w.asnumpy() - g.asnumpy() for w, g in zip(weights, gradients, strict=True)]
+    return float(loss), moved
+
+
+def test_batch_norm_in_float16_is_mindspores():
+    """In O3 it rounds its outputs to float16, in O2 not: the losses differ, but not by more."""
+    losses = {}
+    for level in ("O0", "O2", "O3"):
+        network, batch = convolution()
+        norm, sgd = network[1], nn.SGD(network.trainable_params(), 1.0)  # O2 wraps the layer
+        step = PlainStep(LossNet(network, nn.CrossEntropyLoss()), sgd, precision=level)
+        losses[level] = float(step(*batch))
+        assert norm.moving_mean.dtype == ms.float32 and norm.moving_mean.asnumpy().any()
+        if level != "O0":
+            loss, moved = by_mindspore(level)
+            assert losses[level] == loss
+            for weight, expected in zip(sgd.parameters, moved, strict=True):
+                np.testing.assert_allclose(weight.asnumpy(), expected, rtol=1e-6, atol=1e-7)
+    assert losses["O2"] != losses["O3"] == pytest.approx(losses["O0"], rel=2e-2)
+
+
+@pytest.mark.parametrize(
+    ("indices", "count", "sizes"),
+    [
+        ((85, 160), 161, [86, 75]),  # ResNet-50: the tutorials' indices, two messages
+        ((75, 155), 161, [76, 80, 5]),
+        ((0,), 1, [1]),
+        ((0,), 3, [1, 2]),
+        ((0, 1, 2), 3, [1, 1, 1]),
+    ],
+)
+def test_an_index_is_that_of_a_messages_last_gradient(indices, count, sizes):
+    ends = message_ends(indices, count)
+    assert np.diff((0, *ends)).tolist() == sizes
+    fused = GradientOptions(all_reduce_fusion_config=indices)
+    assert fused.settings() == GradientOptions().settings()  # no matter for a resume
+
+
+@pytest.fixture(scope="module")
+def stage(runtime):
+    network = nn.SequentialCell(nn.Dense(4, 3), nn.Dense(3, 2), nn.Dense(2, 1))
+    return contribution(network=network).stage
+
+
+@settings(max_examples=25)
+@given(indices=st.none() | st.sets(st.integers(0, 5), min_size=1).map(sorted))
+def test_messages_hold_the_gradients_in_their_order(stage, indices):
+    """Loss, rows and extras are messages of their own; sums return to each place and shape."""
+    values = (Tensor(1.0), Tensor(8.0))
+    gradients = tuple(Tensor(p.asnumpy()) for p in stage.loss_net.trainable_params())
+    extras = (Tensor(np.ones(5, np.float32)),)
+    stage.all_reduce = None
+    assert stage.all_over_ranks(values, gradients, extras) == values + gradients + extras
+    sent = []
+
+    def all_reduce(value):
+        sent.append(value.asnumpy())
+        return value * 2
+
+    stage.all_reduce, stage.message_ends = all_reduce, message_ends(indices, 6)
+    sums = stage.all_over_ranks(values, gradients, extras)
+    messages = [gradient.asnumpy() for gradient in gradients]
+    if indices is not None:
+        starts, ends = (0, *stage.message_ends), stage.message_ends
+        parts = [messages[a:b] for a, b in zip(starts, ends, strict=False)]
+        messages = [np.concatenate([array.ravel() for array in part]) for part in parts]
+    expected = [1.0, 8.0, *messages, np.ones(5)]
+    assert [np.shape(array) for array in sent] == [np.shape(array) for array in expected]
+    for message, array in zip(sent, expected, strict=True):
+        np.testing.assert_array_equal(message, array)
+    for total, value in zip(sums, values + gradients + extras, strict=True):
+        assert total.shape == value.shape
+        np.testing.assert_array_equal(total.asnumpy(), 2 * value.asnumpy())
+
+
 def rows_of_losses(outputs, targets):
     return ops.mean(ops.square(outputs - targets), 1), 1
 
@@ -471,6 +533,10 @@ def rows_of_losses(outputs, targets):
 def called(function):
     """Compile the contribution of a loss net of one's own."""
     return contribution(lambda n: Own(n, function))(*tensors(*rows(2)))
+
+
+def fused(indices):
+    return contribution(all_reduce_fusion_config=indices)
 
 
 def in_half(network, precision):
@@ -488,6 +554,11 @@ ALONE = r"a loss alone, .*: return \(loss, weight\), or \(loss, 1\) .* per='rows
         (lambda: contribution(reduction="means"), "reduction: .*got 'means'. Did you mean 'mean'"),
         (lambda: contribution(loss_scale=0), "loss_scale: expected a finite number >= 1e-37 and <"),
         (lambda: contribution(clip_norm=1e300), "clip_norm: expected a finite number >= 1e-37 and"),
+        # On one rank too.
+        (lambda: fused([0, 2]), r"all_reduce_.*: expected indices below 2, .* got \[0, 2\]"),
+        (lambda: fused([]), "all_reduce_fusion_config: expected integers >= 0, "),
+        (lambda: fused([2, 2]), "all_reduce_fusion_config: expected integers >= 0, "),
+        (lambda: fused([1.5]), "all_reduce_fusion_config: expected integers >= 0, "),
         (lambda: DynamicLossScale(initial=2.0**121), "initial: expected"),
         (lambda: in_half(linear(), "O0"), "precision: expected 'O2', which an .*, got 'O0'"),
         (lambda: in_half(linear(), "O3"), "precision: expected 'O2', which an .*, got 'O3'"),
