@@ -57,8 +57,7 @@ class GradientStage(nn.Cell):
             ``loss_scale``. Both become means over rows, for the loss of a single row.
         rank_group: the communication group to average over; None for all ranks, "" for this alone.
 
-    Raises:
-        InputError: if a layer's gradient is sparse, or the options do not suit the loss.
+    Raises ``InputError`` if a layer's gradient is sparse, or the options do not suit the loss.
     """
 
     def __init__(

@@ -71,8 +71,6 @@ class LossNet(_OfClasses):
     Raises:
         InputError: if an argument is anything else, or the loss has reduction "none"; at
             compilation, if labels of a loss over elements would broadcast.
-
-    A label of no class makes the loss NaN.
     """
 
     def __init__(self, network: nn.Cell, loss_fn: Callable, *, per: str | None = None):
@@ -166,8 +164,7 @@ class TokenLossNet(_OfClasses):
     Called as ``loss_net(*inputs, labels)``, with logits (B, T, V), or (..., V), of the network and
     labels (B, T), each 0 .. V - 1 or ``ignore_index`` (padding); any other makes the loss NaN.
 
-    Raises:
-        InputError, TypeError: at compilation, if labels do not fit logits or are not integers.
+    Raises ``InputError`` or ``TypeError`` at compilation if labels do not fit or are no integers.
     """
 
     def __init__(self, network: nn.Cell, ignore_index: int = IGNORE_INDEX):
@@ -291,8 +288,7 @@ class CrossEntropySmooth(nn.LossBase):
             ignored; or ``none``: all B losses, 0 for ignored labels.
         smooth_factor: s, 0 .. 1.
 
-    Raises:
-        InputError: if an argument has any other value; at compilation, if shapes do not match.
+    Raises ``InputError`` if an argument has any other value; at compilation, if shapes differ.
     """
 
     def __init__(

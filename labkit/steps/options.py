@@ -12,8 +12,7 @@ TAILS = ("flush", "drop", "carry")
 REDUCTION = ("mean", "sum")
 PRECISION = ("O0", "O2", "O3")
 NONFINITE = ("drop_micro", "drop_group", "propagate")
-# The off value of label smoothing: s / (C - 1), or s / C.
-CONVENTIONS = ("mindspore", "pytorch")
+CONVENTIONS = ("mindspore", "pytorch")  # off value of label smoothing: s / (C - 1), or s / C
 LR_DECAY_MODES = ("steps", "poly", "cosine", "linear")
 
 _IN_FLOAT32 = {"at_least": 1e-37, "at_most": 1e37}  # and so are their reciprocals

@@ -10,7 +10,6 @@ raises ``InputError`` for a count < 1, a warm-up longer than the training, or a 
     ResNet-50 migration, as it trains     cosine_as_in_the_blog
     dimension reduction, Adasum           get_lr(..., lr_decay_mode="linear")
     THOR                                  get_thor_lr, get_thor_damping
-    gradient accumulation                 a constant: give the optimizer the number
 
 Pass the array to an optimizer as ``Tensor(cosine(...))``. ``get_lr``, ``get_thor_lr`` and
 ``get_thor_damping`` have the names and arguments of official/cv/resnet/src/lr_generator.py in

@@ -21,7 +21,6 @@ class LastUpdate:
     """The most recent update of a step.
 
     Attributes:
-        number: updates applied so far.
         loss: mean loss over the update's micro-batches, weighted as their gradients are.
         gradient_norm: global norm of the averaged gradient in float32, before clipping.
         learning_rate: one per parameter group.
