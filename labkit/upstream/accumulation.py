@@ -70,7 +70,7 @@ class TrainForwardBackward(nn.Cell):
         self.hyper_map = ops.HyperMap()
 
     def construct(self, *inputs: Tensor) -> Tensor:
-        loss, weight, gradients = self.gradient.contribution(*inputs)[:3]
+        loss, weight, gradients = self.gradient.contribution(False, *inputs)[:3]
         if self.left_in != 1.0:
             gradients = self.hyper_map(ops.partial(ops.mul, self.left_in), gradients)
         ops.assign_add(self.weight_sum, weight)
