@@ -1,5 +1,7 @@
 """Small networks and batches for the tests of the step cells: distinct rows, fixed seeds."""
 
+from contextlib import contextmanager
+
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
@@ -137,6 +139,14 @@ def assert_close(actual, expected, **tolerance):
     assert expected and actual.keys() == expected.keys(), (sorted(actual), sorted(expected))
     for name in expected:
         np.testing.assert_allclose(actual[name], expected[name], err_msg=name, **tolerance)
+
+
+@contextmanager
+def unchanged(cell):
+    """Assert that the block leaves every Parameter of a cell unchanged, to the bit."""
+    before = snapshot(cell)
+    yield
+    assert_bit_equal(snapshot(cell), before)
 
 
 class Product(nn.Cell):
