@@ -37,7 +37,6 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not run __getattr__
     from labkit.steps.options import DynamicLossScale as DynamicLossScale
     from labkit.steps.parameter_groups import decay_groups as decay_groups
     from labkit.steps.step import PlainStep as PlainStep
-    from labkit.steps.update import PlainUpdate as PlainUpdate
     from labkit.steps.update import UpdateStage as UpdateStage
     from labkit.training.evaluation import evaluate as evaluate
     from labkit.training.fit import EndOfEpoch as EndOfEpoch
@@ -72,7 +71,7 @@ _NAMES = {
     "labkit.nets.resnet": "ResNet resnet18 resnet34 resnet50 resnet101 resnet152",
     "labkit.steps.parameter_groups": "decay_groups",
     "labkit.steps.options": "DynamicLossScale",
-    "labkit.steps.update": "PlainUpdate UpdateStage",
+    "labkit.steps.update": "UpdateStage",
     "labkit.labs.lab": "open_lab",
     "labkit.labs.presets": "choose",
     "labkit.labs.run": "Run",

@@ -12,10 +12,7 @@ Source: "Applying a Gradient Accumulation Algorithm", MindSpore tutorial r1.0. D
   k times the gradient, which is k times the learning rate);
 - the last, partly filled group of an epoch is applied with its real weight (``tail="flush"``), not
   carried into the next epoch's first update (``tail="carry"``);
-- the loss of an update (``last_update.loss``) is the mean over its micro-batches, not the loss of
-  the last one;
-- one buffer: the first gradients of a group overwrite it; no second buffer of zeros clears it;
-- a non-finite micro-batch is left out of its group, or its whole group is dropped.
+- ``last_update.loss`` is the mean over the micro-batches, not the loss of the last one.
 """
 
 from collections.abc import Callable, Iterable
@@ -43,28 +40,25 @@ class AccumulatedStep(Step):
 
     Args:
         loss_net, update: as in ``Step``.
-        optimizer: any ``nn.Optimizer``; called once per update, so its schedules count updates.
+        optimizer: called once per update, so its schedules count updates.
         micro_steps: micro-batches per update: an integer >= 1, or a function of the number of
             updates applied so far that returns one.
         tail: what ``end_epoch`` does with a partly filled group: ``flush`` applies it with its real
-            weight, ``drop`` discards it, ``carry`` keeps its sums in the buffer and restarts the
-            count, so that the next epoch's first update includes them too (7 micro-batches for
-            k = 4 and 1875 micro-batches), as in the tutorial.
+            weight, ``drop`` discards it, ``carry`` keeps its sums and restarts the count, so that
+            the next epoch's first update includes them too (7 micro-batches for k = 4 and 1875
+            micro-batches), as in the tutorial.
         **options: see ``GradientOptions``.
 
-    ``dropped`` counts non-finite micro-batches; they change neither parameters nor running
-    statistics.
-
-    Raises:
-        InputError: if an argument has any other value, and as in ``Step``.
-
-    Warns once if the network contains a trainable BatchNorm.
+    Non-finite micro-batches, counted in ``dropped``, change neither parameters nor running
+    statistics. Raises ``InputError`` if an argument has any other value, and as in ``Step``.
 
     >>> step = AccumulatedStep(LossNet(network, loss_fn), optimizer, micro_steps=4)
     >>> for images, labels in micro_batches:
     ...     loss = step(images, labels)
     >>> step.end_epoch()
     """
+
+    has_buffer = True
 
     def __init__(
         self,
@@ -77,11 +71,11 @@ class AccumulatedStep(Step):
         **options: Any,
     ):
         given = gradient_options(options, "micro_steps", "update", "tail")
-        _checked_size(micro_steps(0) if callable(micro_steps) else micro_steps)
+        first = _size_of_group(micro_steps, 0)
         choice("tail", tail, getattr(update, "tails", TAILS))
-        super().__init__(loss_net, optimizer, update, given, has_buffer=True)
+        super().__init__(loss_net, optimizer, update, given)
         self.micro_steps, self.tail = micro_steps, tail
-        first = self._group_size(0)
+        first *= self.update.group_factor
         said = "a schedule" if callable(micro_steps) else first
         self.settings |= {"tail": tail, "micro_steps": said}
         self.drops_group = given.nonfinite == "drop_group"
@@ -89,13 +83,12 @@ class AccumulatedStep(Step):
             warn(
                 "the network holds a trainable BatchNorm, which normalises each micro-batch by its "
                 "own statistics: accumulated gradients are not those of the whole batch (GroupNorm "
-                "has no such coupling)",
+                "has no such coupling)"
             )
         # gradient_sum, loss_sum, weight_sum, images: sums over the group's micro-batches so far,
-        # the first three for each pair of several. extended_sum: gradient_sum and those of extras.
-        # micro_step: micro-batches of the group so far, dropped ones too; 0 .. group_size - 1.
-        # spoiled: non-finite micro-batches in the group. Right after a group all of them are 0
-        # except gradient_sum, which keeps its value and is ignored while weight_sum is 0.
+        # the first three for each pair of several; extended_sum: those of extras, too. micro_step,
+        # spoiled: how many micro-batches, and non-finite ones, the group has had. After a group all
+        # are 0 but gradient_sum, which is ignored while weight_sum is 0.
         weights, pairs = optimizer.parameters, self.gradient.pairs
         prefixes = ["grad_sum", *(f"grad_sum.pair_{pair}" for pair in range(1, pairs))]
         self.gradient_sum = ParameterTuple(
@@ -114,8 +107,6 @@ class AccumulatedStep(Step):
         self._flush = Graph(self.close_group, False)
         self._flush_with_extras = Graph(self.close_group, True)
         self._complete()
-
-    # --- in compiled graphs --------------------------------------------------------------------
 
     def micro_batch(self, with_extras: bool, *batch: Tensor) -> Tensor:
         """Add one micro-batch to its group; return its loss ()."""
@@ -152,7 +143,7 @@ class AccumulatedStep(Step):
                 # A rank that has dropped its whole group still holds the previous group's sum.
                 counts = ops.cast(self.gradient.counts(self.weight_sum), ms.float32)
                 total = self.map(ops.partial(times, counts), total)
-            done = self.apply(total, self.loss_sum, weight, self.images)
+            done = self.apply(total, (self.loss_sum, weight, self.images))
         else:
             done = self.update.take_nothing()
         return self.update.close(ops.depend(self.clear(), done))
@@ -168,20 +159,14 @@ class AccumulatedStep(Step):
         ops.assign(self.spoiled, 0)
         return True
 
-    # --- on the host ---------------------------------------------------------------------------
-
     @property
     def one_graph(self) -> bool:
         return super().one_graph and not callable(self.micro_steps)
 
     def _between(self) -> None:
         if callable(self.micro_steps) and integer_of(self.micro_step) == 0:
-            set_state(self.group_size, self._group_size(integer_of(self.updates)))
-
-    def _group_size(self, updates: int) -> int:
-        """Return the number of micro-batches in a group after ``updates`` updates."""
-        size: Any = self.micro_steps(updates) if callable(self.micro_steps) else self.micro_steps
-        return _checked_size(size) * self.update.group_factor
+            size = _size_of_group(self.micro_steps, integer_of(self.updates))
+            set_state(self.group_size, size * self.update.group_factor)
 
     @property
     def micro_batches(self) -> int:
@@ -192,19 +177,17 @@ class AccumulatedStep(Step):
         return own | self.update.schedules()
 
     def updates_ahead(self, epochs: Iterable[int]) -> int:
-        updates, done, size = 0, integer_of(self.updates), integer_of(self.group_size)
-        turn, counted = self.update.turns_taken(), integer_of(self.micro_step)
+        updates, done, needed = 0, integer_of(self.updates), self.micro_batches
+        waiting = self.update.turns_taken() * integer_of(self.group_size)
+        waiting += integer_of(self.micro_step)
         for left in epochs:
-            while left > 0:
-                taken = min(size - counted, left)
-                left, counted = left - taken, counted + taken
-                if counted == size:
-                    turn, counted = turn + 1, 0
-                if turn == self.update.turns or (not left and self.tail == "flush"):
-                    updates, turn, counted = updates + 1, 0, 0
-                    if callable(self.micro_steps):
-                        size = self._group_size(done + updates)
-            turn, counted = 0, 0
+            waiting += left
+            while waiting >= needed or (waiting > 0 and self.tail == "flush"):
+                waiting, updates = waiting - needed, updates + 1
+                if callable(self.micro_steps):
+                    size = _size_of_group(self.micro_steps, done + updates)
+                    needed = size * self.update.group_factor * self.update.turns
+            waiting = 0
         return updates
 
     def end_epoch(self) -> None:
@@ -213,9 +196,7 @@ class AccumulatedStep(Step):
         if self.tail == "carry":
             set_state(self.micro_step, 0)
         elif self.tail == "drop":
-            counted = self.weight_sum, self.loss_sum, self.images, self.micro_step, self.spoiled
-            for number in counted:
-                set_state(number, np.zeros(number.shape))
+            self.clear()
             self.update.reset()
         while integer_of(self.micro_step) or self.update.turns_taken():
             # One group at a time; groups whose turn has not come are empty.
@@ -226,7 +207,9 @@ class AccumulatedStep(Step):
         self.update.end_epoch(self)
 
 
-def _checked_size(size: Any) -> int:
+def _size_of_group(micro_steps: MicroSteps, updates: int) -> int:
+    """Return ``micro_steps`` after ``updates`` updates."""
+    size = micro_steps(updates) if callable(micro_steps) else micro_steps
     if not is_integer(size) or not 1 <= size < 2**31:
         expected = "an integer >= 1, or a function of the number of updates that returns one"
         raise wrong("micro_steps", size, expected)

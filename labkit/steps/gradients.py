@@ -6,29 +6,28 @@ For micro-batches i = 1 .. k with mean losses L_i and weights w_i, over all rank
     g <- g * min(1, clip_norm / |g|)            (once per update, after averaging)
 
 The order is fixed: scale the loss, differentiate, unscale (exactly once, into float32), check for
-non-finite values, accumulate, sum over ranks, divide, clip.
+non-finite values, accumulate, sum over ranks, divide, clip. A loss net that returns the pairs
+((L, w), (M, v)), and has the attribute ``pairs = 2``, gets the sum of two such g, each
+differentiated and averaged by itself.
 
-Several pairs are several means, each over its own: a loss net that returns ((L, w), (M, v)) and has
-the attribute ``pairs = 2`` gets g = sum w_i grad L_i / sum w_i + sum v_i grad M_i / sum v_i. Each
-pair is differentiated and summed by itself.
+Gradients are sent one by one, or fused: ``all_reduce_fusion_config=(85, 160)``, as in MindSpore's
+``set_auto_parallel_context``, lists the index, from 0, of the last gradient of each message; those
+after it form one more. On two ranks sums are the same bits; on more, rounding may differ.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import mindspore as ms
 from mindspore import Parameter, ParameterTuple, Tensor, amp, nn, ops
 from mindspore.communication import GlobalComm, get_group_size
-from mindspore.ops import functional
 from mindspore.ops.primitive import constexpr
 
 from labkit.base.arguments import wrong
 from labkit.errors import InputError
-from labkit.steps.fusion import joined, message_ends, separated, summed_in_order
-from labkit.steps.labels import INTEGERS
+from labkit.steps.losses import INTEGERS
 from labkit.steps.options import LARGEST_SCALE, DynamicLossScale, GradientOptions
+from labkit.steps.state import are_float32, state, trainable_batch_norms
 from labkit.steps.state import set_state as set_state
-from labkit.steps.state import state, trainable_batch_norms
 
 _NO_WEIGHT = (
     "loss_net returns a loss alone, and its mean over micro-batches or ranks needs the number that "
@@ -48,22 +47,17 @@ class GradientStage(nn.Cell):
     """Loss, weight and gradients of one micro-batch; and their mean over micro-batches and ranks.
 
     Args:
-        loss_net: Cell that maps a batch, labels last, to (mean loss, weight): a ``LossNet``, a
-            ``TokenLossNet``, or one of your own; or to several such pairs, see above. With
-            ``weighted=False`` on one rank it may also return a loss alone.
-        parameters: the Parameters to differentiate with respect to, in this order.
-        options: ``GradientOptions``.
+        loss_net: Cell that maps a batch, labels last, to (mean loss, weight), or to several such
+            pairs: a ``LossNet``, a ``TokenLossNet``, or one of your own. With ``weighted=False`` on
+            one rank it may also return a loss alone.
         weighted: False only if one micro-batch on one rank is the whole update.
         extras: None, or two tuples of Parameters for which taps in the network define "gradients":
             in the first, sums over rows of quantities that do not depend on the loss; in the
             second, of squares of the loss's derivative, which a tap first divides by
             ``loss_scale``. Both become means over rows, for the loss of a single row.
-        rank_group: the ranks to average over: None for all, the name of a communication group that
-            contains this rank, or "" for this rank alone.
+        rank_group: the communication group to average over; None for all ranks, "" for this alone.
 
-    Raises:
-        InputError: if a layer's gradient is sparse, since rows cannot be averaged like tensors, or
-            if the options do not suit the loss.
+    Raises ``InputError`` if a layer's gradient is sparse, or the options do not suit the loss.
     """
 
     def __init__(
@@ -92,12 +86,12 @@ class GradientStage(nn.Cell):
         self.dynamic = isinstance(scale, DynamicLossScale)
         # Also if float16 is differentiated at scale 1: the weight must come later, see below.
         self.scaled = self.dynamic or half or scale != 1
+        if self.scaled:
+            initial = scale.initial if isinstance(scale, DynamicLossScale) else scale
+            self.loss_scale = state("loss_scale", float(initial))
         if isinstance(scale, DynamicLossScale):
-            self.loss_scale = state("loss_scale", float(scale.initial))
             self.finite_run = state("finite_run", 0)  # since the scale last changed
             self.growth, self.interval = float(scale.factor), int(scale.interval)
-        elif self.scaled:
-            self.loss_scale = state("loss_scale", float(scale))
         _refuse_sparse(loss_net)
         if self.pairs > 1 and trainable_batch_norms(loss_net):
             expected = "a network without BatchNorm, which each pair's pass would move"
@@ -105,7 +99,7 @@ class GradientStage(nn.Cell):
         if extras is not None and (getattr(loss_net, "over", None) == "tokens" or self.pairs > 1):
             expected = "one mean over rows beside an update stage of single rows (THOR's factors)"
             raise wrong("loss_net", type(loss_net).__name__, expected)
-        self.count = len(parameters)
+        self.count, self.float32 = len(parameters), are_float32(parameters)
         self.message_ends = message_ends(options.all_reduce_fusion_config, self.pairs * self.count)
         _set_precision(loss_net, options.precision)  # after all refusals: it changes the network
         self.loss_net = loss_net.set_grad()
@@ -119,8 +113,6 @@ class GradientStage(nn.Cell):
         everything = ParameterTuple((*parameters, *extras[0], *extras[1]))
         self.constant_end = self.count + len(extras[0])
         self.value_and_extras = ops.value_and_grad(self._scaled, None, everything, has_aux=True)
-
-    # --- one micro-batch -----------------------------------------------------------------------
 
     def objective(self, *batch: Tensor) -> tuple[Tensor, Tensor]:
         """Return what ``loss_net`` returns, float32 () or (pairs,), or refuse it when compiled."""
@@ -159,16 +151,19 @@ class GradientStage(nn.Cell):
             return loss * weight, loss, weight
         return loss, loss, weight
 
-    def contribution(self, *batch: Tensor) -> tuple:
+    def contribution(self, with_extras: bool, *batch: Tensor) -> tuple:
         """Return (L_i, w_i, gradients, finite, squares) of one micro-batch.
 
-        The gradients are w_i grad L_i (grad L_i if not ``weighted``), unscaled, float32, shaped as
-        the parameters. ``squares`` is the sum of their squares, ``finite`` whether that sum and the
-        loss are finite (squares overflow from 1.8e19 on); without a check they are None and True.
-        Of several pairs, L_i and w_i are (pairs,), and the gradients follow pair by pair.
+        The gradients are w_i grad L_i (grad L_i if not ``weighted``), unscaled, float32, pair by
+        pair, with w_i times the means of the extras at the end. ``squares`` is the sum of the
+        gradients' squares (they overflow from 1.8e19 on), ``finite`` whether that sum and the loss
+        are finite; without a check they are None and True. Of several pairs, L_i, w_i are (pairs,).
         """
-        (_, loss, weight), gradients = self.value_and_grad(0, *batch)
-        gradients = self._unscaled(gradients, weight)
+        if with_extras:
+            (_, loss, weight), found = self.value_and_extras(0, *batch)
+        else:
+            (_, loss, weight), found = self.value_and_grad(0, *batch)
+        gradients = self._unscaled(found[: self.count], weight)
         if self.pairs > 1:
             losses: tuple = (loss,)
             weights: tuple = (weight,)
@@ -177,12 +172,16 @@ class GradientStage(nn.Cell):
                 losses, weights = (*losses, loss), (*weights, weight)
                 gradients += self._unscaled(more, weight)
             loss, weight = ops.stack(losses), ops.stack(weights)
-        return loss, weight, gradients, *self._checked(loss, gradients)
+        finite, squares = True, None
+        if self.checked:
+            squares = self._squares(gradients)
+            finite = ops.logical_and(ops.isfinite(squares), ops.isfinite(self.added(loss)))
+        if with_extras:
+            gradients += self._means(found, weight, batch[-1])
+        return loss, weight, gradients, finite, squares
 
-    def contribution_with_extras(self, *batch: Tensor) -> tuple:
-        """Return ``contribution``, with w_i times the extras' means after the gradients."""
-        (_, loss, weight), gradients = self.value_and_extras(0, *batch)
-        labels = batch[-1]
+    def _means(self, found: tuple, weight: Tensor, labels: Tensor) -> tuple:
+        """Return w_i times the means of the extras, which follow the gradients in ``found``."""
         rows = ops.cast(labels.shape[0], ms.float32)
         counted = rows
         if self.counts_labels and labels.dtype in INTEGERS and labels.ndim == 1:
@@ -194,27 +193,16 @@ class GradientStage(nn.Cell):
         if self.weighted:
             divisor = rows / ops.maximum(weight, _LEAST)
             factor = counted * weight if self.scaled else counted / ops.maximum(weight, _LEAST)
-        constant = gradients[self.count : self.constant_end]
-        quadratic = gradients[self.constant_end :]
-        constant = self.map(ops.partial(_divided, divisor), constant)
-        quadratic = self.map(ops.partial(times, factor), quadratic)
-        gradients = self._unscaled(gradients[: self.count], weight)
-        return loss, weight, gradients + constant + quadratic, *self._checked(loss, gradients)
+        constant = self.map(ops.partial(divided, divisor), found[self.count : self.constant_end])
+        return constant + self.map(ops.partial(times, factor), found[self.constant_end :])
 
     def _unscaled(self, gradients: tuple, weight: Tensor) -> tuple:
         if not self.scaled:
-            return self.map(_float32, gradients)
+            return gradients if self.float32 else self.map(_float32, gradients)
         factor = 1.0 / self.loss_scale
         if self.weighted:
             factor = weight * factor
         return self.map(ops.partial(times, factor), gradients)
-
-    def _checked(self, loss: Tensor, gradients: tuple) -> tuple:
-        """Return (whether loss and gradients are finite, the sum of the gradients' squares)."""
-        if not self.checked:
-            return True, None
-        squares = self._squares(gradients)
-        return ops.logical_and(ops.isfinite(squares), ops.isfinite(self.added(loss))), squares
 
     def _squares(self, gradients: tuple) -> Tensor:
         return ops.addn(self.map(_squared_norm, gradients))
@@ -241,8 +229,6 @@ class GradientStage(nn.Cell):
                 ops.assign(self.finite_run, 0)
         return True
 
-    # --- over ranks ----------------------------------------------------------------------------
-
     def over_ranks(self, value: Tensor) -> Tensor:
         """Return the sum of a float32 or int32 tensor over all ranks."""
         if self.all_reduce is None:
@@ -262,14 +248,6 @@ class GradientStage(nn.Cell):
         parts = separated(sums[first:last], gradients, self.message_ends)
         return sums[:first] + parts + sums[last:]
 
-    def on_all_ranks(self, finite: Tensor) -> Tensor:
-        """Return whether ``finite`` holds on every rank; the answer is the same on all of them."""
-        if self.all_reduce is None:
-            return finite
-        return self.all_reduce(ops.cast(finite, ms.float32)) > self.ranks - 0.5
-
-    # --- the mean ------------------------------------------------------------------------------
-
     def sum_of_means(self, total: tuple, loss_sum: Tensor, weight: Tensor) -> tuple:
         """Return ``total`` and ``loss_sum`` of several pairs as those of one of weight 1."""
         divisor = ops.maximum(weight, _LEAST)
@@ -288,16 +266,15 @@ class GradientStage(nn.Cell):
         ``total`` and ``weight`` > 0 are sums over micro-batches and ranks, ``squares`` is the sum
         of the squares of ``total``, if known.
 
-        Hazard: the output of AllReduce must be divided, never multiplied. MindSpore rewrites
-        AllReduce(g) * y + z as AllReduce(g + z) * y (its pass adjust_all_reduce_mul_add): with
-        y = 1 / rows the weight decay was a tenth of what it should be with 10 rows on each rank.
+        Hazard: the output of AllReduce must be divided, never multiplied: MindSpore rewrites
+        AllReduce(g) * y + z as AllReduce(g + z) * y, by which weight decay shrank by y = 1 / rows.
         """
         if self.all_reduce is not None:
             divisor = weight if self.mean else ops.cast(self.ranks, ms.float32)
             norm = ops.sqrt(self._squares(total)) / divisor
             if self.clip_norm is not None:
                 divisor = divisor * (ops.maximum(norm, self.clip_norm) / self.clip_norm)
-            return self.map(ops.partial(_divided, divisor), total), norm
+            return self.map(ops.partial(divided, divisor), total), norm
         norm = ops.sqrt(self._squares(total) if squares is None else squares)
         scale = ops.cast(1.0, ms.float32)
         if self.weighted:
@@ -310,12 +287,6 @@ class GradientStage(nn.Cell):
             scale = scale * (self.clip_norm / ops.maximum(norm, self.clip_norm))
         return self.map(ops.partial(times, scale), total), norm
 
-    def finish_extras(self, total: tuple, weight: Tensor) -> tuple:
-        """Return the extras' means over micro-batches and ranks; arguments as in ``finish``."""
-        if not self.weighted:
-            return total
-        return self.map(ops.partial(_divided, weight), total)
-
 
 def _float32(gradient: Tensor) -> Tensor:
     return ops.cast(gradient, ms.float32)
@@ -326,7 +297,8 @@ def times(factor: Tensor, gradient: Tensor) -> Tensor:
     return ops.cast(gradient, ms.float32) * factor
 
 
-def _divided(divisor: Tensor, gradient: Tensor) -> Tensor:
+def divided(divisor: Tensor, gradient: Tensor) -> Tensor:
+    """Return a gradient, divided."""
     return gradient / divisor
 
 
@@ -337,11 +309,60 @@ def _squared_norm(gradient: Tensor) -> Tensor:
     return ops.reduce_sum(ops.square(ops.reshape(gradient, (-1,))))
 
 
-def _refuse_sparse(loss_net: nn.Cell) -> None:
-    """Refuse a lookup whose gradient is the rows it has read: dense, LazyAdam trains otherwise.
+def message_ends(indices: Sequence[int] | None, count: int) -> tuple[int, ...]:
+    """Return the index after the last gradient, of ``count``, of each message; () for None."""
+    if indices is None:
+        return ()
+    if indices[-1] >= count:
+        expected = f"indices below {count}, the number of gradients"
+        raise wrong("all_reduce_fusion_config", list(indices), expected)
+    ends = tuple(index + 1 for index in indices)
+    return ends if ends[-1] == count else (*ends, count)
 
-    Even if its table is not trained, it hides the types of all other gradients from MindSpore.
+
+def joined(values: tuple, ends: tuple[int, ...]) -> tuple:
+    """Return one flat tensor for each message; ``values`` are float32 tensors of any shape."""
+    messages: tuple = ()
+    start = 0
+    for end in ends:
+        parts: tuple = ()
+        for value in values[start:end]:
+            parts += (ops.reshape(value, (-1,)),)
+        messages += (ops.concat(parts),)
+        start = end
+    return messages
+
+
+def separated(messages: tuple, values: tuple, ends: tuple[int, ...]) -> tuple:
+    """Return the parts of messages in the shapes of ``values``: the inverse of ``joined``."""
+    parts: tuple = ()
+    start = 0
+    for message, end in zip(messages, ends):  # noqa: B905, a graph knows no strict=
+        first = 0
+        for value in values[start:end]:
+            # Slices: ops.split nests one call per part, and a graph allows 1000.
+            parts += (ops.reshape(message[first : first + value.size], value.shape),)
+            first += value.size
+        start = end
+    return parts
+
+
+def summed_in_order(all_reduce: Callable, values: tuple) -> tuple:
+    """Return each value's sum over ranks, computed one after the other.
+
+    The order must be the same on all ranks, and a graph guarantees none for nodes that do not
+    depend on each other.
     """
+    sums: tuple = ()
+    last = values[0]
+    for value in values:
+        last = all_reduce(ops.depend(value, last))
+        sums += (last,)
+    return sums
+
+
+def _refuse_sparse(loss_net: nn.Cell) -> None:
+    """Refuse a lookup whose gradient is rows, which hides the types of all other gradients."""
     for path, cell in loss_net.cells_and_names():
         names = {primitive.name for primitive in cell._primitives.values()}
         sparse = getattr(cell, "sparse", "EmbeddingLookup" in names)
@@ -351,10 +372,7 @@ def _refuse_sparse(loss_net: nn.Cell) -> None:
 
 
 def _set_precision(loss_net: nn.Cell, level: str) -> None:
-    """Convert ``loss_net.network`` to float16 at MindSpore's level O2 or O3; its loss is not.
-
-    An earlier step may have converted the network: then only its level is possible.
-    """
+    """Convert ``loss_net.network``, not its loss, to float16 at MindSpore's level O2 or O3."""
     network = getattr(loss_net, "network", None)
     half = getattr(network, "labkit_half", None)  # (level, network in float16)
     if half is None:
@@ -363,26 +381,11 @@ def _set_precision(loss_net: nn.Cell, level: str) -> None:
         if not isinstance(network, nn.Cell):
             expected = "LossNet(network, loss_fn), or a Cell with self.network"
             raise wrong(f"loss_net of precision={level!r}", type(loss_net).__name__, expected)
-        cell = amp.auto_mixed_precision(network, level)
-        half = level, getattr(cell, "_backbone", cell)
-        # Past Cell's own setattr, which would make it a part of itself.
-        object.__setattr__(network, "labkit_half", half)
+        half = level, amp.auto_mixed_precision(network, level)
+        for cell in (network, half[1]):
+            # Past Cell's own setattr, which would make it a part of itself.
+            object.__setattr__(cell, "labkit_half", half)
     if half[0] != level:
         raise wrong("precision", level, f"{half[0]!r}, which an earlier step set for this network")
-    if not isinstance(network, _InFloat16):
-        # Set through _cells, as amp itself does: setattr would prefix the parameters' names.
-        loss_net._cells["network"] = _InFloat16(half)
-
-
-class _InFloat16(nn.Cell):
-    """A network in float16 whose outputs are float32, as in amp's own wrapper."""
-
-    def __init__(self, half: tuple[str, nn.Cell]):
-        super().__init__(auto_prefix=False)
-        self._backbone = half[1]
-        self._get_attr_from_cell(half[1])
-        self._amp_level = half[0]
-        object.__setattr__(self, "labkit_half", half)
-
-    def construct(self, *args: Any, **kwargs: Any) -> Any:
-        return functional.mixed_precision_cast(ms.float32, self._backbone(*args, **kwargs))
+    # Through _cells, as amp itself does: setattr would prefix the parameters' names.
+    loss_net._cells["network"] = half[1]

@@ -1,4 +1,8 @@
-"""Networks with their loss: what a step differentiates."""
+"""Networks with their loss: what a step differentiates; and class labels.
+
+No exception can leave a compiled graph: a step's first batch and those of ``evaluate`` are checked
+on the host; in any other batch a label that is neither known nor ignored makes the loss NaN.
+"""
 
 import itertools
 from collections.abc import Callable
@@ -7,22 +11,19 @@ from typing import Any
 import mindspore as ms
 import numpy as np
 from mindspore import Tensor, mint, nn, ops
+from mindspore.common import dtype as mstype
 from mindspore.ops import functional as F
 from mindspore.ops.primitive import constexpr
 
 from labkit.base.arguments import choice, integer, number, wrong
 from labkit.errors import InputError
-from labkit.steps.labels import (
-    IGNORE_INDEX,
-    INTEGERS,
-    as_int32,
-    check_ignore_index,
-    count_only,
-    masks,
-    only_known,
-)
+from labkit.runtime import pynative
 from labkit.steps.options import CONVENTIONS
+from labkit.steps.state import running_statistics, set_state
 
+# As in PyTorch, Hugging Face and MindSpore's nn.CrossEntropyLoss.
+IGNORE_INDEX = -100
+INTEGERS = (*mstype.int_type, *mstype.uint_type)
 # Called with logits and labels alone, they equal nn.CrossEntropyLoss() and nn.NLLLoss().
 FUNCTIONS = (ops.cross_entropy, ops.nll_loss)
 # Means over the labels that are not ignored, of logits with the classes in axis 1.
@@ -31,14 +32,13 @@ OVER_ELEMENTS = (
     *(nn.MSELoss, nn.L1Loss, nn.MAELoss, nn.SmoothL1Loss, nn.HuberLoss),
     *(nn.BCELoss, nn.BCEWithLogitsLoss, nn.SoftMarginLoss, mint.nn.MSELoss),
 )
+_INT32 = -(2**31), 2**31 - 1
 # Number of classes of the outputs, by ``key`` of the loss net; a compilation tells it.
 _CLASSES: dict[int, int] = {}
 _KEYS = itertools.count()
 
 
 class _OfClasses(nn.Cell):
-    """A network and a loss that knows its number of classes once it is compiled."""
-
     def __init__(self, network: nn.Cell) -> None:
         super().__init__(auto_prefix=False)
         if not isinstance(network, nn.Cell) or isinstance(network, nn.LossBase):
@@ -64,18 +64,13 @@ class LossNet(_OfClasses):
         elements  nn.MSELoss, L1, MAE, SmoothL1, Huber, BCE, BCEWithLogits, SoftMargin
 
     Args:
-        network: Cell, inputs -> outputs.
-        loss_fn: Cell or function, (outputs, labels) -> scalar; it receives float32 outputs,
-            whatever type the network computes in.
+        loss_fn: Cell or function, (outputs, labels) -> scalar; it receives float32 outputs.
         per: ``rows`` says of a loss of your own that it is a mean over the rows of the batch.
             Without it such a loss is returned alone, which only ``PlainStep`` on one process takes.
 
     Raises:
         InputError: if an argument is anything else, or the loss has reduction "none"; at
             compilation, if labels of a loss over elements would broadcast.
-
-    A label of no class makes the loss NaN. A loss that is the mean of micro-batches' means, or has
-    no rows, is a Cell of your own that returns ``(loss, 1)``.
     """
 
     def __init__(self, network: nn.Cell, loss_fn: Callable, *, per: str | None = None):
@@ -85,8 +80,9 @@ class LossNet(_OfClasses):
         if per is not None:
             choice("per", per, ("rows",))
         # Some of MindSpore's losses keep their reduction as a word, some as two flags.
-        average, reduce = getattr(loss_fn, "average", True), getattr(loss_fn, "reduce", True)
-        reduction = "none" if not reduce else "mean" if average else "sum"
+        reduction = "mean" if getattr(loss_fn, "average", True) else "sum"
+        if not getattr(loss_fn, "reduce", True):
+            reduction = "none"
         reduction = getattr(loss_fn, "reduction", reduction)
         self.loss_fn = loss_fn
         self.loss_name = getattr(loss_fn, "__name__", type(loss_fn).__name__)
@@ -144,10 +140,10 @@ class LossNet(_OfClasses):
         """Return what the loss is a mean over, float32 ()."""
         if self.over is None:
             return None
-        if self.over == "labels" and labels.dtype in INTEGERS:
-            return self.counted(labels)
         if self.over == "elements":
             return ops.cast(ops.size(labels), ms.float32)
+        if self.over == "labels" and labels.dtype in INTEGERS:
+            return self.counted(labels)
         if self.over == "labels" and labels.ndim > 1:  # targets (B, V, ...)
             return ops.cast(ops.size(labels), ms.float32) / labels.shape[1]
         return ops.cast(labels.shape[0], ms.float32)
@@ -165,22 +161,15 @@ class LossNet(_OfClasses):
 class TokenLossNet(_OfClasses):
     """Cross entropy over the labels that count: (mean loss, token count), both float32 ().
 
-    Args:
-        network: Cell, inputs -> logits (B, T, V), or of any other shape (..., V); there may be
-            several inputs, such as tokens and a mask.
-        ignore_index: label of positions that are ignored (padding).
+    Called as ``loss_net(*inputs, labels)``, with logits (B, T, V), or (..., V), of the network and
+    labels (B, T), each 0 .. V - 1 or ``ignore_index`` (padding); any other makes the loss NaN.
 
-    Raises:
-        InputError: at compilation, if labels do not fit logits.
-        TypeError: at compilation, if the labels are not integers.
-
-    Called as ``loss_net(*inputs, labels)`` with integer labels (B, T), each 0 .. V - 1 or
-    ``ignore_index``; any other label makes the loss NaN.
+    Raises ``InputError`` or ``TypeError`` at compilation if labels do not fit or are no integers.
     """
 
     def __init__(self, network: nn.Cell, ignore_index: int = IGNORE_INDEX):
         super().__init__(network)
-        self.ignore_index = check_ignore_index(ignore_index)
+        self.ignore_index = integer("ignore_index", ignore_index, *_INT32)
         self.over = "tokens"
 
     def construct(self, *batch: Tensor) -> tuple[Tensor, Tensor]:
@@ -193,7 +182,7 @@ class TokenLossNet(_OfClasses):
         log_probability = ops.log_softmax(logits, -1)
         index = ops.expand_dims(index, -1)
         loss = -ops.squeeze(ops.gather_elements(log_probability, -1, index), -1)
-        total = ops.reduce_sum(count_only(loss, factor))
+        total = ops.reduce_sum(ops.masked_fill(loss * factor, factor == 0, 0.0))
         counts = ops.reduce_sum(ops.cast(factor != 0, ms.float32))
         return total / ops.maximum(counts, 1.0), counts
 
@@ -207,16 +196,74 @@ def as_loss_net(loss_net: nn.Cell) -> nn.Cell:
     return loss_net
 
 
+def check_batch(loss_net: nn.Cell, batch: tuple) -> None:
+    """Refuse what is not flat Tensors, features of float64, and columns in another order."""
+    right = len(batch) > 1 and all(isinstance(part, Tensor) for part in batch)
+    right = right and batch[-1].ndim and batch[-1].size
+    if right and ms.float64 not in [part.dtype for part in batch[:-1]]:
+        first, labels = batch[0], batch[-1]
+        swapped = first.dtype in INTEGERS and first.ndim == 1 and labels.dtype not in INTEGERS
+        if not (swapped and labels.ndim > 1 and getattr(loss_net, "class_axis", None) is not None):
+            return
+    got = [f"{p.dtype} {p.shape}" if isinstance(p, Tensor) else type(p).__name__ for p in batch]
+    raise InputError(
+        "the batch: expected Tensors of at least one row, inputs first (float32, not NumPy's "
+        f"float64) and labels last, got {', '.join(got) or 'nothing'}"
+    )
+
+
+def check_labels(labels: np.ndarray, classes: int, ignore_index: int | None) -> None:
+    """Refuse labels, an array, that are neither known nor ignored; name the first one's place."""
+    if labels.dtype.kind not in "iu":
+        raise InputError(f"labels: expected integers, such as int32, got {labels.dtype}")
+    wrong = (labels < 0) | (labels >= classes)
+    wrong &= ignore_index is None or labels != ignore_index
+    if wrong.any():
+        place = tuple(np.argwhere(wrong)[0].tolist())
+        where = place[0] if len(place) == 1 else place
+        ignored = "" if ignore_index is None else f", or ignore_index={ignore_index}"
+        raise InputError(
+            f"label {labels[place]} at index {where} is out of range: expected 0 .. {classes - 1}"
+            f"{ignored}"
+        )
+
+
+def masks(labels: Tensor, classes: int, ignore_index: int | None) -> tuple[Tensor, Tensor]:
+    """Return (labels, 0 for unknown ones; 1 if known, 0 if ignored, else NaN), inside a graph."""
+    if labels.dtype not in INTEGERS:
+        raise TypeError(f"labels: expected integers, such as int32, got {labels.dtype}")
+    if labels.dtype != ms.int32:
+        labels = ops.cast(labels, ms.int64)
+    ignored = labels == ignore_index
+    known = ops.logical_and(labels >= 0, labels < classes)
+    factor = ops.where(ignored, 0.0, ops.where(known, 1.0, float("nan")))
+    return ops.where(known, labels, 0 * labels), factor
+
+
+def only_known(labels: Tensor, classes: int, ignore_index: int | None) -> tuple[Tensor, Tensor]:
+    """Return (labels, 0 in place of invalid ones; 1, or NaN if any is invalid), inside a graph."""
+    known = ops.logical_and(labels >= 0, labels < classes)
+    if ignore_index is not None:
+        known = ops.logical_or(known, labels == ignore_index)
+    return ops.where(known, labels, 0 * labels), ops.where(known.all(), 1.0, float("nan"))
+
+
+def as_int32(labels: Tensor) -> Tensor:
+    """Return integers, clipped, as the int32 that MindSpore's losses expect; others unchanged."""
+    if labels.dtype == ms.int32 or labels.dtype not in INTEGERS:
+        return labels
+    labels = ops.cast(labels, ms.int64)
+    return ops.cast(ops.minimum(ops.maximum(labels, -(2**31)), 2**31 - 1), ms.int32)
+
+
 @constexpr
 def _note_classes(key: int, classes: int) -> bool:
-    """Keep the number of classes of a loss net, which only a compilation knows."""
     _CLASSES[key] = classes
     return True
 
 
 @constexpr
 def _check_shape(name: str, expected: tuple, got: tuple) -> bool:
-    """Refuse labels that do not have the shape of what they are compared with."""
     if expected != got:
         raise InputError(f"{name} of the loss: expected the shape {expected}, got {got}")
     return True
@@ -231,23 +278,17 @@ class CrossEntropySmooth(nn.LossBase):
         convention="pytorch":    on = 1 - s + s / C,  off = s / C
 
     ``mindspore`` is that of the source documents (r1.6 sample code), ``pytorch`` that of
-    torch.nn.CrossEntropyLoss(label_smoothing=s): s (C - 1) / C in the other convention.
+    torch.nn.CrossEntropyLoss(label_smoothing=s): s (C - 1) / C in the other convention. Logits are
+    (B, C), labels integers (B,), each 0 .. C - 1 or ``ignore_index``; any other makes the loss and
+    its gradients NaN.
 
     Args:
-        sparse: True: integer labels (B,), each 0 .. C - 1 or ``ignore_index``.
-            ``nn.SoftmaxCrossEntropyWithLogits`` takes targets instead.
+        sparse: True; ``nn.SoftmaxCrossEntropyWithLogits`` takes targets.
         reduction: ``mean`` (0 where no label counts) or ``sum`` over the labels that are not
             ignored; or ``none``: all B losses, 0 for ignored labels.
         smooth_factor: s, 0 .. 1.
-        num_classes: C, the width of the logits.
-        convention: ``mindspore`` or ``pytorch``.
-        ignore_index: label of rows that are ignored.
 
-    Raises:
-        InputError: if an argument has any other value; at compilation, if shapes do not match.
-
-    Logits (B, C) are converted to float32. Any other label makes the loss and its gradients NaN;
-    without smoothing, MindSpore's one_hot would let such a row add nothing to the loss.
+    Raises ``InputError`` if an argument has any other value; at compilation, if shapes differ.
     """
 
     def __init__(
@@ -267,7 +308,7 @@ class CrossEntropySmooth(nn.LossBase):
             raise wrong("sparse", sparse, "True: labels, not targets")
         self.num_classes = integer("num_classes", num_classes, 2)
         smooth = number("smooth_factor", smooth_factor, at_least=0, at_most=1)
-        self.ignore_index = check_ignore_index(ignore_index)
+        self.ignore_index = integer("ignore_index", ignore_index, *_INT32)
         others = self.num_classes - 1
         if convention == "pytorch":
             smooth *= others / self.num_classes
@@ -283,7 +324,7 @@ class CrossEntropySmooth(nn.LossBase):
         logits = ops.cast(logits, ms.float32)
         index, factor = masks(labels, self.num_classes, self.ignore_index)
         targets = ops.one_hot(index, self.num_classes, self.on_value, self.off_value)
-        losses = count_only(self.ce(logits, targets), factor)
+        losses = ops.masked_fill(self.ce(logits, targets) * factor, factor == 0, 0.0)
         if self.average and self.reduce:
             counts = ops.reduce_sum(ops.cast(factor != 0, ms.float32))
             return ops.reduce_sum(losses) / ops.maximum(counts, 1.0)
@@ -304,3 +345,52 @@ def _traits(loss_fn: Any) -> tuple[str | None, int | None]:
 def is_exactly(cell: Any, *classes: Any) -> bool:
     """Return whether a cell is of one of the classes and does not override its ``construct``."""
     return any(isinstance(cell, c) and type(cell).construct is c.construct for c in classes)
+
+
+def first_nonfinite(loss_net: nn.Cell, batch: tuple) -> str:
+    """Return a sentence that names the first of batch, weights and layers that is not finite."""
+    for place, part in enumerate(batch):
+        if not _finite(part):
+            return f"the batch's tensor {place} is not finite"
+    for path, cell in loss_net.cells_and_names():
+        for parameter in cell.get_parameters(expand=False):
+            if parameter.requires_grad and not _finite(parameter):
+                return f"weight {parameter.name!r} of layer {_name(path)!r} is not finite"
+    nonfinite: list[str] = []
+    handles = [
+        cell.register_forward_hook(_noting(nonfinite, _name(path)))
+        for path, cell in loss_net.cells_and_names()
+        if path and not cell.name_cells() and path.split(".")[0] != "loss_fn"
+    ]
+    kept = [(p, p.asnumpy().copy()) for p in running_statistics(loss_net)]
+    try:
+        with pynative():
+            loss = loss_net(*batch)
+    finally:
+        for handle in handles:
+            handle.remove()
+        for statistic, value in kept:
+            set_state(statistic, value)
+    if nonfinite:
+        return f"layer {nonfinite[0]!r} is the first whose output is not finite"
+    if not _finite(loss):
+        return "all layers' outputs are finite, the loss function's is not"
+    return "loss and layers' outputs are finite when computed once more"
+
+
+def _noting(names: list[str], name: str) -> Callable:
+    def note(cell: nn.Cell, inputs: tuple, output: object) -> None:
+        if not _finite(output):
+            names.append(name)
+
+    return note
+
+
+def _finite(value: object) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_finite, value))
+    return not isinstance(value, Tensor) or bool(np.isfinite(value.asnumpy()).all())
+
+
+def _name(path: str) -> str:
+    return path.removeprefix("network.").removesuffix(".layer")

@@ -12,10 +12,8 @@ TAILS = ("flush", "drop", "carry")
 REDUCTION = ("mean", "sum")
 PRECISION = ("O0", "O2", "O3")
 NONFINITE = ("drop_micro", "drop_group", "propagate")
-# The off value of label smoothing: s / (C - 1), or s / C.
-CONVENTIONS = ("mindspore", "pytorch")
+CONVENTIONS = ("mindspore", "pytorch")  # off value of label smoothing: s / (C - 1), or s / C
 LR_DECAY_MODES = ("steps", "poly", "cosine", "linear")
-INDICES = "integers >= 0, each above the one before, as in [85, 160]"
 
 _IN_FLOAT32 = {"at_least": 1e-37, "at_most": 1e37}  # and so are their reciprocals
 # A dynamic loss scale stops growing here: once infinite, it would never shrink again.
@@ -23,12 +21,12 @@ LARGEST_SCALE = 2.0**120
 
 
 def fusion_indices(name: str, value: object) -> tuple[int, ...]:
-    """Return integers >= 0, each above the one before, as a tuple, or raise ``InputError``."""
+    """Return indices as a tuple, or raise ``InputError``."""
     if isinstance(value, (list, tuple)) and value and all(map(is_integer, value)):
         indices = tuple(map(int, value))
         if indices[0] >= 0 and all(low < high for low, high in pairwise(indices)):
             return indices
-    raise wrong(name, value, INDICES)
+    raise wrong(name, value, "integers >= 0, each above the one before, as in [85, 160]")
 
 
 @dataclass(frozen=True)
@@ -36,13 +34,8 @@ class DynamicLossScale:
     """Loss scale that shrinks on a non-finite micro-batch and grows after a run of finite ones.
 
     Attributes:
-        initial: scale at the start, 1 .. 2**120; the scale stays within these bounds.
-        factor: divides the scale on a non-finite micro-batch, multiplies it after ``interval``
-            finite ones in a row, > 1.
-        interval: integer >= 1.
-
-    Raises:
-        InputError: if an attribute has any other value.
+        initial: 1 .. 2**120, the bounds of the scale.
+        factor: > 1; divides on a non-finite micro-batch, multiplies after ``interval`` finite ones.
     """
 
     initial: float = 2.0**16
@@ -69,13 +62,9 @@ class GradientOptions:
         nonfinite: ``drop_micro`` leaves a micro-batch that is not finite (its loss, or the norm of
             its gradient in float32) out of its group, ``drop_group`` discards the whole group;
             ``propagate`` checks nothing.
-        clip_norm: largest global norm of the averaged gradient, or None.
-        all_reduce_fusion_config: None: each gradient is sent over the network in its own message.
-            Otherwise the indices of the last gradient of each message, see
-            ``labkit.steps.fusion``; with one rank they are checked, but nothing is sent.
-
-    Raises:
-        InputError: if an attribute has any other value.
+        clip_norm: largest global norm of the averaged gradient.
+        all_reduce_fusion_config: the index of the last gradient of each message between ranks, see
+            ``labkit.steps.gradients``; None sends every gradient by itself.
     """
 
     reduction: str = "mean"

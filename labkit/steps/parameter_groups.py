@@ -1,7 +1,4 @@
-r"""Weight decay for the weights alone, without decay of normalisation layers and biases.
-
-With a group's weight decay d, MindSpore's optimizers, like torch.optim.SGD, update by g + d w.
-"""
+"""Weight decay d for the weights alone: MindSpore's optimizers, like torch's, go by g + d w."""
 
 from mindspore import Parameter, nn
 
@@ -12,21 +9,15 @@ from labkit.nets.initialisers import NORMS
 def decay_groups(network: nn.Cell, weight_decay: float) -> list[dict]:
     """Return parameter groups for any ``nn.Optimizer``, in the order of ``trainable_params()``.
 
-    Args:
-        network: Cell whose trainable Parameters are grouped, each once.
-        weight_decay: d >= 0 of the weights; everything else gets an explicit 0.0.
-
-    Raises:
-        InputError: if the network has no trainable Parameters, or ``weight_decay`` is negative or
-            not finite.
-
-    A Parameter is not decayed if a normalisation layer owns it (batch, layer, group, instance;
-    ``nn`` and ``mint.nn``), whatever its rank, or if its rank is 0 or 1: names do not matter.
+    A Parameter gets an explicit 0.0 instead of ``weight_decay`` >= 0 if a normalisation layer owns
+    it (batch, layer, group, instance; ``nn`` and ``mint.nn``), or if its rank is 0 or 1.
 
     The usual list, ``[{"params": a, "weight_decay": d}, {"params": b}, ...]``, selected by names
     that contain 'beta', 'gamma' or 'bias', has two pitfalls: it misses mint.nn's normalisation
     layers (``weight``) and takes a layer called ``bias_net`` for a bias; and its second group gets
     the ``weight_decay`` given to the optimizer itself, not 0.
+
+    Raises ``InputError`` if there is nothing to train, or ``weight_decay`` is not a number >= 0.
     """
     parameters = network.trainable_params()
     if not parameters:

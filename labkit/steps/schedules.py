@@ -1,30 +1,19 @@
 r"""The learning rates of the five source documents, one for every update of the whole training.
 
-Update i = 0 .. N-1, with N = epochs * steps_per_epoch; the first W = warmup_epochs *
-steps_per_epoch updates are the warm-up. Every function computes in float64 and returns a float32
-array (N,), the functions for THOR (N - global_step,). Each raises ``InputError`` for a count that
-is no integer >= 1, a warm-up longer than the training, or a rate that is negative or not finite.
+Update i = 0 .. N-1, with N = epochs * steps_per_epoch (updates in an epoch); the first
+W = warmup_epochs * steps_per_epoch are the warm-up. Every function computes in float64 and returns
+a float32 array (N,), the functions for THOR (N - global_step,), after ``global_step`` updates. Each
+raises ``InputError`` for a count < 1, a warm-up longer than the training, or a negative rate.
 
     document                              function
     ResNet-50 migration, as meant         cosine
     ResNet-50 migration, as it trains     cosine_as_in_the_blog
     dimension reduction, Adasum           get_lr(..., lr_decay_mode="linear")
     THOR                                  get_thor_lr, get_thor_damping
-    gradient accumulation                 a constant: give the optimizer the number
 
-Pass the array to an optimizer as ``Tensor(cosine(...))``; it has one rate for each update, not for
-each micro-batch. If it is too short, the training stops in its middle ("For 'Gather', the
-'input_indices' should be in the range"), on Ascend the rate is undefined. ``check_length`` checks
-it beforehand.
-
-    epochs, total_epochs   epochs of the whole training
-    steps_per_epoch        updates in an epoch
-    warmup_epochs          how many of the epochs are the warm-up, 0 .. epochs
-    global_step            updates already made; 0 for a whole training
-
-``get_lr``, ``get_thor_lr`` and ``get_thor_damping`` have the names and arguments of
-official/cv/resnet/src/lr_generator.py in MindSpore's models repository (r1.6), from which the
-documents import them. No MindSpore import.
+Pass the array to an optimizer as ``Tensor(cosine(...))``. ``get_lr``, ``get_thor_lr`` and
+``get_thor_damping`` have the names and arguments of official/cv/resnet/src/lr_generator.py in
+MindSpore's models repository (r1.6), from which the documents import them. No MindSpore import.
 """
 
 import numpy as np
@@ -47,9 +36,8 @@ def cosine(
         i < W:   lr (i + 1) / W
         i >= W:  lr_end + (lr - lr_end) (1 + cos(pi (i - W) / (N - W))) / 2
 
-    The last update of the warm-up and the first after it have the rate ``lr``; ``lr_end`` would be
-    reached one update after the last. Equal to PyTorch's SequentialLR of
-    LinearLR(start_factor=1/W, total_iters=W-1) and CosineAnnealingLR(T_max=N-W), milestone W.
+    Equal to PyTorch's SequentialLR of LinearLR(start_factor=1/W, total_iters=W-1) and
+    CosineAnnealingLR(T_max=N-W), milestone W.
     """
     lr, lr_end = _rate("lr", lr), _rate("lr_end", lr_end)
     total, warmup = _lengths(epochs, steps_per_epoch, warmup_epochs)
@@ -68,9 +56,7 @@ def cosine_as_in_the_blog(
 
     Its train.py calls ``nn.dynamic_lr.cosine_decay_lr(lr_end, lr, N, steps_per_epoch, warmup)``,
     whose last argument is ``decay_epoch``. So the first epoch already has the full rate, and from
-    epoch ``warmup_epochs`` to the end the rate is ``lr_end``: with 5 of 90, 94 % of the training.
-    The rate is also a staircase: it changes once per epoch, not once per update.
-    ``lr`` must be more than ``lr_end``.
+    epoch ``warmup_epochs`` on it is ``lr_end`` < ``lr``: with 5 of 90, 94 % of the training.
     """
     lr, lr_end = _rate("lr", lr), _rate("lr_end", lr_end)
     if not lr_end < lr:
@@ -102,12 +88,9 @@ def get_lr(
         cosine  lr_init + (lr_max - lr_init) (i + 1) / W    lr_max ((1 - p) c + 1e-5),
                 c = (1 + cos(0.94 pi i / (N - W))) / 2
 
-    Only ``linear`` uses ``lr_end``. In the ``cosine`` mode the argument contains i, not i - W, so
-    the rate drops at the end of the warm-up (from 0.8 to 0.794 for 5 of 90 epochs, to 0.67 for 20).
-    The function ``cosine`` of this module has no such drop.
-
-    The first rate of epoch e is at i = e * steps_per_epoch: with the documents' 0, 0, 0.8, 5, 90,
-    epoch 70 (counted from 0) starts at 0.188. The original treats any other mode as ``linear``.
+    Only ``linear`` uses ``lr_end``; with the documents' 0, 0, 0.8, 5, 90 its epoch 70, counted from
+    0, starts at 0.188. In the ``cosine`` mode the argument contains i, not i - W, so the rate drops
+    at the end of the warm-up (from 0.8 to 0.794 for 5 of 90 epochs, to 0.67 for 20).
     """
     choice("lr_decay_mode", lr_decay_mode, LR_DECAY_MODES)
     lr_init, lr_end = _rate("lr_init", lr_init), _rate("lr_end", lr_end)
@@ -144,7 +127,7 @@ def get_thor_lr(
         h = 1, 1/2 once e >= decay_epochs, 1/4 once e >= decay_epochs + 1
 
     The rate would be 0 at epoch ``total_epochs``, the document's lr_end_epoch: 53, of which it
-    trains 45. Its first halving is at epoch 39; the original's default is 100.
+    trains 45. The original's default of ``decay_epochs`` is 100.
     """
     lr_init, decay = _rate("lr_init", lr_init), _rate("decay", decay)
     decay_epochs = integer("decay_epochs", decay_epochs)
@@ -162,9 +145,7 @@ def get_thor_damping(
 ) -> np.ndarray:
     r"""Return THOR's dampings from update ``global_step`` on.
 
-        damping_init decay_rate^(e / 10),   e = (i + 1) / steps_per_epoch
-
-    The damping falls by ``decay_rate`` > 0 in ten epochs.
+    damping_init decay_rate^(e / 10),   e = (i + 1) / steps_per_epoch
     """
     damping_init = _rate("damping_init", damping_init)
     decay_rate = number("decay_rate", decay_rate, above=0, at_most=_LARGEST)
@@ -172,36 +153,30 @@ def get_thor_damping(
     return _float32(damping_init * decay_rate ** (epoch / 10))
 
 
-def check_length(
-    schedule: np.ndarray, updates: int, name: str = "the schedule", of: str = "rates"
-) -> None:
-    """Raise ``InputError`` unless a schedule has the shape (N,), with N >= ``updates``.
-
-    ``name`` and ``of`` are what the message calls the schedule and its values.
-    """
+def check_length(schedule: np.ndarray, updates: int, name: str = "the schedule") -> None:
+    """Raise ``InputError`` unless a schedule has the shape (N,), with N >= ``updates``."""
     shape = np.shape(schedule)
     if len(shape) != 1:
-        raise InputError(f"{name}: expected shape (N,), one rate an update, got {shape}")
+        raise InputError(f"{name}: expected shape (N,), one value an update, got {shape}")
     if shape[0] < updates:
         raise InputError(
-            f"{name} has {shape[0]} {of} for {updates} updates; expected at least as many: the "
+            f"{name} has {shape[0]} values for {updates} updates; expected at least as many: the "
             "training would stop in its middle, or go on with undefined ones"
         )
 
 
 def _half_cosine(progress: np.ndarray) -> np.ndarray:
-    """Return 1 .. 0 for progress 0 .. 1."""
     return (1 + np.cos(np.pi * progress)) / 2
 
 
 def _thor_epochs(global_step: int, total_epochs: int, steps_per_epoch: int) -> np.ndarray:
-    total, _ = _lengths(total_epochs, steps_per_epoch, 0, of="total_epochs")
+    total, _ = _lengths(total_epochs, steps_per_epoch, of="total_epochs")
     integer("global_step, the number of updates made", global_step, 0, total - 1)
     return np.arange(global_step + 1, total + 1) / steps_per_epoch
 
 
 def _lengths(
-    epochs: int, steps_per_epoch: int, warmup_epochs: int, of: str = "epochs"
+    epochs: int, steps_per_epoch: int, warmup_epochs: int = 0, of: str = "epochs"
 ) -> tuple[int, int]:
     """Return (updates of the training, updates of the warm-up), checked."""
     epochs = integer(of, epochs)

@@ -1,7 +1,7 @@
 """What every step cell is made of: a gradient stage, an update stage, and the state between them.
 
 ``loss = step(*batch)`` returns the micro-batch's mean loss before any update; ``step.last_update``
-describes the most recent update. A step is one graph, unless its update stage acts between graphs.
+describes the most recent update.
 """
 
 from collections.abc import Callable, Iterable
@@ -13,20 +13,14 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from labkit.base.arguments import wrong
 from labkit.errors import warn
-from labkit.steps.gradients import GradientStage
-from labkit.steps.labels import INTEGERS, check_batch, check_labels
-from labkit.steps.losses import as_loss_net
+from labkit.steps.gradients import GradientStage, divided
+from labkit.steps.losses import INTEGERS, as_loss_net, check_batch, check_labels
 from labkit.steps.options import GradientOptions, gradient_options
-from labkit.steps.state import (
-    LastUpdate,
-    UpdateRecord,
-    copied,
-    integer_of,
-    running_statistics,
-    state,
-)
+from labkit.steps.schedules import check_length
+from labkit.steps.state import LastUpdate, UpdateRecord, copied, integer_of, state
+from labkit.steps.state import running_statistics as running_statistics
 from labkit.steps.state import trainable_batch_norms as trainable_batch_norms
-from labkit.steps.update import PlainUpdate, UpdateStage
+from labkit.steps.update import UpdateStage
 
 
 class Step(nn.Cell):
@@ -36,19 +30,17 @@ class Step(nn.Cell):
         loss_net: see ``GradientStage``.
         optimizer: any ``nn.Optimizer``; its own ``loss_scale`` must be 1.
         update: an ``UpdateStage``; the optimizer alone by default.
-        options: ``GradientOptions``.
-        has_buffer: whether the step adds up groups of micro-batches in a buffer.
 
     Cells that are in evaluation mode when the step is built stay in it: the BatchNorm of a frozen
-    body, a teacher. Modes are looked at again before each compilation. The first batch is checked
-    on the host: tensors, float32 features, labels of a class, columns in their order. A wrong label
-    in a later one makes the loss NaN.
+    body, a teacher. The first batch is checked on the host.
 
     Raises:
-        InputError: as in ``GradientStage``; if the optimizer unscales gradients itself; if the
-            update stage has another optimizer or needs a buffer; if the whole network is in
-            evaluation mode, or the first batch cannot be trained on.
+        InputError: as in ``GradientStage``; if the update stage has another optimizer or needs a
+            buffer; if the whole network is in evaluation mode at a compilation, or the first batch
+            cannot be trained on.
     """
+
+    has_buffer = False  # in which the step adds up groups of micro-batches
 
     def __init__(
         self,
@@ -56,23 +48,20 @@ class Step(nn.Cell):
         optimizer: nn.Optimizer,
         update: UpdateStage | None,
         options: GradientOptions,
-        *,
-        has_buffer: bool,
     ):
         super().__init__(auto_prefix=False)
-        update = PlainUpdate(optimizer) if update is None else update
+        update = UpdateStage(optimizer) if update is None else update
         if not isinstance(update, UpdateStage) or update.optimizer is not optimizer:
             raise wrong("update", type(update).__name__, "an UpdateStage of the step's optimizer")
         if optimizer.loss_scale != 1:
             raise wrong("optimizer", optimizer.loss_scale, "loss_scale 1: give it to the step")
-        if update.needs_buffer and not has_buffer:
+        if update.needs_buffer and not self.has_buffer:
             name = f"step of {type(update).__name__}"
             raise wrong(name, type(self).__name__, "an AccumulatedStep")
         half = [weight.name for weight in optimizer.parameters if weight.dtype == ms.float16]
         if half:
-            more = f" and {len(half) - 1} more" if len(half) > 1 else ""
             warn(
-                f"Parameter {half[0]!r}{more} is float16: the optimizer gets 0 for a number below "
+                f"Parameter {half[0]!r} is float16: the optimizer gets 0 for a number below "
                 "6e-8 in the averaged gradient and inf above 65504; expected float32 Parameters, "
                 "with precision='O2' for float16 inside the network"
             )
@@ -80,15 +69,15 @@ class Step(nn.Cell):
         trained = {id(parameter) for parameter in optimizer.parameters}
         cells = [cell for _, cell in loss_net.cells_and_names()]
         self._held = [cell for cell in cells if in_evaluation(cell)]
-        own = [(cell, cell.get_parameters(expand=False)) for cell in cells]
-        self._trained = [c for c, weights in own if any(id(w) in trained for w in weights)]
+        owned = [{id(weight) for weight in cell.get_parameters(expand=False)} for cell in cells]
+        self._trained = [c for c, own in zip(cells, owned, strict=True) if own & trained]
         self._refuse_evaluation()
         self.optimizer, self.update = optimizer, update
         self.gradient = GradientStage(
             loss_net,
             optimizer.parameters,
             options,
-            weighted=has_buffer,
+            weighted=self.has_buffer,
             extras=update.extras,
             rank_group=update.rank_group,
         )
@@ -102,7 +91,7 @@ class Step(nn.Cell):
         self.statistics = running_statistics(loss_net) if self.gradient.checked else ()
         if self.statistics:  # as they were before the micro-batch
             self.kept = ParameterTuple(copied(statistic, "kept") for statistic in self.statistics)
-        self._with_extras: nn.Cell = update.extras and Graph(self.micro_batch, True)
+        self._with_extras: Any = Graph(self.micro_batch, True) if update.extras else None
         self._seen: list[tuple] = []  # shapes and types of the batches that were compiled
 
     def _complete(self) -> None:
@@ -113,13 +102,11 @@ class Step(nn.Cell):
             print(f"labkit: {text}", flush=True)
 
     def set_train(self, mode: bool = True) -> "Step":
-        """Set the mode of all Cells but those that are held in evaluation mode."""
+        """Set the mode of all Cells that are not held in evaluation mode."""
         super().set_train(mode)
         for cell in self._held:
             cell.set_train(False)
         return self
-
-    # --- in compiled graphs: from a micro-batch to an update -----------------------------------
 
     def construct(self, *batch: Tensor) -> Tensor:
         return self.micro_batch(False, *batch)
@@ -132,10 +119,7 @@ class Step(nn.Cell):
         """Return ``GradientStage.contribution``; one that is not finite leaves no trace."""
         if self.statistics:
             self.map(ops.assign, self.kept, self.statistics)
-        if with_extras:
-            parts = self.gradient.contribution_with_extras(*batch)
-        else:
-            parts = self.gradient.contribution(*batch)
+        parts = self.gradient.contribution(with_extras, *batch)
         loss, weight, gradients, finite, squares = parts
         if self.gradient.checked:
             adjusted = self.gradient.adjust_loss_scale(finite)
@@ -146,19 +130,13 @@ class Step(nn.Cell):
             loss = ops.depend(loss, (adjusted, dropped))
         return loss, weight, gradients, finite, squares
 
-    def apply(
-        self,
-        total: tuple,
-        loss_sum: Tensor,
-        weight: Tensor,
-        images: Tensor,
-        squares: Tensor | None = None,
-    ) -> object:
+    def apply(self, total: tuple, sums: tuple, squares: Tensor | None = None) -> object:
         """Sum over ranks, average and clip, and pass the result to the update stage.
 
-        Given are this rank's sums of w_i grad L_i (of extras, too, if gathered), w_i L_i, rows and,
-        if known, squares of ``total``; ``weight`` > 0, the sum of w_i, is that of all ranks.
+        ``total``, ``squares``: this rank's sums of w_i grad L_i (followed by those of extras) and
+        its squares; ``sums``: those of w_i L_i, of w_i (> 0, on all ranks), and of rows.
         """
+        loss_sum, weight, images = sums
         if self.gradient.ranks > 1:
             values: tuple = (loss_sum, ops.cast(images, ms.float32))
             parts: tuple = ()
@@ -166,17 +144,14 @@ class Step(nn.Cell):
                 parts += (value,)
             values = self.gradient.all_over_ranks(values, parts[: self.count], parts[self.count :])
             loss_sum, images, total = values[0], ops.cast(values[1], ms.int32), values[2:]
-        extras = ()
-        if len(total) > self.count:
-            extras = self.gradient.finish_extras(total[self.count :], weight)
-        total = total[: self.count]
+        extras, total = total[self.count :], total[: self.count]
+        if self.gradient.weighted and len(extras) > 0:
+            extras = self.map(ops.partial(divided, weight), extras)
         if self.gradient.pairs > 1:
             total, loss_sum, weight = self.gradient.sum_of_means(total, loss_sum, weight)
             squares = None
         gradients, norm = self.gradient.finish(total, weight, squares)
         return self.update.take(gradients, extras, (loss_sum, weight, norm, images))
-
-    # --- on the host ---------------------------------------------------------------------------
 
     def __call__(self, *batch: Tensor) -> Tensor:
         """Return the loss () of a micro-batch; make an update if the micro-batch completes it."""
@@ -212,13 +187,12 @@ class Step(nn.Cell):
     @property
     def one_graph(self) -> bool:
         """Whether a data set can be sunk into the step: nothing needs the host in between."""
-        return not self.update.host_work()
+        return self.update.one_graph
 
     def _gathers(self) -> bool:
         """Return whether the current update gathers extras."""
-        if self._with_extras is None:
-            return False
-        return self.update.wants_extras(integer_of(self.updates))
+        has_extras = self._with_extras is not None
+        return has_extras and self.update.wants_extras(integer_of(self.updates))
 
     def _between(self) -> None:
         """Set the size of the group that starts now."""
@@ -243,7 +217,9 @@ class Step(nn.Cell):
         """Refuse arrays of rates or damping that end within ``updates`` more updates."""
         if updates:
             self.record.check_rates(updates)
-            self.update.check_length(integer_of(self.updates) + updates)
+            for name, values in self.schedules().items():
+                if isinstance(values, np.ndarray):
+                    check_length(values, integer_of(self.updates) + updates, name)
 
     @property
     def micro_batches(self) -> int:
@@ -255,14 +231,7 @@ class PlainStep(Step):
     """One update for every batch: w <- optimizer(w, g), with g = grad L(w; batch).
 
     A batch that is non-finite on any rank makes no update (``nonfinite="propagate"`` does not
-    check), nor does a batch in which no label counts.
-
-    Args:
-        loss_net, optimizer, update: as in ``Step``.
-        **options: see ``GradientOptions``.
-
-    >>> step = PlainStep(LossNet(network, loss_fn), optimizer)
-    >>> loss = step(images, labels)
+    check), nor does a batch in which no label counts. ``**options``: see ``GradientOptions``.
     """
 
     def __init__(
@@ -273,9 +242,7 @@ class PlainStep(Step):
         update: UpdateStage | None = None,
         **options: Any,
     ):
-        super().__init__(
-            loss_net, optimizer, update, gradient_options(options, "update"), has_buffer=False
-        )
+        super().__init__(loss_net, optimizer, update, gradient_options(options, "update"))
         self.always = Parameter(Tensor(True), name="step.always", requires_grad=False)
         self._complete()
 
@@ -288,13 +255,14 @@ class PlainStep(Step):
             finite = self.always
         else:
             # All ranks take the same branch: a rank alone in it would wait for the others forever.
-            finite = self.gradient.on_all_ranks(finite)
+            everywhere = self.gradient.over_ranks(ops.cast(finite, ms.int32))
+            finite = everywhere == self.gradient.ranks
         # Depends on ``finite``: all ranks must sum in the same order.
         weight_sum = self.gradient.over_ranks(ops.depend(weight, finite))
         done: object = False
         if ops.logical_and(finite, self.gradient.counts(weight_sum)):
             images = ops.cast(batch[-1].shape[0], ms.int32)
-            done = self.apply(gradients, loss * weight, weight_sum, images, squares)
+            done = self.apply(gradients, (loss * weight, weight_sum, images), squares)
         return ops.depend(self.gradient.added(loss), done)
 
 

@@ -1,8 +1,6 @@
 """The update stage: the part of a step that turns averaged gradients into new weights.
 
-Some of its methods run in compiled graphs, others on the host between them; README.md in this
-folder shows both in one picture and says which of them a technique needs.
-A technique that needs nothing but averaged gradients defines ``construct`` alone.
+README.md in this folder shows when each method runs. Most techniques need ``construct`` alone.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,25 +11,24 @@ from mindspore import Parameter, Tensor, nn, ops
 
 from labkit.errors import InputError
 from labkit.steps.options import TAILS
-from labkit.steps.state import UpdateRecord, cast_like, check_optimizer
+from labkit.steps.state import UpdateRecord, are_float32, cast_like, check_optimizer
 
-# sum of w_i L_i, sum of w_i > 0, norm of the averaged gradient before clipping: float32; rows:
-# int32. All are (), over all ranks whose gradients are averaged.
+# Sums of w_i L_i and of w_i > 0, norm before clipping: float32; rows: int32. All are (), over all
+# ranks whose gradients are averaged.
 Summary = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 class UpdateStage(nn.Cell):
-    """Base of the update stages: one optimizer, and the state of one technique as Parameters.
+    """One optimizer, to which averaged gradients go; base of the stages with a technique's state.
 
     Attributes:
         settings: plain values, by name, that a resumed training must share.
-        extras: None, or two tuples of Parameters whose "gradients" the stage needs at those updates
-            for which ``wants_extras``, as in ``GradientStage``.
+        extras: as in ``GradientStage``; needed at those updates for which ``wants_extras``.
         turns: number of groups of micro-batches that make up one update.
         group_factor: size of a group as a multiple of the step's ``micro_steps``.
         tails: what ``AccumulatedStep`` may be asked to do with a partly filled group.
         needs_buffer: whether the stage works only with the buffer of an ``AccumulatedStep``.
-        rank_group: the ranks over which gradients are averaged, as in ``GradientStage``.
+        rank_group: as in ``GradientStage``.
         record: the step's ``UpdateRecord``.
     """
 
@@ -47,7 +44,7 @@ class UpdateStage(nn.Cell):
         super().__init__(auto_prefix=False)
         check_optimizer(optimizer)
         self.optimizer, self.parameters = optimizer, optimizer.parameters
-        self.map = ops.HyperMap()
+        self.map, self.float32 = ops.HyperMap(), are_float32(optimizer.parameters)
 
     def attach(self, step: nn.Cell) -> None:
         """Take what the stage needs of its step, complete but for the stage, or refuse the step."""
@@ -60,24 +57,22 @@ class UpdateStage(nn.Cell):
         """Return the text that the step prints when it is built, if any."""
         return ""
 
-    # --- in compiled graphs: each returns a value that later operations can wait for -----------
+    # In compiled graphs: each returns a value that later operations can wait for.
 
     def construct(self, gradients: tuple[Tensor, ...]) -> object:
         """Update the parameters; the gradients are averaged, shaped and typed as these."""
         return self.optimizer(gradients)
 
     def take(self, gradients: tuple, extras: tuple, summary: Summary) -> object:
-        """Take a group's gradients, averaged and clipped, and its extras' means, all float32.
-
-        The gradients are shaped as the parameters; ``extras`` is () where none were gathered.
-        """
+        """Take a group's averaged gradients and its extras' means, float32; () without extras."""
         return self.updated(self.recorded(gradients, summary))
 
     def recorded(self, gradients: tuple, summary: Summary) -> tuple:
         """Record the group as that of the update; return its gradients, typed as parameters."""
         loss_sum, weight, norm, images = summary
         noted = self.record.note(loss_sum / weight, norm, images)
-        gradients = self.map(cast_like, gradients, self.parameters)
+        if not self.float32:
+            gradients = self.map(cast_like, gradients, self.parameters)
         return ops.depend(gradients, noted)
 
     def updated(self, gradients: tuple) -> object:
@@ -94,14 +89,13 @@ class UpdateStage(nn.Cell):
         """Continue after a group was taken and cleared, on both of which ``done`` depends."""
         return done
 
-    # --- on the host ---------------------------------------------------------------------------
+    # On the host.
 
-    def host_work(self) -> str:
-        """Return what the host must do for each micro-batch; "" if a data set may be sunk."""
+    @property
+    def one_graph(self) -> bool:
+        """Whether nothing is done on the host between graphs, so that a data set may be sunk."""
         kind, base = type(self), UpdateStage
-        if self.extras is None and (kind.before, kind.between) == (base.before, base.between):
-            return ""
-        return f"{kind.__name__} acts on the host between graphs"
+        return self.extras is None and (kind.before, kind.between) == (base.before, base.between)
 
     def wants_extras(self, updates: int) -> bool:
         """Return whether the update after ``updates`` others needs the extras."""
@@ -127,9 +121,6 @@ class UpdateStage(nn.Cell):
         """Return, by name, the stage's schedules over updates: functions, or arrays (updates,)."""
         return {}
 
-    def check_length(self, updates: int) -> None:
-        """Raise ``InputError`` if a schedule has fewer values than the training has updates."""
-
     @property
     def can_be_saved(self) -> bool:
         """Whether the Parameters alone are enough for the step to continue from."""
@@ -139,7 +130,3 @@ class UpdateStage(nn.Cell):
     def more_to_record(self) -> dict[str, float]:
         """What a record of the most recent update adds to ``last_update``: name -> number."""
         return {}
-
-
-class PlainUpdate(UpdateStage):
-    """Update stage that passes the averaged gradients to the optimizer, any ``nn.Optimizer``."""

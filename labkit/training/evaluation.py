@@ -12,8 +12,7 @@ from labkit.base.arguments import integer
 from labkit.errors import InputError
 from labkit.ranks import cluster
 from labkit.runtime import pynative
-from labkit.steps.labels import IGNORE_INDEX, as_int32, check_labels
-from labkit.steps.losses import LossNet
+from labkit.steps.losses import IGNORE_INDEX, LossNet, as_int32, check_labels
 
 
 def evaluate(

@@ -85,7 +85,7 @@ class TrainForwardBackward(_OnSum):
         self.left_in = sens if reduction == "sum" else 1.0
 
     def construct(self, *inputs: Tensor) -> Tensor:
-        loss, weight, gradients = self.gradient.contribution(*inputs)[:3]
+        loss, weight, gradients = self.gradient.contribution(False, *inputs)[:3]
         if self.left_in != 1.0:
             gradients = self.hyper_map(ops.partial(ops.mul, self.left_in), gradients)
         ops.assign_add(self.weight_sum, weight)

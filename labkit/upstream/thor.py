@@ -242,7 +242,7 @@ class ThorModel(Model):
         bound.apply_defaults()
         given = bound.arguments
         if given["dataset_sink_mode"]:
-            raise wrong("dataset_sink_mode", True, f"False: {self.step.update.host_work()}")
+            raise wrong("dataset_sink_mode", True, "False: THOR inverts between graphs")
         dataset, epochs = given["train_dataset"], integer("epoch", given["epoch"])
         batches = dataset.get_dataset_size() * (epochs - given["initial_epoch"])
         self.step.check_length(max(batches, 0))

@@ -32,7 +32,7 @@ MUTANTS = {
             file="labkit/steps/gradients.py",
             right="return loss * weight, loss, weight",
             wrong="return loss, loss, weight",
-            test="tests/steps/test_accumulation.py::TestUnevenMicroBatches",
+            test="tests/steps/test_gradients.py::test_an_update_is_that_of_all_rows",
         ),
         # The tutorial's sum: k times the learning rate.
         "accumulation, sum": Mutant(

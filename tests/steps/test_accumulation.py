@@ -5,13 +5,12 @@ import warnings
 import mindspore as ms
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from mindspore import nn
 
 from labkit import reference
-from labkit.errors import InputError
-from labkit.labs.compare import largest_differences, parameter_values, relative_error
+from labkit.labs.compare import largest_differences, parameter_values
 from labkit.nets.lenet import LeNet5
 from labkit.nets.small import NormNet
 from labkit.steps.accumulation import AccumulatedStep
@@ -20,17 +19,15 @@ from labkit.steps.losses import LossNet
 from labkit.steps.step import PlainStep
 from tests import twins
 from tests.support.step_cells import (
-    Own,
     Product,
     Scalar,
     assert_bit_equal,
     assert_close,
     digits,
+    exact,
     linear,
     momentum,
-    of_means,
     regression,
-    restore,
     rows,
     snapshot,
     split,
@@ -41,62 +38,50 @@ from tests.support.torch_lenet import torch_lenet
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
-UPDATES, MICRO_BATCH, MICRO_STEPS = 50, 16, 4
+UPDATES, MICRO_STEPS = 50, 4
 
 
-def lenet(initial=None):
-    """LeNet with given initial weights, and its loss_net."""
+def _lenet(micro_steps, reduction):
+    """LeNet with its own weights, Normal(0.02): with larger ones rounding changes max-pooling."""
+    ms.set_seed(1)
     network = LeNet5()
-    if initial:
-        restore(network, initial)
-    return network, LossNet(network, nn.CrossEntropyLoss())
+    loss_net, optimizer = LossNet(network, nn.CrossEntropyLoss()), momentum(network, 0.01)
+    if micro_steps == 1:
+        return network, PlainStep(loss_net, optimizer)
+    return network, AccumulatedStep(loss_net, optimizer, micro_steps, reduction=reduction)
 
 
 @pytest.fixture(scope="module")
 def stream():
-    """Digits for 50 updates of 64 images."""
-    return digits(UPDATES * MICRO_BATCH * MICRO_STEPS)
+    return digits(UPDATES * 64)
 
 
 @pytest.fixture(scope="module")
-def initial(runtime):
-    """LeNet's own, Normal(0.02): with larger ones rounding reverses winners of max-pooling."""
-    ms.set_seed(1)
-    return snapshot(LeNet5())
+def initial(once):
+    return snapshot(once(_lenet, 1, "mean")[0])
 
 
 @pytest.fixture(scope="module")
-def by_batch(initial, stream):
-    """Parameters and losses of 50 updates, each from one batch of 64."""
-    network, loss_net = lenet(initial)
-    step = PlainStep(loss_net, momentum(network, 0.01))
-    losses = [float(step(*b)) for b in split(stream, [MICRO_BATCH * MICRO_STEPS] * UPDATES)]
-    return parameter_values(network), losses
+def train(once, stream):
+    """A function that returns parameters and losses of 50 updates from 64 images each."""
 
-
-@pytest.fixture(scope="module")
-def accumulate(initial, stream):
-    """A function that returns parameters and losses of 50 updates of four micro-batches each."""
-    steps = {}
-
-    def accumulate(learning_rate, reduction="mean"):
-        if reduction not in steps:
-            network, loss_net = lenet(initial)
-            optimizer = momentum(network, 0.01)
-            step = AccumulatedStep(loss_net, optimizer, MICRO_STEPS, reduction=reduction)
-            steps[reduction] = network, step, snapshot(step)
-        network, step, fresh = steps[reduction]
-        restore(step, fresh)
+    def train(micro_steps, learning_rate=0.01, reduction="mean"):
+        network, step = once(_lenet, micro_steps, reduction)
         set_state(step.optimizer.learning_rate, learning_rate)
         losses = []
-        for number, batch in enumerate(split(stream, [MICRO_BATCH] * MICRO_STEPS * UPDATES), 1):
-            step(*batch)
-            if number % MICRO_STEPS == 0:
-                losses.append(step.last_update.loss)
+        for number, batch in enumerate(split(stream, [64 // micro_steps] * micro_steps * UPDATES)):
+            loss = float(step(*batch))
+            if number % micro_steps == micro_steps - 1:
+                losses.append(step.last_update.loss if micro_steps > 1 else loss)
         assert step.last_update.number == UPDATES
         return parameter_values(network), losses
 
-    return accumulate
+    return train
+
+
+@pytest.fixture(scope="module")
+def by_batch(train):
+    return train(1)
 
 
 def of_the_move(values, expected, initial):
@@ -111,34 +96,34 @@ def of_the_move(values, expected, initial):
 class TestTrainingOfLeNet:
     """Four micro-batches of 16 against batches of 64: 50 updates, Momentum 0.01/0.9."""
 
-    def test_it_is_that_of_the_full_batch(self, accumulate, by_batch, initial):
+    def test_it_is_that_of_the_full_batch(self, train, by_batch, initial):
         """A learning rate wrong by a thousandth is seen in every parameter."""
-        parameters, losses = accumulate(0.01)
+        parameters, losses = train(MICRO_STEPS)
         off = of_the_move(parameters, by_batch[0], initial)
         assert len(off) == 8 and max(off.values()) <= 1e-4, off
         np.testing.assert_allclose(losses, by_batch[1], rtol=1e-4)
         assert by_batch[1][-1] < by_batch[1][0] - 5e-3
-        off = of_the_move(accumulate(0.01 * 1.001)[0], by_batch[0], initial)
+        off = of_the_move(train(MICRO_STEPS, 0.01 * 1.001)[0], by_batch[0], initial)
         assert len(off) == 8 and min(off.values()) > 2e-4, off
 
-    def test_the_sum_is_four_times_the_learning_rate(self, initial, accumulate, by_batch):
+    def test_the_sum_is_four_times_the_learning_rate(self, initial, train, by_batch):
         """The tutorial's sum at a quarter of the rate is the mean; at the same rate it is not."""
-        quarter, _ = accumulate(0.01 / 4, "sum")
+        quarter, _ = train(MICRO_STEPS, 0.01 / 4, "sum")
         assert max(of_the_move(quarter, by_batch[0], initial).values()) <= 1e-4
-        same, _ = accumulate(0.01, "sum")
+        same, _ = train(MICRO_STEPS, 0.01, "sum")
         assert min(of_the_move(same, by_batch[0], initial).values()) > 0.1
 
-    def test_losses_are_those_of_pytorch(self, initial, stream, accumulate):
+    def test_losses_are_those_of_pytorch(self, initial, train, stream):
         """Same weights, data and order; PyTorch accumulates by ``(loss / 4).backward()``."""
         torch = pytest.importorskip("torch")
         network = torch_lenet(torch, initial)
         optimizer = torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9)
         images, labels = (torch.from_numpy(part) for part in stream)
         losses = []
-        for batch in torch.arange(len(images)).split(MICRO_BATCH * MICRO_STEPS):
+        for batch in torch.arange(len(images)).split(64):
             optimizer.zero_grad()
             parts = []
-            for micro in batch.split(MICRO_BATCH):
+            for micro in batch.split(64 // MICRO_STEPS):
                 outputs = network(images[micro])
                 loss = torch.nn.functional.cross_entropy(outputs, labels[micro].long())
                 (loss / MICRO_STEPS).backward()
@@ -146,79 +131,25 @@ class TestTrainingOfLeNet:
             optimizer.step()
             losses.append(np.mean(parts))
         assert len(losses) == UPDATES
-        parameters, ours = accumulate(0.01)
+        parameters, ours = train(MICRO_STEPS)
         np.testing.assert_allclose(ours, losses, rtol=1e-4)
         expected = {name: p.detach().numpy() for name, p in network.named_parameters()}
         assert_close(parameters, expected, **TOLERANCE["against PyTorch, 50 updates"])
 
 
-def test_fifty_updates_of_a_smooth_model_are_those_of_float64():
-    """Softmax regression on uneven micro-batches learns, and equals NumPy float64 leaf by leaf."""
-    network = linear()
-    step = AccumulatedStep(LossNet(network, nn.CrossEntropyLoss()), momentum(network, 0.1), 3)
-    initial = parameter_values(network)
-    weights = [initial[n].astype(np.float64) for n in ("weight", "bias")]
-    velocities = [np.zeros_like(w) for w in weights]
-    group = twins.Accumulation(3)
-    inputs, targets = rows(50 * 12)
-    labels = (targets @ [1, -1] + inputs @ [3, 1, 0] > 0).astype(np.int32)
-    for batch in split((inputs, labels), [4, 6, 2] * 50):
-        step(*batch)
-        x, y = (part.asnumpy() for part in batch)
-        loss, gradients = twins.softmax_regression(*weights, x, y)
-        update = group.micro_batch(twins.MicroBatch(loss, len(x), gradients, len(x)))
-        if update:
-            weights, velocities = reference.momentum_update(
-                weights, velocities, update.gradients, 0.1
-            )
-            assert step.last_update.loss == pytest.approx(update.loss, rel=1e-4)
-    assert step.last_update.number == 50 and update.loss < 0.7 * group.updates[0].loss
-    expected = dict(zip(("weight", "bias"), weights, strict=True))
-    off = largest_differences(parameter_values(network), expected)
-    assert max(off.values()) <= 1e-5 and min(largest_differences(initial, expected).values()) > 0.1
-
-
-class TestUnevenMicroBatches:
-    """64/32/32 images: the step's mean over samples is the full batch's gradient."""
-
-    def gradients(self, make=lambda network: LossNet(network, nn.MSELoss())):
-        """Return the averaged gradient, read off an SGD update at rate 1, and the whole batch's."""
-        random = np.random.default_rng(5)
-        network = linear()
-        step = AccumulatedStep(make(network), nn.SGD(network.trainable_params(), 1.0), 3)
-        before = parameter_values(network)
-        inputs, targets = rows(128)
-        inputs = inputs * random.permutation(np.linspace(0.1, 3, 128)).astype(np.float32)[:, None]
-        for batch in split((inputs, targets), [64, 32, 32]):
-            step(*batch)
-        assert step.last_update.number == 1 and step.last_update.images == 128
-        weights = (before[name].astype(np.float64) for name in ("weight", "bias"))
-        _, whole = twins.linear_regression(*weights, inputs, targets)
-        moves = {n: before[n] - now for n, now in parameter_values(network).items()}
-        return moves, dict(zip(("weight", "bias"), whole, strict=True))
-
-    def test_samples_agree_and_the_mean_of_means_does_not(self):
-        assert relative_error(*self.gradients()) <= 1e-6
-        assert relative_error(*self.gradients(lambda network: Own(network, of_means))) > 0.02
-
-
-SIZES = (1, 4)
-FAULTS = {"finite": 0.0, "nan": np.nan, "inf": np.inf}
-
-
 class Twin:
-    """The NumPy twin of an ``AccumulatedStep`` over a linear network with Momentum 0.9."""
+    """The NumPy twin of a step over a linear network with Momentum 0.9."""
 
-    def __init__(self, values, learning_rate, **options):
-        self.weights = [values[n].astype(np.float64) for n in ("weight", "bias")]
+    def __init__(self, network, learning_rate, loss_at=twins.linear_regression, **options):
+        self.weights = exact(network)
         self.velocities = [np.zeros_like(w) for w in self.weights]
-        self.rate = learning_rate
+        self.rate, self.loss_at = learning_rate, loss_at
         self.reduction = options.get("reduction", "mean")
         self.group = twins.Accumulation(**options)
 
     def __call__(self, inputs, targets):
         with np.errstate(invalid="ignore"):
-            loss, gradients = twins.linear_regression(*self.weights, inputs, targets)
+            loss, gradients = self.loss_at(*self.weights, inputs, targets)
         weight = twins.weight(len(inputs), reduction=self.reduction)
         finite = bool(np.isfinite(loss))
         micro_batch = twins.MicroBatch(loss, weight, gradients, len(inputs), finite)
@@ -241,53 +172,59 @@ class Twin:
             np.testing.assert_allclose(weight.asnumpy(), expected, **tolerance)
         assert last.number == int(step.updates.asnumpy()) == len(updates)
         assert int(step.dropped.asnumpy()) == self.group.dropped
-        assert int(step.micro_step.asnumpy()) == self.group.micro_step
-        assert int(step.group_size.asnumpy()) == self.group.group_size
         assert int(step.optimizer.global_step.asnumpy()[0]) == len(updates)
+        if isinstance(step, AccumulatedStep):
+            assert int(step.micro_step.asnumpy()) == self.group.micro_step
+            assert int(step.group_size.asnumpy()) == self.group.group_size
         if updates:
             np.testing.assert_allclose(last.loss, updates[-1].loss, **tolerance)
             np.testing.assert_allclose(last.gradient_norm, updates[-1].norm, **tolerance)
             assert last.images == updates[-1].images
 
 
-@pytest.fixture(scope="module")
-def cells(runtime):
-    """One compiled step for each pair (nonfinite, reduction), with its state before any call."""
-    made = {}
-    for nonfinite in ("drop_micro", "drop_group", "propagate"):
-        for reduction, options in (("mean", {}), ("sum", {"clip_norm": 1.5})):
-            if nonfinite == "propagate":
-                options = {}
-            network, loss_net = regression()
-            options |= {"nonfinite": nonfinite, "reduction": reduction}
-            step = AccumulatedStep(loss_net, momentum(network, 0.02), 1, **options)
-            made[nonfinite, reduction] = step, network, snapshot(step), options
-    return made
+def test_fifty_updates_of_a_smooth_model_are_those_of_float64():
+    """Softmax regression on uneven micro-batches learns, and equals NumPy float64 leaf by leaf."""
+    network = linear()
+    step = AccumulatedStep(LossNet(network, nn.CrossEntropyLoss()), momentum(network, 0.1), 3)
+    initial, twin = exact(network), Twin(network, 0.1, twins.softmax_regression, micro_steps=3)
+    inputs, targets = rows(50 * 12)
+    labels = (targets @ [1, -1] + inputs @ [3, 1, 0] > 0).astype(np.int32)
+    for batch in split((inputs, labels), [4, 6, 2] * 50):
+        step(*batch)
+        twin(*(part.asnumpy() for part in batch))
+        if int(step.micro_step.asnumpy()) == 0:
+            assert step.last_update.loss == pytest.approx(twin.group.updates[-1].loss, rel=1e-4)
+    updates = twin.group.updates
+    assert step.last_update.number == 50 and updates[-1].loss < 0.7 * updates[0].loss
+    ends, start, expected = (dict(enumerate(v)) for v in (exact(network), initial, twin.weights))
+    assert max(largest_differences(ends, expected).values()) <= 1e-5
+    assert min(largest_differences(start, expected).values()) > 0.1
 
 
-@pytest.fixture
-def build(cells):
-    """``build(micro_steps, ...)`` returns (network, step) in their initial state, compiled once."""
-
-    def build(micro_steps, tail="flush", nonfinite="drop_micro", reduction="mean"):
-        step, network, state, _ = cells[nonfinite, reduction]
-        restore(step, state)
-        # As the constructor sets these two.
-        step.tail, step.micro_steps = tail, micro_steps
-        set_state(step.group_size, micro_steps(0) if callable(micro_steps) else micro_steps)
-        return network, step
-
-    return build
+def _step(is_plain, **options):
+    network, loss_net = regression()
+    kind = PlainStep if is_plain else AccumulatedStep
+    return network, kind(loss_net, momentum(network, 0.02), **options)
 
 
-def follow(cells, build, events, micro_steps, tail="flush", nonfinite="drop_micro", how="mean"):
-    """Give step and twin the same events; compare them after every call, and return the step.
+END = "end of epoch"
+FAULTS = {"finite": 0.0, "nan": np.nan, "inf": np.inf}
+
+
+def follow(once, events, micro_steps, tail="flush", nonfinite="drop_micro", reduction="mean"):
+    """Give step and twin the same events; compare them after every call, and return the updates.
 
     Parameters change only at the end of a group; in between they keep their bits.
     """
-    _, _, state, options = cells[nonfinite, how]
-    network, step = build(micro_steps, tail, nonfinite, how)
-    twin = Twin(state, 0.02, micro_steps=micro_steps, tail=tail, **options)
+    options = {"nonfinite": nonfinite, "reduction": reduction}
+    if reduction == "sum" and nonfinite != "propagate":
+        options["clip_norm"] = 1.5
+    scale = {} if reduction == "mean" else {"loss_scale": 128.0}
+    network, step = once(_step, micro_steps is None, **options, **scale)
+    twin = Twin(network, 0.02, micro_steps=micro_steps or 1, tail=tail, **options)
+    if micro_steps is not None:  # as the constructor sets these
+        step.tail, step.micro_steps = tail, micro_steps
+        set_state(step.group_size, micro_steps(0) if callable(micro_steps) else micro_steps)
     for call, event in enumerate(events):
         before, updates = parameter_values(network), len(twin.group.updates)
         if event == END:
@@ -300,53 +237,34 @@ def follow(cells, build, events, micro_steps, tail="flush", nonfinite="drop_micr
                 # Infinity turns other entries into NaN in float32 than in float64.
                 value = np.nan if nonfinite == "propagate" else FAULTS[fault]
                 targets = np.full_like(targets, value)
-            loss = step(*tensors(inputs, targets))
-            np.testing.assert_allclose(
-                float(loss), twin(inputs, targets), **TOLERANCE["float32, many updates"]
-            )
+            loss = float(step(*tensors(inputs, targets)))
+            expected = twin(inputs, targets)
+            np.testing.assert_allclose(loss, expected, **TOLERANCE["float32, many updates"])
         twin.assert_same(step, network)
         if len(twin.group.updates) == updates:
             assert_bit_equal(parameter_values(network), before)
         else:
             assert all((before[n] != now).any() for n, now in parameter_values(network).items())
-    return step
+    return twin.group.updates
 
 
-END = "end of epoch"
-EVENTS = st.lists(
-    st.one_of(
-        st.just(END),
-        st.tuples(st.sampled_from(SIZES), st.sampled_from(["finite", "finite", "nan", "inf"])),
-    ),
-    min_size=1,
-    max_size=14,
+MICRO_BATCHES = st.tuples(
+    st.sampled_from((1, 4)), st.sampled_from(["finite", "finite", "nan", "inf"])
 )
 
 
-@settings(
-    max_examples=60,
-    deadline=None,
-    # ``build`` returns a step in its initial state at every call.
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+@settings(max_examples=80, deadline=None)
 @given(
-    events=EVENTS,
-    sizes=st.lists(st.integers(1, 4), min_size=1, max_size=3),
+    events=st.lists(st.one_of(st.just(END), MICRO_BATCHES), min_size=1, max_size=14),
+    sizes=st.lists(st.integers(1, 4), max_size=3),
     tail=st.sampled_from(["flush", "drop", "carry"]),
     nonfinite=st.sampled_from(["drop_micro", "drop_group", "propagate"]),
     reduction=st.sampled_from(["mean", "sum"]),
 )
-def test_every_sequence_is_that_of_the_reference(
-    cells, build, events, sizes, tail, nonfinite, reduction
-):
-    """The step equals its twin for any sizes, faults, tails and schedules."""
+def test_every_sequence_is_that_of_the_reference(once, events, sizes, tail, nonfinite, reduction):
+    """The step equals its twin for any faults, tails and schedules of sizes; none: a plain step."""
     micro_steps = sizes[0] if len(sizes) == 1 else lambda updates: sizes[updates % len(sizes)]
-    follow(cells, build, events, micro_steps, tail, nonfinite, reduction)
-
-
-def new_step(micro_steps, **options):
-    network, loss_net = regression()
-    return network, AccumulatedStep(loss_net, momentum(network), micro_steps, **options)
+    follow(once, events, micro_steps if sizes else None, tail, nonfinite, reduction)
 
 
 class TestTails:
@@ -356,44 +274,10 @@ class TestTails:
         ("tail", "expected"),
         [("flush", [16, 12, 16, 12]), ("drop", [16, 16]), ("carry", [16, 28])],
     )
-    def test_images_that_went_into_each_update(self, build, tail, expected):
-        network, step = build(4, tail)
-        twin = Twin(snapshot(network), 0.02, micro_steps=4, tail=tail)
-        images = []
-        for _ in range(2):
-            for call in range(8):
-                number = step.last_update.number
-                if call < 7:
-                    step(*tensors(*rows(4, seed=call)))
-                    twin(*rows(4, seed=call))
-                else:
-                    step.end_epoch()
-                    twin.end_epoch()
-                images += [step.last_update.images] * (step.last_update.number - number)
-            twin.assert_same(step, network)
-        assert images == expected
-
-
-class TestReports:
-    """An update's numbers depend on its samples, not on their division into micro-batches."""
-
-    @pytest.mark.parametrize("options", [{}, {"clip_norm": 0.5}], ids=str)
-    def test_loss_norm_and_parameters_do_not_depend_on_micro_steps(self, options):
-        arrays, results = rows(32), []
-        for micro_steps in (1, 4):
-            network, step = new_step(micro_steps, **options)
-            for batch in split(arrays, [32 // micro_steps] * micro_steps):
-                step(*batch)
-            results.append((step.last_update, parameter_values(network)))
-        expected_loss, gradients = twins.linear_regression(
-            *(parameter_values(linear())[n] for n in ("weight", "bias")), *arrays
-        )
-        assert twins.global_norm(gradients) > 0.5
-        for last, parameters in results:
-            assert last.loss == pytest.approx(expected_loss, rel=1e-6)
-            assert last.gradient_norm == pytest.approx(twins.global_norm(gradients), rel=1e-5)
-            assert (last.number, last.images) == (1, 32)
-            assert_close(parameters, results[0][1], **TOLERANCE["float32, one update"])
+    def test_images_that_went_into_each_update(self, once, tail, expected):
+        epoch = [(4, "finite")] * 7 + [END]
+        updates = follow(once, epoch * 2, 4, tail)
+        assert [update.images for update in updates] == expected
 
 
 def test_a_hundred_small_contributions_are_not_lost():
@@ -436,9 +320,3 @@ class TestBatchNorm:
             parts, whole = self.train(norm, 4, warned), self.train(norm, 1, 0)
             off = max(largest_differences(parts, whole).values())
             assert off <= 1e-5 if norm == "group" else off > 1e-3
-
-
-@pytest.mark.parametrize("micro_steps", [0, 2.5, "4", lambda updates: 1 - 1])
-def test_micro_steps_that_are_none(micro_steps):
-    with pytest.raises(InputError, match="micro_steps: expected an integer >= 1"):
-        new_step(micro_steps)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from mindspore import Tensor, nn, ops
+from mindspore import Tensor, nn
 from mindspore.train import Model
 
 from labkit.errors import InputError
@@ -17,17 +17,14 @@ from labkit.steps.losses import CrossEntropySmooth, LossNet
 from labkit.steps.options import DynamicLossScale
 from labkit.steps.step import PlainStep
 from labkit.steps.update import UpdateStage
-from tests import twins
 from tests.support.step_cells import (
     INPUTS,
     OUTPUTS,
     STEPS,
-    Own,
     assert_bit_equal,
     assert_close,
     linear,
     momentum,
-    of_means,
     plain,
     regression,
     restore,
@@ -77,14 +74,12 @@ def of_torch(values, inputs, labels, options):
 class Accumulating:
     """A linear classifier whose step sums two micro-batches and moves by their mean gradient."""
 
-    def __init__(self, loss_fn, sizes=(3, 5), per=None, **options):
+    def __init__(self, loss_fn, first=3, per=None, **options):
         ms.set_seed(5)
-        self.sizes = sizes
-        self.network = nn.Dense(INPUTS, CLASSES)
-        optimizer = nn.SGD(self.network.trainable_params(), 1.0)
-        self.step = AccumulatedStep(
-            LossNet(self.network, loss_fn, per=per), optimizer, 2, **options
-        )
+        self.first, self.network = first, nn.Dense(INPUTS, CLASSES)
+        loss_net = LossNet(self.network, loss_fn, per=per)
+        sgd = nn.SGD(self.network.trainable_params(), 1.0)
+        self.step = AccumulatedStep(loss_net, sgd, 2, **options)
         self.initial = snapshot(self.step)
 
     def train(self, *batches):
@@ -95,12 +90,11 @@ class Accumulating:
         return losses, snapshot(self.network)
 
     def __call__(self, inputs, labels):
+        """Return the weights before, the update, and the moves of two micro-batches."""
         before = {name: self.initial[name] for name in snapshot(self.network)}
-        ends = np.cumsum(self.sizes)
-        parts = [slice(end - size, end) for end, size in zip(ends, self.sizes, strict=True)]
-        _, after = self.train(*((inputs[part], labels[part]) for part in parts))
-        moves = {name: before[name] - after[name] for name in before}
-        return before, self.step.last_update, moves
+        cut = self.first
+        _, after = self.train((inputs[:cut], labels[:cut]), (inputs[cut:], labels[cut:]))
+        return before, self.step.last_update, {name: before[name] - after[name] for name in before}
 
 
 @pytest.fixture(scope="module", params=LOSSES)
@@ -140,125 +134,76 @@ def test_labels_of_any_type_of_integers(build, dtypes):
     """NumPy's and PyTorch's are int64, which MindSpore's cross entropy refuses; images' uint8."""
     inputs = np.random.default_rng(2).normal(size=(8, INPUTS)).astype(np.float32)
     labels = np.arange(8) % CLASSES
-    step = Accumulating(build(), (4, 4))
+    step = Accumulating(build(), 4)
     expected = step(inputs, labels.astype(np.int32))[2]
     for dtype in dtypes:
         for name, move in step(inputs, labels.astype(dtype))[2].items():
             np.testing.assert_array_equal(move, expected[name])
 
 
-class TestPaddingAlone:
-    """A micro-batch without a label that counts is neither an overflow nor part of a mean."""
-
-    inputs = np.random.default_rng(8).normal(size=(4, INPUTS)).astype(np.float32)
-    known, none = np.int32([0, 1, 2, 3]), np.full(4, -100, np.int32)
-
-    @pytest.mark.parametrize("options", [{"nonfinite": "drop_group"}, {"per": "rows"}])
-    def test_the_rest_of_the_group_is_applied(self, options):
-        good, padding = (self.inputs, self.known), (self.inputs, self.none)
-        loss_scale = DynamicLossScale(initial=4096)
-        made = Accumulating(nn.CrossEntropyLoss(), loss_scale=loss_scale, **options)
-        losses, after = made.train(padding, good)
-        assert losses[0] == 0 and int(made.step.dropped.asnumpy()) == 0
-        assert float(made.step.gradient.loss_scale.asnumpy()) == 4096
-        loss = made.step.last_update.loss
-        _, alone = made.train(good)
-        assert loss == pytest.approx(made.step.last_update.loss, rel=1e-6)
-        assert_close(after, alone, rtol=1e-5, atol=1e-6)
-
-    @pytest.mark.parametrize("weights", [None, np.float32([1, 0, 2, 1])])
-    def test_another_ignored_class(self, weights):
-        weight = weights if weights is None else Tensor(weights)
-        made = Accumulating(nn.CrossEntropyLoss(weight, 0))
-        good = self.inputs, self.known
-        losses, after = made.train(good, (self.inputs, 0 * self.known))
-        assert losses[1] == 0 and int(made.step.dropped.asnumpy()) == 0
-        assert_close(after, made.train(good)[1], rtol=1e-5, atol=1e-6)
-
-    def test_a_plain_step_makes_no_update_and_still_sees_faults(self):
-        network = nn.Dense(INPUTS, CLASSES)
-        step = plain(
-            LossNet(network, nn.CrossEntropyLoss()), nn.SGD(network.trainable_params(), 1.0)
-        )
-        step(*tensors(self.inputs, self.none))
-        assert int(step.updates.asnumpy()) == int(step.dropped.asnumpy()) == 0
-        step(*tensors(self.inputs * np.float32(np.nan), self.none))
-        assert int(step.updates.asnumpy()) == 0 and int(step.dropped.asnumpy()) == 1
-
-
-def squared_error(outputs, targets):
-    return ops.mean(ops.square(outputs - targets))
-
-
-def by_rows(outputs, targets):
-    return squared_error(outputs, targets), len(outputs)
+FEATURES = np.random.default_rng(8).normal(size=(4, INPUTS)).astype(np.float32)
+KNOWN, PADDING = np.int32([0, 1, 2, 3]), np.full(4, -100, np.int32)
+COLUMN = np.ones(4, np.float32)  # the targets of a network with one output
 
 
 @pytest.mark.parametrize(
-    ("make", "weights"),
+    ("weights", "ignored", "options"),
     [
-        (lambda n: LossNet(n, nn.MSELoss()), (3, 5)),
-        (lambda n: nn.WithLossCell(n, nn.MSELoss()), (3, 5)),
-        (lambda n: LossNet(n, squared_error, per="rows"), (3, 5)),
-        (lambda n: Own(n, by_rows), (3, 5)),
-        (lambda n: Own(n, of_means), (1, 1)),
+        (None, -100, {"nonfinite": "drop_group"}),
+        (None, -100, {"per": "rows"}),
+        (None, 0, {}),
+        (np.float32([1, 0, 2, 1]), 0, {}),
     ],
 )
-def test_two_micro_batches_move_by_their_weighted_mean_gradient(make, weights):
-    """Against the closed form in float64, for every form of a loss net."""
-    network, (inputs, targets) = linear(), rows(8)
-    before = [network.weight.asnumpy().copy(), network.bias.asnumpy().copy()]
-    step = AccumulatedStep(make(network), nn.SGD(network.trainable_params(), 1.0), 2)
-    parts = [slice(0, 3), slice(3, 8)]
-    exact = [part.astype(np.float64) for part in before]
-    results = [twins.linear_regression(*exact, inputs[p], targets[p]) for p in parts]
-    for part in parts:
-        step(*tensors(inputs[part], targets[part]))
-    assert step.last_update.loss == pytest.approx(
-        np.average([loss for loss, _ in results], weights=weights), rel=1e-6
-    )
-    moved = [before[0] - network.weight.asnumpy(), before[1] - network.bias.asnumpy()]
-    for number, move in enumerate(moved):
-        gradient = np.average([g[number] for _, g in results], axis=0, weights=weights)
-        np.testing.assert_allclose(move, gradient, rtol=1e-5, atol=1e-6)
+def test_padding_alone_is_neither_an_overflow_nor_part_of_a_mean(weights, ignored, options):
+    """A micro-batch without a label that counts; the rest of its group is applied."""
+    loss_fn = nn.CrossEntropyLoss(weights if weights is None else Tensor(weights), ignored)
+    made = Accumulating(loss_fn, loss_scale=DynamicLossScale(initial=4096), **options)
+    good, padding = (FEATURES, KNOWN), (FEATURES, np.full_like(KNOWN, ignored))
+    losses, after = made.train(padding, good)
+    assert losses[0] == 0 and int(made.step.dropped.asnumpy()) == 0
+    assert float(made.step.gradient.loss_scale.asnumpy()) == 4096
+    loss = made.step.last_update.loss
+    _, alone = made.train(good)
+    assert loss == pytest.approx(made.step.last_update.loss, rel=1e-6)
+    assert_close(after, alone, rtol=1e-5, atol=1e-6)
 
 
-FEATURES = np.ones((4, INPUTS), np.float32)
-KNOWN = np.int32([0, 1, 2, 3])
-COLUMN = np.ones(4, np.float32)  # the targets of a network with one output
+def test_what_a_plain_step_makes_of_padding_of_faults_and_of_a_wrong_label():
+    """Of padding no update; a later batch with a wrong label is dropped and counted."""
+    network = nn.Dense(INPUTS, CLASSES)
+    step = plain(LossNet(network, nn.CrossEntropyLoss()), nn.SGD(network.trainable_params(), 0.1))
+    for features, labels, updates, dropped in (
+        (FEATURES, PADDING, 0, 0),
+        (FEATURES * np.float32(np.nan), PADDING, 0, 1),
+        (FEATURES, KNOWN, 1, 1),
+        (FEATURES, KNOWN + 1, 1, 2),
+    ):
+        kept, number = snapshot(network), step.last_update.number
+        loss = float(step(*tensors(features, labels)))
+        assert (step.last_update.number, int(step.dropped.asnumpy())) == (updates, dropped)
+        assert (number < updates) == any((kept[n] != v).any() for n, v in snapshot(network).items())
+    assert np.isnan(loss)
+
+
+OUT_OF_RANGE = "label 4 at index 3 is out of range: expected 0 .. 3, or ignore_index=-100"
 
 
 @pytest.mark.parametrize(
     ("loss_fn", "batch", "words"),
     [
-        (
-            nn.CrossEntropyLoss(),
-            (FEATURES, KNOWN + 1),
-            "label 4 at index 3 is out of range: expected 0 .. 3, or ignore_index=-100",
-        ),
+        (nn.CrossEntropyLoss(), (FEATURES, KNOWN + 1), OUT_OF_RANGE),
+        (CrossEntropySmooth(num_classes=CLASSES), (FEATURES, KNOWN + 1), OUT_OF_RANGE),
         (softmax_cross_entropy(), (FEATURES, KNOWN - 1), "label -1 at index 0 .*: expected 0 .. 3"),
         (
             nn.MSELoss(),
-            (FEATURES, np.ones(4, np.float32)),
-            r"labels of the loss: expected the shape \(4, 4\), got \(4,\)",
+            (FEATURES, FEATURES[:, 0]),
+            r"labels .* the shape \(4, 4\), got \(4,\)",
         ),
         (nn.MSELoss(), (FEATURES, COLUMN), r"expected the shape \(4, 1\), got \(4,\)"),
         (nn.CrossEntropyLoss(), (KNOWN, FEATURES), r"labels last, got Int32 .4,., Float32 .4, 3."),
-        (
-            CrossEntropySmooth(smooth_factor=0.1, num_classes=CLASSES),
-            (FEATURES, KNOWN + 1),
-            "label 4 at index 3 is out of range: expected 0 .. 3, or ignore_index=-100",
-        ),
-        (
-            nn.CrossEntropyLoss(),
-            (FEATURES.astype(np.float64), KNOWN),
-            r"float64. .*, got Float64 .4, 3",
-        ),
-        (
-            nn.CrossEntropyLoss(),
-            ((Tensor(FEATURES), Tensor(KNOWN)),),
-            "expected Tensors .* got tuple",
-        ),
+        (nn.CrossEntropyLoss(), (FEATURES.astype(float), KNOWN), r"float64.*Float64 .4, 3"),
+        (nn.CrossEntropyLoss(), ((Tensor(FEATURES), Tensor(KNOWN)),), "Tensors .* got tuple"),
     ],
 )
 def test_a_first_batch_is_refused_in_one_sentence(loss_fn, batch, words):
@@ -268,16 +213,6 @@ def test_a_first_batch_is_refused_in_one_sentence(loss_fn, batch, words):
     with unchanged(step), pytest.raises(InputError, match=words) as raised:
         step(*parts)
     assert "\n" not in str(raised.value)
-
-
-def test_a_wrong_label_of_a_later_batch_is_dropped_and_counted():
-    network = nn.Dense(INPUTS, CLASSES)
-    step = plain(LossNet(network, nn.CrossEntropyLoss()), nn.SGD(network.trainable_params(), 0.1))
-    step(*tensors(FEATURES, KNOWN))
-    kept = snapshot(network)
-    assert np.isnan(float(step(*tensors(FEATURES, KNOWN + 1))))
-    assert_bit_equal(snapshot(network), kept)
-    assert int(step.dropped.asnumpy()) == 1 and step.last_update.number == 1
 
 
 @pytest.mark.parametrize("options", [{}, {"micro_steps": 3}])
@@ -307,36 +242,31 @@ def test_float16_parameters_are_warned_of():
         plain(LossNet(network, nn.MSELoss()), momentum(network))
 
 
-def test_which_steps_are_one_graph():
-    """Adasum, THOR and the subspace have graphs between which the host acts, as may a stage."""
-
-    class Between(UpdateStage):
-        def between(self, step, batch, loss):
-            pass
-
-    one_graph = set()
-    for name, make in STEPS.items():
-        network, loss_net = regression()
-        if make(loss_net, momentum(network)).one_graph:
-            one_graph.add(name)
-    assert one_graph == {"plain", "accumulated"}
-    network, loss_net = regression()
-    optimizer = momentum(network)
-    assert not PlainStep(loss_net, optimizer, update=Between(optimizer)).one_graph
-
-
-@pytest.mark.parametrize("name", ["plain", "accumulated"])
+@pytest.mark.parametrize("name", STEPS)
 def test_in_sink_mode_a_step_of_one_graph_trains_alike_to_the_bit(name):
+    """Adasum, THOR and the subspace have graphs between which the host acts."""
     ends = []
     for sink in (True, False):
         network, loss_net = regression()
         step = STEPS[name](loss_net, momentum(network))
-        assert step.one_graph
-        data = ms.dataset.NumpySlicesDataset(rows(16), ["x", "y"], shuffle=False).batch(4)
-        Model(step).train(3, data, dataset_sink_mode=sink)
-        assert step.last_update.number == (12 if name == "plain" else 6)
-        ends.append(snapshot(step))
-    assert_bit_equal(*ends)
+        assert step.one_graph == (name in ("plain", "accumulated"))
+        if step.one_graph:
+            data = ms.dataset.NumpySlicesDataset(rows(16), ["x", "y"], shuffle=False).batch(4)
+            Model(step).train(3, data, dataset_sink_mode=sink)
+            assert step.last_update.number == (12 if name == "plain" else 6)
+            ends.append(snapshot(step))
+    if ends:
+        assert_bit_equal(*ends)
+
+
+def test_a_stage_that_acts_between_graphs_is_no_single_graph():
+    class Between(UpdateStage):
+        def between(self, step, batch, loss):
+            pass
+
+    network, loss_net = regression()
+    optimizer = momentum(network)
+    assert not PlainStep(loss_net, optimizer, update=Between(optimizer)).one_graph
 
 
 def body_and_head():

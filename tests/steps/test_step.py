@@ -5,24 +5,28 @@ import warnings
 import mindspore as ms
 import numpy as np
 import pytest
-from mindspore import ParameterTuple, nn
+from mindspore import ParameterTuple, nn, ops
 from mindspore.train import LossMonitor, Model, ModelCheckpoint, TimeMonitor
 
+from labkit.algorithms.adasum.update import AdasumUpdate
 from labkit.errors import InputError
 from labkit.labs.compare import parameter_values
 from labkit.runtime import pynative
 from labkit.steps.accumulation import AccumulatedStep
 from labkit.steps.losses import LossNet
-from labkit.steps.state import set_state
+from labkit.steps.state import set_state, state
 from labkit.steps.step import PlainStep
+from labkit.steps.update import UpdateStage
 from tests import twins
 from tests.support.step_cells import (
     INPUTS,
     STEPS,
+    Counted,
     Normalised,
     Product,
     assert_bit_equal,
     assert_close,
+    exact,
     linear,
     momentum,
     moved,
@@ -81,33 +85,32 @@ class TestEveryStep:
         return once(_with_momentum, make_step)
 
     def test_returns_the_scalar_loss_before_the_update(self, reused):
+        """The loss of an update is the mean of its micro-batches'."""
         network, step = reused
         last = step.last_update
         assert (last.number, last.loss, last.gradient_norm, last.images) == (0, 0, 0, 0)
+        losses = []
         for call in range(4):
-            weights = [p.asnumpy().copy() for p in (network.weight, network.bias)]
             inputs, targets = rows(ROWS, seed=call)
+            expected, _ = twins.linear_regression(*exact(network), inputs, targets)
             loss = step(*tensors(inputs, targets))
-            expected, _ = twins.linear_regression(*weights, inputs, targets)
+            losses.append(float(loss))
             assert loss.shape == () and loss.dtype == ms.float32
-            assert float(loss) == pytest.approx(expected, rel=1e-5)
+            assert losses[-1] == pytest.approx(expected, rel=1e-5)
+            mean = np.mean(losses[-step.micro_batches :])
+            if len(losses) % step.micro_batches == 0:
+                assert step.last_update.loss == pytest.approx(mean, rel=1e-6)
+        assert step.last_update.number == 4 // step.micro_batches
 
-    def test_an_updates_loss_is_the_mean_of_its_micro_batches(self, reused):
-        _, step = reused
-        losses = train(step, calls=step.micro_batches)
-        assert step.last_update.number == 1
-        assert step.last_update.loss == pytest.approx(np.mean(losses), rel=1e-6)
+    def test_names_and_what_is_trainable(self, reused):
+        """The loss is differentiated by extras; MindSpore marks an optimizer's state trainable.
 
-    def test_of_what_it_adds_the_extras_alone_are_trainable(self, reused):
-        """The loss is differentiated by these; MindSpore marks an optimizer's state trainable."""
+        A Cell that holds an optimizer may put its own name before its Parameters' names.
+        """
         network, step = reused
         extras = [extra for group in step.update.extras or () for extra in group]
         others = [*network.trainable_params(), *step.optimizer.trainable_params(), *extras]
         assert {p.name for p in step.trainable_params()} == {p.name for p in others}
-
-    def test_parameters_keep_their_names(self, reused):
-        """A Cell that holds an optimizer may put its own name before its Parameters' names."""
-        _, step = reused
         train(step, calls=2)
         alone = momentum(regression()[0])
         names = [parameter.name for parameter in alone.get_parameters()]
@@ -231,7 +234,6 @@ class TestNonfinite:
     @pytest.mark.parametrize(
         ("name", "options"),
         [(name, {}) for name in STEPS] + [(name, {"nonfinite": "drop_group"}) for name in GROUPS],
-        ids=str,
     )
     def test_nan_leaves_no_trace(self, name, options):
         network, step = self.build(STEPS[name], **options)
@@ -250,23 +252,10 @@ class TestNonfinite:
             assert_bit_equal(snapshot(network), before)
             assert traces(step, changed - kept) == set()
             assert "step.dropped" in changed and int(step.dropped.asnumpy()) == 1
-        if name == "accumulated" and not options:
-            self.in_the_middle_of_a_group(step, inputs, targets)
         for call in range(2):
             assert np.isfinite(float(step(*tensors(*rows(8, seed=2 + call)))))
         assert options or step.last_update.number > number  # a dropped group makes none
         assert all(np.isfinite(value).all() for value in snapshot(step).values())
-
-    def in_the_middle_of_a_group(self, step, inputs, targets):
-        """The gradient buffer is unchanged."""
-        set_state(step.micro_step, 0)
-        step(*tensors(inputs, targets))
-        sums = {n: v for n, v in snapshot(step).items() if n.startswith("grad_sum.")}
-        assert all(np.any(v != 0) for v in sums.values())
-        set_state(step.group_size, 4)
-        assert not np.isfinite(float(step(*tensors(inputs * np.nan, targets))))
-        assert_bit_equal({n: v for n, v in snapshot(step).items() if n in sums}, sums)
-        set_state(step.group_size, 2)
 
     @pytest.mark.parametrize("name", PROPAGATE)
     def test_propagate_lets_nan_through(self, name):
@@ -287,18 +276,25 @@ class TestNonfinite:
         step(*tensors(inputs, targets))
         assert np.isnan(network.second.weight.asnumpy()).all()
 
+    @pytest.mark.parametrize("name", ["plain", "accumulated"])
+    def test_the_check_changes_no_bit(self, name):
+        ends = []
+        for nonfinite in ("drop_micro", "drop_group", "propagate"):
+            network, loss_net = regression()
+            step = STEPS[name](loss_net, momentum(network), nonfinite=nonfinite)
+            train(step, calls=4)
+            ends.append(snapshot(step))
+        assert_bit_equal(ends[0], ends[1])
+        assert_bit_equal(ends[0], ends[2])
+
 
 RATES = [0.5, 0.25, 0.125, 0.0625]
 
 
 def groups(weight, bias):
     """The weight has a fifth of the bias's rate; the bias comes first in order."""
-    grouped = [
-        {"params": [weight], "lr": 0.1},
-        {"params": [bias]},
-        {"order_params": [bias, weight]},
-    ]
-    return grouped, 0.5, [(0.5, 0.1)] * 4
+    grouped = [{"params": [weight], "lr": 0.1}, {"params": [bias]}]
+    return [*grouped, {"order_params": [bias, weight]}], 0.5, [(0.5, 0.1)] * 4
 
 
 def scheduled_groups(weight, bias):
@@ -309,56 +305,32 @@ def scheduled_groups(weight, bias):
 
 def decayed_groups(weight, bias):
     """Groups that differ in weight decay alone share one rate."""
-    return [{"params": [weight], "weight_decay": 0.0}, {"params": [bias]}], RATES, RATES
+    grouped = [{"params": [weight], "weight_decay": 0.0}, {"params": [bias]}]
+    return grouped, RATES, [(rate,) for rate in RATES]
 
 
 @pytest.mark.usefixtures("released")
-class TestLearningRates:
-    """Schedules count updates: the rate of update n is the same for every k."""
-
-    @pytest.mark.parametrize(
-        ("case", "plain"),
-        [
-            *((case, False) for case in (groups, decayed_groups)),
-            *((scheduled_groups, plain) for plain in (True, False)),
-        ],
-    )
-    def test_rate_of_update_n(self, case, plain):
-        network = linear()
-        parameters, rate, expected = case(*network.trainable_params())
-        optimizer = nn.SGD(parameters, rate)
-        loss_net = LossNet(network, Product(), per="rows")
-        if plain:
-            step = PlainStep(loss_net, optimizer)
-        else:
-            step = AccumulatedStep(loss_net, optimizer, 1)
-        fresh = snapshot(step)
-        for micro_steps in (1,) if plain else (1, 3):
-            restore(step, fresh)
-            if micro_steps > 1:
-                step.micro_steps = micro_steps
-                set_state(step.group_size, micro_steps)
-            for number, rates in enumerate(expected, 1):
-                rates = rates if isinstance(rates, tuple) else (rates,)
-                self.update_once(network, step, micro_steps, rates)
-                assert step.last_update.number == number
-                assert step.last_update.learning_rate == pytest.approx(rates)
-
-    def update_once(self, network, step, micro_steps, rates):
-        """Assert the rates of one update; the gradient is constant, so that the moves show them."""
-        before, (inputs, targets) = parameter_values(network), rows(4)
-        for _ in range(micro_steps):
+@pytest.mark.parametrize("case", [groups, scheduled_groups, decayed_groups])
+@pytest.mark.parametrize("micro_steps", [None, 1, 3])
+def test_the_rate_of_update_n_is_the_same_for_every_k(case, micro_steps):
+    """Schedules count updates. The gradient is constant, so that the moves show the rates."""
+    network, (inputs, targets) = linear(), rows(4)
+    parameters, rate, expected = case(*network.trainable_params())
+    loss_net, sgd = LossNet(network, Product(), per="rows"), nn.SGD(parameters, rate)
+    kind, more = (AccumulatedStep, {"micro_steps": micro_steps}) if micro_steps else (PlainStep, {})
+    step = kind(loss_net, sgd, **more)
+    slopes = {"weight": targets.T @ inputs, "bias": targets.sum(axis=0)}
+    names = [parameter.name for parameter in sgd.parameters]
+    for number, rates in enumerate(expected, 1):
+        before = parameter_values(network)
+        for _ in range(micro_steps or 1):
             step(*tensors(inputs, targets))
-        slope = {
-            "weight": targets.T @ inputs / targets.size,
-            "bias": targets.sum(axis=0) / targets.size,
-        }
-        by_name = dict.fromkeys(slope, rates[0])
-        if len(rates) == 2:
-            by_name = dict(zip((p.name for p in step.optimizer.parameters), rates, strict=True))
+        assert step.last_update.number == number
+        assert step.last_update.learning_rate == pytest.approx(rates)
+        by_name = dict(zip(names, rates if len(rates) == 2 else rates * 2, strict=True))
         moves = {n: before[n] - value for n, value in parameter_values(network).items()}
-        expected = {n: by_name[n] * slope[n] for n in slope}
-        assert_close(moves, expected, **TOLERANCE["float32, one update"])
+        moved = {n: by_name[n] * slope / targets.size for n, slope in slopes.items()}
+        assert_close(moves, moved, **TOLERANCE["float32, one update"])
 
 
 class Unadapted(nn.LARS):
@@ -439,3 +411,102 @@ class TestAnyOptimizer:
         after = parameter_values(network)
         np.testing.assert_array_equal(after["weight"], before["weight"])
         assert (after["bias"] != before["bias"]).all()
+
+
+class Counting(UpdateStage):
+    """Gathers extras at every second update, and records the step's calls in order."""
+
+    def __init__(self, network, optimizer):
+        super().__init__(optimizer)
+        self.settings, self.extras = {"counting": "yes"}, network.extras
+        self.rows, self.calls = state("counting.rows", 0.0), []
+
+    def attach(self, step):
+        super().attach(step)
+        self.calls.append(id(step))
+
+    def wants_extras(self, updates):
+        return updates % 2 == 0
+
+    def take(self, gradients, extras, summary):
+        counted = extras[0][0] if len(extras) > 0 else 0.0
+        noted = ops.assign(self.rows, counted)
+        return ops.depend(self.updated(self.recorded(gradients, summary)), noted)
+
+    def before(self, step, batch):
+        self.calls.append(("before", int(step.updates.asnumpy()), len(batch)))
+
+    def between(self, step, batch, loss):
+        assert (loss is None) == (not batch)
+        rows_of_update = float(self.rows.asnumpy())
+        self.calls.append(("between", int(step.updates.asnumpy()), len(batch), rows_of_update))
+
+
+def _step(loss_net, optimizer, micro_steps, update=None):
+    if micro_steps is None:
+        return PlainStep(loss_net, optimizer, update=update)
+    return AccumulatedStep(loss_net, optimizer, micro_steps, update=update)
+
+
+def _counting(micro_steps):
+    network = Counted()
+    sgd = nn.SGD(network.layer.trainable_params(), 0.1)
+    stage = Counting(network, sgd)
+    return network, stage, _step(LossNet(network, nn.MSELoss()), sgd, micro_steps, stage)
+
+
+def test_order_of_calls():
+    _, stage, step = _counting(None)
+    for call in range(3):
+        step(*tensors(*rows(4, seed=call)))
+    assert stage.calls == [
+        id(step),
+        *(("before", 0, 2), ("between", 1, 2, 1)),
+        *(("before", 1, 2), ("between", 2, 2, 0)),
+        *(("before", 2, 2), ("between", 3, 2, 1)),
+    ]
+    assert step.settings["counting"] == "yes"
+
+
+@pytest.mark.parametrize("micro_steps", [None, 2])
+def test_with_extras_the_weights_are_those_without(once, micro_steps):
+    network, _, step = once(_counting, micro_steps)
+    plain, loss_net = regression()
+    other = _step(loss_net, nn.SGD(plain.trainable_params(), 0.1), micro_steps)
+    for call in range(7):
+        batch = tensors(*rows(4, seed=call))
+        assert float(step(*batch)) == pytest.approx(float(other(*batch)), rel=1e-5)
+    step.end_epoch()
+    other.end_epoch()
+    assert step.last_update.number == other.last_update.number > 3
+    for weight, expected in zip(exact(network.layer), exact(plain), strict=True):
+        np.testing.assert_allclose(weight, expected, **TOLERANCE["float32, a few updates"])
+
+
+def adasum_update(loss_net, optimizer):
+    return AdasumUpdate(optimizer, workers=2)
+
+
+WRONG_SIZE = "micro_steps: expected an integer >= 1"
+
+
+@pytest.mark.parametrize(
+    ("update", "kind", "options", "words"),
+    [
+        (lambda net, sgd: "adasum", PlainStep, {}, "update: expected an UpdateStage of the step"),
+        # Gradients of one optimizer's parameters would move those of another.
+        (lambda net, sgd: UpdateStage(momentum(linear(1))), PlainStep, {}, "an UpdateStage of the"),
+        (lambda net, sgd: PlainStep(net, sgd).update, PlainStep, {}, "belongs to another step"),
+        (adasum_update, PlainStep, {}, "step of AdasumUpdate: .*, got 'Plain"),
+        (adasum_update, AccumulatedStep, {"tail": "carry"}, "tail: .*'carry'"),
+        (lambda net, sgd: None, AccumulatedStep, {"micro_steps": 0}, WRONG_SIZE),
+        (lambda net, sgd: None, AccumulatedStep, {"micro_steps": 2.5}, WRONG_SIZE),
+        (lambda net, sgd: None, AccumulatedStep, {"micro_steps": "4"}, WRONG_SIZE),
+        (lambda net, sgd: None, AccumulatedStep, {"micro_steps": lambda updates: 0}, WRONG_SIZE),
+    ],
+)
+def test_what_is_refused(update, kind, options, words):
+    network, loss_net = regression()
+    sgd = momentum(network)
+    with pytest.raises(InputError, match=words):
+        kind(loss_net, sgd, update=update(loss_net, sgd), **options)

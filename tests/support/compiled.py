@@ -1,21 +1,18 @@
 """The operators of a compiled call, read from the graphs that MindSpore saves.
 
-The stage read is the last one before a device takes over: dead code is removed, equal nodes are
-merged, gradients are expanded, and nothing is specific to the CPU. A node counts once however often
-a loop runs it, and both branches of a condition count.
-
-Source: the ``validate`` files that MindSpore 2.10 writes if ``save_graphs`` is on. Each states how
-many nodes it holds; reading a different number is an error.
+The stage read is the last one before a device takes over: dead code is removed, gradients are
+expanded, and nothing is specific to the CPU. A node counts once however often a loop runs it, and
+both branches of a condition count. Source: the ``validate`` files that MindSpore 2.10 writes if
+``save_graphs`` is on; each states how many nodes it holds, and another number read is an error.
 """
 
 import contextlib
 import re
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-FILES = "[0-9]*_validate_*.ir"
 CALL = "call"
 # %12(name) = PrimFunc_MatMul(...), %13(name) = %12[@FuncUnion(...)](...), Return(%13)
 _NODE = re.compile(r"^  (?:%\d+\(.*?\) = |(?=Return\())(?:PrimFunc_)?([^\s(\[]+)")
@@ -26,8 +23,7 @@ _TOTAL = re.compile(r"^Total number of cnodes: (\d+)$", re.MULTILINE)
 _SHAPE = re.compile(r"(?<!Shape)\((-?\d+(?:, -?\d+)*)?\)")
 
 
-@dataclass(frozen=True)
-class Operator:
+class Operator(NamedTuple):
     """One node of a compiled graph."""
 
     name: str  # of the primitive: MatMul; "call" for the call of another graph
@@ -38,14 +34,14 @@ class Operator:
 def compiled_operators(call: Callable, *args: object) -> list[Operator]:
     """Return the operators of every graph that MindSpore compiles during ``call(*args)``.
 
-    The call must be a Cell that has not run on such arguments before, or must call one. It is
-    executed, with all its side effects. MindSpore's own settings are restored afterwards.
+    The call must be a Cell that has not run on such arguments before, or must call one.
     """
     with tempfile.TemporaryDirectory() as folder:
         with _saved_graphs(folder):
             call(*args)
         # Under msrun every rank writes into its own folder, rank_0/. A name ends with a counter.
-        files = sorted(Path(folder).rglob(FILES), key=lambda file: int(file.stem.split("_")[-1]))
+        files = Path(folder).rglob("[0-9]*_validate_*.ir")
+        files = sorted(files, key=lambda file: int(file.stem.split("_")[-1]))
         operators = [operator for file in files for operator in read_graph(file.read_text())]
     assert operators, "the call compiled nothing: it ran before, calls no Cell, or in PyNative mode"
     return operators

@@ -3,7 +3,5 @@
 # ruff: noqa: F403
 from labkit.reference import *
 from tests.twins.accumulation import *
-from tests.twins.kronecker import *
-from tests.twins.lenet import *
 from tests.twins.losses import *
 from tests.twins.schedules import *

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -51,8 +52,7 @@ def dynamic_loss_scale(
     return scales
 
 
-@dataclass(frozen=True)
-class MicroBatch:
+class MicroBatch(NamedTuple):
     """What the gradient stage knows about one micro-batch."""
 
     loss: float  # L_i, a mean
@@ -62,8 +62,7 @@ class MicroBatch:
     finite: bool = True  # loss and gradients are
 
 
-@dataclass(frozen=True)
-class Update:
+class Update(NamedTuple):
     """One update: averaged gradients after clipping, norm before clipping, mean loss, samples."""
 
     gradients: Arrays
@@ -74,10 +73,7 @@ class Update:
 
 @dataclass
 class Accumulation:
-    """Accumulation by keeping a list of the group's micro-batches, which are averaged at its end.
-
-    The options are those of ``labkit.steps.accumulation.AccumulatedStep``.
-    """
+    """``AccumulatedStep`` by a list of the group's micro-batches, which are averaged at its end."""
 
     micro_steps: int | Callable[[int], int]  # of the number of updates so far
     tail: str = "flush"
@@ -105,11 +101,11 @@ class Accumulation:
 
     def end_epoch(self) -> Update | None:
         """Flush, drop or carry a partly filled group; return the update that a flush makes."""
-        if self.micro_step == 0:
-            return None
+        counted = self.micro_step
         if self.tail == "carry":
             # The members stay, the count restarts: the next group has them in addition to its own.
-            self.micro_step = 0
+            counted = self.micro_step = 0
+        if counted == 0:
             return None
         if self.tail == "drop":
             self.members = []

@@ -1,4 +1,4 @@
-"""The schedules of ``labkit.steps.schedules``, update by update."""
+"""The schedules of ``labkit.steps.schedules`` as lists, computed update by update."""
 
 import math
 
@@ -6,7 +6,6 @@ import math
 def cosine_schedule(
     lr: float, lr_end: float, epochs: int, steps_per_epoch: int, warmup_epochs: int = 0
 ) -> list[float]:
-    """Return ``labkit.steps.schedules.cosine`` as a list, computed update by update."""
     total, warmup, rates = epochs * steps_per_epoch, warmup_epochs * steps_per_epoch, []
     for update in range(total):
         if update < warmup:
@@ -26,7 +25,6 @@ def resnet_schedule(
     steps_per_epoch: int,
     mode: str,
 ) -> list[float]:
-    """Return ``labkit.steps.schedules.get_lr`` as a list, computed update by update."""
     total, warmup, rates = total_epochs * steps_per_epoch, warmup_epochs * steps_per_epoch, []
     for update in range(total):
         if update < warmup:
@@ -50,7 +48,6 @@ def resnet_schedule(
 def thor_schedule(
     lr_init: float, decay: float, total_epochs: int, steps_per_epoch: int, decay_epochs: int
 ) -> list[float]:
-    """Return ``labkit.steps.schedules.get_thor_lr`` as a list, computed update by update."""
     rates = []
     for made in range(1, total_epochs * steps_per_epoch + 1):
         rate = lr_init * math.pow(1 - made / steps_per_epoch / total_epochs, decay)
@@ -66,7 +63,6 @@ def thor_schedule(
 def thor_damping(
     damping_init: float, decay_rate: float, total_epochs: int, steps_per_epoch: int
 ) -> list[float]:
-    """Return ``labkit.steps.schedules.get_thor_damping`` as a list, computed update by update."""
     return [
         damping_init * math.exp(math.log(decay_rate) * made / steps_per_epoch / 10)
         for made in range(1, total_epochs * steps_per_epoch + 1)

@@ -155,7 +155,7 @@ def test_evaluation_and_prediction_during_training_change_nothing():
     assert_bit_equal(*ends)
 
 
-SINK = "dataset_sink_mode: expected False: ThorUpdate acts on the host between graphs"
+SINK = "dataset_sink_mode: expected False: THOR inverts between graphs"
 
 
 @pytest.mark.parametrize(

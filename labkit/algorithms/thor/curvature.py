@@ -18,7 +18,7 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from labkit.algorithms.thor.layers import Geometry
 from labkit.ranks.cluster import rank_and_size
-from labkit.steps.fusion import summed_in_order
+from labkit.steps.gradients import summed_in_order
 
 # Inverses are accepted up to this sum of A's residual, max |(A + damping I) A_inverse - I|, and
 # G's. Measured by condition number: 1e5 at most 1.1e-3; 1e6 6e-3 to 2e-2, the inverse being right

@@ -15,8 +15,7 @@ from labkit.base.arguments import choice, integer, number, wrong
 from labkit.errors import InputError, refuse_unknown
 from labkit.nets.layers import exchange
 from labkit.steps.gradients import GradientStage
-from labkit.steps.losses import as_loss_net
-from labkit.steps.nonfinite import first_nonfinite
+from labkit.steps.losses import as_loss_net, first_nonfinite
 from labkit.steps.options import gradient_options
 from labkit.steps.schedules import check_length
 from labkit.steps.state import at, integer_of, rated, set_state, state, zeros_like
@@ -341,9 +340,11 @@ class ThorUpdate(UpdateStage):
         """
         update, measured = integer_of(self.record.updates), self.measured.asnumpy()
         self._check_factors(measured, update)
-        self.check_length(update + 1)
         given = self.options.damping
-        damping = np.float32(given[update] if isinstance(given, np.ndarray) else given)
+        if isinstance(given, np.ndarray):
+            check_length(given, update + 1, "damping")
+            given = given[update]
+        damping = np.float32(given)
         _, _, _, *tables = (parameter.asnumpy().copy() for parameter in self.refreshed)
         traces, frozen, refreshes, retries = tables
         rule, due = self.options.trace_rule, []
@@ -394,10 +395,6 @@ class ThorUpdate(UpdateStage):
     def schedules(self) -> dict[str, Callable | np.ndarray]:
         damping = self.options.damping
         return {"damping": damping} if isinstance(damping, np.ndarray) else {}
-
-    def check_length(self, updates: int) -> None:
-        if isinstance(self.options.damping, np.ndarray):
-            check_length(self.options.damping, updates, "damping", "values")
 
     def memory_usage(self) -> list[dict]:
         """Return a row per layer: its name, factor shapes, and bytes of factors and inverses."""
