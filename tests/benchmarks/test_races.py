@@ -3,17 +3,14 @@
 import numpy as np
 import pytest
 import race
-import thor_race
 from accumulation_race import make_step as accumulated
 from accumulation_race import train as train_accumulated
 from adasum_race import cosines_of, make_step, setting_of
-from critical_batch import PATIENCE, PLAN, decided, planned
 from mindspore import Tensor
 
 from labkit.labs.compare import parameter_values
 from labkit.labs.results import LAYERS
 from labkit.reference import cosine
-from labkit.runtime import pynative
 
 
 def test_a_race_trains_only_what_is_not_finished(tmp_path):
@@ -80,17 +77,6 @@ def test_the_bugs_carry_the_tail_and_print_the_last_micro_batch(runtime):
     assert np.abs(np.subtract(returned["four"], own)[4:8]).max() > 1e-6
 
 
-def test_the_resnet_of_thors_race(runtime):
-    setting = {"net": "ResNet", "optimizer": "THOR", "learning_rate": 0.1, "epochs": 1}
-    setting |= {"damping": 1.0, "trace_rule": [0.1, 0.001]}
-    network, step = thor_race.make_step(setting, 6, 1)
-    grey = np.random.default_rng(0).normal(size=(2, 1, 32, 32)).astype(np.float32)
-    with pynative():
-        logits = network(Tensor(grey)).asnumpy()
-    assert logits.shape == (2, 10) and np.isfinite(logits).all()
-    assert len(step.update.layers) == 13  # with 2 convolutions a block, 3 of them downsampling
-
-
 def test_the_cosines_are_the_mean_over_pairs():
     random = np.random.default_rng(0)
     vectors = {
@@ -111,44 +97,6 @@ def test_adasums_rate_warms_up_and_ends_at_zero():
     rates = step.optimizer.learning_rate.learning_rate.asnumpy()
     assert rates.shape == (100,) and rates.argmax() == 17
     assert rates[17] == pytest.approx(0.03) and rates[0] == 0 and rates[-1] < 0.03 / 80
-
-
-def carried_out(best, fails=()):
-    """Return the rows if trainings take fewest updates at the rate ``best(workers, reduction)``.
-
-    Trainings in ``fails``, as (reduction, workers, rate, seed), never reach the target.
-    """
-    rows = []
-    for row, _, setting, seed, limits in planned(PLAN, rows):
-        which = setting["reduction"], setting["workers"], setting["learning_rate"]
-        needed = round(200 * (1 + np.log2(which[2] / best(which[1], which[0])) ** 2))
-        there = needed if needed <= limits["most"] and (*which, seed) not in fails else None
-        rows.append(row | {"to_target": there})
-    return rows
-
-
-def test_the_critical_batch_is_raced_at_the_best_rate_of_each_number_of_workers():
-    """The mean's best rate grows with the workers up to 0.06; Adasum's stays at 0.015."""
-    rows = carried_out(lambda n, of: 0.015 if of == "adasum" else min(0.06, 0.015 * n))
-    rates = decided(PLAN, rows)["tuned"]
-    assert list(rates["mean"].values()) == [0.015, 0.03, *[0.06] * 4]
-    assert set(rates["adasum"].values()) == {0.015}
-    raced = [row for row in rows if row["stage"] == "race"]
-    assert len(raced) == 3 * 6 + 3 * 5 and {row["seed"] for row in raced} == set(PLAN["seeds"])
-    assert all(row["most"] == PATIENCE * row["to_target"] for row in raced)
-    assert len({repr({**row, "most": 0}) for row in rows}) == len(rows)  # no training twice
-
-
-@pytest.mark.parametrize("reduction", ["mean", "adasum"])
-def test_a_rate_that_loses_a_seed_does_not_count_and_the_next_best_is_raced(reduction):
-    lost = {(reduction, 8, 0.06, 2)}
-    rows = carried_out(lambda workers, of: 0.06 if workers >= 8 else 0.03, lost)
-    raced = [r for r in rows if r["stage"] == "race" and r["reduction"] == reduction]
-    rates = [row["learning_rate"] for row in raced if row["workers"] == 8]
-    # The tuning starts at 0.03, the single worker's rate, at which Adasum is raced first.
-    assert rates == sorted([0.03] * 3 + [0.06] * 3, reverse=reduction == "mean")
-    chosen = decided(PLAN, rows)["tuned"][reduction]
-    assert (chosen["4"], chosen["8"], chosen["16"]) == (0.03, 0.03, 0.06)
 
 
 @pytest.mark.parametrize("workers", [2, pytest.param(3, marks=pytest.mark.long)])

@@ -42,16 +42,6 @@ def setting_of(method, **changes):
     return subspace_race.setting_of({"batch 8": SMALL}, method, **changes)
 
 
-def test_no_training_is_planned_twice_and_all_have_40_snapshots():
-    plan = subspace_race.PLAN
-    trainings = subspace_race.planned(plan, [])
-    assert trainings and len({repr(training) for training in trainings}) == len(trainings)
-    for stage_one in plan["settings"].values():
-        per_epoch = plan["images"]["train"] // stage_one["batch"]
-        moments = subspace_race.moments_of(stage_one, per_epoch)
-        assert len(set(moments)) == 40 and moments[-1] == stage_one["epochs"] * per_epoch
-
-
 def test_snapshots_are_taken_when_the_callback_takes_them(once, tmp_path):
     from labkit.steps.step import PlainStep
     from tests.support.trainings import dataset, loss_fn, network

@@ -7,7 +7,7 @@ from pathlib import Path
 import mindspore as ms
 import numpy as np
 import pytest
-from mindspore import Tensor, nn, ops
+from mindspore import nn
 
 from labkit.algorithms.adasum import AdasumStep
 from labkit.algorithms.subspace import SubspaceStep
@@ -135,28 +135,6 @@ def test_every_operator_of_a_step_is_documented_for_all_platforms(make, build, o
     # The graphs of the step were read: they hold its optimizer and a backward pass.
     assert "ApplyMomentum" in names and any(o.scope.startswith("Gradients/") for o in operators)
     assert missing(names) == {}
-
-
-class Branches(nn.Cell):
-    """A loop around a condition that only the device knows; two products in it are equal."""
-
-    def construct(self, inputs, count):
-        while count > 0:
-            if count > 2:
-                inputs = ops.MatMul()(inputs, inputs) * ops.tanh(ops.MatMul()(inputs, inputs))
-            else:
-                inputs = ops.tan(inputs)
-            count = count - 1
-        return ops.exp(inputs)
-
-
-def test_what_a_call_compiles_is_read_once():
-    """Equal nodes are one; a branch and the body of a loop count once."""
-    call = (Branches(), Tensor(np.ones((3, 3), np.float32)), Tensor(5))
-    names = [o.name for o in compiled_operators(*call)]
-    assert [names.count(name) for name in ("MatMul", "Tanh", "Tan", "Exp")] == [1] * 4
-    with pytest.raises(AssertionError, match="compiled nothing"):
-        compiled_operators(*call)
 
 
 def test_known_primitives():
