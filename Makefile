@@ -30,7 +30,7 @@ PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reord
 STEPS := tests/steps tests/training tests/base
 ALGORITHMS := tests/algorithms tests/recipes tests/upstream
 PARTS := "$(STEPS)" "$(ALGORITHMS)" "tests notebooks $(addprefix --ignore=,$(STEPS) $(ALGORITHMS))"
-RANKS := tests/*/test_*on_ranks.py tests/*/*/test_*on_ranks.py
+RANKS := tests/*/test_*on_ranks.py
 ONE_MORE := $(shell expr $(JOBS) + 1 2>/dev/null || echo $(JOBS))
 # What compares speed and memory. The races in benchmarks/, stored, take up to an hour each.
 BENCH ?= memory step_times subspace
