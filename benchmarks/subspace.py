@@ -53,37 +53,27 @@ def main():
 
 def write(folder):
     """Write snapshots of a random walk of ResNet-50 in which every weight moves in every step."""
-    from types import SimpleNamespace
+    from mindspore import Tensor
 
     from labkit.algorithms.subspace.snapshots import write_snapshot
     from labkit.nets.resnet import resnet50
 
-    random = np.random.default_rng(0)
-    values = {p.name: p.asnumpy().copy() for p in resnet50().trainable_params()}
-    weights = [
-        SimpleNamespace(name=name, asnumpy=lambda value=value: value)
-        for name, value in values.items()
-    ]
+    random, weights = np.random.default_rng(0), resnet50().trainable_params()
     for number in range(SNAPSHOTS):
-        for value in values.values():
-            value += 0.01 * random.standard_normal(value.shape, dtype=np.float32)
+        for weight in weights:
+            move = 0.01 * random.standard_normal(weight.shape, dtype=np.float32)
+            weight.set_data(Tensor(weight.asnumpy() + move))
         write_snapshot(Path(folder) / f"step-{number:09d}.safetensors", weights)
     return {}
-
-
-def weights():
-    """Return (name, shape) of each Parameter of ResNet-50."""
-    from labkit.nets.resnet import resnet50
-
-    return [(p.name, p.shape) for p in resnet50().trainable_params()]
 
 
 def times(folder, rounds):
     """Return the median seconds of the readings and of the basis, timed in turn."""
     from labkit.algorithms.subspace.components import principal_components
     from labkit.algorithms.subspace.snapshots import SnapshotFolder
+    from labkit.nets.resnet import resnet50
 
-    snapshots = SnapshotFolder(folder, weights())
+    snapshots = SnapshotFolder(folder, resnet50())
     part = np.empty((len(snapshots), PART // len(snapshots)), np.float32)
     matrices = {}
 
@@ -123,10 +113,12 @@ def memory(folder):
     """Return the anonymous memory in MB before a basis is computed, and the peak during it."""
     from labkit.algorithms.subspace import Basis
     from labkit.labs.measure import Peak, anonymous_mb
+    from labkit.nets.resnet import resnet50
 
-    own, before = weights(), anonymous_mb()
+    network = resnet50()
+    before = anonymous_mb()
     with Peak() as peak:
-        basis = Basis.of(folder, own, COMPONENTS)
+        basis = Basis.of(folder, network, COMPONENTS)
     assert basis.matrix.any()
     return {"before_mb": before, "peak_mb": peak.value}
 
