@@ -112,6 +112,7 @@ def test_ctrl_c_ends_the_kernels_and_is_130(project, results):
         ("run oen", "unknown lab 'oen'; expected one of: 01_one, 02_fails, 03_hangs. Did you mean"),
         ("run 01 copies/01_one.ipynb", "LAB: expected one notebook called 01_one, got two"),
         ("run none.ipynb", "cannot read the notebook"),
+        ("run copies/odd.ipynb", "odd.ipynb: expected assignments in Python, got 'rate = ("),
         ("run 01 --preset smok", "unknown preset 'smok'"),
         ("run 01 --device TPU", "unknown device 'TPU'"),
         ("run 01 -p rte=1", "unknown parameter of lab 01_one 'rte'"),
@@ -136,7 +137,9 @@ def test_ctrl_c_ends_the_kernels_and_is_130(project, results):
     ],
 )
 def test_bad_input_is_one_line_and_nothing_is_made(call, project, words, message):
-    shutil.copytree(project / "notebooks", project / "copies")
+    copies = shutil.copytree(project / "notebooks", project / "copies")
+    odd = (copies / "01_one.ipynb").read_text().replace("rate = None", "rate = (")
+    (copies / "odd.ipynb").write_text(odd)
     for name, text in {"run.json": "", "01/results.json": '{"lab": "01"}'}.items():
         (project / "done" / name).parent.mkdir(parents=True, exist_ok=True)
         (project / "done" / name).write_text(text)
