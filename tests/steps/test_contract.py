@@ -204,6 +204,7 @@ OUT_OF_RANGE = "label 4 at index 3 is out of range: expected 0 .. 3, or ignore_i
         (nn.CrossEntropyLoss(), (KNOWN, FEATURES), r"labels last, got Int32 .4,., Float32 .4, 3."),
         (nn.CrossEntropyLoss(), (FEATURES.astype(float), KNOWN), r"float64.*Float64 .4, 3"),
         (nn.CrossEntropyLoss(), ((Tensor(FEATURES), Tensor(KNOWN)),), "Tensors .* got tuple"),
+        (nn.CrossEntropyLoss(), (FEATURES[0], np.array(1, np.int32)), r"one row.* Int32 .\)"),
     ],
 )
 def test_a_first_batch_is_refused_in_one_sentence(loss_fn, batch, words):

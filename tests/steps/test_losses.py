@@ -47,6 +47,10 @@ class Own(nn.CrossEntropyLoss):
         return ops.mean(logits) + ops.mean(labels)
 
 
+class Named(nn.MSELoss):
+    """MindSpore's own loss under another name."""
+
+
 @pytest.mark.parametrize(
     ("loss_fn", "over", "axis"),
     [
@@ -58,6 +62,7 @@ class Own(nn.CrossEntropyLoss):
         (softmax_cross_entropy(sparse=False), "rows", None),
         (Own(), None, None),
         (nn.MSELoss(), "elements", None),
+        (Named(), "elements", None),
         (absolute_error, None, None),
         (ops.mse_loss, None, None),
     ],
