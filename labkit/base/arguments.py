@@ -31,7 +31,10 @@ def is_integer(value: object) -> bool:
 
 def is_number(value: object) -> bool:
     """Return whether ``value`` is a finite real number, and not a bool."""
-    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    try:
+        return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:  # an integer beyond the floats
+        return False
 
 
 def integer(name: str, value: object, at_least: int = 1, at_most: int | None = None) -> int:

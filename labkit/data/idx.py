@@ -38,9 +38,10 @@ def read_pair(
     if len(images) != len(labels):
         found = f"{images_path} has {len(images)} images and {labels_path} has {len(labels)} labels"
         raise InputError(f"{found}; expected one label for each image")
-    if labels.max() >= CLASSES:
-        first = labels[labels >= CLASSES][0]
-        raise InputError(f"{labels_path}: label {first}; expected 0 to {CLASSES - 1}")
+    if (wrong := labels >= CLASSES).any():
+        first = wrong.argmax()
+        found = f"label {labels[first]} at position {first} ({wrong.sum()} such labels)"
+        raise InputError(f"{labels_path}: {found}; expected 0 to {CLASSES - 1}")
     return images, labels
 
 

@@ -124,12 +124,15 @@ def create_datasets(
     train: str = "train",
     val: str = "val",
     augment: bool = True,
+    backend: str = "mindspore",
+    cache_session_id: int | None = None,
     **options: Any,
 ) -> tuple[ds.Dataset, ds.Dataset, tuple[str, ...]]:
     """Return the training set, the validation set and the class names of a folder with both.
 
     The folder holds two folders of images, named ``train`` and ``val``; all other arguments are
-    those of ``create_dataset``.
+    those of ``create_dataset``: ``augment`` of training alone, ``cache_session_id`` of validation
+    alone, and ``backend`` too where training is augmented.
 
     Raises:
         InputError: if their classes are not the same, and as in ``create_dataset``.
@@ -142,7 +145,9 @@ def create_datasets(
         found = f"{alone[0]} in {train} alone, {alone[1]} in {val} alone"
         raise InputError(f"{folder}: expected the same classes in both, got {found}")
     share = (batch_size, rank_size, rank_id)
-    train_set = create_dataset(folders[0], *share, augment=augment, **options)
+    of_training = "mindspore" if augment else backend
+    train_set = create_dataset(folders[0], *share, augment=augment, backend=of_training, **options)
+    options |= {"backend": backend, "cache_session_id": cache_session_id}
     return train_set, create_dataset(folders[1], *share, do_train=False, **options), names
 
 

@@ -133,6 +133,8 @@ def plain(value: Any, name: str) -> Any:
         return {str(key): plain(item, f"{name}[{key!r}]") for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain(item, f"{name}[{index}]") for index, item in enumerate(value)]
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
     value = value.asnumpy() if hasattr(value, "asnumpy") else value
     if hasattr(value, "tolist"):
         return plain(value.tolist(), name)

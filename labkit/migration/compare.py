@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from labkit.errors import InputError
 from labkit.migration.fixtures import Digest
 from labkit.migration.trace import STAGES, Trace
 
@@ -42,9 +43,12 @@ def compare_step(actual: Trace, reference: Trace) -> list[Row]:
     ``actual`` is the step to judge, from ``trace``, not a recorded one. An update is known only to
     the spacing of float32 numbers of its weight's size, which is subtracted from its difference. In
     the stage ``forward`` only cells that both sides have are compared; in every other one a tensor
-    that one side lacks is a failed row.
+    that one side lacks is a failed row. Raises ``InputError`` if there is nothing to compare.
     """
-    return [row for stage in STAGES for row in _rows(stage, actual, reference)]
+    rows = [row for stage in STAGES for row in _rows(stage, actual, reference)]
+    if not rows:
+        raise InputError(f"nothing to compare between {actual.origin} and {reference.origin}")
+    return rows
 
 
 def first_difference(rows: Sequence[Row]) -> Row | None:

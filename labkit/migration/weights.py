@@ -191,6 +191,9 @@ def _read_pickle(path: Path, entry: str | None) -> State:
         raise InputError(f"{path}: {why}. Save its state_dict() alone ({error})") from error
     if isinstance(content, Mapping) and (entry or not _are_tensors(content)):
         entry = entry or next((name for name in _ENTRIES if name in content), None)
+        if entry is None:
+            held = ", ".join(map(str, content)) or "nothing"
+            raise InputError(f"{path} holds {held}; name the entry that holds the tensors: entry=")
         refuse_unknown(f"entry= of {path}", entry, map(str, content))
         content = content[entry]
     if not _are_tensors(content):

@@ -4,17 +4,20 @@ A rank is one process of a distributed training (one device each). ``labkit.star
 ``distribute=True`` joins them; from then on, what gathers or agrees must be called on every rank.
 """
 
+from __future__ import annotations
+
 import ctypes
 import hashlib
 import os
 import signal
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from labkit.errors import InputError
+
+if TYPE_CHECKING:  # the doctor must start where NumPy does not
+    import numpy as np
 
 # Variables with the number of ranks: of msrun and the source documents' scripts, msrun, mpirun.
 SIZES = ("RANK_SIZE", "MS_WORKER_NUM", "OMPI_COMM_WORLD_SIZE")
@@ -63,6 +66,8 @@ def rank_and_size() -> tuple[int, int]:
 
 def gather(values: Iterable[float]) -> np.ndarray:
     """Return the ``values`` of all ranks, (ranks, n) float64, bit-exact; (n,) on each rank."""
+    import numpy as np
+
     own = np.ascontiguousarray(values, np.float64)
     return np.ascontiguousarray(gather_bytes(own.tobytes())).view(np.float64)
 
@@ -107,6 +112,8 @@ def together() -> Iterator[None]:
 
 def gather_bytes(data: bytes) -> np.ndarray:
     """Return the ``data`` of all ranks, (ranks, n) uint8; it has n bytes on every rank."""
+    import numpy as np
+
     own = np.frombuffer(data, np.uint8)
     _, ranks = rank_and_size()
     if ranks == 1:
@@ -129,6 +136,7 @@ def take_from_first(parameters: Iterable) -> None:
     rank, ranks = rank_and_size()
     if ranks == 1 or not parameters:
         return
+    import numpy as np
     from mindspore import Tensor, ops
 
     own = np.concatenate([parameter.asnumpy().ravel() for parameter in parameters])

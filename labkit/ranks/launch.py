@@ -113,11 +113,15 @@ def launch(
             *(("--node_rank", node_rank) if nodes > 1 else ()),
             *("python", script, *args),
         ]
+        variables = child_environment(_variables(workers, nodes) | dict(env or {}))
+        # msrun, and the "python" that it starts, are those of this interpreter's environment.
+        own = str(Path(sys.executable).parent)
+        variables["PATH"] = os.pathsep.join([own, variables.get("PATH", "")])
         with (logs / "msrun.log").open("wb") as log:
             msrun = subprocess.Popen(
                 [str(part) for part in command],
                 cwd=cwd,
-                env=child_environment(_variables(workers, nodes) | dict(env or {})),
+                env=variables,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -151,8 +155,6 @@ def _variables(workers: int, nodes: int) -> dict[str, str]:
     own[cluster.RANKS_HERE] = str(workers)
     if os.environ.get("GLOG_v") == "4":  # as in a notebook: msrun would not say which rank failed
         own["GLOG_v"] = "3"
-    # msrun, and the "python" that it starts, are those of this interpreter's environment.
-    own["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     return own
 
 

@@ -91,11 +91,13 @@ class Recipe:
         as for ``labkit.fit``, ``machine`` (device, distribute, device_num) as for ``begin``. Raises
         ``InputError`` if the folder, the ranks or an earlier training does not fit.
         """
+        path = None if self.starts_from is None else self.starts_from(config)
+        if path is not None and not path.is_file():  # before minutes of reading
+            raise InputError(f"no checkpoint at {path}")
         started, config, data, network = begin(config, dataset_path, **machine)
         train_set, val_set, classes = data
         rank, batches = started.rank, train_set.get_dataset_size()
-        if self.starts_from is not None:
-            path = self.starts_from(config)
+        if path is not None:
             load(network, path, classes)
             if rank == 0:
                 print(f"labkit: starts from {path}", flush=True)

@@ -11,9 +11,11 @@ raises ``InputError`` for a count < 1, a warm-up longer than the training, or a 
     dimension reduction, Adasum           get_lr(..., lr_decay_mode="linear")
     THOR                                  get_thor_lr, get_thor_damping
 
-Pass the array to an optimizer as ``Tensor(cosine(...))``. ``get_lr``, ``get_thor_lr`` and
-``get_thor_damping`` have the names and arguments of official/cv/resnet/src/lr_generator.py in
-MindSpore's models repository (r1.6), from which the documents import them. No MindSpore import.
+Pass the array to an optimizer as ``Tensor(cosine(...))``; too short a one stops a training in its
+middle (undefined rates on Ascend), which ``check_length`` refuses beforehand. ``get_lr``,
+``get_thor_lr`` and ``get_thor_damping`` have the names and arguments of
+official/cv/resnet/src/lr_generator.py in MindSpore's models repository (r1.6), from which the
+documents import them. No MindSpore import.
 """
 
 import numpy as np

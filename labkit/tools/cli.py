@@ -132,6 +132,8 @@ def run(
         before = json.loads((resume / runner.RUN).read_text("utf-8")) if resume else {}
     except (OSError, ValueError) as error:
         raise InputError(f"--resume: {resume} holds no run ({error})") from error
+    if resume and "labs" not in before:
+        raise InputError(f"--resume: {resume} holds no run ({runner.RUN} lists no labs)")
     named |= runner.values(parameter or ()) | _given(preset, device)
     chosen = runner.tasks(labs or before.get("labs", ()), before.get("parameters", {}) | named)
     folder = resume.resolve() if resume else runner.output_folder(out)
@@ -178,8 +180,7 @@ def report(
     """Write one HTML page about runs that needs no network, and print its path.
 
     Differences between the runs come first, times apart; then what ran, headline numbers beside the
-    stored run's, figures and the executed notebooks, whose formulas are drawn where there is a
-    network. --check exits with 1 if anything differs.
+    stored run's, figures and the executed notebooks. --check exits with 1 if anything differs.
 
     Example: labkit report runs/latest
     """

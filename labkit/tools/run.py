@@ -274,16 +274,22 @@ def _failure(notebook: Path, code: int) -> dict[str, Any] | None:
     """Return the error that ended an executed notebook, or that papermill itself has ended.
 
     papermill executes what follows a cell with the tag raises-exception, and then fails all the
-    same: None.
+    same, with code 3: None.
     """
-    with suppress(InputError):
-        for cell in reversed(read_notebook(notebook)["cells"]):
-            for each in cell.get("outputs", ()):
-                if each["output_type"] == "error" and "raises-exception" not in tags(cell):
-                    number = cell["execution_count"]
-                    return _error("exception", each["ename"], each["evalue"], number)
-    died = "papermill itself ended: see the log"
-    return None if code == 3 else _error("died", "DeadKernelError", died)
+    died = _error("died", "DeadKernelError", "papermill itself ended: see the log")
+    try:
+        cells = read_notebook(notebook)["cells"]
+    except InputError:
+        return died
+    for cell in cells:
+        failed = cell["metadata"].get("papermill", {}).get("exception")
+        if not failed or "raises-exception" in tags(cell):
+            continue
+        for each in cell["outputs"]:
+            if each["output_type"] == "error":
+                return _error("exception", each["ename"], each["evalue"], cell["execution_count"])
+        return _error("exception", "Error", "without output: see the log", cell["execution_count"])
+    return None if code == 3 else died
 
 
 def _error(cause: str, name: str, message: str, cell: int | None = None) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from labkit.base.project import find_project
 from labkit.errors import InputError
 from labkit.tools.labs import Lab, find_labs, pick, read_notebook
 
-_COPIED = "labkit_copied"  # in the metadata of a copy: the digest of the sources copied
+_RECORD = ".copied.json"  # name of a copy -> digests of the notebooks that were put there
 _EXERCISE = re.compile(r'^passed = check\("(\w+)",', re.M)
 _PASSED = re.compile(r"^(\w+): passed \(", re.M)
 # A relative link of markdown; not a URL, an anchor of the page, an absolute path or a neighbour.
@@ -75,21 +75,24 @@ def copy(notebooks: Sequence[Path], folder: Path) -> list[str]:
     An edited copy is never written to: it is one whose sources differ from those copied, whatever
     its outputs. Outputs are left out: a copy shows only what its owner's code printed.
     """
-    lines = []
+    path, lines = folder / _RECORD, []
+    record: dict[str, list[str]] = json.loads(path.read_text("utf-8")) if path.exists() else {}
     for source in notebooks:
         notebook, copied = _for_learners(source, folder), folder / source.name
-        now = notebook["metadata"][_COPIED]
+        known, now = record.setdefault(source.name, []), _digest(notebook)
+        if copied.exists() and (known[-1:] == [now] or _digest_of(copied) == now):
+            continue
         for place in (copied, copied.with_name(f"{copied.stem}.new.ipynb")):
-            there, origin = _sources_and_origin(place)
-            if now in (there, origin):
-                break
-            if there == origin:
+            there = place.exists()
+            if not there or _digest_of(place) in known:
                 why = "" if place == copied else " beside yours, which is edited"
                 lines.append(f"{place}: {'replaced' if there else 'copied'}{why}")
                 write_json(place, notebook, "the notebook")
+                known.append(now)
                 break
         else:
             lines.append(f"{copied}: the notebook has changed; {place.name} is edited and stays")
+    write_json(path, record, "the record of copies")
     return lines
 
 
@@ -127,24 +130,19 @@ def _for_learners(source: Path, folder: Path) -> dict[str, Any]:
             text = cell["source"]
             cell["source"] = _LINK.sub(lambda link: os.path.normpath(f"{here}/{link[0]}"), text)
     notebook["metadata"].pop("labkit", None)  # the stamp describes the outputs
-    notebook["metadata"][_COPIED] = _digest(notebook)
     return notebook
-
-
-def _sources_and_origin(copied: Path) -> tuple[str | None, str | None]:
-    """Return the digest of a copy's sources and of those copied: equal if it is not edited."""
-    if not copied.exists():
-        return None, None
-    try:
-        notebook = read_notebook(copied)
-    except InputError:  # damaged: it stays, as an edited copy does
-        return "damaged", None
-    return _digest(notebook), notebook["metadata"].get(_COPIED)
 
 
 def _digest(notebook: dict[str, Any]) -> str:
     cells = [(cell["cell_type"], cell["source"]) for cell in notebook["cells"]]
     return hashlib.sha256(json.dumps(cells).encode()).hexdigest()
+
+
+def _digest_of(copied: Path) -> str:
+    try:
+        return _digest(read_notebook(copied))
+    except InputError:  # damaged: it stays, as an edited copy does
+        return ""
 
 
 def _become_jupyterlab(root: Path, notebook: Path, port: int, browser: bool) -> None:

@@ -57,11 +57,15 @@ def read_records(path: str | os.PathLike) -> Records:
     text = path.read_text(encoding="utf-8", errors="replace")
     for cells in csv.DictReader(text[: text.rfind("\n") + 1].splitlines()):
         try:
-            row = {n: int(cell) if cell.isdigit() else float(cell) for n, cell in cells.items()}
+            row = {name: _number(cell) for name, cell in cells.items()}
         except (AttributeError, ValueError):  # too few cells, too many, or text
             break
         records.rows.append(row)
     return records
+
+
+def _number(cell: str) -> int | float:
+    return int(cell) if cell.removeprefix("-").isdigit() else float(cell)
 
 
 def _write(file: TextIO, rows: list[dict], header: bool) -> None:

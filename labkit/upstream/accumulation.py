@@ -41,20 +41,22 @@ def _clear_grad_sum(grad_sum: Parameter, zero: Tensor) -> bool:
 class _OnSum(nn.Cell):
     """A cell on ``grad_sum`` and the sum of weights beside it, which all cells on it share."""
 
-    def __init__(self, grad_sum: ParameterTuple, reduction: str | None = None) -> None:
+    def __init__(self, grad_sum: ParameterTuple) -> None:
         super().__init__(auto_prefix=False)
         first = grad_sum[0]
         if not hasattr(first, "labkit_weight_sum"):
             name = f"{first.name}.weight_sum"
             first.labkit_weight_sum = Parameter(Tensor(0.0, ms.float32), name, requires_grad=False)
-        said = getattr(first, "labkit_reduction", None)
-        if reduction is not None and choice("reduction", reduction, REDUCTION) != (
-            said or reduction
-        ):
-            raise wrong("reduction", reduction, f"{said!r}, the other cell's on this grad_sum")
-        first.labkit_reduction = said or reduction
         self.grad_sum, self.weight_sum = grad_sum, first.labkit_weight_sum
         self.hyper_map = ops.HyperMap()
+
+    def agree_on(self, reduction: str) -> None:
+        """Refuse another reduction than that of the other cell; the first one's is kept."""
+        first = self.grad_sum[0]
+        said = getattr(first, "labkit_reduction", choice("reduction", reduction, REDUCTION))
+        if reduction != said:
+            raise wrong("reduction", reduction, f"{said!r}, the other cell's on this grad_sum")
+        first.labkit_reduction = said
 
 
 class TrainForwardBackward(_OnSum):
@@ -76,13 +78,14 @@ class TrainForwardBackward(_OnSum):
         *,
         reduction: str = "mean",
     ) -> None:
-        super().__init__(grad_sum, reduction)
+        super().__init__(grad_sum)
         self.network, self.optimizer = network, optimizer
         self.network.set_grad()
         self.network.add_flags(defer_inline=True)
         own = GradientOptions(reduction=reduction, loss_scale=sens, nonfinite="propagate")
         self.gradient = GradientStage(as_loss_net(network), optimizer.parameters, own)
         self.left_in = sens if reduction == "sum" else 1.0
+        self.agree_on(reduction)
 
     def construct(self, *inputs: Tensor) -> Tensor:
         loss, weight, gradients = self.gradient.contribution(False, *inputs)[:3]
@@ -98,8 +101,9 @@ class TrainOptim(_OnSum):
     def __init__(
         self, optimizer: nn.Optimizer, grad_sum: ParameterTuple, *, reduction: str = "mean"
     ) -> None:
-        super().__init__(grad_sum, reduction)
+        super().__init__(grad_sum)
         self.optimizer, self.mean = optimizer, reduction == "mean"
+        self.agree_on(reduction)
 
     def construct(self) -> tuple:
         if not self.mean:

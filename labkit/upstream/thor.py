@@ -43,6 +43,8 @@ class ThorOptimizer(nn.Optimizer):
         net: network whose trainable Parameters are trained; unchanged until the conversion.
         learning_rate: number >= 0, one per update (updates,), or a LearningRateSchedule.
         damping: number > 0, or one per update (updates,).
+        momentum: >= 0 and < 1; with ``use_nesterov`` Nesterov's.
+        weight_decay: >= 0, for the Parameters that ``decay_filter`` selects, by default all.
         loss_scale: that of the FixedLossScaleManager, if there is one.
         batch_size: rows of a batch on one device. Data with another number warns, and is refused
             with ``formulas="upstream_gpu"``.
@@ -50,6 +52,7 @@ class ThorOptimizer(nn.Optimizer):
             AllReduce of factors; they are checked and not used.
         enable_clip_grad: limit the norm of each preconditioned gradient, weight decay included, to
             1 (each Parameter's separately, as in upstream).
+        frequency: updates between two refreshes, 1 or more.
         **options: the others of ``labkit.algorithms.thor.ThorOptions``.
 
     Raises:
@@ -225,13 +228,13 @@ class ThorModel(Model):
         """Train, and evaluate between epochs; see ``mindspore.train.Model.fit``."""
         self._checked(super().fit, *arguments, **options)
 
-    def predict(self, *predict_data: Tensor) -> Any:
-        """Return the network's outputs, in evaluation mode."""
+    def predict(self, *predict_data: Tensor, **options: Any) -> Any:
+        """Return the network's outputs; see ``mindspore.train.Model.predict``."""
         network = self.step.optimizer.net
         phase = network.phase
         network.set_train(False)
         try:
-            return network(*predict_data)
+            return Model(network).predict(*predict_data, **options)
         finally:
             self.step.set_train()
             network.phase = phase  # selects the graph that a call of the network runs

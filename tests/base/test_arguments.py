@@ -29,7 +29,7 @@ def test_numbers_are_python_s_and_numpy_s(value):
     [
         (integer, {}, NO_INTEGERS, "an integer >= 1"),
         (integer, {"at_least": 2, "at_most": 4}, [1, 5], "an integer >= 2 and <= 4"),
-        (number, {}, NO_NUMBERS, "a finite number"),
+        (number, {}, [*NO_NUMBERS, 10**400], "a finite number"),
         (number, {"at_least": 0}, [-1e-300], "a finite number >= 0"),
         (number, {"above": 0}, [0, -1], "a finite number > 0"),
         (number, {"at_most": 1}, [1.0000001], "a finite number <= 1"),

@@ -59,6 +59,29 @@ def test_the_files_are_the_drawings_of_mnists_rows(few):
                 assert np.abs(np.asarray(image) - drawn).mean() < 10  # 21 for a different row
 
 
+@pytest.mark.parametrize("size", [16, 97])
+def test_the_digit_is_mnists_digit(size):
+    """Its mask, shrunk back, is the MNIST digit at some place and scale."""
+    for row in range(12):
+        digit = mnist_set("train")[0][row]
+        mask = SCRIPT.place(digit, size, np.random.default_rng(row))
+        assert mask.shape == (size, size) and 0 <= mask.min() and mask.max() <= 1
+        mass = mask.sum() / size**2 / (digit.sum() / 255 / 28**2)
+        assert 0.8**2 * 0.97 <= mass <= 1.03
+        # The mask's extent, by second moments in units of 1/28 of the side, is 80 to 100 % of the
+        # digit's, widened by the triangle of the interpolation (variance reach^2 / 6).
+        reach = max(28 / (0.8 * size), 1)
+        for axis in (0, 1):
+            spread, own = moment(mask, axis) * 28 / size, moment(digit.astype(float), axis)
+            assert 0.78 * own <= spread <= 1.03 * np.sqrt(own**2 + reach**2 / 6)
+
+
+def moment(image, axis):
+    weights = image.sum(axis=1 - axis) / image.sum()
+    places = np.arange(len(weights))
+    return np.sqrt(weights @ (places - weights @ places) ** 2)
+
+
 def test_ink_and_ground_are_apart_in_every_pixel():
     """The least contrast is 48 grey levels of luminance, in either direction.
 

@@ -92,6 +92,15 @@ def test_claims_that_hold_get_their_mark_and_others_are_named_after_all_rows(cap
         assert [line[-1] for line in capsys.readouterr().out.splitlines()[1:]] == [*"✓✗✓"]
 
 
+def test_columns_stand_below_each_other_and_shares_are_percents(capsys):
+    claims.check(("gap", 0.1234, "> 5 %"), ("a longer name", 2.25e-7, "< 1e-5"))
+    assert capsys.readouterr().out == (
+        "              │ measured │ expected\n"
+        "gap           │ 12.3 %   │ > 5 %    ✓\n"
+        "a longer name │ 2.25e-07 │ < 1e-5   ✓\n"
+    )
+
+
 def test_the_folder_is_in_the_project_and_new_each_time_or_the_runners(tmp_path, monkeypatch):
     (tmp_path / "pyproject.toml").write_text('[project]\nname = "mindspore-labs"\n')
     (tmp_path / "notebooks").mkdir()
@@ -106,7 +115,6 @@ def test_the_folder_is_in_the_project_and_new_each_time_or_the_runners(tmp_path,
     for value in (1, 2):  # the records of a custom loop start anew
         records = named.records("race/THOR")
         records.add(update=1, accuracy=value)
-        records.close()
     assert (named.folder / "race/THOR/records.csv").read_text() == "update,accuracy\n1,2\n"
 
 

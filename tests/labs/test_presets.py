@@ -2,13 +2,19 @@
 
 import pytest
 
-from labkit.labs.presets import choose
+from labkit.labs.presets import LABS, PRESETS, choose
 from labkit.recipes.adasum import NAMED as ADASUM
 from labkit.recipes.resnet50 import Config
 from labkit.recipes.subspace import STAGE_TWO, StageOneConfig
 from labkit.recipes.thor import NAMED as THOR
 
 LAB = "01_gradient_accumulation"
+
+
+def test_every_lab_can_run_with_every_preset():
+    for lab, presets in LABS.items():
+        for preset in PRESETS:
+            assert choose(lab, preset) == presets[preset]
 
 
 def test_lab_and_paper_are_the_source_documents_setting():

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from mindspore import nn
 
+from labkit.errors import InputError
 from labkit.migration import STAGES, Trace, compare_step, first_difference, stage_table, trace
 from labkit.migration.compare import STEP_TOLERANCE
 from labkit.migration.fixtures import Digest
@@ -66,6 +67,8 @@ def test_a_tensor_that_one_side_lacks_fails_unless_it_is_a_cells_output(form):
                 assert (row.stage, row.name, row.difference, row.note) == expected
     row = first_difference(compare_step(made(), form(made(forward={"b": np.ones(1)}))))
     assert (row.stage, row.name) == ("forward", "b") and "same name on both sides" in row.note
+    with pytest.raises(InputError, match="nothing to compare between here and there"):
+        compare_step(Trace("here", {}), Trace("there", {}))
     # A network of a single cell has no cells inside.
     assert first_difference(compare_step(made(forward={}), made(forward={}))) is None
 

@@ -190,7 +190,7 @@ CONTENTS = [  # content, options of read_torch, message or None
     ({"epoch": 3, "ema": {"w": torch.ones(2)}}, {"entry": "ema"}, None),
     ([1, 2], {}, "expected tensors by name, got a list"),
     ({"state_dict": {"w": 3}}, {}, "expected tensors by name, got a dict"),
-    ({"epoch": 3, "ema": {}, 7: 1}, {}, "unknown entry= of .*None; expected one of: epoch, ema, 7"),
+    ({"epoch": 3, "ema": {}, 7: 1}, {}, "holds epoch, ema, 7; name the entry"),
     ({"ema": {}}, {"entry": "emma"}, "unknown entry= of .* 'emma'.*Did you mean 'ema'"),
 ]
 

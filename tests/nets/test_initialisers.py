@@ -8,7 +8,7 @@ from mindspore.common.initializer import HeNormal, TruncatedNormal, XavierUnifor
 from scipy import stats
 
 from labkit.errors import InputError
-from labkit.nets.initialisers import SCHEMES, initialise
+from labkit.nets.initialisers import NORMS, SCHEMES, initialise
 from labkit.nets.small import NextToken, NormNet
 from labkit.steps.losses import LossNet
 from labkit.steps.step import PlainStep
@@ -184,6 +184,15 @@ def test_a_parameter_shared_by_layers_of_different_rules_is_refused():
     with pytest.raises(InputError, match="'b.weight' is shared .* uniform_fan_in and ones"):
         initialise(clash, "pytorch", seed=1)
     assert_bit_equal(snapshot(clash), before)
+
+
+@pytest.mark.parametrize("module", [nn, mint.nn], ids=["nn", "mint.nn"])
+def test_every_norm_of_mindspore_is_known(module):
+    for name, layer in vars(module).items():
+        if isinstance(layer, type) and issubclass(layer, nn.Cell) and not name.startswith("_"):
+            # nn.BatchNorm3d holds a BatchNorm2d; nn.Norm computes the norm of a vector.
+            other = module is nn and name in ("BatchNorm3d", "Norm", "ClipByNorm")
+            assert issubclass(layer, NORMS) == ("Norm" in name and not other), name
 
 
 def test_unknown_words_are_refused():

@@ -48,10 +48,55 @@ def test_depths_and_schemes_are_those_of_the_nets():
     assert (DEPTHS, SCHEMES) == (tuple(resnet._DEPTHS), tuple(initialisers.SCHEMES))
 
 
+# Of the documents: name and value of each setting in turn.
+SOURCES = {
+    ("accumulation", "tutorial"): (
+        "batch_size 32 micro_steps 4 epoch_size 3 learning_rate 0.01 momentum 0.9 depth None"
+    ),
+    ("resnet50", "default"): (
+        "batch_size 256 epoch_size 90 warmup 1 lr 0.256 lr_end 0.0 momentum 0.875 depth 50 "
+        "label_smooth_factor 0.1 save_checkpoint True save_checkpoint_epochs 5 "
+        f"keep_checkpoint_max 10 save_checkpoint_steps None seed 1 weight_decay {1 / 32768}"
+    ),
+    ("thor", "ascend"): (
+        "lr_init 0.05803 lr_decay 4.0839 lr_end_epoch 53 damping_init 0.03 damping_decay 0.50036 "
+        "epoch_size 45 frequency 834 batch_size 32 loss_scale 128.0 momentum 0.9 weight_decay "
+        "0.0005 label_smooth_factor 0.1 class_num 1001 depth 50 image_size 224 decay_epochs 39 "
+        "precision O2"
+    ),
+    ("thor", "gpu"): (
+        "lr_init 0.05672 lr_decay 4.9687 lr_end_epoch 50 damping_init 0.02345 damping_decay 0.5467 "
+        "epoch_size 40 frequency 834 batch_size 32 loss_scale 128.0"
+    ),
+    ("adasum", "servers"): (
+        "batch_size 256 epoch_size 90 class_num 1001 lr_init 0.0 lr_end 0.0 lr_max 0.8 "
+        "warmup_epochs 5 momentum 0.9 weight_decay 0.0001 loss_scale 1024.0 precision O2 "
+        "label_smooth_factor 0.1 depth 50 reduction adasum node_size 8 workers 1 tail flush"
+    ),
+    ("adasum", "one_device"): "node_size 8 workers 2 tail drop batch_size 256",
+    ("subspace-1", "tutorial"): (
+        "batch_size 256 class_num 1001 depth 50 label_smooth_factor 0.1 loss_scale 1024.0 "
+        "precision O2 image_size 224 epoch_size 70 total_epochs 90 warmup_epochs 5 lr_init 0.0 "
+        "lr_end 0.0 lr_max 0.8 momentum 0.9 weight_decay 0.0001 save_checkpoint_epochs 10 "
+        "keep_checkpoint_max 10 snapshots_per_epoch 1 snapshot_max 40"
+    ),
+    ("subspace-2", "tutorial"): (
+        "epoch_size 2 learning_rate 1.0 rho 0.55 gamma 0.9 alpha 0.001 sigma 0.4 "
+        "n_components 32 trials 20 failure reset weight_decay 0.0 loss_scale 1024.0 "
+        "save_checkpoint_epochs 1 keep_checkpoint_max 2"
+    ),
+    # Two trials; the loss scale stays in the residual, so that alpha is 1024 times 0.001.
+    ("subspace-2", "as_it_ran"): "trials 2 failure rollback alpha 1.024",
+}
+
+
 @pytest.mark.parametrize(("line", "name"), NAMED)
 def test_a_file_holds_the_values_of_the_source(root, line, name):
     """They are those of the named settings, and what the program writes."""
     expected, file = recipe(line).named[name], f"{line}_{name}.yaml"
+    words = SOURCES[line, name].split()
+    values = dict(zip(words[::2], words[1::2], strict=True))
+    assert {own: str(getattr(expected, own)) for own in values} == values
     script = modules.load(root / "scripts/write_configs.py", "write_configs")
     assert read(expected, script.FOLDER / file) == expected
     assert (script.FOLDER / file).read_text() == script.texts()[file]
@@ -171,6 +216,8 @@ REFUSED = {
     "resnet50 --augment 1": "augment: expected True or False, got 1",
     "resnet50 --save_checkpoint_path ''": "save_checkpoint_path: expected a text, got ''",
     "resnet50 --warmup 91": "warmup: expected at most 3, the epoch_size, got 91",
+    "resnet50 --label_smooth_factor 1": "factor: expected a finite number >= 0 and < 1, got 1",
+    "resnet50 --image_size 31": "image_size: expected an integer >= 32, got 31",
     "resnet50 --depth 19": "depth: expected one of 18, 34, 50, 101, 152, got 19",
     "resnet50 --precision O1": "precision: expected one of 'O0', 'O2', 'O3', got 'O1'",
     "thor --epoch_size 54": "epoch_size: expected at most 3, the lr_end_epoch, got 54",

@@ -23,7 +23,6 @@ from tests.support.step_cells import (
     STEPS,
     assert_bit_equal,
     assert_close,
-    linear,
     momentum,
     plain,
     regression,
@@ -236,11 +235,17 @@ def test_a_steady_call_makes_at_most_eight_calls_of_labkit(options):
     assert 0 < len(calls) <= 8, calls
 
 
-def test_float16_parameters_are_warned_of():
-    network = linear()
-    network.weight.set_dtype(ms.float16)
+@pytest.mark.parametrize("name", ["plain", "accumulated"])
+def test_float16_parameters_are_warned_of_and_trained(name):
+    inputs, targets = (part.astype(np.float16) for part in rows(4))
+    network = nn.Dense(INPUTS, targets.shape[1], dtype=ms.float16)
     with pytest.warns(UserWarning, match="'weight' is float16: .* below 6e-8"):
-        plain(LossNet(network, nn.MSELoss()), momentum(network))
+        step = STEPS[name](LossNet(network, nn.MSELoss()), momentum(network))
+    before = network.weight.asnumpy().copy()
+    for _ in range(step.micro_batches):
+        step(*tensors(inputs, targets))
+    assert network.weight.dtype == ms.float16
+    assert (network.weight.asnumpy() != before).any()
 
 
 @pytest.mark.parametrize("name", STEPS)

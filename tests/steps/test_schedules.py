@@ -87,6 +87,14 @@ def test_get_lr_is_the_reference(rates, epochs, steps, mode, data):
     assert_rates(get_lr(*arguments), twins.resnet_schedule(*arguments))
 
 
+def test_lr_generator_s_cosine_drops_at_the_end_of_its_warmup():
+    for warmup, after in [(5, 0.794), (20, 0.666)]:
+        setting = STAGE_1 | dict(warmup_epochs=warmup)
+        rates = get_lr(**setting, steps_per_epoch=50, lr_decay_mode="cosine")
+        assert rates[warmup * 50 - 1] == np.float32(0.8)
+        assert float(rates[warmup * 50]) == pytest.approx(after, abs=5e-4)
+
+
 def test_stage_1_stops_where_its_rate_is_still_0_188():
     """The schedule is for 90 epochs; its first update does nothing, its last rate is nearly 0."""
     rates = get_lr(**STAGE_1, steps_per_epoch=625, lr_decay_mode="linear")

@@ -86,6 +86,13 @@ def test_a_lab_that_exceeds_a_limit_or_dies(call, results, project, source, limi
     assert results("r", "04_own")["error"]["cause"] == cause
 
 
+def test_an_error_without_output_fails_too(call, project):
+    """rich's tracebacks, for one, leave none in the notebook."""
+    quiet = "get_ipython().set_custom_exc((ValueError,), lambda *_, **__: None)"
+    write_lab(project, "04_own", quiet, "raise ValueError")
+    assert call("run", "04", "--out", "r")[0] == 1
+
+
 def test_ctrl_c_ends_the_kernels_and_is_130(project, results):
     command = [sys.executable, "-m", "labkit.tools.cli", "run", "03", "--out", "r"]
     variables = os.environ | {"PYTHONPATH": str(ROOT)}
@@ -126,6 +133,7 @@ def test_ctrl_c_ends_the_kernels_and_is_130(project, results):
         ("run 01 --out used", "is in use by another process: a run writes there"),
         ("run 01 --resume done --out x", "expected none beside --resume"),
         ("run --resume none", "--resume: none holds no run"),
+        ("run --resume done", "done holds no run (run.json lists no labs)"),
         ("run 01 -f none.yaml", "none.yaml cannot be read"),
         ("sweep 01", "expected at least one parameter"),
         ("sweep 01 -p rate=1,,2", "-p rate=1,,2: expected values separated by commas"),
@@ -140,7 +148,7 @@ def test_bad_input_is_one_line_and_nothing_is_made(call, project, words, message
     copies = shutil.copytree(project / "notebooks", project / "copies")
     odd = (copies / "01_one.ipynb").read_text().replace("rate = None", "rate = (")
     (copies / "odd.ipynb").write_text(odd)
-    for name, text in {"run.json": "", "01/results.json": '{"lab": "01"}'}.items():
+    for name, text in {"run.json": "{}", "01/results.json": '{"lab": "01"}'}.items():
         (project / "done" / name).parent.mkdir(parents=True, exist_ok=True)
         (project / "done" / name).write_text(text)
     with locked(project / "used", "a run"):

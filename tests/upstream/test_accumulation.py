@@ -190,8 +190,11 @@ def test_what_is_refused(tmp_path):
             GradientAccumulation(net, loss_fn(), momentum(net), **{word: f"{right}s"})
     optimizer = momentum(net)
     grad_sum = optimizer.parameters.clone(prefix="grad_sum", init="zeros")
-    with pytest.raises(InputError, match="reduction: .*'summ'. Did you mean 'sum'"):
-        TrainOptim(optimizer, grad_sum, reduction="summ")
+    for other in ("summ", None):
+        with pytest.raises(InputError, match="reduction: expected one of 'mean', 'sum', got"):
+            TrainOptim(optimizer, grad_sum, reduction=other)
+    with pytest.raises(InputError, match="loss_scale"):
+        TrainForwardBackward(LossNet(net, loss_fn()), optimizer, grad_sum, sens=-1.0)
     TrainForwardBackward(LossNet(net, loss_fn()), optimizer, grad_sum, reduction="sum")
     with pytest.raises(InputError, match="reduction: expected 'sum', .* got 'mean'"):
         TrainOptim(optimizer, grad_sum)

@@ -248,6 +248,8 @@ class SubspaceUpdate(UpdateStage):
         if integer_of(self.pending):
             self._search() if self.searches else self._descend()
         self._mark = (integer_of(self.record.updates), integer_of(self.micro_step))
+        if self._mark[1] == 0:
+            self._rows = []  # not kept until the next call
 
     def _search(self) -> None:
         """Make the update that is pending."""

@@ -69,8 +69,7 @@ def geometry_of(layer: nn.Cell, *, homogeneous: bool, split: int | None) -> Geom
         if layer.data_format != "NCHW":
             raise wrong("data_format of a convolution", layer.data_format, "'NCHW'")
         groups, pad = layer.group, layer.padding
-        # nn.Conv2d takes strides and dilations of (N, C, H, W) too.
-        window = layer.kernel_size, layer.stride[-2:], layer.dilation[-2:]
+        window = layer.kernel_size, layer.stride, layer.dilation
         window += layer.pad_mode, pad if isinstance(pad, tuple) else (pad,) * 4
     inputs = math.prod(layer.weight.shape[1:]) + homogeneous
     outputs = layer.weight.shape[0] // groups

@@ -67,7 +67,8 @@ class ThorOptions:
 
     Attributes:
         damping: number > 0, or array with one per update (updates,).
-        frequency: updates between refreshes of factors and inverses, an integer >= 1.
+        frequency: updates between refreshes of factors and inverses, an integer >= 1; the first
+            update refreshes them.
         split: largest block of a factor, or None for whole factors.
         bias: ``homogeneous``: the bias is one more coordinate of its layer's input; ``plain``: it
             takes the plain update, as in MindSpore's THOR.

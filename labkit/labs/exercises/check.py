@@ -210,7 +210,8 @@ def _parts(answer: Any) -> Sequence[Any]:
 
 def _row(answer: Any) -> np.ndarray:
     """Return the numbers of an answer in one row, float64."""
-    return np.concatenate([np.empty(0), *map(np.ravel, _parts(answer))])
+    parts = [np.asarray(part, np.float64).ravel() for part in _parts(answer)]
+    return np.concatenate([np.empty(0), *parts])
 
 
 def _close(numbers: np.ndarray, expected: np.ndarray, rtol: float) -> bool:
