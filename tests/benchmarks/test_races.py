@@ -3,8 +3,6 @@
 import numpy as np
 import pytest
 import race
-from accumulation_race import make_step as accumulated
-from accumulation_race import train as train_accumulated
 from adasum_race import cosines_of, make_step, setting_of
 from mindspore import Tensor
 
@@ -38,45 +36,6 @@ def test_a_race_trains_only_what_is_not_finished(tmp_path):
         "updates": 5, "last_accuracy": 0.2, "last_loss": 0.5, "failure": None}  # fmt: skip
 
 
-def test_the_published_order_of_rescales_is_a_shift(mnist):
-    few = {"held_out": 0, "train": 64, "test": 32}
-    ours, published = (race.images_for(mnist, part, **few) for part in ("test", "as published"))
-    for name in ("images", "judged_images"):
-        shift = getattr(published, name) - getattr(ours, name)
-        np.testing.assert_allclose(shift, 0.1307 / 0.3081 * (1 - 1 / 255), atol=1e-6)
-
-
-def test_the_bugs_carry_the_tail_and_print_the_last_micro_batch(runtime):
-    """Ten batches an epoch: two groups of 4 and a tail of 2, which only the corrected one takes.
-
-    Weights and images are the same, so the first losses differ only by rounding.
-    """
-    random = np.random.default_rng(0)
-    pictures = random.normal(size=(320, 1, 32, 32)).astype(np.float32)
-    labels = random.integers(0, 10, 320).astype(np.int32)
-    data = race.Images(pictures, labels, np.arange(320), pictures[:64], labels[:64])
-    printed, returned = {}, {}
-    for bugs, updates in (("four", [1, 2, 3, 4]), ("none", [1, 3, 4, 6])):
-        setting = {"bugs": bugs, "learning_rate": 0.01}
-        curve = train_accumulated(setting, data, 1, epochs=2, quoted=1)["curve"]
-        assert [point["update"] for point in curve] == updates
-        printed[bugs] = [point["printed_loss"] for point in curve]
-        _, step = accumulated(setting, 1)
-        returned[bugs] = []
-        for number, rows in enumerate(race.batches(data.rows, 20, 1, 32), start=1):
-            loss = step(Tensor(pictures[rows]), Tensor(labels[rows]))
-            returned[bugs].append(float(loss.asnumpy()))
-            if number % 10 == 0:
-                step.end_epoch()
-    # Groups begin again with each epoch: the second epoch's first group ends with number 14.
-    assert printed["four"] == [returned["four"][i] for i in (3, 7, 13, 17)]
-    own = returned["none"]
-    expected = [np.mean(group) for group in (own[:4], own[8:10], own[10:14], own[18:20])]
-    np.testing.assert_allclose(printed["none"], expected, rtol=1e-6)
-    np.testing.assert_allclose(returned["four"][:4], own[:4], rtol=1e-6)
-    assert np.abs(np.subtract(returned["four"], own)[4:8]).max() > 1e-6
-
-
 def test_the_cosines_are_the_mean_over_pairs():
     random = np.random.default_rng(0)
     vectors = {
@@ -90,13 +49,6 @@ def test_the_cosines_are_the_mean_over_pairs():
         rows = vectors[f"{name}.weight"]
         pairs = [cosine(rows[i], rows[j]) for i in range(5) for j in range(i)]
         assert value == pytest.approx(np.mean(pairs), abs=1e-12)
-
-
-def test_adasums_rate_warms_up_and_ends_at_zero():
-    _, step = make_step(setting_of(0.03, 2), 1, updates=100)
-    rates = step.optimizer.learning_rate.learning_rate.asnumpy()
-    assert rates.shape == (100,) and rates.argmax() == 17
-    assert rates[17] == pytest.approx(0.03) and rates[0] == 0 and rates[-1] < 0.03 / 80
 
 
 @pytest.mark.parametrize("workers", [2, pytest.param(3, marks=pytest.mark.long)])

@@ -1,7 +1,5 @@
 """The subspace race's program: stage one's results, and what starts from them."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import race
@@ -86,13 +84,6 @@ def test_controls_go_on_with_weights_and_moments(data, started):
         assert np.abs(values[name] - end[name]).max() > 1e-3
 
 
-def test_the_decay_ends_at_zero_and_others_are_constant(started):
-    for method, expected in (("to_zero", [0.05, 0.04, 0.03, 0.02, 0.01]), ("tenth", [0.005] * 5)):
-        _, step = subspace_race.continued(setting_of(method), started[0], 5)
-        rates = step.optimizer.learning_rate.learning_rate.asnumpy()
-        np.testing.assert_allclose(rates, expected, rtol=1e-6)
-
-
 def test_the_average_is_that_of_the_snapshots(data, started):
     (point,) = subspace_race.average(started[0], data)["curve"]
     network = LeNet5()
@@ -114,12 +105,3 @@ def test_a_search_starts_where_it_is_asked_to(data, started):
     assert len({str(outcome["curve"]) for outcome in outcomes}) == 3
     first = outcomes[0]
     assert first["searches"] == 3 and first["trials_made"] >= 3 - first["failed_searches"]
-
-
-def test_labels_are_drawn_anew_for_the_share_and_only_for_training(data):
-    big = replace(data, labels=np.zeros(60, np.int32), rows=np.arange(50))
-    labels = subspace_race.with_noise(big, 0.6)
-    assert not labels[50:].any() and not big.labels.any()
-    # 30 labels are drawn from ten classes; on average 27 of them are not 0.
-    assert 20 <= (labels != 0).sum() <= 30
-    np.testing.assert_array_equal(subspace_race.with_noise(data, 0.0), data.labels)

@@ -44,32 +44,6 @@ def test_settings_values_and_claims_of_the_text_are_the_presets(opened, capsys):
             check(("accuracy", 0.1, "> 0.9"))
 
 
-@pytest.mark.parametrize(("preset", "drawn"), [("smoke", [1, 2]), ("lab", [1, 2, 3])])
-def test_a_smoke_run_draws_two_stills(opened, preset, drawn, monkeypatch):
-    monkeypatch.setattr("IPython.display.display", lambda *_, **__: None)
-    lab, seen = opened(preset=preset), []
-    stills = [{"height": height} for height in (1, 2, 3)]
-    height = ("height", 0, 3, 1)
-    lab.interactive(lambda axis, height: seen.append(height), "bar", "a bar", stills, height=height)
-    assert seen == drawn and (lab.run.folder / "figures" / "bar.png").is_file()
-
-
-@pytest.mark.parametrize(
-    ("guess", "line"),
-    [
-        (None, "none; measured 4 times │ to compare, set guess = a number and run again"),
-        (4.1, "4.1; measured 4 times │ close"),
-        (3, "3; measured 4 times │ near"),
-        (1, "1; measured 4 times │ far off: why?"),
-    ],
-)
-def test_a_guess_is_compared(opened, guess, line, capsys):
-    lab = opened()
-    capsys.readouterr()
-    lab.compare_guess(guess, 4.0, "times")
-    assert capsys.readouterr().out == f"your guess │ {line}\n"
-
-
 HOLD = [
     (1e-6, "< 1e-5"), (np.float32(0.06), "> 5 %"), (5, "≥ 5"), (5, "≤ 5.0"), (4.00005, "4 ± 1e-4"),
     (0.0104, "1 % ± 0.1 %"), (-3.0, "-3 ± 0"), ((128, 96), [128, 96]), ("float32", "float32"),

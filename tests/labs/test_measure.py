@@ -55,19 +55,6 @@ def test_accumulation_adds_at_most_1_1_copies_of_25_million_weights():
     assert 0 < accumulated - plain < 1.1 * copy
 
 
-def test_calls_are_counted_for_at_least_as_long_as_asked_for(monkeypatch):
-    """On a fake clock a call takes 0.4 s; the first call, which compiles, does not count."""
-    now, made = [0.0], []
-    monkeypatch.setattr(measure.time, "perf_counter", lambda: now[0])
-
-    def call():
-        made.append(now[0])
-        now[0] += 0.4
-
-    assert measure.calls_per_second(call, 1.0) == pytest.approx(3 / 1.2) and len(made) == 4
-    assert measure.calls_per_second(call, 0.0) == pytest.approx(2.5)
-
-
 @pytest.mark.usefixtures("runtime")
 def test_each_operator_of_a_lenet_step_is_counted_and_timed_per_call():
     network = LeNet5()
