@@ -38,11 +38,6 @@ def principal_components(
         InputError: if there are too few snapshots, one is not finite, or they span fewer than
             K = ``components`` directions beyond the rounding of their float32 numbers.
     """
-
-    def project(start: int) -> None:
-        for begin, rows, _ in _differences(snapshots, start):
-            matrix[:, begin : begin + rows.shape[1]] = _times(weights, rows)
-
     count, degrees = len(snapshots), len(snapshots) - 1
     if not 0 < components <= degrees:
         most = f"at most {degrees}, one less than the snapshots in {snapshots.folder}"
@@ -71,6 +66,11 @@ def principal_components(
             vector *= np.sign(vector[np.abs(vector) > 1e-6][-1])
         weights = vectors.T / np.sqrt(values)[:, None]  # their rows sum to 0: the middle drops out
         matrix = np.empty((components, snapshots.size), np.float32)
+
+        def project(start: int) -> None:
+            for begin, rows, _ in _differences(snapshots, start):
+                matrix[:, begin : begin + rows.shape[1]] = _times(weights, rows)
+
         list(pool.map(project, range(0, snapshots.size, _CHUNK)))
         # G's own error over the smallest eigenvalue says how far the rows are from orthogonal.
         if error / values[-1] > 1e-9:
