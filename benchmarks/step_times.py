@@ -216,7 +216,7 @@ def subspace_steps(rounds):
     labkit.start()
     from mindspore import Tensor, nn
 
-    from labkit.steps.gradients import set_state
+    from labkit.steps.state import set_state
 
     batch = [Tensor(part) for part in batch_of(250, 1, 32, 32)]
     search = subspace_step(1.0, alpha=1e-5, sigma=1e-3)

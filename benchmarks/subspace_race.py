@@ -33,7 +33,7 @@ from labkit.algorithms.subspace import Basis, SubspaceStep
 from labkit.algorithms.subspace.snapshots import SnapshotFolder, write_snapshot
 from labkit.base.files import whole_file
 from labkit.nets.lenet import LeNet5
-from labkit.steps.gradients import set_state
+from labkit.steps.state import set_state
 from labkit.steps.step import PlainStep
 
 STARTS = RESULTS / "subspace_starts"  # of stage two: what stage one leaves

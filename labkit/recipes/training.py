@@ -36,7 +36,8 @@ from labkit.steps import schedules
 from labkit.steps.accumulation import AccumulatedStep
 from labkit.steps.losses import CrossEntropySmooth, LossNet
 from labkit.steps.parameter_groups import decay_groups
-from labkit.steps.step import PlainStep, Step, running_statistics
+from labkit.steps.state import running_statistics
+from labkit.steps.step import PlainStep, Step
 from labkit.training import checkpoint
 from labkit.training.evaluation import evaluate
 from labkit.training.fit import fit

@@ -12,7 +12,9 @@ Source: "Applying a Gradient Accumulation Algorithm", MindSpore tutorial r1.0. D
   k times the gradient, which is k times the learning rate);
 - the last, partly filled group of an epoch is applied with its real weight (``tail="flush"``), not
   carried into the next epoch's first update (``tail="carry"``);
-- ``last_update.loss`` is the mean over the micro-batches, not the loss of the last one.
+- ``last_update.loss`` is the mean over the micro-batches, not the loss of the last one;
+- the first gradients of a group overwrite the buffer; no second buffer of zeros clears it;
+- a non-finite micro-batch is left out of its group, or its whole group is dropped.
 """
 
 from collections.abc import Callable, Iterable
@@ -26,8 +28,8 @@ from labkit.base.arguments import choice, is_integer, wrong
 from labkit.errors import warn
 from labkit.steps.gradients import times
 from labkit.steps.options import TAILS, gradient_options
-from labkit.steps.state import integer_of, set_state, state, zeros_like
-from labkit.steps.step import Graph, Step, trainable_batch_norms
+from labkit.steps.state import integer_of, set_state, state, trainable_batch_norms, zeros_like
+from labkit.steps.step import Graph, Step
 from labkit.steps.update import UpdateStage
 
 MicroSteps = int | Callable[[int], int]

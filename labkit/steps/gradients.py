@@ -27,7 +27,6 @@ from labkit.errors import InputError
 from labkit.steps.losses import INTEGERS
 from labkit.steps.options import LARGEST_SCALE, DynamicLossScale, GradientOptions
 from labkit.steps.state import are_float32, state, trainable_batch_norms
-from labkit.steps.state import set_state as set_state
 
 _NO_WEIGHT = (
     "loss_net returns a loss alone, and its mean over micro-batches or ranks needs the number that "
@@ -266,8 +265,9 @@ class GradientStage(nn.Cell):
         ``total`` and ``weight`` > 0 are sums over micro-batches and ranks, ``squares`` is the sum
         of the squares of ``total``, if known.
 
-        Hazard: the output of AllReduce must be divided, never multiplied: MindSpore rewrites
-        AllReduce(g) * y + z as AllReduce(g + z) * y, by which weight decay shrank by y = 1 / rows.
+        Hazard: the output of AllReduce must be divided, never multiplied. MindSpore rewrites
+        AllReduce(g) * y + z as AllReduce(g + z) * y (its pass adjust_all_reduce_mul_add): with
+        y = 1 / rows the weight decay was a tenth of what it should be with 10 rows on each rank.
         """
         if self.all_reduce is not None:
             divisor = weight if self.mean else ops.cast(self.ranks, ms.float32)

@@ -22,7 +22,7 @@ import numpy as np
 
 from labkit.base.arguments import choice, integer, number
 from labkit.errors import InputError
-from labkit.steps.options import LR_DECAY_MODES as LR_DECAY_MODES
+from labkit.steps.options import LR_DECAY_MODES
 
 # lr_generator's cosine covers 0.47 of a period and never ends at zero.
 _PERIODS = 0.47

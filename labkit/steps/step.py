@@ -17,9 +17,14 @@ from labkit.steps.gradients import GradientStage, divided
 from labkit.steps.losses import INTEGERS, as_loss_net, check_batch, check_labels
 from labkit.steps.options import GradientOptions, gradient_options
 from labkit.steps.schedules import check_length
-from labkit.steps.state import LastUpdate, UpdateRecord, copied, integer_of, state
-from labkit.steps.state import running_statistics as running_statistics
-from labkit.steps.state import trainable_batch_norms as trainable_batch_norms
+from labkit.steps.state import (
+    LastUpdate,
+    UpdateRecord,
+    copied,
+    integer_of,
+    running_statistics,
+    state,
+)
 from labkit.steps.update import UpdateStage
 
 
@@ -231,7 +236,11 @@ class PlainStep(Step):
     """One update for every batch: w <- optimizer(w, g), with g = grad L(w; batch).
 
     A batch that is non-finite on any rank makes no update (``nonfinite="propagate"`` does not
-    check), nor does a batch in which no label counts. ``**options``: see ``GradientOptions``.
+    check), nor does a batch in which no label counts. Arguments and errors are those of ``Step``,
+    ``**options`` those of ``GradientOptions``.
+
+    >>> step = PlainStep(LossNet(network, loss_fn), optimizer)
+    >>> loss = step(images, labels)
     """
 
     def __init__(

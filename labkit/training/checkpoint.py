@@ -20,7 +20,7 @@ from safetensors.numpy import load_file, save_file
 
 from labkit.base.files import remove_unfinished, whole_file
 from labkit.errors import InputError
-from labkit.steps.gradients import set_state
+from labkit.steps.state import set_state
 
 CHECKPOINTS = "checkpoint"
 _PATTERN = f"step-{'[0-9]' * 9}.safetensors"

@@ -8,8 +8,8 @@ from mindspore import Tensor, nn
 
 from labkit.algorithms.subspace.snapshots import Snapshots
 from labkit.nets.lenet import LeNet5
-from labkit.steps.gradients import set_state
 from labkit.steps.losses import LossNet
+from labkit.steps.state import set_state
 from labkit.training.fit import fit
 
 pytestmark = pytest.mark.usefixtures("runtime")

@@ -68,7 +68,9 @@ def failure(script, *args, kind=WorkerFailed, **options):
 
 def test_output_arguments_folder_and_variables_of_ranks_that_end_well(program, tmp_path):
     code = "print(sys.argv[1:], os.getcwd(), os.environ['MINE'], file=sys.stderr)"
-    options = {"cwd": tmp_path, "log_dir": tmp_path / "log", "env": {"MINE": "given"}}
+    # The environment's programs are found whatever the PATH.
+    variables = {"MINE": "given", "PATH": "/usr/bin:/bin"}
+    options = {"cwd": tmp_path, "log_dir": tmp_path / "log", "env": variables}
     said = launch(program(code), "--of", "two words", 3, workers=2, timeout=TIMEOUT, **options)
     for rank in (0, 1):
         assert said[rank] == (tmp_path / "log" / f"worker_{rank}.log").read_text()

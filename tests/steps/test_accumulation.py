@@ -14,8 +14,8 @@ from labkit.labs.compare import largest_differences, parameter_values
 from labkit.nets.lenet import LeNet5
 from labkit.nets.small import NormNet
 from labkit.steps.accumulation import AccumulatedStep
-from labkit.steps.gradients import set_state
 from labkit.steps.losses import LossNet
+from labkit.steps.state import set_state
 from labkit.steps.step import PlainStep
 from tests import twins
 from tests.support.step_cells import (

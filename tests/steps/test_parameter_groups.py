@@ -10,8 +10,8 @@ from mindspore import Parameter, Tensor, mint, nn
 from labkit.errors import InputError
 from labkit.nets.lenet import LeNet5
 from labkit.nets.small import NORMS, NormNet
-from labkit.steps.gradients import set_state
 from labkit.steps.parameter_groups import decay_groups
+from labkit.steps.state import set_state
 from tests.support.step_cells import tensors
 from tests.support.tolerances import TOLERANCE
 

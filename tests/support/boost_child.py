@@ -18,7 +18,7 @@ def main(folder):
     from mindspore.train import Callback, Model
 
     from labkit.runtime import start
-    from labkit.steps.gradients import set_state
+    from labkit.steps.state import set_state
     from tests.support.subspace_cells import small_network
 
     start(device="CPU", seed=1)

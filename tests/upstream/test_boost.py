@@ -13,7 +13,7 @@ from labkit import AccumulatedStep, AdasumStep, PlainStep, boost_step
 from labkit.algorithms.subspace import Basis, SubspaceStep
 from labkit.algorithms.subspace.snapshots import write_snapshot
 from labkit.errors import InputError
-from labkit.steps.gradients import set_state
+from labkit.steps.state import set_state
 from labkit.upstream import boost
 from labkit.upstream.boost import ABSENT, FUNCTIONS, LEVELS, MODES, OLD_NAMES, SECTIONS, read
 from tests.support.programs import run_code

@@ -266,7 +266,9 @@ class ThorUpdate(UpdateStage):
         return self.optimizer(directions)
 
     def _clipped(self, directions: tuple, gradients: tuple) -> tuple[Tensor, ...]:
-        """Limit rate^2 <U, grad> of all layers together (Ba et al., ICLR 2017, section 5)."""
+        """Limit rate^2 <U, grad> of all layers together: Ba, Grosse and Martens, "Distributed
+        second-order optimization using Kronecker-factored approximations", ICLR 2017, section 5.
+        """
         rates = self.rated.get_lr()
         total = ops.cast(0.0, ms.float32)
         for i in range(len(gradients)):

@@ -14,9 +14,9 @@ from labkit.algorithms.adasum import AdasumStep
 from labkit.algorithms.adasum.workers import states_of
 from labkit.errors import InputError
 from labkit.nets.small import NormNet
-from labkit.steps.gradients import set_state
 from labkit.steps.losses import LossNet
 from labkit.steps.options import DynamicLossScale
+from labkit.steps.state import set_state
 from labkit.steps.step import PlainStep
 from tests import twins
 from tests.support.adasum_twin import Twin

@@ -8,9 +8,8 @@ from mindspore import Parameter, Tensor, nn, ops
 from labkit.algorithms.subspace import Basis, LastSearch, SubspaceStep, SubspaceUpdate
 from labkit.errors import InputError
 from labkit.nets.small import NormNet
-from labkit.steps.gradients import set_state
 from labkit.steps.options import DynamicLossScale
-from labkit.steps.state import running_statistics
+from labkit.steps.state import running_statistics, set_state
 from labkit.steps.step import PlainStep
 from labkit.training import checkpoint
 from tests.support.step_cells import (
