@@ -28,9 +28,9 @@ from labkit.errors import WorkerFailed, WorkersTimedOut
 from labkit.ranks import cluster
 
 _POLL = 0.05  # seconds; an exit code can be read for up to a second, until msrun collects it
+_LOGGED = 0.2  # seconds within which msrun logs an exit code that it has collected
 _SETTLE = 1.0  # seconds for ranks that fail together to end, before one of them is named
 _LINES = 20  # of the log of a rank that failed
-_STARTED = re.compile(r"^Start (scheduler|worker) process", re.M)
 _FAILED = re.compile(r"Worker process (\d+) exit with exception\. Error code: (-?\d+)")
 # What a rank writes only because another rank is gone.
 _ECHO = re.compile(
@@ -185,12 +185,14 @@ class _Ranks:
     """The ranks of this machine, which msrun starts.
 
     Attributes:
+        started: pids of the ranks that have been seen.
         pids: rank -> pid, once all have started.
         codes: rank -> exit code, -n for signal n, of those that have ended, in that order.
     """
 
     def __init__(self, msrun: subprocess.Popen, logs: Path, numbers: range, kept: bool) -> None:
         self.msrun, self.logs, self.numbers, self.kept = msrun, logs, numbers, kept
+        self.started: set[int] = set()
         self.pids: dict[int, int] = {}
         self.codes: dict[int, int] = {}
 
@@ -208,21 +210,25 @@ class _Ranks:
 
     def _look(self) -> None:
         """Note which ranks have started and which have ended since the last look."""
-        log = self.log("msrun")
-        if not self.pids:
-            # msrun starts the scheduler, where that is on this machine, and then ranks in order. A
-            # rank that ends at once is still among its children, for up to a second.
-            children, started = self._children(), _STARTED.findall(log)
-            children.sort(key=lambda child: (child.create_time(), child.pid))
-            if len(started) == len(children) and started.count("worker") == len(self.numbers):
-                own = children[-len(self.numbers) :]
-                self.pids = {rank: child.pid for rank, child in zip(self.numbers, own, strict=True)}
-        logged = {int(pid): int(code) for pid, code in _FAILED.findall(log)}
+        if len(self.pids) < len(self.numbers):
+            # In order of their ranks. One that fails at once may be collected before it is seen.
+            self.started |= self._logged().keys() | {
+                child.pid for child in self._children() if _leads_session(child.pid)
+            }
+            if len(self.started) == len(self.numbers):
+                self.pids = dict(zip(self.numbers, sorted(self.started), strict=True))
         codes = {rank: _exit_code(self.pids[rank]) for rank in self._running() if rank in self.pids}
         ended = [rank for rank, code in codes.items() if code is not None]
+        if ended:
+            time.sleep(_LOGGED)
+        logged = self._logged()
         # msrun names one, before it kills the others.
         for rank in sorted(ended, key=lambda rank: self.pids[rank] not in logged):
             self.codes[rank] = codes[rank] or logged.get(self.pids[rank], 0)
+
+    def _logged(self) -> dict[int, int]:
+        """Return pid -> exit code of the rank whose failure msrun has logged."""
+        return {int(pid): int(code) for pid, code in _FAILED.findall(self.log("msrun"))}
 
     def _children(self) -> list[psutil.Process]:
         with contextlib.suppress(psutil.Error):
@@ -273,7 +279,7 @@ class _Ranks:
     def end(self) -> None:
         """Kill msrun with its scheduler, and the ranks, each of which leads a session."""
         below = [child.pid for child in self._children()]
-        for pid in (self.msrun.pid, *self.pids.values(), *below):
+        for pid in (self.msrun.pid, *self.started, *below):
             with contextlib.suppress(OSError):
                 os.killpg(pid, signal.SIGKILL)
         self.msrun.wait()
@@ -291,6 +297,14 @@ def _show(log: str, place: int, over: bool) -> int:
 def _tail(log: str) -> str:
     """Return the last lines of a log that say something to its user."""
     return "\n".join([line for line in log.splitlines() if not _NOISE.match(line)][-_LINES:])
+
+
+def _leads_session(pid: int) -> bool:
+    """Return whether a child of msrun is a rank: the scheduler stays in msrun's own session."""
+    try:
+        return os.getsid(pid) == pid
+    except ProcessLookupError:
+        return False
 
 
 def _exit_code(pid: int) -> int | None:

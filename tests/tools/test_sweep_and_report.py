@@ -22,9 +22,10 @@ def test_a_sweep_is_every_combination_once(call, project):
     assert call(*words)[1].count("passed before") == 4
 
 
-def test_a_report_of_two_runs(call, project):
+def test_a_report_of_two_runs(call, project, results):
     call("run", "01", "-p", "rate=1", "--out", "a/run")
     call("run", "01", "02", "-p", "rate=2", "--out", "b/run")
+    assert results("b/run", "01_one").get("error") is None
     assert call("report", "a/run", "b/run")[0] == 0
     text = (project / "report.html").read_text()
     place = text.index
