@@ -20,7 +20,7 @@ Departures from MindSpore's THOR, with the published formulas (``formulas="thor"
 - A and G are means over all rows and positions, in float32, on every device; MindSpore's GPU branch
   averages over the batch before the outer product, and divides a dense layer's A by its width;
 - patches are padded as the convolution pads; stride, dilation, groups and any kernel are honoured;
-- a factor is cut into blocks as equal as possible, not into blocks of 128 and a remainder;
+- a factor is cut into the fewest blocks of one size, not into blocks of 128 and a remainder;
 - the bias is a coordinate of its layer's input (``bias="plain"`` leaves it out);
 - the paper's trace rule for each layer, which its code omits, is available (``trace_rule``);
 - factors are averaged over ranks; after that, each layer's inverses are computed by one rank;

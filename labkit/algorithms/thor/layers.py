@@ -40,7 +40,7 @@ class Blocks:
 
 
 def cut(dimension: int, split: int | None) -> Blocks:
-    """Return the fewest blocks of at most ``split``, as equal as possible; one block for None."""
+    """Return the fewest blocks of at most ``split``, of one size; one block for None."""
     count = 1 if split is None else math.ceil(dimension / split)
     return Blocks(count, math.ceil(dimension / count))
 

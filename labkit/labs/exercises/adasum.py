@@ -144,6 +144,10 @@ EXERCISES = (
     Exercise(adasum_update, _UPDATES, {
         "_on_gradients(w, momentum * velocities, gradients, rate)":
             "the gradients were combined; here it is what the optimizers make",
+        "(_on_gradients(w, momentum * velocities, gradients, rate)[0], right[1])":
+            "that is Adasum of the gradients: it is the moves that are combined",
+        "(w - rate * right[1].mean(axis=0), np.tile(right[1].mean(axis=0), (2, 1)))":
+            "one optimizer for both, on the mean gradient: each worker has its own",
         "(2 * w - right[0], right[1])": "it climbs: which sign has a move?",
         "(w - rate * right[1].mean(axis=0), right[1])": "the moves were averaged",
         "(w - rate * right[1].sum(axis=0), right[1])": "the moves were summed",

@@ -10,6 +10,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
+from labkit.errors import InputError
 from labkit.nets.lenet import LeNet5
 from labkit.runtime import pynative
 from labkit.steps.losses import LossNet
@@ -87,9 +88,13 @@ class OnTappedLeNet(OnLeNet):
     def through(self, tap: nn.Cell) -> tuple[Tensor, ...]:
         """Return what the backward pass of ``tap`` returns for a (84, 84) and g (10, 10).
 
-        It is called as tap(p, y, a, g), and its result replaces y.
+        It is called as tap(p, y, a, g), and its result replaces y. InputError: it changes training.
         """
-        return tuple(self._backward(tap, (INPUTS, INPUTS), (OUTPUTS, OUTPUTS))[-2:])
+        *gradients, a, g = self._backward(tap, (INPUTS, INPUTS), (OUTPUTS, OUTPUTS))
+        pairs = zip(gradients, self.seen()[0], strict=True)
+        if not all(np.allclose(own.asnumpy(), bare.asnumpy(), atol=1e-6) for own, bare in pairs):
+            raise InputError("the network's gradients changed: what passes through the tap?")
+        return a, g
 
     def seen(self) -> tuple[list[Tensor], Tensor, Tensor]:
         """Return each parameter's gradient, fc3's input p, and d, the loss' derivative by y."""

@@ -7,7 +7,7 @@ import numpy as np
 from labkit.labs.exercises import on_lenet
 from labkit.labs.exercises.check import Exercise, draw, of_lab
 from labkit.labs.exercises.on_lenet import OnTappedLeNet
-from labkit.reference import block_diagonal, damped_inverse
+from labkit.reference import damped_inverse
 
 
 def patch_factor(patches: np.ndarray) -> np.ndarray:
@@ -27,8 +27,12 @@ def unscaled_factor(derivatives: np.ndarray, loss_scale: float) -> np.ndarray:
 
 
 def block_inverse(factor: np.ndarray, damping: float, split: int) -> np.ndarray:
-    """Damp and invert the diagonal blocks of ceil(n / ceil(n / split)) rows; zeros elsewhere."""
-    return damped_inverse(block_diagonal(factor, split), damping)
+    """Damp and invert ceil(n / split) diagonal blocks, as equal as possible; zeros elsewhere."""
+    inverse = np.zeros_like(factor)
+    for rows in np.array_split(np.arange(len(factor)), math.ceil(len(factor) / split)):
+        block = np.ix_(rows, rows)
+        inverse[block] = damped_inverse(factor[block], damping)
+    return inverse
 
 
 def pi_damping(
@@ -138,6 +142,10 @@ EXERCISES = (
         "right * len(patches)": "a mean over positions; what about the rows?",
         "right * len(patches) * patches.shape[2] / patches.shape[1]":
             "divided by the width of the layer: that is not a number of samples",
+        "np.outer(*[patches.mean(axis=(0, 2))] * 2)":
+            "p was averaged before the outer product: that forgets how the patches differ",
+        "right - np.outer(*[patches.mean(axis=(0, 2))] * 2)":
+            "that is the covariance of p: A is its second moment, nothing is centred",
     }),
     Exercise(refreshes_and_mean_time, _TIMES, {
         "refreshes_and_mean_time(updates, 0, refresh, cached, count=updates // frequency)":
@@ -159,9 +167,9 @@ EXERCISES = (
             "the derivatives were averaged first: that forgets the batch",
     }),
     Exercise(block_inverse, _BLOCKS, {
-        "block_diagonal(damped_inverse(factor, damping), split)":
+        "np.where(block_inverse(factor, 1.0, split), damped_inverse(factor, damping), 0)":
             "blocks of the inverse are not inverses of the blocks",
-        "damped_inverse(block_diagonal(factor, split, 'fixed'), damping)":
+        "damped_inverse(factor * np.equal.outer(*[np.arange(len(factor)) // split] * 2), damping)":
             "blocks of `split` and a rest: these are not as equal as possible",
         "block_inverse(factor + damping, 0.0, split)":
             "the damping was added to every entry: where does it belong?",

@@ -107,6 +107,18 @@ def feed(step, seeds):
         step(*tensors(*rows(4, seed=seed)))
 
 
+@pytest.mark.usefixtures("eager")
+def test_a_sum_is_the_mean_at_as_many_times_the_rate_as_workers():
+    """Lab 04: with Momentum the sum is no method of its own; Adasum is."""
+    ends = {}
+    for reduction, rate in (("mean", 0.08), ("sum", 0.02), ("adasum", 0.02)):
+        net, step = build({"workers": 4, "reduction": reduction}, rate)
+        feed(step, range(12))
+        ends[reduction] = np.append(*map(np.ravel, weights_of(net)))
+    np.testing.assert_allclose(ends["sum"], ends["mean"], **TOLERANCE["float32, many updates"])
+    assert not np.allclose(ends["adasum"], ends["mean"], rtol=0.01)
+
+
 class TestTwin:
     """Parameters and ``last_update`` after every call, for each option."""
 

@@ -82,6 +82,10 @@ WRONG = [
     ("adasum_update", _combined_gradient, "what the optimizers make"),
     ("adasum_update", _climbs, "it climbs"),
     ("adasum_update", lambda w, g, v, rate, momentum: (
+        w - rate * (momentum * v.mean(0) + _pair(*g)), momentum * v + g), "Adasum of the grad"),
+    ("adasum_update", lambda w, g, v, rate, momentum: (
+        w - rate * (momentum * v + g).mean(0), [(momentum * v + g).mean(0)] * 2), "one optimizer"),
+    ("adasum_update", lambda w, g, v, rate, momentum: (
         w - rate * (momentum * v + g).mean(0), momentum * v + g), "the moves were averaged"),
     ("lenet_adasum_training", _folded, "one after the other"),
 ]  # fmt: skip

@@ -10,13 +10,13 @@ from tests.support.answers import solved
 right = solved("03_thor")
 
 
-def _tap(of_p, of_d):
+def _tap(of_p, of_d, back=lambda dout: dout):
     class Tap(nn.Cell):
         def construct(self, p, y, a, g):
             return y
 
         def bprop(self, p, y, a, g, out, dout):
-            return ops.zeros_like(p), dout, of_p(p), of_d(dout)
+            return ops.zeros_like(p), back(dout), of_p(p), of_d(dout)
 
     return Tap()
 
@@ -49,9 +49,13 @@ WRONG = [
         _tap(lambda p: p.T @ p, lambda d: 12 * d.T @ d))], "A is a sum"),
     ("lenet_factors", lambda lenet: [factor.asnumpy() for factor in lenet.through(
         _tap(lambda p: p.T @ p / 12, lambda d: d.T @ d))], "is it G yet"),
+    ("lenet_factors", lambda lenet: [factor.asnumpy() for factor in lenet.through(
+        _tap(lambda p: p.T @ p / 12, lambda d: 12 * d.T @ d, ops.zeros_like))], "gradients chan"),
     ("lenet_thor", lambda lenet, damping, updates: right.lenet_thor(
         lenet, damping**2, updates), "the whole damping"),
     ("patch_factor", lambda p: np.einsum("nit,njt->ij", p, p) / p.shape[1], "a number of samples"),
+    ("patch_factor", lambda p: np.cov(np.hstack(list(p)), bias=True), "that is the covariance"),
+    ("patch_factor", lambda p: np.outer(p.mean((0, 2)), p.mean((0, 2))), "before the outer"),
     ("unscaled_factor", lambda d, s: len(d) * d.T @ d / s, "is quadratic"),
     ("unscaled_factor", lambda d, s: d.T @ d / len(d) / s**2, "of the mean loss"),
     ("unscaled_factor", lambda d, s: (len(d) * d / s).T @ (len(d) * d / s), "grows with the batch"),
