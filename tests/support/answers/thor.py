@@ -50,7 +50,7 @@ WRONG = [
     ("lenet_factors", lambda lenet: [factor.asnumpy() for factor in lenet.through(
         _tap(lambda p: p.T @ p / 12, lambda d: d.T @ d))], "is it G yet"),
     ("lenet_factors", lambda lenet: [factor.asnumpy() for factor in lenet.through(
-        _tap(lambda p: p.T @ p / 12, lambda d: 12 * d.T @ d, ops.zeros_like))], "gradients chan"),
+        _tap(lambda p: p.T @ p / 12, lambda d: 12 * d.T @ d, ops.zeros_like))], "passes through"),
     ("lenet_thor", lambda lenet, damping, updates: right.lenet_thor(
         lenet, damping**2, updates), "the whole damping"),
     ("patch_factor", lambda p: np.einsum("nit,njt->ij", p, p) / p.shape[1], "a number of samples"),
