@@ -19,9 +19,10 @@ import urllib.request
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path, PurePosixPath
 
-from labkit.base.arguments import Parser
+from labkit.base.arguments import Parser, path
 from labkit.base.files import locked, remove_unfinished
 from labkit.errors import InputError
 
@@ -42,7 +43,7 @@ def parser(description: str) -> argparse.ArgumentParser:
     """Return a parser with --out that shows ``description``, the script's docstring, as it is."""
     raw = argparse.RawDescriptionHelpFormatter
     result = Parser(description=description, formatter_class=raw)
-    result.add_argument("--out", help="folder to write to")
+    result.add_argument("--out", type=partial(path, "--out"), help="folder to write to")
     return result
 
 
