@@ -49,8 +49,7 @@ class Run:
         """
         asked = os.environ.get("LABKIT_RUN")
         if asked:
-            folder = Path(asked).resolve()
-            make_folder(folder)
+            folder = make_folder(asked).resolve()
         else:
             folder = new_folder((project_root() or Path.cwd()) / "runs", f"{lab}-{preset}-")
         return cls(lab, preset, dict(parameters), runtime, folder, time.monotonic())

@@ -2,11 +2,12 @@
 
 import os
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from labkit.base import arguments
+from labkit.base import arguments, files
 from labkit.base.arguments import choice, flag, integer, number, parse, parse_several, seed
 from labkit.errors import InputError
 
@@ -78,11 +79,50 @@ def test_a_value_is_the_same_on_the_command_line_and_in_a_file(tmp_path):
         assert list(map(type, values)) == list(map(type, VALUES.values()))
     for text in ("#a", "&a", "*a", "a # b", "a: b"):  # texts on the command line alone
         assert parse(text) == text
-    for text in ("[1", "{a", "'a", "[1, &a"):
+    refused = ["[1", "{a", "'a", "[1, &a", "{a: 1, b: 2, a: 1}", "{1: a, 01: b}", "[&a [*a]]"]
+    for text in refused + ["[!!timestamp 2024-01-01]", "[!!binary aGk=]", "[!!bool x]"]:
         with pytest.raises(InputError, match="not YAML"):
             parse(text)
-    with pytest.raises(InputError, match=r"none.yaml cannot be read"):
-        arguments.read_yaml(tmp_path / "none.yaml")
+    (tmp_path / "twice.yaml").write_text("seed: 1\nrate: 1\nseed: 2\n")
+    for name in ("none.yaml", "twice.yaml"):
+        with pytest.raises(InputError, match=f"{name} cannot be read"):
+            arguments.read_yaml(tmp_path / name)
+
+
+NO_PATHS = [
+    "",
+    " ",
+    "s3://b/x",
+    "gs://b",
+    "http://h/x",
+    "file:///x",
+    Path("s3://b"),
+    "~no_such_user/x",
+]
+
+
+@pytest.mark.parametrize("value", [*NO_PATHS, None, 3])
+def test_what_names_no_place_on_this_machine_is_refused_and_made_nowhere(
+    tmp_path, monkeypatch, value
+):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match="a path on this machine, got"):
+        arguments.path("--out", value)
+    writers = (files.make_folder, lambda path: files.write_text(path, "", "the file"))
+    for write in (*writers, lambda path: files.locked(path, "a run").__enter__()):
+        with pytest.raises(InputError):
+            write(value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_tilde_is_the_home_folder_wherever_something_is_written(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert arguments.path("--out", "~/a b") == tmp_path / "a b"
+    assert arguments.path("--out", "a:b/c") == Path("a:b/c")
+    files.write_text("~/a", "written", "the file")
+    with files.locked("~/folder", "a run"):
+        assert (tmp_path / "folder/.lock").exists()
+    assert (tmp_path / "a").read_text() == "written"
 
 
 def test_several_values():
