@@ -19,10 +19,9 @@ import urllib.request
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from pathlib import Path, PurePosixPath
 
-from labkit.base.arguments import Parser, path
+from labkit.base.arguments import Parser, local_path
 from labkit.base.files import locked, remove_unfinished
 from labkit.errors import InputError
 
@@ -43,7 +42,7 @@ def parser(description: str) -> argparse.ArgumentParser:
     """Return a parser with --out that shows ``description``, the script's docstring, as it is."""
     raw = argparse.RawDescriptionHelpFormatter
     result = Parser(description=description, formatter_class=raw)
-    result.add_argument("--out", type=partial(path, "--out"), help="folder to write to")
+    result.add_argument("--out", help="folder to write to")
     return result
 
 
@@ -52,7 +51,10 @@ def run(
 ) -> int:
     """Call ``prepare`` with the parsed words; return 0, or 2 with its message on stderr."""
     try:
-        prepare(**vars(options.parse_args(words)))
+        chosen = vars(options.parse_args(words))
+        if chosen["out"] is not None:
+            chosen["out"] = local_path("--out", chosen["out"])
+        prepare(**chosen)
     except (InputError, OSError) as error:
         print(f"{Path(prepare.__code__.co_filename).name}: {error}", file=sys.stderr)
         return 2

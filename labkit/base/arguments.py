@@ -84,7 +84,7 @@ def choice(name: str, value: object, words: Iterable[str]) -> str:
 _NO_PATH = re.compile(r"\s*$|~|[A-Za-z][\w+.-]+:/")
 
 
-def path(name: str, value: object, expected: str = "a path on this machine") -> Path:
+def local_path(name: str, value: object, expected: str = "a path on this machine") -> Path:
     """Return ``value`` as a Path, ~ as the home folder; raise ``InputError`` for an address."""
     text = os.path.expanduser(value) if isinstance(value, str | os.PathLike) else ""
     if _NO_PATH.match(os.fsdecode(text)):
@@ -126,14 +126,6 @@ class Parser(argparse.ArgumentParser):
             message += "." + nearest(found[1], re.findall(r"'([^']*)'", found[2]))
         super().error(message)
 
-    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
-        try:
-            return super()._get_value(action, arg_string)
-        except argparse.ArgumentError as error:  # without what an InputError of the type said
-            if isinstance(error.__context__, InputError):
-                raise argparse.ArgumentError(action, str(error.__context__)) from None
-            raise
-
 
 _TAG = "tag:yaml.org,2002:"
 _BEGINS = set("[{'\"")  # of what is YAML's; everything else is one word
@@ -165,7 +157,7 @@ for _kind, _type in (("int", int), ("float", float)):
 def read_yaml(file: str | os.PathLike) -> Any:
     """Return the value in a YAML file (JSON is YAML too); raise ``InputError`` if it has none."""
     try:
-        return _plain(path("file", file).read_text("utf-8"))
+        return _plain(local_path("file", file).read_text("utf-8"))
     except (OSError, UnicodeDecodeError, InputError) as error:
         raise InputError(f"{file} cannot be read: {error}") from error
 

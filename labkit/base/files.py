@@ -27,7 +27,7 @@ def whole_file(path: str | os.PathLike, what: str) -> Iterator[Path]:
     Its folder is created if needed. On an exception ``path`` stays as it was; an ``InputError``
     says ``cannot write {what} {path}`` if that is so.
     """
-    path = arguments.path(what, path)
+    path = arguments.local_path(what, path)
     temporary = path.parent / f"{_PART}{secrets.token_hex(4)}{path.suffix}"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -92,7 +92,7 @@ def locked(folder: str | os.PathLike, what: str) -> Iterator[None]:
 
 def make_folder(path: str | os.PathLike) -> Path:
     """Create a folder if needed; raise ``InputError`` unless files can be created in it."""
-    folder = arguments.path("folder", path)
+    folder = arguments.local_path("folder", path)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()

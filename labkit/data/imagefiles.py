@@ -18,7 +18,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from labkit.base.arguments import path
+from labkit.base.arguments import local_path
 from labkit.errors import InputError
 
 _SHOWN = 5
@@ -68,9 +68,9 @@ def read_folder(
 
 def existing_folder(folder: str | os.PathLike, content: str) -> Path:
     """Return ``folder`` as a path; raise ``InputError`` if it is not a folder."""
-    if not path("folder", folder).is_dir():
+    if not local_path("folder", folder).is_dir():
         raise InputError(f"expected a folder with {content}, got {folder}, which is none")
-    return path("folder", folder)
+    return local_path("folder", folder)
 
 
 def _checked_side(path: Path, deep: bool) -> int:

@@ -14,17 +14,14 @@ import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from functools import partial
 from typing import Any
 
 from labkit import runtime
-from labkit.base.arguments import Parser, flag, integer, parse, path
+from labkit.base.arguments import Parser, flag, integer, local_path, parse
 from labkit.errors import InputError, WorkerFailed
 from labkit.ranks import rank_table
 from labkit.ranks.launch import launch
 from labkit.recipes import RECIPES, recipe, settings
-
-_path = partial(path, "path")
 
 
 def main(arguments: Sequence[str], program: str) -> int:
@@ -42,6 +39,7 @@ def main(arguments: Sequence[str], program: str) -> int:
     # As Ctrl-C: the training closes its files and its lock.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
+        options.dataset_path = local_path("--data_path", options.dataset_path)
         if not options.dataset_path.is_dir():
             raise InputError(f"expected a folder of data, got {options.dataset_path}")
         config = chosen.named[options.settings]
@@ -57,8 +55,8 @@ def main(arguments: Sequence[str], program: str) -> int:
         if command == "train":
             chosen.train(config, options.dataset_path, resume=options.resume, **machine)
         else:
-            paths = options.dataset_path, options.checkpoint_path
-            chosen.evaluate_checkpoint(config, *paths, **machine)
+            checkpoint = local_path("--checkpoint_path", options.checkpoint_path)
+            chosen.evaluate_checkpoint(config, options.dataset_path, checkpoint, **machine)
     except (InputError, WorkerFailed) as error:
         print(f"{name}: {error}", file=sys.stderr)
         return 2 if getattr(error, "exit_code", 2) == 2 else 1
@@ -75,20 +73,19 @@ def _parser(chosen: Any, command: str, program: str) -> argparse.ArgumentParser:
         parents=[_rank_options()],
     )
     add = parser.add_argument
-    words = "train/ and val/ (also named as in the tutorials), or one folder a class; or MNIST's; "
-    words += "EXIF orientation is ignored"
+    words = "train/ and val/ (or the tutorials' names), or one folder a class, read without EXIF's "
+    words += "orientation; or MNIST's"
     names = ("--data_path", "--dataset_path")
-    add(*names, dest="dataset_path", type=_path, required=True, metavar="FOLDER", help=words)
+    add(*names, dest="dataset_path", required=True, metavar="FOLDER", help=words)
     add("--run_distribute", type=parse, default=False, metavar="BOOL", help="a rank of several")
     add("--device_num", type=int, metavar="N", help="ranks there must be")
     if command == "train":
         words = "from the newest checkpoint; anyway: with other settings than its own"
         add("--resume", nargs="?", const=True, default=False, choices=("anyway",), help=words)
     else:
-        words = "of a training"
-        add("--checkpoint_path", type=_path, required=True, metavar="FILE", help=words)
+        add("--checkpoint_path", required=True, metavar="FILE", help="of a training")
     add("--device_target", default="auto", choices=runtime.DEVICES, help="(%(default)s)")
-    add("--config", type=_path, metavar="FILE", help="YAML file of settings")
+    add("--config", metavar="FILE", help="YAML file of settings")
     named = list(chosen.named)
     add("--settings", choices=named, default=named[0], help="to start from (%(default)s)")
     settings.add_options(parser, chosen.named)
@@ -101,7 +98,7 @@ def _rank_options() -> argparse.ArgumentParser:
     add = parser.add_argument_group("several ranks").add_argument
     add("--ranks", type=int, metavar="N", help="start N ranks on this machine, one device each")
     words = "Ascend's rank table: start the ranks of server $SERVER_ID (0) of it"
-    add("--rank_table", type=_path, metavar="FILE", help=words)
+    add("--rank_table", metavar="FILE", help=words)
     words = "print the command and the micro-batches of an epoch; start nothing"
     add("--dry-run", action="store_true", help=words)
     return parser
@@ -144,7 +141,8 @@ def ranks_of(options: argparse.Namespace) -> dict[str, Any]:
         return {"workers": options.ranks, "nodes": 1}
     if options.ranks is not None:
         raise InputError("--rank_table says how many ranks; expected no --ranks")
-    table = rank_table.read(options.rank_table)
+    file = local_path("--rank_table", options.rank_table).absolute()
+    table = rank_table.read(file)
     servers, devices = table["server_list"], rank_table.devices(table)
     each = len(devices) // len(servers)
     held = [(int(device["device_id"]), int(device["rank_id"])) for device in devices]
@@ -154,7 +152,7 @@ def ranks_of(options: argparse.Namespace) -> dict[str, Any]:
             f"the rank table has (device, rank) {held}; expected {expected}: msrun numbers both "
             "through, with as many on each server"
         )
-    env = {"RANK_TABLE_FILE": str(options.rank_table.absolute())}
+    env = {"RANK_TABLE_FILE": str(file)}
     ranks: dict[str, Any] = {"workers": each, "nodes": len(servers), "env": env}
     if len(servers) > 1:
         number = parse(os.environ.get("SERVER_ID") or "0")

@@ -77,7 +77,7 @@ class TrainingConfig:
             elif kind is str and not (isinstance(value, str) and value):
                 raise wrong(name, value, "a text")
             elif name in PATHS:
-                value = str(arguments.path(name, value))
+                value = str(arguments.local_path(name, value))
             elif kind is int:
                 value = arguments.integer(name, value, **{"at_least": 1, **bounds})
             elif kind is float:
@@ -141,7 +141,7 @@ def read(base: Settings, path: str | os.PathLike | None = None, **changes: Any) 
 
 def beside(checkpoint_path: str | Path, name: str) -> Path | None:
     """Return RUN/name for a checkpoint that a training wrote into its run folder, else None."""
-    path = arguments.path("checkpoint", checkpoint_path).absolute()
+    path = arguments.local_path("checkpoint", checkpoint_path).absolute()
     if not path.is_file():
         raise InputError(f"no checkpoint at {checkpoint_path}")
     return next((f / name for f in path.parents[:4] if (f / name).is_file()), None)
@@ -168,4 +168,7 @@ def add_options(parser: argparse.ArgumentParser, named: Mapping[str, TrainingCon
 def _from_text(kind: Any, text: str) -> Any:
     if kind is str and (not text.strip() or parse(text) is not None):
         return text
-    return parse(f"[{text.strip('[]')}]" if "," in text else text)
+    try:
+        return parse(f"[{text.strip('[]')}]" if "," in text else text)
+    except InputError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error

@@ -17,7 +17,7 @@ except ModuleNotFoundError as missing:
         "pip install -c constraints.txt -e '.[labs]'"
     ) from None
 
-from labkit.base.arguments import parse_several, path, read_yaml, wrong
+from labkit.base.arguments import local_path, parse_several, read_yaml, wrong
 from labkit.base.project import find_project
 from labkit.base.project import version as labkit_version
 from labkit.errors import InputError
@@ -44,9 +44,8 @@ class _Commands(TyperGroup):
         except (InputError, OSError) as error:  # no right to write, a full disk
             if getattr(error, "filename", "") is None:  # standard output's: not again at exit
                 sys.stdout = open(os.devnull, "w")
-            if isinstance(error, BrokenPipeError):  # labkit list | head -1
-                sys.exit(1)
-            print(f"labkit: {error}", file=sys.stderr)
+            if not isinstance(error, BrokenPipeError):  # as of labkit list | head -1
+                print(f"labkit: {error}", file=sys.stderr)
             sys.exit(2)
 
 
@@ -131,7 +130,7 @@ def run(
     named = {} if parameters is None else read_yaml(parameters)
     if not isinstance(named, dict):
         raise wrong("-f", str(parameters), "a file of NAME: VALUE lines")
-    earlier = None if resume is None else path("--resume", resume).resolve()
+    earlier = None if resume is None else local_path("--resume", resume).resolve()
     if earlier and out is not None:
         raise wrong("--out", out, "none beside --resume, which goes on in its folder")
     try:
@@ -191,9 +190,9 @@ def report(
 
     Example: labkit report runs/latest
     """
-    folders = [path("RUN", run) for run in runs]
-    page = None if out is None else path("--out", out)
-    lines = reports.check(folders) if check else [reports.write(folders, page, notebooks)]
+    folders = [local_path("RUN", run) for run in runs]
+    place = None if out is None else local_path("--out", out)
+    lines = reports.check(folders) if check else [reports.write(folders, place, notebooks)]
     print("".join(f"{line}\n" for line in lines), end="")
     raise typer.Exit(check and bool(lines))
 

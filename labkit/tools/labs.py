@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from labkit.base.arguments import path, wrong
+from labkit.base.arguments import local_path, wrong
 from labkit.errors import InputError, nearest
 
 _TITLE = re.compile(r"^#\s+(?:\d+\s*·\s*)?(.+?)\s*$", re.MULTILINE)
@@ -43,7 +43,7 @@ def pick(labs: Sequence[Lab], names: Iterable[str]) -> tuple[Lab, ...]:
     picked = []
     for name in filter(None, map(str.strip, ",".join(names).split(","))):
         if name.endswith(".ipynb"):
-            place = path("LAB", name).resolve()
+            place = local_path("LAB", name).resolve()
             picked.append(known.get(place) or read_lab(place))
         elif name in called:
             picked.append(called[name])
@@ -55,10 +55,7 @@ def pick(labs: Sequence[Lab], names: Iterable[str]) -> tuple[Lab, ...]:
 
 
 def read_lab(notebook: Path) -> Lab:
-    """Return the lab of a notebook; one of the user's own has its file's name.
-
-    The title of one that cannot be read says so: it stops no other lab.
-    """
+    """Return the lab of a notebook; the title of one that cannot be read is the reason."""
     number, _, short_name = notebook.stem.partition("_")
     try:
         cells = read_notebook(notebook)["cells"]

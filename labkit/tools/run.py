@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import psutil
 
 from labkit.base import files
-from labkit.base.arguments import parse, path, wrong
+from labkit.base.arguments import local_path, parse, wrong
 from labkit.base.memory import free_memory
 from labkit.base.project import find_project, own_checkout
 from labkit.data.imagefiles import existing_folder
@@ -90,10 +90,9 @@ def tasks(names: Sequence[str], asked: Mapping[str, Any], named: bool = True) ->
         for name in parameters:
             refuse_unknown(f"parameter of lab {lab.name}", name, known)
         if lab.name in LABS:
-            settings = choose(lab.name, chosen["preset"], **parameters)
-            if settings.get("data"):  # from here: a kernel's working folder is another
-                folder = existing_folder(Path(settings["data"]).resolve(), "train/ and val/")
-                chosen["data"] = str(folder)
+            data = choose(lab.name, chosen["preset"], **parameters).get("data")
+            if data:  # from here: a kernel's working folder is another
+                chosen["data"] = str(existing_folder(Path(data).resolve(), "train/ and val/"))
         if sum(other.name == lab.name for other in labs) > 1:
             raise InputError(f"LAB: expected one notebook called {lab.name}, got two")
     return [Task(lab, chosen, lab.name) for lab in labs]
@@ -130,7 +129,7 @@ def output_folder(out: str | None, again: bool = False) -> Path:
             latest.unlink(missing_ok=True)
             latest.symlink_to(folder.name)
         return folder
-    folder = path("--out", out, "a folder of this machine").resolve()
+    folder = local_path("--out", out, "a folder of this machine").resolve()
     if (folder / RUN).exists() and not again:
         raise InputError(f"{folder} holds a run; expected a new folder, or --resume {folder}")
     return folder

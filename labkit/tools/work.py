@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 import typer
 
-from labkit.base.arguments import path, wrong
+from labkit.base.arguments import local_path, wrong
 from labkit.base.files import write_json
 from labkit.base.project import find_project
 from labkit.errors import InputError
@@ -60,7 +60,7 @@ def lab(
         place = chosen.path
         root = project if project in place.parents else place.parent
     else:
-        copies = path("--folder", project / "work" if folder is None else folder).resolve()
+        copies = local_path("--folder", project / "work" if folder is None else folder).resolve()
         if copies == project / "notebooks":
             raise wrong("--folder", folder, "a folder of your own")
         place = copies / chosen.path.name

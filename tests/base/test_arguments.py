@@ -107,7 +107,7 @@ def test_what_names_no_place_on_this_machine_is_refused_and_made_nowhere(
 ):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match="a path on this machine, got"):
-        arguments.path("--out", value)
+        arguments.local_path("--out", value)
     writers = (files.make_folder, lambda path: files.write_text(path, "", "the file"))
     for write in (*writers, lambda path: files.locked(path, "a run").__enter__()):
         with pytest.raises(InputError):
@@ -117,8 +117,8 @@ def test_what_names_no_place_on_this_machine_is_refused_and_made_nowhere(
 
 def test_a_tilde_is_the_home_folder_wherever_something_is_written(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert arguments.path("--out", "~/a b") == tmp_path / "a b"
-    assert arguments.path("--out", "a:b/c") == Path("a:b/c")
+    assert arguments.local_path("--out", "~/a b") == tmp_path / "a b"
+    assert arguments.local_path("--out", "a:b/c") == Path("a:b/c")
     files.write_text("~/a", "written", "the file")
     with files.locked("~/folder", "a run"):
         assert (tmp_path / "folder/.lock").exists()
