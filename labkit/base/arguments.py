@@ -156,8 +156,9 @@ for _kind, _type in (("int", int), ("float", float)):
 
 def read_yaml(file: str | os.PathLike) -> Any:
     """Return the value in a YAML file (JSON is YAML too); raise ``InputError`` if it has none."""
+    path = local_path("file", file)
     try:
-        return _plain(local_path("file", file).read_text("utf-8"))
+        return _plain(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError, InputError) as error:
         raise InputError(f"{file} cannot be read: {error}") from error
 

@@ -14,6 +14,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from labkit import runtime
@@ -39,8 +40,8 @@ def main(arguments: Sequence[str], program: str) -> int:
     # As Ctrl-C: the training closes its files and its lock.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
-        options.dataset_path = local_path("--data_path", options.dataset_path)
-        if not options.dataset_path.is_dir():
+        options.dataset_path = str(local_path("--data_path", options.dataset_path))
+        if not Path(options.dataset_path).is_dir():
             raise InputError(f"expected a folder of data, got {options.dataset_path}")
         config = chosen.named[options.settings]
         if command == "eval":
@@ -55,7 +56,7 @@ def main(arguments: Sequence[str], program: str) -> int:
         if command == "train":
             chosen.train(config, options.dataset_path, resume=options.resume, **machine)
         else:
-            checkpoint = local_path("--checkpoint_path", options.checkpoint_path)
+            checkpoint = str(local_path("--checkpoint_path", options.checkpoint_path))
             chosen.evaluate_checkpoint(config, options.dataset_path, checkpoint, **machine)
     except (InputError, WorkerFailed) as error:
         print(f"{name}: {error}", file=sys.stderr)
