@@ -15,8 +15,8 @@ import pytest
 
 from labkit.base.files import locked
 from labkit.labs.presets import LABS
-from labkit.tools.run import jobs_of
-from tests.support.lab_projects import FINISH, write_lab
+from labkit.tools.run import jobs_of, tasks, values
+from tests.support.lab_projects import write_lab
 from tests.support.living import wait_until
 from tests.support.trainings import ROOT
 
@@ -136,12 +136,9 @@ def test_ctrl_c_ends_the_kernels_and_is_130(project, results):
         ("run 01 -f ''", "expected a path on this machine, got ''"),
         ("run 01 --resume ''", "--resume: expected a path on this machine, got ''"),
         ("run 's3://b/01_one.ipynb'", "LAB: expected a path on this machine, got 's3://b/01_one"),
-        ("sweep 01 -p rate=1 --out gs://b/x", "--out: expected a folder of this machine"),
         ("report ''", "RUN: expected a path on this machine"),
         ("report done --out ''", "--out: expected a path on this machine"),
-        ("report done --out http://h/r.html", "got 'http://h/r.html'"),
         ("lab --no-server 1 --folder ''", "--folder: expected a path on this machine"),
-        ("lab --no-server 1 --folder file:///x", "--folder: expected a path on this machine"),
         ("convert hf://x.pth x.ckpt", "SOURCE: expected a path on this machine"),
         ("run 01 --out done", "done holds a run; expected a new folder, or --resume"),
         ("run 01 --out used", "is in use by another process: a run writes there"),
@@ -176,12 +173,10 @@ def test_a_bad_notebook_stops_no_other_lab(call, project, results):
     for name in ("02_fails", "03_hangs"):
         (project / f"notebooks/{name}.ipynb").unlink()
     (project / "notebooks/00_empty.ipynb").write_text("")
-    (project / "notebooks/07_odd.ipynb").write_text('{"cells": [{"source": null}]}')
-    untagged = json.loads((project / "notebooks/01_one.ipynb").read_text())
-    untagged["cells"][1]["metadata"]["tags"] = None
-    (project / "notebooks/08_untagged.ipynb").write_text(json.dumps(untagged))
+    untagged = (project / "notebooks/01_one.ipynb").read_text().replace('"parameters"', "")
+    (project / "notebooks/08_untagged.ipynb").write_text(untagged)
     code, out, _ = call("list")
-    assert code == 0 and out.count("\n") == 5 and "cannot read the notebook" in out
+    assert code == 0 and out.count("\n") == 4 and "cannot read the notebook" in out
     code, _, err = call("run", "--out", "r")
     assert code == 1 and results("r", "01_one")["status"] == "passed"
     assert "00_empty failed outside its cells" in err and "08_untagged failed" in err
@@ -192,29 +187,21 @@ def test_a_bad_notebook_stops_no_other_lab(call, project, results):
     (project / "r/01_one/01_one.ipynb").write_text("{")
     assert call("report", "r")[0] == 0
     assert "cannot be shown" in next((project / "r").glob("report_notebooks/*")).read_text()
-    code, out, _ = call("lab", "--no-server", "01")
-    assert code == 0 and "01_one.ipynb: copied" in out and "00_empty" in out
-    copied = [path.name for path in (project / "work").glob("*.ipynb")]
-    assert sorted(copied) == ["01_one.ipynb", "08_untagged.ipynb"]
+    assert call("lab", "--no-server", "01")[1].count(": copied") == 2
+    assert not (project / "work/00_empty.ipynb").exists()
 
 
-def test_a_folder_of_data_is_found_before_anything_starts(call, project, monkeypatch, results):
+def test_a_folder_of_data_is_found_before_anything_starts(call, project, monkeypatch):
     """From the working folder, where the user is, and not from the notebook's."""
-    settings = dict.fromkeys(("smoke", "lab", "paper"), {"data": ""})
-    monkeypatch.setitem(LABS, "04_own", settings)
-    write_lab(project, "04_own", FINISH)
-    own = (project / "notebooks/04_own.ipynb").read_text()
-    (project / "notebooks/04_own.ipynb").write_text(
-        own.replace("rate = None", "data = rate = None")
-    )
-    code, _, err = call("run", "04", "-p", "data=none/set", "--out", "r")
+    monkeypatch.setitem(LABS, "01_one", {"lab": {"data": ""}})
+    path = project / "notebooks/01_one.ipynb"
+    path.write_text(path.read_text().replace("rate = None", "data = rate = None"))
+    code, _, err = call("run", "01", "-p", "data=none/set", "--out", "r")
     assert code == 2 and "none/set, which is none" in err and not (project / "r").exists()
     (project / "set #2").mkdir()
     monkeypatch.setenv("HOME", str(project))
-    for text in ("set #2", "~/set #2"):
-        assert call("run", "04", "-p", f"data={text}", "--out", f"r{len(text)}")[0] == 0
-        asked = results(f"r{len(text)}", "04_own")["requested"]
-        assert asked["data"] == str(project / "set #2")
+    for text, found in {"set #2": str(project / "set #2"), "~/": str(project), "~": None}.items():
+        assert tasks(["01"], values([f"data={text}"]))[0].asked["data"] == found
 
 
 @pytest.mark.parametrize("words", ["list", "--help", "run --help", "report done"])
@@ -223,13 +210,10 @@ def test_standard_output_that_is_full_or_closed_is_no_traceback(project, words, 
     """A reader that has gone needs no message."""
     (project / "done").mkdir()
     (project / "done/results.json").write_text('{"lab": "01"}')
-    command = f"{sys.executable} -m labkit.tools.cli {words} {place}"
-    done = subprocess.run(
-        command, shell=True, cwd=project, env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == code
-    assert done.stderr == ("labkit: [Errno 28] No space left on device\n" if code else "")
+    command = f"PYTHONPATH={ROOT} {sys.executable} -m labkit.tools.cli {words} {place}"
+    done = subprocess.run(command, shell=True, cwd=project, capture_output=True, text=True)
+    said = "labkit: [Errno 28] No space left on device\n" if code else ""
+    assert (done.returncode, done.stderr) == (code, said)
 
 
 def test_how_many_run_at_once(monkeypatch):
