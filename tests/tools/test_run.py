@@ -210,7 +210,8 @@ def test_standard_output_that_is_full_or_closed_is_no_traceback(project, words, 
     """A reader that has gone needs no message."""
     (project / "done").mkdir()
     (project / "done/results.json").write_text('{"lab": "01"}')
-    command = f"PYTHONPATH={ROOT} {sys.executable} -m labkit.tools.cli {words} {place}"
+    python = f"PYTHONUNBUFFERED= PYTHONPATH={ROOT} {sys.executable}"
+    command = f"{python} -m labkit.tools.cli {words} {place}"
     done = subprocess.run(command, shell=True, cwd=project, capture_output=True, text=True)
     said = "labkit: [Errno 28] No space left on device\n" if code else ""
     assert (done.returncode, done.stderr) == (code, said)
