@@ -4,7 +4,7 @@ import os
 import tempfile
 from pathlib import Path
 
-os.environ.setdefault("LABKIT_PRESET", "smoke")  # LABKIT_PRESET=lab passes too, in half an hour
+os.environ.setdefault("LABKIT_PRESET", "smoke")  # `lab`, which the text speaks of: half an hour
 _NO_PROFILE = tempfile.TemporaryDirectory(prefix="ipython-")  # as in a run: not the user's own
 os.environ["IPYTHONDIR"] = _NO_PROFILE.name
 
