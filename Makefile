@@ -22,7 +22,7 @@ BIN := "$${VENV:-.venv}"/bin
 
 LEFT_OUT := $(if $(ALL),$(if $(filter long,$(ALL)),,long),slow)
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(if $(LEFT_OUT),-m 'not $(LEFT_OUT)') \
-    --nbval-lax --nbval-current-env --nbval-sanitize-with notebooks/sanitize.cfg --nbval-cell-timeout 300
+    --nbval-lax --nbval-current-env --nbval-cell-timeout 300
 # Each part in new processes: a graph that MindSpore compiles takes the longer the more it has compiled
 # before; after half an hour tests took 2.7 times as long as in a new process. The third is what the first
 # two leave; the last, of several ranks, needs all cores: in the others a process computes on one. Ranks

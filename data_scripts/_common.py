@@ -21,7 +21,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
-from labkit.base.arguments import Parser
+from labkit.base.arguments import Parser, local_path
 from labkit.base.files import locked, remove_unfinished
 from labkit.errors import InputError
 
@@ -51,7 +51,10 @@ def run(
 ) -> int:
     """Call ``prepare`` with the parsed words; return 0, or 2 with its message on stderr."""
     try:
-        prepare(**vars(options.parse_args(words)))
+        chosen = vars(options.parse_args(words))
+        if chosen["out"] is not None:
+            chosen["out"] = local_path("--out", chosen["out"])
+        prepare(**chosen)
     except (InputError, OSError) as error:
         print(f"{Path(prepare.__code__.co_filename).name}: {error}", file=sys.stderr)
         return 2

@@ -184,7 +184,8 @@ def main(words: Sequence[str] | None = None) -> int:
     """Run the command; return 0, or 2 for bad input with its message on stderr."""
     options = parser(__doc__)
     options.add_argument("--dataset", default="cifar10", help=" or ".join(DATASETS))
-    options.add_argument("--source", help="download, an address, an archive or a folder")
+    about = "download, an address, an archive or a folder"
+    options.add_argument("--source", type=os.path.expanduser, help=about)
     return run(prepare, options, words)
 
 

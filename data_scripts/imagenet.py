@@ -198,7 +198,7 @@ def _labels(known: dict, kit: Path | None, text: str | os.PathLike | None) -> li
 def main(words: Sequence[str] | None = None) -> int:
     """Run the command; return 0, or 2 for bad input with its message on stderr."""
     options = parser(__doc__)
-    options.add_argument("--source", help="folder that holds the archives")
+    options.add_argument("--source", type=os.path.expanduser, help="folder that holds the archives")
     options.add_argument("--only", help="train or val")
     options.add_argument("--first", type=int, help="so many classes, in alphabetical order")
     options.add_argument("--labels", help="text file with the class of each validation image")

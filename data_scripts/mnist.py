@@ -109,14 +109,16 @@ def _collect(known: dict, where: str, official: bool, work: Path, say: Say) -> d
     place = unpacked(place, work / "archive")
     files = {name: work / name for name in FILES}
     for name, target in files.items():
-        found = [*place.rglob(name), *place.rglob(f"{name}.gz")]
-        if not found:
-            raise InputError(f"{where} holds no {name}")
-        content = found[0].read_bytes()
+        spelled = name.replace("-idx", "?idx")  # train-images.idx3-ubyte is as frequent
+        found = [p for end in ("", ".gz") for p in place.rglob(spelled + end) if p.is_file()]
         try:
-            target.write_bytes(gzip.decompress(content) if found[0].suffix == ".gz" else content)
+            copies = {path: _content(path) for path in found}
         except (EOFError, OSError, zlib.error) as error:
             raise InputError(f"{where}: {name}.gz cannot be unpacked ({error})") from error
+        if len(set(copies.values())) != 1:  # a popular archive holds each file twice
+            held = ", ".join(str(path.relative_to(place)) for path in found)
+            raise InputError(f"{where}: expected one {name}, got {held or 'none'}")
+        target.write_bytes(copies[found[0]])
         digest, expected = _sha256(target), known["sha256"][name]
         if digest == expected:
             continue
@@ -138,6 +140,11 @@ def _collect(known: dict, where: str, official: bool, work: Path, say: Say) -> d
     return files
 
 
+def _content(path: Path) -> bytes:
+    content = path.read_bytes()
+    return gzip.decompress(content) if path.suffix == ".gz" else content
+
+
 def _sha256(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
@@ -147,7 +154,8 @@ def main(words: Sequence[str] | None = None) -> int:
     """Run the command; return 0, or 2 for bad input with its message on stderr."""
     options = parser(__doc__)
     options.add_argument("--dataset", default="mnist", help=" or ".join(DATASETS))
-    options.add_argument("--source", help="bundled, download, debian, a folder, archive or address")
+    about = "bundled, download, debian, a folder, archive or address"
+    options.add_argument("--source", type=os.path.expanduser, help=about)
     return run(prepare, options, words)
 
 

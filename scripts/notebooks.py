@@ -79,7 +79,7 @@ def execute(project: Path, path: Path, *, keep_compared: bool) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     own = {"LABKIT_PRESET": PRESET, "LABKIT_HEADLESS": "1", "LABKIT_RUN": str(folder)}
     own |= {"PYTHONPATH": str(project), "PYTHONHASHSEED": "0", "JUPYTER_PREFER_ENV_PATH": "1"}
-    os.environ.pop("MPLBACKEND", None)
+    own |= {"IPYTHONDIR": str(folder / ".ipython")}  # not the user's own profile
     client = NotebookClient(
         notebook,
         resources={"metadata": {"path": str(path.parent)}},

@@ -8,6 +8,7 @@ False do not. Values that users write are YAML with the words that people use: `
 """
 
 import argparse
+import json
 import math
 import operator
 import os
@@ -79,11 +80,16 @@ def choice(name: str, value: object, words: Iterable[str]) -> str:
     return value
 
 
-def path(name: str, value: object, expected: str) -> Path:
-    """Return ``value`` as a Path; raise ``InputError`` unless it is a text or a path."""
-    if not isinstance(value, str | os.PathLike):
+# Path would make folders of these: "", ~nobody, s3://bucket, which then is s3:/bucket.
+_NO_PATH = re.compile(r"\s*$|~|[A-Za-z][\w+.-]+:/")
+
+
+def local_path(name: str, value: object, expected: str = "a path on this machine") -> Path:
+    """Return ``value`` as a Path, ~ as the home folder; raise ``InputError`` for an address."""
+    text = os.path.expanduser(value) if isinstance(value, str | os.PathLike) else ""
+    if _NO_PATH.match(os.fsdecode(text)):
         raise wrong(name, value, expected)
-    return Path(value)
+    return Path(text)
 
 
 def seed(value: object, name: str = "seed") -> int:
@@ -128,6 +134,12 @@ _BEGINS = set("[{'\"")  # of what is YAML's; everything else is one word
 class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers: dict = {}
 
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict:
+        made = super().construct_mapping(node, deep)
+        if len(made) < len(node.value):  # YAML's own rule; PyYAML takes the last
+            raise InputError(f"expected each name once, got {[key.value for key, _ in node.value]}")
+        return made
+
 
 for _kind, _pattern, _first in (
     ("null", r"~|null|Null|NULL|None|", ["~", "n", "N", ""]),
@@ -142,12 +154,13 @@ for _kind, _type in (("int", int), ("float", float)):
     )
 
 
-def read_yaml(path: str | os.PathLike) -> Any:
+def read_yaml(file: str | os.PathLike) -> Any:
     """Return the value in a YAML file (JSON is YAML too); raise ``InputError`` if it has none."""
+    path = local_path("file", file)
     try:
-        return _plain(Path(path).read_text("utf-8"))
+        return _plain(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError, InputError) as error:
-        raise InputError(f"{path} cannot be read: {error}") from error
+        raise InputError(f"{file} cannot be read: {error}") from error
 
 
 def parse(text: str) -> Any:
@@ -170,6 +183,8 @@ def parse_several(text: str) -> list[Any]:
 
 def _plain(text: str) -> Any:
     try:
-        return _Loader(text).get_single_data()
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        value = _Loader(text).get_single_data()
+        json.dumps(value)  # no dates, bytes or sets of a tag, and nothing that contains itself
+        return value
+    except Exception as error:  # PyYAML's constructors raise many types
         raise InputError(f"not YAML: {error}") from error

@@ -14,6 +14,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from labkit.base import arguments
 from labkit.errors import InputError
 
 _PART = ".part-"
@@ -26,7 +27,7 @@ def whole_file(path: str | os.PathLike, what: str) -> Iterator[Path]:
     Its folder is created if needed. On an exception ``path`` stays as it was; an ``InputError``
     says ``cannot write {what} {path}`` if that is so.
     """
-    path = Path(path)
+    path = arguments.local_path(what, path)
     temporary = path.parent / f"{_PART}{secrets.token_hex(4)}{path.suffix}"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -75,8 +76,7 @@ def remove_unfinished(folder: str | os.PathLike) -> None:
 @contextmanager
 def locked(folder: str | os.PathLike, what: str) -> Iterator[None]:
     """Create ``folder`` and hold its lock, or raise ``InputError``; it ends with the process."""
-    folder = Path(folder)
-    make_folder(folder)
+    folder = make_folder(folder)
     lock = FileLock(folder / ".lock")
     try:
         lock.acquire(blocking=False)
@@ -90,13 +90,15 @@ def locked(folder: str | os.PathLike, what: str) -> Iterator[None]:
         lock.release()
 
 
-def make_folder(folder: Path) -> None:
+def make_folder(path: str | os.PathLike) -> Path:
     """Create a folder if needed; raise ``InputError`` unless files can be created in it."""
+    folder = arguments.local_path("folder", path)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         raise InputError(f"cannot write to {folder}: {error}") from error
+    return folder
 
 
 def natural_order(path: str | os.PathLike) -> list[int | str]:

@@ -8,17 +8,21 @@ take wrongly or silently is refused by name before a pipeline is built:
 - a JPEG that is cut short: MindSpore's random crops fill what is missing with grey, silently;
 - a CMYK JPEG without Adobe's marker, which MindSpore inverts: wrong by up to 244 grey levels.
 
+What Finder and Explorer leave in folders (``._*``, .DS_Store, Thumbs.db) is no image, and skipped.
 Damage inside a file shows when MindSpore decodes it, in a RuntimeError that names it.
 """
 
 import os
+import re
 from pathlib import Path
 
 from PIL import Image
 
+from labkit.base.arguments import local_path
 from labkit.errors import InputError
 
 _SHOWN = 5
+LEFT_BEHIND = re.compile(r"\._|(\.DS_Store|Thumbs\.db|desktop\.ini)$")
 
 
 def class_names(dataset_path: str | os.PathLike) -> tuple[str, ...]:
@@ -46,26 +50,27 @@ def read_folder(
     Raises:
         InputError: if anything cannot be used; names the first five faults and counts the others.
     """
-    names, root = class_names(dataset_path), Path(dataset_path)
+    root = existing_folder(dataset_path, "one folder a class")
+    names = class_names(root)
     faults, sides = [], []
     for name in names:
-        paths = sorted((root / name).iterdir())
+        paths = sorted(p for p in (root / name).iterdir() if not LEFT_BEHIND.match(p.name))
         if not paths:
             faults.append(f"{name} is an empty class folder")
-        for path in paths:
+        for file in paths:
             try:
-                sides.append(_checked_side(path, deep))
+                sides.append(_checked_side(file, deep))
             except InputError as error:
-                faults.append(f"{name}/{path.name} {error}")
+                faults.append(f"{name}/{file.name} {error}")
     _refuse(root, faults)
     return names, len(sides), min(sides)
 
 
-def existing_folder(path: str | os.PathLike, content: str) -> Path:
-    """Return ``path``; raise ``InputError`` if it is not a folder."""
-    if not os.path.isdir(path):
-        raise InputError(f"expected a folder with {content}, got {path}, which is none")
-    return Path(path)
+def existing_folder(folder: str | os.PathLike, content: str) -> Path:
+    """Return ``folder`` as a path; raise ``InputError`` if it is not a folder."""
+    if not local_path("folder", folder).is_dir():
+        raise InputError(f"expected a folder with {content}, got {folder}, which is none")
+    return local_path("folder", folder)
 
 
 def _checked_side(path: Path, deep: bool) -> int:

@@ -28,8 +28,8 @@ import mindspore as ms
 import mindspore.dataset as ds
 from mindspore.dataset import transforms, vision
 
-from labkit.base.arguments import choice, fit_workers, integer, wrong
-from labkit.data.imagefiles import class_names, read_folder
+from labkit.base.arguments import choice, fit_workers, integer, local_path, wrong
+from labkit.data.imagefiles import LEFT_BEHIND, class_names, read_folder
 from labkit.errors import InputError
 from labkit.ranks import cluster
 
@@ -98,8 +98,12 @@ def create_dataset(
         raise InputError(f"{found}; without resize, expected at least {image_size} of both")
     else:
         operations = plain_operations(image_size, length, backend)
-    folder = Path(dataset_path)
+    folder = local_path("folder", dataset_path)
     sampler = choose_images(count, folder, batch_size, rank_size, rank_id, do_train)
+    files = [file for name in names for file in sorted(os.listdir(folder / name))]
+    if count < len(files):  # MindSpore's reader takes them all, in this order
+        images = [place for place, file in enumerate(files) if not LEFT_BEHIND.match(file)]
+        sampler.add_child(ds.SubsetSampler(images))
     cache = None if cache_session_id is None else ds.DatasetCache(cache_session_id, size=0)
     workers = fit_workers(num_parallel_workers)
 
@@ -137,7 +141,7 @@ def create_datasets(
     Raises:
         InputError: if their classes are not the same, and as in ``create_dataset``.
     """
-    folders = Path(folder, train), Path(folder, val)
+    folders = local_path("folder", folder) / train, local_path("folder", folder) / val
     names, others = map(class_names, folders)
     if names != others:  # the labels of all classes after an additional one would be shifted
         pairs = (names, others), (others, names)

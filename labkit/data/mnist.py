@@ -139,10 +139,10 @@ def _find_set(data_path: str | os.PathLike, usage: str | None) -> tuple[Path, st
     usages = [*USAGES] if usage is None else [choice("usage", usage, USAGES)]
     files = {name: f"{USAGES[name]}-images-idx3-ubyte" for name in usages}
     places = [(folder, name) for name in usages for folder in (root, root / name)]
-    found = [(folder, name) for folder, name in places if (folder / files[name]).exists()]
+    found = [(folder, name) for folder, name in places if (folder / files[name]).is_file()]
     if not found:
         expected = " or ".join(files.values())
-        how = "and its labels, unpacked (data_scripts/mnist.py prepares them)"
+        how = f"and its labels, unpacked (data_scripts/mnist.py --source {root} prepares them)"
         raise InputError(f"data folder {root} does not hold {expected} {how}")
     if usage is None and len(found) > 1:
         raise InputError(f'{root} holds two sets; expected usage="train" or usage="test"')

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from labkit.base.arguments import integer, number, seed, wrong
+from labkit.base.arguments import integer, local_path, number, seed, wrong
 from labkit.errors import InputError, refuse_unknown
 
 PRESETS = ("smoke", "lab", "paper")
@@ -42,6 +42,8 @@ def choose(lab: str, preset: str, **named: Any) -> Settings:
     for name in {"batch_size", "second_batch_size"} & settings.keys():
         if settings[name] > images:
             raise wrong(name, settings[name], f"at most train_images {images}")
+    if settings.get("data"):
+        settings["data"] = str(local_path("data", settings["data"]))
     if lab == "04_adasum":  # the race is longer than the 8 updates compared with float64
         batches = settings["epochs"] * (images // settings["batch_size"])
         if settings["workers"] < 2 or batches // settings["workers"] < 8:

@@ -49,10 +49,11 @@ class Run:
         """
         asked = os.environ.get("LABKIT_RUN")
         if asked:
-            folder = Path(asked).resolve()
-            make_folder(folder)
+            folder = make_folder(asked).resolve()
         else:
             folder = new_folder((project_root() or Path.cwd()) / "runs", f"{lab}-{preset}-")
+        # What does not compile is explained there, and not in rank_0/ beside the notebook.
+        os.environ.setdefault("MS_OM_PATH", str(folder))
         return cls(lab, preset, dict(parameters), runtime, folder, time.monotonic())
 
     def path(self, name: str) -> Path:

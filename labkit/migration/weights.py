@@ -17,7 +17,7 @@ from mindspore import nn
 from safetensors import SafetensorError, deserialize
 from safetensors.numpy import save_file
 
-from labkit.base.arguments import wrong
+from labkit.base.arguments import local_path, wrong
 from labkit.base.files import whole_file
 from labkit.errors import InputError, refuse_unknown
 from labkit.migration.names import COUNTER, Match, match, pairs
@@ -97,7 +97,7 @@ def read_torch(path: str | os.PathLike, *, entry: str | None = None, prefix: str
     Raises:
         InputError: if the file does not exist, is damaged, or would have to execute code.
     """
-    path = Path(path)
+    path = local_path("path", path)
     if path.suffix not in (".pth", ".pt", ".bin", ".safetensors"):
         raise wrong("path", str(path), "a name ending in .pth, .pt, .bin, .safetensors")
     if not path.is_file():
@@ -111,7 +111,7 @@ def read_torch(path: str | os.PathLike, *, entry: str | None = None, prefix: str
 
 def write_torch(path: str | os.PathLike, state: Mapping) -> Path:
     """Write arrays by name to ``path``, a ``.pth`` (needs PyTorch) or ``.safetensors`` file."""
-    path = Path(path)
+    path = local_path("path", path)
     if path.suffix not in (".pth", ".safetensors"):
         raise wrong("path", str(path), "a name ending in .pth, .safetensors")
     arrays = {name: np.array(value, order="C") for name, value in state.items()}

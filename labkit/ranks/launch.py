@@ -22,7 +22,7 @@ from pathlib import Path
 
 import psutil
 
-from labkit.base.arguments import integer, number, wrong
+from labkit.base.arguments import integer, local_path, number, wrong
 from labkit.base.files import make_folder
 from labkit.errors import WorkerFailed, WorkersTimedOut
 from labkit.ranks import cluster
@@ -100,7 +100,7 @@ def launch(
         if log_dir is None:
             logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="labkit-ranks-")))
         else:
-            logs = Path(log_dir).absolute()
+            logs = local_path("log_dir", log_dir).absolute()
             make_folder(logs)
             for old in logs.glob("worker_*.log"):  # of an earlier call
                 old.unlink()

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit import runtime
-from labkit.base.arguments import Parser, flag, integer, parse
+from labkit.base.arguments import Parser, flag, integer, local_path, parse
 from labkit.errors import InputError, WorkerFailed
 from labkit.ranks import rank_table
 from labkit.ranks.launch import launch
@@ -40,6 +40,7 @@ def main(arguments: Sequence[str], program: str) -> int:
     # As Ctrl-C: the training closes its files and its lock.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
+        options.dataset_path = str(local_path("--data_path", options.dataset_path))
         if not Path(options.dataset_path).is_dir():
             raise InputError(f"expected a folder of data, got {options.dataset_path}")
         config = chosen.named[options.settings]
@@ -55,8 +56,8 @@ def main(arguments: Sequence[str], program: str) -> int:
         if command == "train":
             chosen.train(config, options.dataset_path, resume=options.resume, **machine)
         else:
-            path = options.checkpoint_path
-            chosen.evaluate_checkpoint(config, options.dataset_path, path, **machine)
+            checkpoint = str(local_path("--checkpoint_path", options.checkpoint_path))
+            chosen.evaluate_checkpoint(config, options.dataset_path, checkpoint, **machine)
     except (InputError, WorkerFailed) as error:
         print(f"{name}: {error}", file=sys.stderr)
         return 2 if getattr(error, "exit_code", 2) == 2 else 1
@@ -73,7 +74,8 @@ def _parser(chosen: Any, command: str, program: str) -> argparse.ArgumentParser:
         parents=[_rank_options()],
     )
     add = parser.add_argument
-    words = "train/ and val/ (also named as in the tutorials), or one folder a class; or MNIST's"
+    words = "train/ and val/ (or the tutorials' names), or one folder a class, read without EXIF's "
+    words += "orientation; or MNIST's"
     names = ("--data_path", "--dataset_path")
     add(*names, dest="dataset_path", required=True, metavar="FOLDER", help=words)
     add("--run_distribute", type=parse, default=False, metavar="BOOL", help="a rank of several")
@@ -140,7 +142,8 @@ def ranks_of(options: argparse.Namespace) -> dict[str, Any]:
         return {"workers": options.ranks, "nodes": 1}
     if options.ranks is not None:
         raise InputError("--rank_table says how many ranks; expected no --ranks")
-    table = rank_table.read(options.rank_table)
+    file = local_path("--rank_table", options.rank_table).absolute()
+    table = rank_table.read(file)
     servers, devices = table["server_list"], rank_table.devices(table)
     each = len(devices) // len(servers)
     held = [(int(device["device_id"]), int(device["rank_id"])) for device in devices]
@@ -150,7 +153,7 @@ def ranks_of(options: argparse.Namespace) -> dict[str, Any]:
             f"the rank table has (device, rank) {held}; expected {expected}: msrun numbers both "
             "through, with as many on each server"
         )
-    env = {"RANK_TABLE_FILE": str(Path(options.rank_table).absolute())}
+    env = {"RANK_TABLE_FILE": str(file)}
     ranks: dict[str, Any] = {"workers": each, "nodes": len(servers), "env": env}
     if len(servers) > 1:
         number = parse(os.environ.get("SERVER_ID") or "0")

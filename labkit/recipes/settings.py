@@ -17,6 +17,7 @@ from labkit.steps.options import GradientOptions
 CONFIG, CLASSES = "config.json", "classes.json"  # in the run folder; they describe the training
 DEPTHS = (18, 34, 50, 101, 152)  # of labkit.nets.resnet
 SCHEMES = ("seed", "seed_table", "torchvision", "pytorch")  # of labkit.nets.initialisers
+PATHS = ("save_checkpoint_path", "stage_1", "pretrained_weight_path", "pca_mat_path")
 Settings = TypeVar("Settings", bound="TrainingConfig")
 
 
@@ -75,6 +76,8 @@ class TrainingConfig:
                 arguments.flag(name, value)
             elif kind is str and not (isinstance(value, str) and value):
                 raise wrong(name, value, "a text")
+            elif name in PATHS:
+                value = str(arguments.local_path(name, value))
             elif kind is int:
                 value = arguments.integer(name, value, **{"at_least": 1, **bounds})
             elif kind is float:
@@ -100,9 +103,8 @@ class TrainingConfig:
 # What a resumed training may change: what decides no number, and paths.
 MAY_CHANGE = frozenset(
     "save_checkpoint save_checkpoint_epochs save_checkpoint_steps keep_checkpoint_max "
-    "save_checkpoint_path num_parallel_workers all_reduce_fusion_config dataset_sink_mode "
-    "stage_1 pretrained_weight_path pca_mat_path".split()
-)
+    "num_parallel_workers all_reduce_fusion_config dataset_sink_mode".split()
+) | set(PATHS)
 
 
 @dataclass(frozen=True)
@@ -139,7 +141,7 @@ def read(base: Settings, path: str | os.PathLike | None = None, **changes: Any) 
 
 def beside(checkpoint_path: str | Path, name: str) -> Path | None:
     """Return RUN/name for a checkpoint that a training wrote into its run folder, else None."""
-    path = Path(checkpoint_path).absolute()
+    path = arguments.local_path("checkpoint", checkpoint_path).absolute()
     if not path.is_file():
         raise InputError(f"no checkpoint at {checkpoint_path}")
     return next((f / name for f in path.parents[:4] if (f / name).is_file()), None)
@@ -164,6 +166,9 @@ def add_options(parser: argparse.ArgumentParser, named: Mapping[str, TrainingCon
 
 
 def _from_text(kind: Any, text: str) -> Any:
-    if kind is str and text != "None":
+    if kind is str and (not text.strip() or parse(text) is not None):
         return text
-    return parse(f"[{text.strip('[]')}]" if "," in text else text)
+    try:
+        return parse(f"[{text.strip('[]')}]" if "," in text else text)
+    except InputError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error

@@ -17,7 +17,7 @@ except ModuleNotFoundError as missing:
         "pip install -c constraints.txt -e '.[labs]'"
     ) from None
 
-from labkit.base.arguments import parse_several, read_yaml, wrong
+from labkit.base.arguments import local_path, parse_several, read_yaml, wrong
 from labkit.base.project import find_project
 from labkit.base.project import version as labkit_version
 from labkit.errors import InputError
@@ -32,17 +32,21 @@ from labkit.tools.work import lab
 
 
 class _Commands(TyperGroup):
-    """Turns bad input and Ctrl-C into a message and an exit code, for every command."""
+    """Turns bad input into a message and an exit code, for every command."""
 
-    def invoke(self, ctx: Any) -> Any:
+    def main(self, *arguments: Any, **options: Any) -> Any:
+        sys.stdout = sys.stdout or open(os.devnull, "w")  # None after >&-
         try:
-            return super().invoke(ctx)
+            try:
+                return super().main(*arguments, **options)
+            finally:
+                sys.stdout.flush()  # at exit it would be a traceback
         except (InputError, OSError) as error:  # no right to write, a full disk
-            print(f"labkit: {error}", file=sys.stderr)
-            raise typer.Exit(2) from None
-        except KeyboardInterrupt:
-            print("labkit: interrupted", file=sys.stderr)
-            raise typer.Exit(130) from None
+            if getattr(error, "filename", "") is None:  # standard output's: not again at exit
+                sys.stdout = open(os.devnull, "w")
+            if not isinstance(error, BrokenPipeError):  # as of labkit list | head -1
+                print(f"labkit: {error}", file=sys.stderr)
+            sys.exit(2)
 
 
 class _Run(TyperCommand):
@@ -105,10 +109,10 @@ def run(
     preset: _Preset = "",
     device: _Device = "",
     parameter: _Parameters = None,
-    parameters: Annotated[Path | None, typer.Option("-f", help="Parameters, in YAML.")] = None,
+    parameters: Annotated[str | None, typer.Option("-f", help="Parameters, in YAML.")] = None,
     out: _Out = None,
     resume: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="Go on in the folder of an earlier run.")
+        str | None, typer.Option(metavar="RUN", help="Go on in the folder of an earlier run.")
     ] = None,
     jobs: _Jobs = None,
     timeout: _Seconds = None,
@@ -123,20 +127,22 @@ def run(
 
     Example: labkit run 01 --preset smoke -p micro_steps=8
     """
-    named = read_yaml(parameters) if parameters else {}
+    named = {} if parameters is None else read_yaml(parameters)
     if not isinstance(named, dict):
         raise wrong("-f", str(parameters), "a file of NAME: VALUE lines")
-    if resume and out is not None:
+    earlier = None if resume is None else local_path("--resume", resume).resolve()
+    if earlier and out is not None:
         raise wrong("--out", out, "none beside --resume, which goes on in its folder")
     try:
-        before = json.loads((resume / runner.RUN).read_text("utf-8")) if resume else {}
+        before = json.loads((earlier / runner.RUN).read_text("utf-8")) if earlier else {}
     except (OSError, ValueError) as error:
         raise InputError(f"--resume: {resume} holds no run ({error})") from error
-    if resume and "labs" not in before:
+    if earlier and "labs" not in before:
         raise InputError(f"--resume: {resume} holds no run ({runner.RUN} lists no labs)")
+    named = before.get("parameters", {}) | named
     named |= runner.values(parameter or ()) | _given(preset, device)
-    chosen = runner.tasks(labs or before.get("labs", ()), before.get("parameters", {}) | named)
-    folder = resume.resolve() if resume else runner.output_folder(out)
+    chosen = runner.tasks(labs or before.get("labs", ()), named, bool(labs))
+    folder = earlier or runner.output_folder(out)
     _finish(runner.run(chosen, folder, jobs, timeout, memory, as_json), folder, as_json)
 
 
@@ -172,8 +178,8 @@ def sweep(
 
 @app.command()
 def report(
-    runs: list[Path],
-    out: Annotated[Path | None, typer.Option(help="RUN/report.html, of several here.")] = None,
+    runs: list[str],
+    out: Annotated[str | None, typer.Option(help="RUN/report.html, of several here.")] = None,
     notebooks: Annotated[bool, typer.Option(help="Also as pages, 2 to 4 seconds each.")] = True,
     check: Annotated[bool, typer.Option("--check", help="Only list what differs.")] = False,
 ) -> None:
@@ -184,7 +190,9 @@ def report(
 
     Example: labkit report runs/latest
     """
-    lines = reports.check(runs) if check else [reports.write(runs, out, notebooks)]
+    folders = [local_path("RUN", run) for run in runs]
+    place = None if out is None else local_path("--out", out)
+    lines = reports.check(folders) if check else [reports.write(folders, place, notebooks)]
     print("".join(f"{line}\n" for line in lines), end="")
     raise typer.Exit(check and bool(lines))
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from labkit.base.arguments import wrong
+from labkit.base.arguments import local_path, wrong
 from labkit.errors import InputError
 
 
@@ -36,6 +36,7 @@ def convert(
 
     Example: labkit convert resnet50.pth resnet50.ckpt --network resnet50
     """
+    source, target = local_path("SOURCE", source), local_path("TARGET", target)
     back = source.suffix == ".ckpt"
     if back == (target.suffix == ".ckpt"):
         expected = "one .ckpt (MindSpore) and one .pth or .safetensors (PyTorch)"

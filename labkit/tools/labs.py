@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from labkit.base.arguments import wrong
+from labkit.base.arguments import local_path, wrong
 from labkit.errors import InputError, nearest
 
 _TITLE = re.compile(r"^#\s+(?:\d+\s*·\s*)?(.+?)\s*$", re.MULTILINE)
@@ -43,8 +43,8 @@ def pick(labs: Sequence[Lab], names: Iterable[str]) -> tuple[Lab, ...]:
     picked = []
     for name in filter(None, map(str.strip, ",".join(names).split(","))):
         if name.endswith(".ipynb"):
-            path = Path(name).expanduser().resolve()
-            picked.append(known.get(path) or read_lab(path))
+            place = local_path("LAB", name).resolve()
+            picked.append(known.get(place) or read_lab(place))
         elif name in called:
             picked.append(called[name])
         else:
@@ -54,14 +54,17 @@ def pick(labs: Sequence[Lab], names: Iterable[str]) -> tuple[Lab, ...]:
     return tuple(dict.fromkeys(picked)) or tuple(labs)
 
 
-def read_lab(path: Path) -> Lab:
-    """Return the lab of a notebook; one of the user's own has its file's name."""
-    number, _, short_name = path.stem.partition("_")
-    cells = read_notebook(path)["cells"]
-    card = next((cell["source"] for cell in cells if cell["cell_type"] == "markdown"), "")
+def read_lab(notebook: Path) -> Lab:
+    """Return the lab of a notebook; the title of one that cannot be read is the reason."""
+    number, _, short_name = notebook.stem.partition("_")
+    try:
+        cells = read_notebook(notebook)["cells"]
+        card = next((cell["source"] for cell in cells if cell["cell_type"] == "markdown"), "")
+    except InputError as error:
+        card = f"# {error}"
     title, minutes = _TITLE.search(card), _MINUTES.search(card)
     shown = title[1] if title else short_name.replace("_", " ")
-    return Lab(number, path.stem, shown, minutes[1] if minutes else "", path)
+    return Lab(number, notebook.stem, shown, minutes[1] if minutes else "", notebook)
 
 
 def parameter_names(lab: Lab) -> list[str]:
@@ -84,7 +87,8 @@ def read_notebook(path: Path) -> dict[str, Any]:
     try:  # as JSON: importing nbformat alone would take 1.4 s
         notebook = json.loads(path.read_text("utf-8"))
         for cell in notebook["cells"]:
-            cell["source"] = "".join(cell["source"])
+            read = {"source": "".join(cell["source"]), "cell_type": str(cell["cell_type"])}
+            cell |= read | {"metadata": dict(cell.get("metadata") or {})}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"cannot read the notebook {path}: {error!r}") from error
     return notebook
@@ -92,4 +96,4 @@ def read_notebook(path: Path) -> dict[str, Any]:
 
 def tags(cell: Mapping[str, Any]) -> list[str]:
     """Return the tags of a cell."""
-    return cell.get("metadata", {}).get("tags", [])
+    return cell["metadata"].get("tags") or []

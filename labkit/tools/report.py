@@ -1,6 +1,7 @@
 """`labkit report`: one HTML page about runs that needs no network."""
 
 import base64
+import html
 import itertools
 import json
 import os
@@ -131,7 +132,11 @@ def write(folders: Sequence[Path], out: Path | None = None, notebooks: bool = Tr
         source = results["folder"] / results.get("notebook", "")
         if notebooks and source.is_file():
             pages[run, lab] = f"{place.stem}_notebooks/{number}-{source.stem}.html"
-            write_text(place.parent / pages[run, lab], page_of(source), "the notebook's page")
+            try:
+                page = page_of(source)
+            except Exception as error:  # nbformat and nbconvert raise many types for a damaged one
+                page = html.escape(f"{source} cannot be shown: {error!r}")
+            write_text(place.parent / pages[run, lab], page, "the notebook's page")
         for path in sorted((results["folder"] / FIGURES).glob("*.png")):
             figures.append((run, lab, path.stem, base64.b64encode(path.read_bytes()).decode()))
     environment = Environment(loader=FileSystemLoader(_HERE), autoescape=True)

@@ -18,9 +18,10 @@ from typing import Any, NamedTuple
 import psutil
 
 from labkit.base import files
-from labkit.base.arguments import parse, wrong
+from labkit.base.arguments import local_path, parse, wrong
 from labkit.base.memory import free_memory
 from labkit.base.project import find_project, own_checkout
+from labkit.data.imagefiles import existing_folder
 from labkit.data.prepare import prepare
 from labkit.errors import InputError, refuse_unknown
 from labkit.labs.presets import LABS, PRESETS, choose
@@ -68,10 +69,11 @@ class Task(NamedTuple):
     folder: str
 
 
-def tasks(names: Sequence[str], asked: Mapping[str, Any]) -> list[Task]:
+def tasks(names: Sequence[str], asked: Mapping[str, Any], named: bool = True) -> list[Task]:
     """Return a task for each of the labs ``names`` (all if empty), if they can run with ``asked``.
 
-    The preset is that of the environment, LABKIT_PRESET, if ``asked`` has none, else lab.
+    The preset is that of the environment, LABKIT_PRESET, if ``asked`` has none, else lab. A
+    notebook that cannot be read fails when it is its turn, unless the user has ``named`` it.
     """
     default = {"preset": os.environ.get("LABKIT_PRESET") or "lab", "device": "auto"}
     chosen = plain(default | dict(asked), "parameters")
@@ -79,11 +81,18 @@ def tasks(names: Sequence[str], asked: Mapping[str, Any]) -> list[Task]:
     refuse_unknown("device", chosen["device"], DEVICES)
     labs = pick(find_labs(find_project()), names)
     for lab in labs:
-        known, parameters = parameter_names(lab), parameters_of(chosen)
+        try:
+            known, parameters = parameter_names(lab), parameters_of(chosen)
+        except InputError:
+            if named and names:
+                raise
+            continue
         for name in parameters:
             refuse_unknown(f"parameter of lab {lab.name}", name, known)
         if lab.name in LABS:
-            choose(lab.name, chosen["preset"], **parameters)
+            data = choose(lab.name, chosen["preset"], **parameters).get("data")
+            if data:  # from here: a kernel's working folder is another
+                chosen["data"] = str(existing_folder(Path(data).resolve(), "train/ and val/"))
         if sum(other.name == lab.name for other in labs) > 1:
             raise InputError(f"LAB: expected one notebook called {lab.name}, got two")
     return [Task(lab, chosen, lab.name) for lab in labs]
@@ -120,9 +129,7 @@ def output_folder(out: str | None, again: bool = False) -> Path:
             latest.unlink(missing_ok=True)
             latest.symlink_to(folder.name)
         return folder
-    if not out.strip() or "://" in out:
-        raise wrong("--out", out, "a folder of this machine")
-    folder = Path(out).expanduser().resolve()
+    folder = local_path("--out", out, "a folder of this machine").resolve()
     if (folder / RUN).exists() and not again:
         raise InputError(f"{folder} holds a run; expected a new folder, or --resume {folder}")
     return folder
@@ -216,6 +223,7 @@ def _run_lab(
     """Execute one lab in its folder within its limits; return what results.json then holds."""
     began, asked, peak, error = time.monotonic(), task.asked, 0, None
     source, notebook = task.lab.path, folder / task.lab.path.name
+    parameter_names(task.lab)  # raises for a notebook that papermill could not set
     folder.mkdir(parents=True, exist_ok=True)
     notebook.unlink(missing_ok=True)  # of an earlier run: its error is not this one's
     results = describe(task.lab.name, asked["preset"], parameters_of(asked), None)

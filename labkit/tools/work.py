@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 import typer
 
-from labkit.base.arguments import wrong
+from labkit.base.arguments import local_path, wrong
 from labkit.base.files import write_json
 from labkit.base.project import find_project
 from labkit.errors import InputError
@@ -34,7 +34,7 @@ def lab(
         typer.Argument(metavar="[LAB]", help="Number or name of a lab, or a notebook's path."),
     ] = "0",
     folder: Annotated[
-        Path | None, typer.Option(help="Folder of your copies; work/ in the project if not given.")
+        str | None, typer.Option(help="Folder of your copies; work/ in the project if not given.")
     ] = None,
     port: Annotated[int, typer.Option(min=1, max=65535, help="First port to try.")] = 8888,
     browser: Annotated[bool, typer.Option(help="Open a browser, where there is one.")] = True,
@@ -55,15 +55,16 @@ def lab(
     chosen, *others = pick(labs, [notebook])
     if others:
         raise wrong("LAB", notebook, "one lab")
+    read_notebook(chosen.path)  # or refuse it
     if notebook.endswith(".ipynb"):
         place = chosen.path
         root = project if project in place.parents else place.parent
     else:
-        folder = (folder or project / "work").expanduser().resolve()
-        if folder == project / "notebooks":
-            raise wrong("--folder", str(folder), "a folder of your own")
-        place = folder / chosen.path.name
-        for line in copy([each.path for each in labs], folder) + progress(labs, folder):
+        copies = local_path("--folder", project / "work" if folder is None else folder).resolve()
+        if copies == project / "notebooks":
+            raise wrong("--folder", folder, "a folder of your own")
+        place = copies / chosen.path.name
+        for line in copy([each.path for each in labs], copies) + progress(labs, copies):
             print(line)
     if server:
         _become_jupyterlab(root, place, port, browser)
@@ -78,7 +79,11 @@ def copy(notebooks: Sequence[Path], folder: Path) -> list[str]:
     path, lines = folder / _RECORD, []
     record: dict[str, list[str]] = json.loads(path.read_text("utf-8")) if path.exists() else {}
     for source in notebooks:
-        notebook, copied = _for_learners(source, folder), folder / source.name
+        try:
+            notebook, copied = _for_learners(source, folder), folder / source.name
+        except InputError as error:
+            lines.append(f"{error}; it is not copied")
+            continue
         known, now = record.setdefault(source.name, []), _digest(notebook)
         if copied.exists() and (known[-1:] == [now] or _digest_of(copied) == now):
             continue
@@ -103,10 +108,10 @@ def progress(labs: Sequence[Lab], folder: Path) -> list[str]:
     """
     lines = []
     for lab in labs:
-        sources = [cell["source"] for cell in read_notebook(lab.path)["cells"]]
-        unsolved = (source for source in sources if "raise NotImplementedError" in source)
-        asked = _EXERCISE.findall("\n".join(unsolved))
         try:
+            sources = [cell["source"] for cell in read_notebook(lab.path)["cells"]]
+            unsolved = (source for source in sources if "raise NotImplementedError" in source)
+            asked = _EXERCISE.findall("\n".join(unsolved))
             cells = read_notebook(folder / lab.path.name)["cells"]
         except InputError as error:
             lines.append(f"{error}; move it away for a new copy")

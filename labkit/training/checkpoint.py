@@ -18,6 +18,7 @@ from mindspore import Tensor, nn
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save_file
 
+from labkit.base.arguments import local_path
 from labkit.base.files import remove_unfinished, whole_file
 from labkit.errors import InputError
 from labkit.steps.state import set_state
@@ -102,9 +103,10 @@ def write(cell: nn.Cell | list[dict], path: str | os.PathLike, extra: dict | Non
 
 def read(path: str | os.PathLike) -> dict[str, Any]:
     """Return the values by name of a ``.ckpt`` file or of a training's own checkpoint."""
-    if Path(path).suffix == ".safetensors":
+    path = local_path("path", path)
+    if path.suffix == ".safetensors":
         return {name: ms.Parameter(Tensor(value), name) for name, value in load(path)[1].items()}
-    if not Path(path).is_file():
+    if not path.is_file():
         raise InputError(f"no checkpoint at {path}")
     try:
         return ms.load_checkpoint(str(path), crc_check=True)

@@ -151,7 +151,9 @@ class _Run(EndOfEpoch):
         self._keep, self._every = integer("keep", keep), checkpoint_every
         self._epochs, self._name = checkpoint_epochs, progress
         self._progress: Progress | None = None
-        self.folder = None if folder is None else arguments.path("folder", folder, "a path or None")
+        self.folder = (
+            None if folder is None else arguments.local_path("folder", folder, "a path or None")
+        )
         if self.folder is not None and (rank := cluster.rank_and_size()[0]):
             self.folder /= f"rank_{rank}"
         self.records = Records(None if self.folder is None else self.folder / RECORDS)

@@ -2,10 +2,9 @@
 
 import csv
 import os
-from pathlib import Path
 from typing import TextIO
 
-from labkit.base.arguments import wrong
+from labkit.base.arguments import local_path, wrong
 from labkit.base.files import whole_file
 from labkit.errors import InputError
 
@@ -20,7 +19,7 @@ class Records:
 
     def __init__(self, path: str | os.PathLike | None = None) -> None:
         self.rows: list[dict] = []
-        self.path = None if path is None else Path(path)
+        self.path = None if path is None else local_path("path", path)
 
     def add(self, **row: float) -> None:
         """Append one row; its keys must be those of the rows before it."""
@@ -51,7 +50,7 @@ class Records:
 
 def read_records(path: str | os.PathLike) -> Records:
     """Read a CSV file of records, up to the first line that a kill or a power cut has spoiled."""
-    records, path = Records(), Path(path)
+    records, path = Records(), local_path("path", path)
     if not path.is_file():
         raise InputError(f"no records at {path}")
     text = path.read_text(encoding="utf-8", errors="replace")

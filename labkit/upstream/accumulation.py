@@ -15,7 +15,7 @@ import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore.dataset import Dataset
 
-from labkit.base.arguments import choice, integer, wrong
+from labkit.base.arguments import choice, integer, local_path, wrong
 from labkit.base.files import make_folder
 from labkit.errors import warn
 from labkit.steps.accumulation import AccumulatedStep
@@ -168,7 +168,8 @@ class GradientAccumulation:
         Each update prints a line; at the end a checkpoint is written to ``path``.
         """
         mini_steps = integer("mini_steps", mini_steps)
-        make_folder(Path(path).parent)
+        path = local_path("path", path)
+        make_folder(path.parent)
         step = self._step
         set_state(step.group_size, mini_steps)
         batches = train_dataset.create_tuple_iterator(num_epochs=epoch)

@@ -2,11 +2,12 @@
 
 import os
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from labkit.base import arguments
+from labkit.base import arguments, files
 from labkit.base.arguments import choice, flag, integer, number, parse, parse_several, seed
 from labkit.errors import InputError
 
@@ -78,11 +79,37 @@ def test_a_value_is_the_same_on_the_command_line_and_in_a_file(tmp_path):
         assert list(map(type, values)) == list(map(type, VALUES.values()))
     for text in ("#a", "&a", "*a", "a # b", "a: b"):  # texts on the command line alone
         assert parse(text) == text
-    for text in ("[1", "{a", "'a", "[1, &a"):
+    refused = ["[1", "{a", "'a", "[1, &a", "{a: 1, b: 2, a: 1}", "{1: a, 01: b}", "[&a [*a]]"]
+    for text in refused + ["[!!timestamp 2024-01-01]", "[!!binary aGk=]", "[!!bool x]"]:
         with pytest.raises(InputError, match="not YAML"):
             parse(text)
-    with pytest.raises(InputError, match=r"none.yaml cannot be read"):
-        arguments.read_yaml(tmp_path / "none.yaml")
+    (tmp_path / "twice.yaml").write_text("seed: 1\nrate: 1\nseed: 2\n")
+    for name in ("none.yaml", "twice.yaml"):
+        with pytest.raises(InputError, match=f"{name} cannot be read"):
+            arguments.read_yaml(tmp_path / name)
+
+
+NO_PATHS = "", " ", "s3://b/x", "http://h", "file:///x", Path("gs://b"), "~no_such_user/x", None, 3
+
+
+@pytest.mark.parametrize("value", NO_PATHS)
+def test_what_is_no_place_on_this_machine_is_refused_and_not_made(tmp_path, monkeypatch, value):
+    monkeypatch.chdir(tmp_path)
+    for write in (
+        lambda: arguments.local_path("--out", value).mkdir(),
+        lambda: files.write_text(value, "", "the file"),
+        lambda: files.locked(value, "a run").__enter__(),
+    ):
+        with pytest.raises(InputError, match="a path on this machine, got"):
+            write()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_tilde_is_the_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    files.write_text("~/a", "written", "the file")
+    assert arguments.local_path("--out", "~/a").read_text() == "written"
+    assert (tmp_path / "a").exists() and arguments.local_path("--out", "a:b/c") == Path("a:b/c")
 
 
 def test_several_values():

@@ -17,6 +17,7 @@ def test_classes_are_the_sorted_folder_names(tmp_path):
     for name in ("b", "a", "C", "10", "9", "狗", "two words"):
         store(tmp_path / name, {"é 1.jpg": JPEG})
     store(tmp_path, {"manifest.json": b"{}", ".DS_Store": b""})
+    store(tmp_path / "a", {"._0.jpg": b"x", ".DS_Store": b"", "Thumbs.db": b"x"})
     expected = ("10", "9", "C", "a", "b", "two words", "狗")
     assert class_names(tmp_path) == class_names(str(tmp_path)) == expected
     assert read_folder(tmp_path) == (expected, 7, min(ROWS, COLUMNS))

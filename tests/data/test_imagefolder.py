@@ -1,6 +1,7 @@
 """The image-folder pipeline: values, shards, and refusal of bad input."""
 
 import inspect
+import shutil
 from pathlib import Path
 
 import mindspore as ms
@@ -58,6 +59,19 @@ def flat(lists):
 def test_the_seeds_call_takes_its_five_arguments_by_place(folder):
     dataset = create_dataset(str(folder), 4, 2, 1, False, **SMALL)
     assert numbers(dataset) == [[11, 12, 13, 14], [15, 16, 17, 18], [19, 20, 21, 22]]
+
+
+@pytest.mark.parametrize(("share", "train"), [((1, 0), True), ((2, 1), True), ((2, 1), False)])
+def test_what_finder_and_explorer_leave_behind_is_skipped(folder, tmp_path, share, train):
+    """The images and their order are those of the folder without it."""
+    littered = shutil.copytree(folder, tmp_path / "littered")
+    for name in ("ant", "cow"):
+        store(littered / name, dict.fromkeys(("._0.jpg", ".DS_Store", "Thumbs.db"), b"x"))
+    both = [
+        numbers(create_dataset(root, 4, *share, train, augment=False, **SMALL), epochs=2)
+        for root in (folder, littered)
+    ]
+    assert both[0] == both[1]
 
 
 def of_the_seeds(pictures, *operations, shuffle):

@@ -10,6 +10,7 @@ import pytest
 
 from labkit.errors import InputError
 from tests.support.data_archives import SCRIPTS, load, tar, tree, tree_sums, write_set
+from tests.support.image_files import store
 
 PUBLISHED_MD5 = {
     "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
@@ -86,6 +87,19 @@ def test_own_folders_and_archives_are_taken(script, small, tmp_path, kind, suffi
     out = script.prepare("mnist", source, tmp_path / "x" / "out", lines.append)
     assert tree(out) == installed(script, small)
     assert sum("is not that of the official MNIST" in line for line in lines) == 4
+
+
+def test_equal_copies_and_dotted_names_are_taken_and_others_refused(script, small, tmp_path):
+    """A popular archive holds each file twice: in a folder of its name, and with a dot."""
+    twice = tmp_path / "twice"
+    for name in script.FILES:
+        store(twice / name, {name: (small / name).read_bytes()})
+        shutil.copy(small / name, twice / name.replace("-idx", ".idx"))
+    archive = Path(shutil.make_archive(str(tmp_path / "archive"), "zip", twice))
+    assert tree(script.prepare("mnist", archive, tmp_path / "out")) == installed(script, small)
+    (twice / TEST_LABELS.replace("-idx", ".idx")).write_bytes(b"other")
+    with pytest.raises(InputError, match=f"expected one {TEST_LABELS}, got t10k.*, t10k"):
+        script.prepare("mnist", twice, tmp_path / "out")
 
 
 def test_a_bad_source_is_refused_and_nothing_is_written(script, small, tmp_path):

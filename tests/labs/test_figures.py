@@ -6,7 +6,6 @@ import io
 import mindspore as ms
 import numpy as np
 import pytest
-from matplotlib import pyplot
 from matplotlib.colors import to_hex
 from mindspore import Tensor, nn
 from PIL import Image
@@ -19,14 +18,21 @@ from labkit.labs.results import Curve
 from labkit.migration.compare import Row
 from labkit.reference import TraceRule, adasum_pair
 from labkit.training.records import Records
+from tests.support.programs import run_code
+
+DRAW = """from labkit.labs.figures import common as plots
+figure, axis = plots.axes()
+axis.plot([0, 1], label="a_b")
+print(plots.png(figure))"""
 
 
-@pytest.fixture(autouse=True)
-def agg():
-    """Figures are drawn without a screen, and closed after each test."""
-    pyplot.switch_backend("agg")
-    yield
-    pyplot.close("all")
+def test_a_reader_s_own_settings_of_matplotlib_change_no_pixel(tmp_path):
+    """Neither those of a matplotlibrc, here of the working folder, nor a backend with a screen."""
+    plain = run_code(DRAW, cwd=tmp_path)
+    own = "text.usetex: True\naxes.facecolor: black\nlines.linestyle: none\nfont.size: 20\n"
+    (tmp_path / "matplotlibrc").write_text(own)
+    others = run_code(DRAW, cwd=tmp_path, env={"MPLBACKEND": "tkagg"})
+    assert others.stdout == plain.stdout != "", others.stderr
 
 
 def drawn(draw, *arguments, **values):

@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from mindspore import Tensor, nn
 
 import labkit
 from labkit.labs import claims
@@ -42,6 +43,16 @@ def test_settings_values_and_claims_of_the_text_are_the_presets(opened, capsys):
     for check in (lab.check_text, lab.check, smoke.check):
         with pytest.raises(AssertionError, match="accuracy: 0.1, expected > 0.9"):
             check(("accuracy", 0.1, "> 0.9"))
+
+
+def test_what_does_not_compile_leaves_nothing_beside_the_notebook(opened, tmp_path, monkeypatch):
+    (tmp_path / "notebooks").mkdir()
+    monkeypatch.chdir(tmp_path / "notebooks")
+    monkeypatch.delenv("MS_OM_PATH", raising=False)
+    folder = opened().run.folder
+    with pytest.raises(Exception, match="analyze_fail.ir"):
+        nn.Dense(3, 2)(Tensor(np.ones((1, 4), np.float32)))
+    assert not any((tmp_path / "notebooks").iterdir()) and [*folder.glob("rank_0/*/*.ir")]
 
 
 HOLD = [

@@ -4,13 +4,17 @@ import ast
 import json
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import nbformat
 import pytest
-from nbformat.v4 import new_code_cell, new_notebook
+from nbformat.v4 import new_code_cell, new_notebook, new_output
+from papermill.inspection import inspect_notebook
 
-from labkit.tools.labs import read_notebook
+from labkit.labs.presets import choose
+from labkit.tools.labs import parameter_names, read_lab, read_notebook
 from scripts import notebooks
 from scripts.notebooks import COMPARED
 from tests.support import answers
@@ -34,6 +38,31 @@ def test_it_is_executed_at_lab_and_can_be_committed(path):
             assert cell.execution_count or not cell.source, cell.source
             assert not PATH.search(json.dumps(cell.outputs)), f"a local path: {cell.source}"
             assert not any(output.output_type == "error" for output in cell.outputs)
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.ipynb")), ids=lambda path: path.stem)
+def test_papermill_shows_type_meaning_and_value_of_every_parameter(path):
+    shown, settings = inspect_notebook(path), choose(path.stem, "lab")
+    assert [*shown] == parameter_names(read_lab(path)) and {*shown} >= settings.keys()
+    for name, each in shown.items():
+        assert each["inferred_type_name"] in ("int", "float", "str") and each["help"], name
+        if settings.get(name):
+            assert float(settings[name]).is_integer() or each["inferred_type_name"] == "float"
+            assert each["help"].endswith(f"; lab: {settings[name]}")
+
+
+def test_plain_pytest_executes_notebooks(tmp_path):
+    """Measured columns are masked, and the cells of a notebook stay together."""
+    claims = 'print("gap │", a, time.time(), "│ < 1 ✓")'
+    cells = [new_code_cell("import time"), new_code_cell("a = 1"), new_code_cell(claims)]
+    cells[2] |= {"outputs": [new_output("stream", text="gap │ 0 │ < 1 ✓\n")], "execution_count": 3}
+    cells[2].metadata["tags"] = [COMPARED]
+    nbformat.write(new_notebook(cells=cells), tmp_path / "01_tiny.ipynb")
+    for name in ("conftest.py", "sanitize.cfg"):
+        shutil.copy(FOLDER / name, tmp_path)
+    command = [sys.executable, "-m", "pytest", "--nbval-lax", "-n", "2", "."]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert "3 passed" in done.stdout, done.stdout
 
 
 @pytest.mark.parametrize("lab", LABS)

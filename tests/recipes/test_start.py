@@ -124,7 +124,7 @@ TEXTS = {
     "--batch_size 7 --weight_decay 1e-4": {"batch_size": 7, "weight_decay": 1e-4},
     "--augment False --class_num 5 --seed 0": {"augment": False, "class_num": 5, "seed": 0},
     "--class_num 5 --class_num None": {"class_num": None},
-    "--save_checkpoint_path 7": {"save_checkpoint_path": "7"},
+    "--save_checkpoint_path 7 --seed 010": {"save_checkpoint_path": "7", "seed": 10},
     "--all_reduce_fusion_config 85,160": {"all_reduce_fusion_config": [85, 160]},
     "--all_reduce_fusion_config '[85, 160]'": {"all_reduce_fusion_config": [85, 160]},
 }
@@ -203,6 +203,11 @@ REFUSED = {
     "thor --ranks 0": "workers: expected an integer >= 1, got 0",
     "thor --ranks 2 --seed -1": "seed: expected an integer >= 0, got -1",
     "thor --data_path none": "expected a folder of data, got none",
+    "thor --data_path ''": "--data_path: expected a path on this machine, got ''",
+    "thor --rank_table file:///t.json": "--rank_table: expected a path on this machine",
+    "resnet50 --config 'seed: 1\nseed: 2'": "expected each name once, got ['seed', 'seed']",
+    "resnet50 --save_checkpoint_path gs://b": "path: expected a path on this machine, got 'gs://b'",
+    "subspace-2 --stage_1 hf://x": "stage_1: expected a path on this machine, got 'hf://x'",
     "resnet50 --batch_size 61": "batch_size: expected at most 40, the number",
     "resnet50 --class_num 9": "class_num: expected at least 10, the data's classes, or None",
     "resnet50 --device_target GPU": "device GPU was requested but is not available",
@@ -267,6 +272,7 @@ MISSPELLED = {
     "train thor --data_path x --checkpoint_path y": "unrecognized arguments",
     "eval thor --data_path x": "required: --checkpoint_path",
     "train thor --data_path x --batchsize 3": "Did you mean '--batch_size'?",
+    "train thor --data_path x --seed [1": "argument --seed: not YAML",
 }
 
 

@@ -14,7 +14,8 @@ import psutil
 import pytest
 
 from labkit.base.files import locked
-from labkit.tools.run import jobs_of
+from labkit.labs.presets import LABS
+from labkit.tools.run import jobs_of, tasks, values
 from tests.support.lab_projects import write_lab
 from tests.support.living import wait_until
 from tests.support.trainings import ROOT
@@ -36,6 +37,9 @@ def test_where_parameters_come_from(call, monkeypatch, project, words, preset, r
     (project / "some.yaml").write_text("rate: 2\npreset: smoke\n")
     (project / "mine.ipynb").write_bytes((project / "notebooks/01_one.ipynb").read_bytes())
     monkeypatch.setenv("HOME", str(project / "home"))
+    startup = project / "home/.ipython/profile_default/startup/own.py"
+    startup.parent.mkdir(parents=True)
+    startup.write_text("Run = print = None")  # of their own notebooks: it does not come here
     monkeypatch.setenv("LABKIT_PRESET", "lab")
     assert call("run", "mine.ipynb", *words, "--out", "~/r")[0] == 0
     held = json.loads((project / "home/r/mine/results.json").read_text())
@@ -129,6 +133,13 @@ def test_ctrl_c_ends_the_kernels_and_is_130(project, results):
         ("run 01 -p rate=[1", "-p rate=[1: not YAML"),
         ("run 01 --out ''", "--out: expected a folder of this machine, got ''"),
         ("run 01 --out s3://bucket/x", "--out: expected a folder of this machine"),
+        ("run 01 -f ''", "expected a path on this machine, got ''"),
+        ("run 01 --resume ''", "--resume: expected a path on this machine, got ''"),
+        ("run 's3://b/01_one.ipynb'", "LAB: expected a path on this machine, got 's3://b/01_one"),
+        ("report ''", "RUN: expected a path on this machine"),
+        ("report done --out ''", "--out: expected a path on this machine"),
+        ("lab --no-server 1 --folder ''", "--folder: expected a path on this machine"),
+        ("convert hf://x.pth x.ckpt", "SOURCE: expected a path on this machine"),
         ("run 01 --out done", "done holds a run; expected a new folder, or --resume"),
         ("run 01 --out used", "is in use by another process: a run writes there"),
         ("run 01 --resume done --out x", "expected none beside --resume"),
@@ -156,6 +167,54 @@ def test_bad_input_is_one_line_and_nothing_is_made(call, project, words, message
         code, _, err = call(*shlex.split(words))
         assert code == 2 and message in err and err.count("\n") == 1
         assert sorted(project.rglob("*")) == before
+
+
+def test_a_bad_notebook_stops_no_other_lab(call, project, results):
+    for name in ("02_fails", "03_hangs"):
+        (project / f"notebooks/{name}.ipynb").unlink()
+    (project / "notebooks/00_empty.ipynb").write_text("")
+    untagged = (project / "notebooks/01_one.ipynb").read_text().replace('"parameters"', "")
+    (project / "notebooks/08_untagged.ipynb").write_text(untagged)
+    code, out, _ = call("list")
+    assert code == 0 and out.count("\n") == 4 and "cannot read the notebook" in out
+    code, _, err = call("run", "--out", "r")
+    assert code == 1 and results("r", "01_one")["status"] == "passed"
+    assert "00_empty failed outside its cells" in err and "08_untagged failed" in err
+    code, out, _ = call("run", "--resume", "r")
+    assert code == 1 and "01_one: passed before" in out
+    for words in (("run", "00"), ("sweep", "08", "-p", "rate=1"), ("lab", "--no-server", "00")):
+        assert call(*words)[0] == 2, words
+    (project / "r/01_one/01_one.ipynb").write_text("{")
+    assert call("report", "r")[0] == 0
+    assert "cannot be shown" in next((project / "r").glob("report_notebooks/*")).read_text()
+    assert call("lab", "--no-server", "01")[1].count(": copied") == 2
+    assert not (project / "work/00_empty.ipynb").exists()
+
+
+def test_a_folder_of_data_is_found_before_anything_starts(call, project, monkeypatch):
+    """From the working folder, where the user is, and not from the notebook's."""
+    monkeypatch.setitem(LABS, "01_one", {"lab": {"data": ""}})
+    path = project / "notebooks/01_one.ipynb"
+    path.write_text(path.read_text().replace("rate = None", "data = rate = None"))
+    code, _, err = call("run", "01", "-p", "data=none/set", "--out", "r")
+    assert code == 2 and "none/set, which is none" in err and not (project / "r").exists()
+    (project / "set #2").mkdir()
+    monkeypatch.setenv("HOME", str(project))
+    for text, found in {"set #2": str(project / "set #2"), "~/": str(project), "~": None}.items():
+        assert tasks(["01"], values([f"data={text}"]))[0].asked["data"] == found
+
+
+@pytest.mark.parametrize("words", ["list", "--help", "run --help", "report done"])
+@pytest.mark.parametrize(("place", "code"), [("> /dev/full", 2), (">&-", 0), ("| true", 0)])
+def test_standard_output_that_is_full_or_closed_is_no_traceback(project, words, place, code):
+    """A reader that has gone needs no message."""
+    (project / "done").mkdir()
+    (project / "done/results.json").write_text('{"lab": "01"}')
+    python = f"PYTHONUNBUFFERED= PYTHONPATH={ROOT} {sys.executable}"
+    command = f"{python} -m labkit.tools.cli {words} {place}"
+    done = subprocess.run(command, shell=True, cwd=project, capture_output=True, text=True)
+    said = "labkit: [Errno 28] No space left on device\n" if code else ""
+    assert (done.returncode, done.stderr) == (code, said)
 
 
 def test_how_many_run_at_once(monkeypatch):

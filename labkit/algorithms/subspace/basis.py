@@ -24,7 +24,7 @@ from labkit.algorithms.subspace.snapshots import (
     describe,
     mapped,
 )
-from labkit.base.arguments import wrong
+from labkit.base.arguments import local_path, wrong
 from labkit.base.files import whole_file
 from labkit.errors import InputError
 from labkit.ranks.cluster import rank_and_size, together
@@ -154,7 +154,7 @@ def basis_from(
             in ``Basis.of``.
     """
     basis: Basis | None = None
-    file = Path(path or Path(folder or "") / "pca_mat.safetensors")
+    file = local_path("pca_mat_path", path or Path(folder or "") / "pca_mat.safetensors")
     with together():
         # The first rank decides: another may not see the file that it sees, or has just made.
         if rank_and_size()[0] == 0:
@@ -223,6 +223,6 @@ class Shard:
 
 
 def _path(path: str | Path) -> Path:
-    if Path(path).suffix not in (".safetensors", ".npy"):
+    if local_path("path", path).suffix not in (".safetensors", ".npy"):
         raise wrong("path of a basis", str(path), "a .safetensors or .npy file")
-    return Path(path)
+    return local_path("path", path)

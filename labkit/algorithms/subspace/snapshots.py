@@ -17,7 +17,7 @@ from mindspore.train import Callback, RunContext
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from labkit.base.arguments import integer, wrong
+from labkit.base.arguments import integer, local_path, wrong
 from labkit.base.files import make_folder, natural_order, remove_unfinished, whole_file
 from labkit.errors import InputError
 from labkit.nets.resnet import own_name
@@ -65,7 +65,7 @@ class Snapshots(Callback):
         self._start = integer("start_epoch", start_epoch)
         self._saves = integer("saves_per_epoch", saves_per_epoch)
         self._keep = None if keep is None else integer("keep", keep)
-        self._folder, self._resume = Path(folder), resume
+        self._folder, self._resume = local_path("folder", folder), resume
         self._parameters = network.trainable_params()
         for parameter in self._parameters:
             if parameter.dtype != ms.float32:
@@ -148,7 +148,7 @@ class SnapshotFolder:
     """
 
     def __init__(self, folder: str | os.PathLike, parameters: Any) -> None:
-        self.folder, self.described = Path(folder), describe(parameters)
+        self.folder, self.described = local_path("folder", folder), describe(parameters)
         own = dict(self.described)
         # A dot begins the names of files that a killed process left half-written.
         files = sorted(self.folder.glob("[!.]*.safetensors"), key=natural_order)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 from IPython import display
-from matplotlib import pyplot
+from matplotlib import rcdefaults
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap, LogNorm
 from matplotlib.figure import Figure
@@ -29,12 +29,14 @@ PALE, GREY = "#DDDDDD", "#777777"
 SHARP, PAGE = 160, 90  # dots per inch: for a sharp picture, and for its size on a page
 PALETTE = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY, "#000000")
 _PER_CENT = (1, 2, 5, 10, 20, 50)
+rcdefaults()  # a matplotlibrc of the reader's decides nothing; style.use in a notebook later does
 
 
 def axes(rows: int = 1, columns: int = 1, width: float = 4.6, height: float = 3.2) -> tuple:
     """Return (figure, axes) in the labs' style, each of ``width`` by ``height`` inches."""
     size = (width * columns, height * rows)
-    figure, grid = pyplot.subplots(rows, columns, figsize=size, layout="constrained")
+    figure = Figure(figsize=size, layout="constrained")  # pyplot's would need a backend
+    grid = figure.subplots(rows, columns)
     for axis in np.atleast_1d(grid).ravel():
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(alpha=0.25)
@@ -247,10 +249,9 @@ def matrices(named: Mapping[str, np.ndarray], title: str) -> Figure:
 
 
 def png(figure: Figure, dpi: int = PAGE) -> bytes:
-    """Return ``figure`` as the bytes of a small PNG, and close it; ``dpi`` is in dots per inch."""
+    """Return ``figure`` as the bytes of a small PNG; ``dpi`` is in dots per inch."""
     drawn, small_file = io.BytesIO(), io.BytesIO()
     figure.savefig(drawn, format="png", dpi=dpi)
-    pyplot.close(figure)
     # With a palette of 256 colours, a notebook of ten figures takes 310 kB instead of 810.
     palette = Image.open(drawn).convert("RGB").quantize(256, dither=Image.Dither.NONE)
     palette.save(small_file, format="png", optimize=True)
@@ -258,7 +259,7 @@ def png(figure: Figure, dpi: int = PAGE) -> bytes:
 
 
 def show(figure: Figure, alt: str) -> None:
-    """Display ``figure`` in a notebook as a sharp PNG with a text that describes it; close it."""
+    """Display ``figure`` in a notebook as a sharp PNG with a text that describes it."""
     about = {"alt": alt, "width": round(figure.get_figwidth() * PAGE)}
     data = {"image/png": base64.b64encode(png(figure, SHARP)).decode(), "text/plain": alt}
     display.display(data, metadata={"image/png": about}, raw=True)
@@ -293,7 +294,6 @@ def interactive(
         return show(figure, alt)
     import ipywidgets
 
-    png(figure)  # closes it: Jupyter would show it a second time
     moved = {
         name: ipywidgets.FloatSlider(
             value=stills[0][name], min=low, max=high, step=step, description=label,
