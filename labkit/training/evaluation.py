@@ -46,6 +46,8 @@ def evaluate(
     """
     if not isinstance(dataset, Dataset):
         raise wrong("dataset", type(dataset).__name__, "a MindSpore dataset")
+    if len(columns := dataset.get_col_names()) < 2:
+        raise wrong("columns of the dataset", columns, "inputs and, last, labels")
     if not isinstance(top, Iterable):
         raise wrong("top", top, "several integers, such as (5,)")
     ks = {"accuracy": 1} | {f"top_{k}_accuracy": integer("k", k) for k in top}

@@ -96,8 +96,12 @@ def fit(
                 raise wrong("step", type(step).__name__, "a step cell, such as PlainStep")
             if not isinstance(dataset, Dataset):
                 raise wrong("dataset", type(dataset).__name__, "a MindSpore dataset")
-            # Model.train also accepts a single callback.
-            callbacks = [callbacks] if isinstance(callbacks, Callback) else list(callbacks)
+            if isinstance(callbacks, Callback):  # as Model.train accepts it
+                callbacks = [callbacks]
+            if not isinstance(callbacks, Sequence) or not all(
+                isinstance(callback, Callback) for callback in callbacks
+            ):
+                raise wrong("callbacks", callbacks, "a list of MindSpore callbacks")
             for name, value in intervals.items():
                 if value is not None:
                     integer(name, value)
@@ -251,6 +255,12 @@ class _Run(EndOfEpoch):
                 Model(self.step).train(
                     epochs, own, callbacks, dataset_sink_mode, initial_epoch=begun
                 )
+                self._look_at_dropped()
+                done = f"{self._dropped} of {self.micro_batches - self._first} micro-batches"
+                if self._dropped:
+                    print(f"labkit: {done} were not finite: dropped", flush=True)
+                if self._updates == self._updates_before:
+                    warn(f"the training made no update: {done} were not finite")
         finally:
             self.records.dropped = integer_of(self.step.dropped)
             self.step.trained[self.dataset] = self.micro_batches, integer_of(self.step.updates)
@@ -291,12 +301,6 @@ class _Run(EndOfEpoch):
     def on_train_end(self, run_context: RunContext) -> None:
         if self._progress is not None:
             self._progress.close()
-        self._look_at_dropped()
-        done = f"{self._dropped} of {self.micro_batches - self._first} micro-batches"
-        if self._dropped:
-            print(f"labkit: {done} were not finite: dropped", flush=True)
-        if self._updates == self._updates_before:
-            warn(f"the training made no update: {done} were not finite")
 
     def _look_at_dropped(self) -> None:
         """Count the dropped micro-batches of this call; print a line when the first is seen."""
