@@ -45,7 +45,8 @@ def fit(
     """Train ``step`` on ``dataset`` for ``epochs`` epochs and return one record per update.
 
     A record holds epoch, update, images (of that update), loss, gradient_norm, learning_rate (one
-    column per parameter group), seconds (of training so far) and peak_memory_mb (of this process).
+    column per parameter group), seconds (of this call and those that it resumes) and peak_memory_mb
+    (of this process).
 
     A further call with the same step and the same dataset object trains ``epochs`` more, on the
     next epochs' orders and crops: ``fit(step, data, 1)`` three times is ``fit(step, data, 3)``. It

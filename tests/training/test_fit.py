@@ -194,18 +194,6 @@ class TestFurtherCalls:
                     records = quiet_fit(one, data, 1, callbacks=[after_each(see)])
                     assert set(records.column("epoch")) == {epoch} and seen == expected
 
-    def test_a_step_that_was_set_back_begins_anew(self, done, step):
-        data = dataset()
-        quiet_fit(step, data, 2)
-        restore(step, done.fresh)
-        assert_ends_as(done, quiet_fit(step, data), step)
-
-    def test_an_array_of_rates_counts_what_lies_ahead(self):
-        data, step = dataset(), make_step(rate=[0.02] * 8)
-        quiet_fit(step, data, 2)
-        with pytest.raises(InputError, match="the learning rate has 8 values for 9 updates"):
-            quiet_fit(step, data, 1)
-
 
 class Look(Callback):
     """Pass over the training set at every stage, by hand, derived, and as callbacks know it."""
@@ -243,31 +231,28 @@ def test_a_pass_over_the_training_set_sees_all_of_it(done, step, tmp_path, resum
 class TestDropped:
     """Non-finite micro-batches are said while they happen and at the end, and counted."""
 
-    def of_nan(self, first=0, rows=46):
-        images, labels = images_and_labels(rows)
+    def of_nan(self, first=0):
+        images, labels = images_and_labels(46)
         images[first:] = np.nan
         data = NumpySlicesDataset((images.transpose(0, 3, 1, 2), labels), ["x", "y"], shuffle=False)
         return data.batch(4, drop_remainder=True)
 
-    STEPS = {
-        "plain": (plain, {}),
-        "accumulated": (make_step, {}),
-        "group": (make_step, {"nonfinite": "drop_group"}),
-        "thor": (thor, {"nan": "drop"}),
-    }
-
-    @pytest.mark.parametrize("sink", [False, True])
-    @pytest.mark.parametrize("name", STEPS)
-    def test_all(self, name, sink, capsys, tmp_path):
-        make, options = self.STEPS[name]
+    @pytest.mark.parametrize(
+        ("make", "options"),
+        [
+            (plain, {}),
+            (make_step, {}),
+            (make_step, {"nonfinite": "drop_group"}),
+            (thor, {"nan": "drop"}),
+        ],
+    )
+    def test_all(self, make, options, capsys, tmp_path):
         step = make(**options)
-        sink = {"dataset_sink_mode": sink and step.one_graph}
-        for done in (0, 22):
-            fitted = {"folder": tmp_path, "resume": True} if name == "plain" else {}
-            epochs = 4 if fitted and done else 2
+        for epochs, sink in ((2, False), (4, step.one_graph)):
+            run = {"folder": tmp_path, "resume": True, "dataset_sink_mode": sink}
             with pytest.warns(UserWarning, match="made no update: 22 of 22 micro-batches were no"):
-                records = quiet_fit(step, self.of_nan(), epochs, **fitted, **sink)
-            assert not records.rows and records.dropped == done + 22
+                records = quiet_fit(step, self.of_nan(), epochs, **run)
+            assert not records.rows and records.dropped == 11 * epochs
             lines = [line for line in capsys.readouterr().out.splitlines() if "finite" in line]
             assert lines == [
                 "labkit: so far 1 of 1 micro-batches were not finite: dropped",
@@ -279,9 +264,7 @@ class TestDropped:
         with warnings.catch_warnings(action="error"):
             assert fit(step, self.of_nan(first=20), 1).dropped == 6
             out = capsys.readouterr().out
-            assert "so far 3 of 8 micro" in out and out.endswith(
-                "6 of 11 micro-batches were not finite: dropped\n"
-            )
+            assert "so far 3 of 8 micro" in out and "\nlabkit: 6 of 11 micro-batches" in out
             assert re.search("training 11/11 epoch 1 update 2 loss [0-9.]+ dropped 6", out)
             assert fit(step, dataset(), 1).dropped == 6  # in all; none of them in this call
         assert "finite" not in capsys.readouterr().out
@@ -362,7 +345,6 @@ class TestRefused:
             ({"folder": None, "checkpoint_every": 3}, "folder: expected a path, for resume and ch"),
             ({"dataset": lambda: dataset(rows=3)}, "dataset: expected at least one batch, got non"),
             ({"dataset": lambda: list(dataset())}, "dataset: expected a MindSpore dataset, got"),
-            ({"dataset": lambda: dataset().unbatch()}, "the batch: expected Tensors of at least"),
             ({"callbacks": [Callback]}, "callbacks: expected a list of MindSpore callbacks, got"),
             ({"callbacks": None}, "callbacks: expected a list of MindSpore callbacks, got None"),
             ({"step": "a step"}, "step: expected a step cell.* got 'str'"),
