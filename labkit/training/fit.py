@@ -261,7 +261,7 @@ class _Run(EndOfEpoch):
                 if self._dropped:
                     print(f"labkit: {done} were not finite: dropped", flush=True)
                 if self._updates == self._updates_before:
-                    warn(f"the training made no update: {done} were not finite")
+                    warn(f"this call made no update: {done} were not finite")
         finally:
             self.records.dropped = integer_of(self.step.dropped)
             self.step.trained[self.dataset] = self.micro_batches, integer_of(self.step.updates)
