@@ -6,6 +6,7 @@ describes the most recent update.
 
 from collections.abc import Callable, Iterable
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import mindspore as ms
 import numpy as np
@@ -97,6 +98,8 @@ class Step(nn.Cell):
         if self.statistics:  # as they were before the micro-batch
             self.kept = ParameterTuple(copied(statistic, "kept") for statistic in self.statistics)
         self._with_extras: Any = Graph(self.micro_batch, True) if update.extras else None
+        # dataset -> (micro-batches of it that ``fit`` has trained, updates after them)
+        self.trained: WeakKeyDictionary = WeakKeyDictionary()
         self._seen: list[tuple] = []  # shapes and types of the batches that were compiled
 
     def _complete(self) -> None:

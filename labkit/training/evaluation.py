@@ -8,7 +8,7 @@ import numpy as np
 from mindspore import Tensor, nn
 from mindspore.dataset import Dataset
 
-from labkit.base.arguments import integer
+from labkit.base.arguments import integer, wrong
 from labkit.errors import InputError
 from labkit.ranks import cluster
 from labkit.runtime import pynative
@@ -44,6 +44,12 @@ def evaluate(
         InputError: If no label counts, a k is not an integer >= 1, the loss is a sum, the shape of
             the labels does not fit the logits, or a label is neither a class nor ignored.
     """
+    if not isinstance(dataset, Dataset):
+        raise wrong("dataset", type(dataset).__name__, "a MindSpore dataset")
+    if len(columns := dataset.get_col_names()) < 2:
+        raise wrong("columns of the dataset", columns, "inputs and, last, labels")
+    if not isinstance(top, Iterable):
+        raise wrong("top", top, "several integers, such as (5,)")
     ks = {"accuracy": 1} | {f"top_{k}_accuracy": integer("k", k) for k in top}
     loss_net = LossNet(network, loss_fn)
     if loss_net.is_sum:

@@ -1,5 +1,6 @@
 """``fit`` over ``mindspore.train.Model``, with records, progress, checkpoints and resume."""
 
+import copy
 import os
 import resource
 import time
@@ -15,8 +16,9 @@ from labkit.base import arguments
 from labkit.base.arguments import integer, wrong
 from labkit.base.files import locked, remove_unfinished
 from labkit.base.progress import Progress
-from labkit.errors import InputError
+from labkit.errors import InputError, warn
 from labkit.ranks import cluster
+from labkit.steps.state import integer_of
 from labkit.steps.step import Step
 from labkit.training import checkpoint
 from labkit.training.checkpoint import CHECKPOINTS, Position
@@ -40,14 +42,25 @@ def fit(
     callbacks: Sequence[Callback] = (),
     dataset_sink_mode: bool = False,
 ) -> Records:
-    """Train ``step`` on ``dataset`` up to epoch ``epochs`` and return one record per update.
+    """Train ``step`` on ``dataset`` for ``epochs`` epochs and return one record per update.
 
     A record holds epoch, update, images (of that update), loss, gradient_norm, learning_rate (one
-    column per parameter group), seconds (of training so far) and peak_memory_mb (of this process).
+    column per parameter group), seconds (of this call and those that it resumes) and peak_memory_mb
+    (of this process).
 
-    On CPU a resumed training is bit-identical to an uninterrupted one, unless the network draws
-    random numbers (Dropout): MindSpore's kernels do not expose their state, and draw from the start
-    again. Rows that a power cut took from records.csv stay missing, which a resume prints.
+    A further call with the same step and the same dataset object trains ``epochs`` more, on the
+    next epochs' orders and crops: ``fit(step, data, 1)`` three times is ``fit(step, data, 3)``. It
+    begins where the last call ended, also within an epoch; the rest of that epoch then counts as
+    one of ``epochs``. To get there it reads the earlier epochs' batches once more, as a resume
+    does. Another dataset, or a step set back to fewer updates, begins at its first epoch.
+
+    On CPU the Parameters of a resumed training are bit-identical to those of an uninterrupted one.
+    Not kept: the state of Dropout's random numbers and of callbacks (EarlyStopping's patience
+    starts anew), and what a data source draws by itself or several Python workers draw. Rows that a
+    power cut took from records.csv stay missing, which a resume prints.
+
+    Non-finite micro-batches that were dropped are printed and counted, in ``dropped`` of what is
+    returned; a training without any update warns.
 
     On several ranks, call it on all of them; if one raises, all do. The first writes ``folder``,
     rank r the folder ``rank_r`` in it: some state, as BatchNorm's statistics, is each rank's own.
@@ -55,7 +68,8 @@ def fit(
     Args:
         step: A step cell, called with each batch; its ``end_epoch`` is called after each epoch.
         dataset: One epoch is one pass over it.
-        epochs: Epochs of the whole training, including those before a resume.
+        epochs: Epochs that this call trains; with ``resume``, of the whole training, as counted in
+            ``folder``: one that has finished trains nothing.
         folder: Where records.csv and checkpoint/ are written, locked during the call.
         resume: Continue from the newest checkpoint in ``folder``, if there is one. Step, optimizer,
             data, seed and ranks must be those of the checkpoint; a schedule, up to its update.
@@ -71,9 +85,10 @@ def fit(
             record; on CPU MindSpore has no such mode and trains batch by batch.
 
     Raises:
-        InputError: For invalid arguments; for an array of learning rates or of damping that is
-            shorter than the training; for a folder that another process writes or that holds an
-            earlier training; and for a checkpoint with other settings, naming them.
+        InputError: For invalid arguments; without ``labkit.start``, for a resume or a further call;
+            for an array of learning rates or of damping that is shorter than the training; for a
+            folder that another process writes or that holds an earlier training; and for a
+            checkpoint with other settings, naming them.
     """
     intervals = {"checkpoint_every": checkpoint_every, "checkpoint_epochs": checkpoint_epochs}
     with ExitStack() as held:
@@ -82,8 +97,12 @@ def fit(
                 raise wrong("step", type(step).__name__, "a step cell, such as PlainStep")
             if not isinstance(dataset, Dataset):
                 raise wrong("dataset", type(dataset).__name__, "a MindSpore dataset")
-            # Model.train also accepts a single callback.
-            callbacks = [callbacks] if isinstance(callbacks, Callback) else list(callbacks)
+            if isinstance(callbacks, Callback):  # as Model.train accepts it
+                callbacks = [callbacks]
+            if not isinstance(callbacks, Sequence) or not all(
+                isinstance(callback, Callback) for callback in callbacks
+            ):
+                raise wrong("callbacks", callbacks, "a list of MindSpore callbacks")
             for name, value in intervals.items():
                 if value is not None:
                     integer(name, value)
@@ -93,18 +112,18 @@ def fit(
                 raise wrong("folder", folder, "a path, for resume and checkpoint_every")
             if dataset_sink_mode and not step.one_graph:
                 raise InputError(f"dataset_sink_mode: {type(step).__name__} is more than one graph")
-            run = _Run(step, dataset, epochs, folder, keep, progress, **intervals)
+            run = _Run(step, dataset, epochs, folder, resume, keep, progress, **intervals)
             if not resume:
                 run.check_schedules()
         same = {"number of batches in an epoch": run.epoch_size, "folder": folder is not None}
+        same["micro-batches trained before"] = run.micro_batches
         cluster.agree(resume=resume, epochs=epochs, **intervals, **same)
         if run.folder is not None:
             with cluster.together():
                 held.enter_context(locked(run.folder, "a training"))
                 remove_unfinished(run.folder)  # left by a process that was killed while it wrote
             run.begin(resume)
-        if run.micro_batches < run.epochs * run.epoch_size:
-            run.train([run, *callbacks], dataset_sink_mode)
+        run.train([run, *callbacks], dataset_sink_mode)
     return run.records
 
 
@@ -141,13 +160,14 @@ class _Run(EndOfEpoch):
         dataset: Dataset,
         epochs: int,
         folder: str | os.PathLike | None,
+        resume: bool | str,
         keep: int,
         progress: str | None,
         checkpoint_every: int | None,
         checkpoint_epochs: int | None,
     ) -> None:
         super().__init__(step)
-        self.dataset, self.epochs = dataset, integer("epochs", epochs)
+        self.dataset = dataset
         self._keep, self._every = integer("keep", keep), checkpoint_every
         self._epochs, self._name = checkpoint_epochs, progress
         self._progress: Progress | None = None
@@ -160,7 +180,13 @@ class _Run(EndOfEpoch):
         self.epoch_size = dataset.get_dataset_size()
         if not self.epoch_size:
             raise InputError("dataset: expected at least one batch, got none")
-        self.micro_batches = 0
+        self.micro_batches, updates = (0, 0) if resume else step.trained.get(dataset, (0, 0))
+        if integer_of(step.updates) < updates:  # set back since: a new training
+            self.micro_batches = 0
+        if (resume or self.micro_batches) and ms.dataset.config.get_fast_recovery():
+            raise InputError("cannot go on: call labkit.start first, for the order of the data")
+        # What is left of an epoch that was broken off counts as the first of those to come.
+        self.epochs = self.micro_batches // self.epoch_size + integer("epochs", epochs)
         self._due = False  # a checkpoint, for which a step that keeps a group's rows is not ready
         self._began = time.monotonic()  # the training, if it had not been interrupted
         self._rates = own_rates(step)  # those it begins with: a callback may change them
@@ -179,10 +205,6 @@ class _Run(EndOfEpoch):
         common: set[int] = set()
         if resume:
             with cluster.together():
-                if ms.dataset.config.get_fast_recovery():
-                    raise InputError(
-                        "cannot resume: call labkit.start first, for the order of the data"
-                    )
                 paths = checkpoint.readable(folder)
             # A rank may have been killed before it wrote the newest one.
             newest = sorted(paths)[-_LOOKED_AT:]
@@ -222,24 +244,37 @@ class _Run(EndOfEpoch):
         return position
 
     def train(self, callbacks: list[Callback], dataset_sink_mode: bool) -> None:
-        """Train from the next micro-batch on."""
+        """Train from the next micro-batch on, if there is one."""
+        # The position belongs to the object, and Model claims it for itself: with a copy, other
+        # passes over the data, in callbacks or later, begin at the first batch.
+        own = copy.copy(self.dataset)
+        own.__dict__.pop("__model_hash__", None)
         # A fresh iterator replays the first epoch's order each time, so all epochs are one call;
         # this makes the iterator start at that micro-batch of the whole training.
-        self.dataset.set_init_step(self.micro_batches)
-        epoch = self.micro_batches // self.epoch_size
+        own.set_init_step(self.micro_batches)
+        begun, epochs = self.micro_batches // self.epoch_size, self.epochs
         try:
-            Model(self.step).train(
-                self.epochs, self.dataset, callbacks, dataset_sink_mode, initial_epoch=epoch
-            )
+            if begun < epochs:
+                Model(self.step).train(
+                    epochs, own, callbacks, dataset_sink_mode, initial_epoch=begun
+                )
+                self._look_at_dropped()
+                done = f"{self._dropped} of {self.micro_batches - self._first} micro-batches"
+                if self._dropped:
+                    print(f"labkit: {done} were not finite: dropped", flush=True)
+                if self._updates == self._updates_before:
+                    warn(f"this call made no update: {done} were not finite")
         finally:
-            self.dataset.set_init_step(0)
-            # Model claims a dataset for itself, and would refuse it to the next Model.
-            self.dataset.__dict__.pop("__model_hash__", None)
+            self.records.dropped = integer_of(self.step.dropped)
+            self.step.trained[self.dataset] = self.micro_batches, integer_of(self.step.updates)
 
     def on_train_begin(self, run_context: RunContext) -> None:
-        # After a resume MindSpore counts from 0, and its callbacks would too.
-        run_context.original_args().cur_step_num = self.micro_batches
-        self._updates = self.step.last_update.number
+        arguments = run_context.original_args()
+        # MindSpore counts from 0 in each call, and its callbacks would too.
+        arguments.cur_step_num, arguments.train_dataset = self.micro_batches, self.dataset
+        self._updates = self._updates_before = integer_of(self.step.updates)
+        self._first, self._dropped = self.micro_batches, 0
+        self._dropped_before = integer_of(self.step.dropped)
         if self._name is not None:
             total = self.epochs * self.epoch_size
             self._progress = Progress(self._name, total, self.micro_batches)
@@ -250,6 +285,9 @@ class _Run(EndOfEpoch):
             self._record()
         if self._progress is not None:
             self._progress.advance(self._text, self.last)
+        done = self.micro_batches - self._first
+        if done & (done - 1) == 0:  # 1, 2, 4, ...: each read from the device takes time
+            self._look_at_dropped()
         # At an epoch's last micro-batch the epoch's own checkpoint follows.
         in_epoch = self.micro_batches % self.epoch_size
         if self._every and self.micro_batches % self._every == 0 and in_epoch:
@@ -258,6 +296,7 @@ class _Run(EndOfEpoch):
             self._save()
 
     def on_train_epoch_end(self, run_context: RunContext) -> None:
+        self._look_at_dropped()
         epoch = self.micro_batches // self.epoch_size
         if self._epochs and (epoch % self._epochs == 0 or epoch == self.epochs):
             self._save()
@@ -265,6 +304,13 @@ class _Run(EndOfEpoch):
     def on_train_end(self, run_context: RunContext) -> None:
         if self._progress is not None:
             self._progress.close()
+
+    def _look_at_dropped(self) -> None:
+        """Count the dropped micro-batches of this call; print a line when the first is seen."""
+        told, self._dropped = self._dropped, integer_of(self.step.dropped) - self._dropped_before
+        if self._dropped and not told:
+            done = f"{self._dropped} of {self.micro_batches - self._first} micro-batches"
+            print(f"labkit: so far {done} were not finite: dropped", flush=True)
 
     def _record(self) -> None:
         """Add the row of the last update."""
@@ -299,7 +345,9 @@ class _Run(EndOfEpoch):
         checkpoint.keep_newest(path.parent, self._keep, path)
 
     def _text(self) -> str:
+        self._look_at_dropped()
+        text = f"dropped {self._dropped}" if self._dropped else ""
         if not self.records.rows:
-            return ""
+            return text
         row = self.records.rows[-1]
-        return f"epoch {row['epoch']} update {row['update']} loss {row['loss']:.4f}"
+        return f"epoch {row['epoch']} update {row['update']} loss {row['loss']:.4f} {text}".rstrip()

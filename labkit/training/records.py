@@ -2,7 +2,7 @@
 
 import csv
 import os
-from typing import TextIO
+from typing import Any, TextIO
 
 from labkit.base.arguments import local_path, wrong
 from labkit.base.files import whole_file
@@ -14,11 +14,13 @@ RECORDS = "records.csv"
 class Records:
     """Rows (dicts of numbers with the same keys), kept in memory and, given a path, in a CSV file.
 
-    Rows are written as they are added, so that a killed run leaves those it had.
+    Rows are written as they are added, so that a killed run leaves those it had. ``dropped``: how
+    many non-finite micro-batches the step of a training had left out when ``fit`` ended.
     """
 
     def __init__(self, path: str | os.PathLike | None = None) -> None:
         self.rows: list[dict] = []
+        self.dropped = 0
         self.path = None if path is None else local_path("path", path)
 
     def add(self, **row: float) -> None:
@@ -34,8 +36,22 @@ class Records:
         """Return one column, in order."""
         return [row[name] for row in self.rows]
 
+    def to_pandas(self) -> Any:
+        """Return the rows as a ``pandas.DataFrame``."""
+        try:
+            import pandas
+        except ImportError as error:
+            raise InputError("to_pandas needs pandas, which is not installed") from error
+        return pandas.DataFrame(self.rows)
+
     def __len__(self) -> int:
         return len(self.rows)
+
+    def __repr__(self) -> str:
+        last = self.rows[-1] if self.rows else {}
+        shown = ", ".join(f"{n}={v if isinstance(v, int) else f'{v:.6g}'}" for n, v in last.items())
+        dropped = f", {self.dropped} micro-batches dropped" if self.dropped else ""
+        return f"Records({len(self)} rows{shown and ', the last: ' + shown}{dropped})"
 
     def go_on_from(self, count: int) -> None:
         """Take over the file's first ``count`` rows, and cut it there; print which it lacks."""

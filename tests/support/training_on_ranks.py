@@ -32,7 +32,10 @@ def refusals(step, rank, ranks, out):
         options = {"epochs": EPOCHS, "resume": True, "progress": None} | options
         return refused(lambda: fit(step, rows or data(rank, ranks), folder=out / folder, **options))
 
+    begun = data(rank, ranks)
+    step.trained[begun] = (rank, 0)
     return {
+        "begun by one alone": said(rows=begun, resume=False),
         "other epochs": said(epochs=EPOCHS + rank),
         "an earlier training": said(resume=False),
         "in use": said(folder="in use"),

@@ -194,6 +194,9 @@ def test_refused():
     for net, loss, data, top, words in (
         (network(), entropy, dataset(rows=3), (), "nothing to evaluate"),
         (network(), entropy, dataset(), (0,), "k: .* integer >= 1, got 0"),
+        (network(), entropy, dataset(), 5, r"top: expected several integers, .* got 5"),
+        (network(), entropy, list(dataset()), (), "dataset: expected a MindSpore dataset, got 'l"),
+        (network(), entropy, dataset().project("labels"), (), "columns .* expected inputs and, l"),
         (network(), total, dataset(), (), "is a sum: expected a mean"),
         (Table(), entropy, one_each, (), r"have shape .* \(2, 3, 4\); expected logits \(B, cla"),
         (Table(), entropy, negative, (), outside),

@@ -1,13 +1,23 @@
 """``fit`` apart from the bits of a resume: what it writes, refuses, records; ``EndOfEpoch``."""
 
 import contextlib
+import re
+import warnings
 from dataclasses import replace
 
 import mindspore as ms
 import numpy as np
 import pytest
 from mindspore import nn
-from mindspore.train import LambdaCallback, LossMonitor, Model, ModelCheckpoint, TimeMonitor
+from mindspore.dataset import NumpySlicesDataset
+from mindspore.train import (
+    Callback,
+    LambdaCallback,
+    LossMonitor,
+    Model,
+    ModelCheckpoint,
+    TimeMonitor,
+)
 
 from labkit.algorithms.thor import ThorStep
 from labkit.base.files import locked
@@ -27,10 +37,13 @@ from tests.support.trainings import (
     Training,
     comparable,
     dataset,
+    images_and_labels,
     loss_fn,
     make_step,
     network,
+    plain,
     quiet_fit,
+    thor,
 )
 
 pytestmark = pytest.mark.usefixtures("runtime")
@@ -135,6 +148,132 @@ class TestContinuing:
         assert_ends_as(done, quiet_fit(step, dataset(), folder=tmp_path, resume=True), step)
 
 
+class TestFurtherCalls:
+    """Each call goes on where the step stands on that dataset; ``test_resume`` has every step."""
+
+    def test_within_an_epoch_the_rest_of_it_counts_as_the_first(self, done, step):
+        def stop(run_context):
+            if run_context.original_args().cur_step_num == 14:
+                raise KeyboardInterrupt
+
+        data = dataset()
+        with pytest.raises(KeyboardInterrupt):
+            quiet_fit(step, data, callbacks=after_each(stop))
+        records = quiet_fit(step, data, 2)
+        assert records.column("epoch") == [2, 2, 2, 3, 3, 3]
+        assert_bit_equal(snapshot(step), done.final)
+
+    def test_with_a_folder_and_after_a_resume(self, done, step, begun, tmp_path, capsys):
+        """``resume`` counts the epochs of the whole training, in the folder, and nothing else."""
+        data = dataset()
+        quiet_fit(step, data, 2, folder=begun, resume=True)
+        fit(step, data, 1, folder=tmp_path / "last")
+        assert "training 33/33 epoch 3 update 9" in capsys.readouterr().out
+        assert_bit_equal(snapshot(step), done.final)
+        rows = comparable(read_records(tmp_path / "last" / "records.csv").rows)
+        assert rows == done.rows[6:]
+        for folder, expected in (("last", done.rows[6:]), ("run", done.rows[:6])):
+            records = quiet_fit(step, data, 2, folder=tmp_path / folder, resume=True)
+            assert comparable(records.rows) == expected
+        assert_ends_as(done, quiet_fit(step, data, folder=begun, resume=True), step)
+        restore(step, done.fresh)
+        assert_ends_as(done, quiet_fit(step, data, folder=tmp_path / "new", resume=True), step)
+
+    def test_each_step_and_each_dataset_has_its_own_place(self, step):
+        sets, twin, seen = [dataset(), dataset(rows=20)], make_step(), []
+        iterators = [x.create_tuple_iterator(num_epochs=2, output_numpy=True) for x in sets]
+
+        def see(run_context):
+            seen.append(run_context.original_args().train_dataset_element[1].asnumpy().tolist())
+
+        for epoch in (1, 2):
+            for data, iterator in zip(sets, iterators, strict=True):
+                expected = [labels.tolist() for _, labels in iterator]
+                for one in (step, twin):
+                    seen.clear()
+                    records = quiet_fit(one, data, 1, callbacks=[after_each(see)])
+                    assert set(records.column("epoch")) == {epoch} and seen == expected
+
+
+class Look(Callback):
+    """Pass over the training set at every stage, by hand, derived, and as callbacks know it."""
+
+    def __init__(self, data):
+        super().__init__()
+        self.sets, self.seen = {"own": data, "derived": data.map(lambda x: x, "labels")}, {}
+
+    def look(self, run_context):
+        arguments = run_context.original_args()
+        sets, passes = {**self.sets, "callback's": arguments.train_dataset}, []
+        for data in sets.values():
+            batches = data.create_tuple_iterator(num_epochs=1, output_numpy=True)
+            passes.append([labels.tolist() for _, labels in batches])
+        assert passes[0] == passes[1] == passes[2]
+        self.seen[arguments.cur_step_num] = passes[0]
+        self.measured = evaluate(network(), loss_fn(), self.sets["own"])
+
+    on_train_begin = on_train_epoch_begin = on_train_epoch_end = on_train_end = look
+
+
+@pytest.mark.parametrize("sink", [False, True])
+@pytest.mark.parametrize("resumed_at", [5, 11, 13])
+def test_a_pass_over_the_training_set_sees_all_of_it(done, step, tmp_path, resumed_at, sink):
+    data = dataset()
+    whole = [b[1].tolist() for b in data.create_tuple_iterator(num_epochs=1, output_numpy=True)]
+    folder, look = done.interrupted(done.paths[resumed_at - 1], tmp_path / "run"), Look(data)
+    options = {"folder": folder, "resume": True, "dataset_sink_mode": sink, "callbacks": [look]}
+    assert_ends_as(done, quiet_fit(step, data, **options), step)
+    assert set(look.seen) == {resumed_at, 11, 22, 33} - ({11} if resumed_at > 11 else set())
+    assert len(whole) == 11 and all(seen == whole for seen in look.seen.values())
+    assert look.measured == evaluate(network(), loss_fn(), dataset())
+
+
+class TestDropped:
+    """Non-finite micro-batches are said while they happen and at the end, and counted."""
+
+    def of_nan(self, first=0):
+        images, labels = images_and_labels(46)
+        images[first:] = np.nan
+        data = NumpySlicesDataset((images.transpose(0, 3, 1, 2), labels), ["x", "y"], shuffle=False)
+        return data.batch(4, drop_remainder=True)
+
+    @pytest.mark.parametrize(
+        ("make", "options"),
+        [
+            (plain, {}),
+            (make_step, {}),
+            (make_step, {"nonfinite": "drop_group"}),
+            (thor, {"nan": "drop"}),
+        ],
+    )
+    def test_all(self, make, options, capsys, tmp_path):
+        step = make(**options)
+        for epochs, sink in ((2, False), (4, step.one_graph)):
+            run = {"folder": tmp_path, "resume": True, "dataset_sink_mode": sink}
+            with pytest.warns(UserWarning, match="made no update: 22 of 22 micro-batches were no"):
+                records = quiet_fit(step, self.of_nan(), epochs, **run)
+            assert not records.rows and records.dropped == 11 * epochs
+            lines = [line for line in capsys.readouterr().out.splitlines() if "finite" in line]
+            assert lines == [
+                "labkit: so far 1 of 1 micro-batches were not finite: dropped",
+                "labkit: 22 of 22 micro-batches were not finite: dropped",
+            ]
+
+    def test_some_and_none(self, step, capsys, monkeypatch):
+        monkeypatch.setenv("LABKIT_HEADLESS", "1")
+        with warnings.catch_warnings(action="error"):
+            assert fit(step, self.of_nan(first=20), 1).dropped == 6
+            out = capsys.readouterr().out
+            assert "so far 3 of 8 micro" in out and "\nlabkit: 6 of 11 micro-batches" in out
+            assert re.search("training 11/11 epoch 1 update 2 loss [0-9.]+ dropped 6", out)
+            assert fit(step, dataset(), 1).dropped == 6  # in all; none of them in this call
+        assert "finite" not in capsys.readouterr().out
+
+    def test_without_an_update_and_all_finite(self):
+        with pytest.warns(UserWarning, match="made no update: 0 of 11 micro-batches were not fi"):
+            quiet_fit(make_step(micro_steps=30, tail="drop"), dataset(), 1)
+
+
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
@@ -205,6 +344,9 @@ class TestRefused:
             ({"folder": None, "resume": True}, "folder: expected a path, for resume and check"),
             ({"folder": None, "checkpoint_every": 3}, "folder: expected a path, for resume and ch"),
             ({"dataset": lambda: dataset(rows=3)}, "dataset: expected at least one batch, got non"),
+            ({"dataset": lambda: list(dataset())}, "dataset: expected a MindSpore dataset, got"),
+            ({"callbacks": [Callback]}, "callbacks: expected a list of MindSpore callbacks, got"),
+            ({"callbacks": None}, "callbacks: expected a list of MindSpore callbacks, got None"),
             ({"step": "a step"}, "step: expected a step cell.* got 'str'"),
         ],
     )

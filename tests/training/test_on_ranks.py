@@ -15,6 +15,7 @@ pytestmark = [pytest.mark.usefixtures("runtime"), pytest.mark.slow]
 
 RANKS = 2
 REFUSED = {
+    "begun by one alone": "micro-batches trained before",
     "other epochs": "rank 1 differs from rank 0 in epochs",
     "an earlier training": "holds an earlier training; give resume=True",
     "in use": "is in use by another process",

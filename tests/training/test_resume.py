@@ -10,7 +10,7 @@ from mindspore import nn
 from labkit.steps.options import DynamicLossScale
 from labkit.training import checkpoint
 from labkit.training.records import read_records
-from tests.support.step_cells import assert_bit_equal
+from tests.support.step_cells import assert_bit_equal, restore, snapshot
 from tests.support.trainings import (
     EPOCHS,
     Training,
@@ -21,6 +21,7 @@ from tests.support.trainings import (
     make_step,
     plain,
     position_of,
+    quiet_fit,
     subspace,
     thor,
 )
@@ -49,6 +50,7 @@ SCENARIOS = {
     "drop": (make_step, {"tail": "drop"}, {}),
     "schedule": (scheduled, {}, SPOILED),
     "smaller last batch": (make_step, {}, {"drop": False}),
+    "augmentation": (make_step, {"tail": "carry"}, {"augment": True}),
     "augmentation by two workers": (make_step, {}, {"augment": True, "workers": 2}),
     "loss scale and nan": (make_step, DROPPED, SPOILED),
     # 6 micro-batches an epoch: in groups of 4 the second group is a flushed tail.
@@ -87,6 +89,12 @@ def test_from_any_checkpoint(name, tmp_path):
         assert_bit_equal(final, whole.final)
         assert rows == whole.rows
         assert comparable(read_records(folder / "records.csv").rows) == rows
+    # One epoch in each call is the same, too.
+    restore(whole.step, whole.fresh)
+    data = whole.data()
+    rows = [row for _ in range(EPOCHS) for row in quiet_fit(whole.step, data, 1).rows]
+    assert comparable(rows) == whole.rows
+    assert_bit_equal(snapshot(whole.step), whole.final)
 
 
 def assert_remembers(name, whole):

@@ -85,8 +85,9 @@ class Snapshots(Callback):
         if self._begun:
             return
         arguments = run_context.original_args()
-        # Model's own step count starts at 0 after a resume; the dataset knows its position.
-        in_epoch = arguments.train_dataset.get_init_step() % self._size
+        # After a resume ``fit`` sets the step count; Model's starts at 0, but its dataset knows.
+        done = arguments.get("cur_step_num") or arguments.train_dataset.get_init_step()
+        in_epoch = done % self._size
         self._begun, self._done = True, (arguments.cur_epoch_num - 1) * self._size + in_epoch
         if rank_and_size()[0]:
             return
