@@ -1,6 +1,7 @@
 """The state of a step: named Parameters, and a record of the updates made."""
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ from mindspore.common.initializer import initializer
 from mindspore.nn.layer.normalization import _BatchNorm
 
 from labkit.base.arguments import wrong
+from labkit.errors import warn
 from labkit.steps.schedules import check_length
 
 BATCH_NORMS = (_BatchNorm, mint.nn.BatchNorm1d, mint.nn.BatchNorm2d, mint.nn.BatchNorm3d)
@@ -47,6 +49,15 @@ class UpdateRecord(nn.Cell):
         # The index of the first parameter of each group with its own rate.
         groups = [id(rate) for rate in self.rated.learning_rate] if self.rated.is_group_lr else [0]
         self._group_starts = tuple(groups.index(group) for group in dict.fromkeys(groups))
+        # Of rates without a schedule: those at the last call; and, from a call that found new ones
+        # to the next update, the number of updates so far and the rates of the last one.
+        self._constant = () if self.rated.dynamic_lr else tuple(self._by_group())
+        self._rates: tuple[float, ...] = ()
+        self._earlier: tuple[int, tuple[float, ...]] | None = None
+        # Whether global_step need not be looked at (again); and (updates, global_step) at first.
+        owners = (optimizer, self.rated)
+        self.counts = not any(o.dynamic_lr or o.dynamic_weight_decay for o in owners)
+        self._first: tuple[int, int] | None = None
         self.last_rates = state("last_rates", np.zeros(len(self._group_starts)))
 
     def note(self, loss: Tensor, norm: Tensor, images: Tensor) -> bool:
@@ -61,14 +72,40 @@ class UpdateRecord(nn.Cell):
             ops.assign(self.last_rates, ops.stack([rates[i] for i in self._group_starts]))
         return True
 
+    def see_rates(self) -> None:
+        """Look at the rates without a schedule, before a graph may make an update with them."""
+        if self._earlier and integer_of(self.updates) != self._earlier[0]:
+            self._earlier = None
+        rates = tuple(map(float, map(Tensor.asnumpy, self._constant)))
+        if rates != self._rates:
+            if self._rates and not self._earlier:
+                self._earlier = integer_of(self.updates), self._rates
+            self._rates = rates
+
+    def check_counting(self) -> None:
+        """Warn, after the first update, if it left the step count of a schedule as it was."""
+        now = integer_of(self.updates), int(self.rated.global_step.asnumpy()[0])
+        self._first = self._first or now
+        if now[0] != self._first[0]:
+            self.counts = True
+            if now[1] == self._first[1]:
+                warn(
+                    f"{type(self.rated).__name__} has made an update and left its global_step at "
+                    f"{now[1]}: its schedule stays at the same value; expected "
+                    "self.assignadd(self.global_step, self.global_step_increase_tensor)"
+                )
+
     def last_update(self) -> LastUpdate:
         """Return the most recent update, read from the device."""
+        number, rates = integer_of(self.updates), self._rates
         if self.rated.dynamic_lr:
-            rates = self.last_rates.asnumpy()
-        else:
-            rates = [rate.asnumpy() for rate in self._by_group()]
+            rates = tuple(self.last_rates.asnumpy())
+        elif self._earlier and self._earlier[0] == number:
+            rates = self._earlier[1]
+        elif not rates:  # no call so far, or in sink mode
+            rates = tuple(map(Tensor.asnumpy, self._constant))
         return LastUpdate(
-            number=integer_of(self.updates),
+            number=number,
             loss=float(self.last_loss.asnumpy()),
             gradient_norm=float(self.last_norm.asnumpy()),
             learning_rate=tuple(float(rate) for rate in rates),
@@ -107,12 +144,35 @@ def state(name: str, value: int | float | np.ndarray) -> Parameter:
 
 
 def set_state(parameter: Parameter, value: object) -> None:
-    """Set a Parameter from outside a graph.
-
-    Hazard: ``set_data`` and ``load_param_into_net`` have no effect on a graph that has run before
-    and contains two conditions in a row (MindSpore 2.10 on CPU), though ``asnumpy`` shows it.
-    """
+    """Set a Parameter from outside a graph."""
     ops.assign(parameter, Tensor(value, parameter.dtype))
+
+
+class _InPlace:
+    """A Parameter whose memory stays where it is: see ``keep_in_place``."""
+
+    def assign_value(self, value: Tensor) -> Parameter:
+        """Take a value, in ``set_data``, ``load_param_into_net``, and whatever else calls this."""
+        if (value.shape, value.dtype) != (self.shape, self.dtype):
+            return super().assign_value(value)
+        ops.assign(self, value)
+        return self
+
+
+@functools.cache
+def _in_place(kind: type) -> type:
+    return type(kind.__name__, (_InPlace, kind), {})
+
+
+def keep_in_place(parameters: Iterable[Parameter]) -> None:
+    """Make ``set_data`` and ``load_param_into_net`` copy into the memory that a Parameter has.
+
+    Hazard: they give it other memory, and a graph with two conditions in a row goes on with that
+    of its first run (MindSpore 2.10 on CPU), after which not even ``ops.assign`` has an effect.
+    """
+    for parameter in parameters:
+        if not isinstance(parameter, _InPlace):
+            parameter.init_data().__class__ = _in_place(type(parameter))
 
 
 def integer_of(parameter: Parameter) -> int:

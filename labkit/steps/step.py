@@ -22,6 +22,7 @@ from labkit.steps.state import (
     UpdateRecord,
     copied,
     integer_of,
+    keep_in_place,
     running_statistics,
     state,
 )
@@ -102,6 +103,7 @@ class Step(nn.Cell):
     def _complete(self) -> None:
         """Attach the update stage, at the end of a constructor."""
         self.update.attach(self)
+        keep_in_place(self.get_parameters())
         self.set_train()
         if text := self.update.description():
             print(f"labkit: {text}", flush=True)
@@ -165,16 +167,20 @@ class Step(nn.Cell):
         kind = (gathers, *shapes)
         if kind not in self._seen:
             self._look_at(kind, batch)
+        self.record.see_rates()
         self.update.before(self, batch)
         loss = self._with_extras(*batch) if gathers else super().__call__(*batch)
         self.update.between(self, batch, loss)
         self._between()
+        if not self.record.counts:
+            self.record.check_counting()
         return loss
 
     def _look_at(self, kind: tuple, batch: tuple) -> None:
         """Check modes before a compilation, and the first batch."""
         self._refuse_evaluation()
         if not self._seen:
+            self.record.check_counting()
             loss_net = self.gradient.loss_net
             check_batch(loss_net, batch)
             if ms.get_context("mode") == ms.GRAPH_MODE:  # a compilation tells how many classes

@@ -8,8 +8,15 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import mindspore as ms
+from mindspore import Parameter
 from mindspore.dataset import Dataset
-from mindspore.train import Callback, Model, RunContext
+from mindspore.train import (
+    Callback,
+    LearningRateScheduler,
+    Model,
+    ReduceLROnPlateau,
+    RunContext,
+)
 
 from labkit.base import arguments
 from labkit.base.arguments import integer, wrong
@@ -17,6 +24,7 @@ from labkit.base.files import locked, remove_unfinished
 from labkit.base.progress import Progress
 from labkit.errors import InputError
 from labkit.ranks import cluster
+from labkit.steps.state import rated
 from labkit.steps.step import Step
 from labkit.training import checkpoint
 from labkit.training.checkpoint import CHECKPOINTS, Position
@@ -84,6 +92,11 @@ def fit(
                 raise wrong("dataset", type(dataset).__name__, "a MindSpore dataset")
             # Model.train also accepts a single callback.
             callbacks = [callbacks] if isinstance(callbacks, Callback) else list(callbacks)
+            for callback in callbacks:
+                one_rate = isinstance(rated(step.optimizer).learning_rate, Parameter)
+                if isinstance(callback, ReduceLROnPlateau | LearningRateScheduler) and not one_rate:
+                    name, given = type(callback).__name__, "a schedule, or a rate for each group"
+                    raise wrong(name, given, "an optimizer with one constant rate")
             for name, value in intervals.items():
                 if value is not None:
                     integer(name, value)
@@ -120,7 +133,9 @@ class EndOfEpoch(Callback):
         self.step = step
 
     def on_train_begin(self, run_context: RunContext) -> None:
-        dataset = run_context.original_args().train_dataset
+        arguments = run_context.original_args()
+        arguments.optimizer = rated(self.step.optimizer)
+        dataset = arguments.train_dataset
         self.micro_batches, self.epoch_size = dataset.get_init_step(), dataset.get_dataset_size()
 
     def on_train_step_end(self, run_context: RunContext) -> None:
@@ -235,8 +250,10 @@ class _Run(EndOfEpoch):
             self.dataset.__dict__.pop("__model_hash__", None)
 
     def on_train_begin(self, run_context: RunContext) -> None:
+        arguments = run_context.original_args()
+        arguments.optimizer = rated(self.step.optimizer)  # whose rate MindSpore's callbacks change
         # After a resume MindSpore counts from 0, and its callbacks would too.
-        run_context.original_args().cur_step_num = self.micro_batches
+        arguments.cur_step_num = self.micro_batches
         self._updates = self.step.last_update.number
         if self._name is not None:
             total = self.epochs * self.epoch_size

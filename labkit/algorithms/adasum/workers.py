@@ -10,7 +10,7 @@ import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore.communication import create_group
 
-from labkit.base.arguments import integer
+from labkit.base.arguments import integer, wrong
 from labkit.errors import InputError
 from labkit.ranks.cluster import agree, rank_and_size
 from labkit.steps.state import rated, state
@@ -36,6 +36,19 @@ class WorkerStates(nn.Cell):
         self.states = ParameterTuple(states_of(optimizer) if workers > 1 else ())
         self.banks = ParameterTuple(_bank(each, 2 * workers) for each in self.states)
         self.side = state("adasum_side", 0)
+
+    def refuse_others(self) -> None:
+        """Refuse a state in the optimizer that is not one of its bank: it was set from outside."""
+        for own, bank in zip(self.states, self.banks, strict=True):
+            # The bits of one dimension each. On CPU asnumpy copies nothing.
+            bits = np.dtype(f"u{own.itemsize}")
+            value = own.asnumpy().reshape(-1).view(bits)
+            for row in bank.asnumpy().reshape(len(bank), -1).view(bits):
+                if row[0] == value[0] and np.array_equal(row, value):
+                    break
+            else:
+                expected = f"the state of a worker, which each has for itself, in {bank.name}"
+                raise wrong(own.name, "values set from outside", expected)
 
     def load(self, worker: Tensor) -> bool:
         """Give the optimizer the state of a worker."""
