@@ -102,7 +102,7 @@ class UpdateRecord(nn.Cell):
             rates = tuple(self.last_rates.asnumpy())
         elif self._earlier and self._earlier[0] == number:
             rates = self._earlier[1]
-        elif not rates:  # no call so far, or in sink mode
+        elif not rates:  # no call so far, or sink mode
             rates = tuple(map(Tensor.asnumpy, self._constant))
         return LastUpdate(
             number=number,
@@ -162,6 +162,15 @@ class _InPlace:
 @functools.cache
 def _in_place(kind: type) -> type:
     return type(kind.__name__, (_InPlace, kind), {})
+
+
+def parameters_in(value: Any) -> list[Parameter]:
+    """Return the Parameters in a Parameter, a Cell, or a list or tuple of them."""
+    if isinstance(value, Parameter):
+        return [value]
+    if isinstance(value, list | tuple):
+        return [parameter for part in value for parameter in parameters_in(part)]
+    return list(value.get_parameters()) if isinstance(value, nn.Cell) else []
 
 
 def keep_in_place(parameters: Iterable[Parameter]) -> None:

@@ -23,6 +23,8 @@ from labkit.steps.state import (
     copied,
     integer_of,
     keep_in_place,
+    parameters_in,
+    rated,
     running_statistics,
     state,
 )
@@ -103,7 +105,9 @@ class Step(nn.Cell):
     def _complete(self) -> None:
         """Attach the update stage, at the end of a constructor."""
         self.update.attach(self)
-        keep_in_place(self.get_parameters())
+        # get_parameters does not find those in tuples of Cells, such as a decay for each group.
+        owners = (self.optimizer, rated(self.optimizer), self.update)
+        keep_in_place(parameters_in([self, *(list(vars(owner).values()) for owner in owners)]))
         self.set_train()
         if text := self.update.description():
             print(f"labkit: {text}", flush=True)

@@ -9,7 +9,6 @@ from mindspore import Parameter, Tensor, nn, ops
 
 from labkit.errors import InputError
 from labkit.labs.compare import parameter_values
-from labkit.runtime import pynative
 from labkit.steps.accumulation import AccumulatedStep
 from labkit.steps.state import set_state
 from labkit.steps.step import PlainStep
@@ -17,8 +16,6 @@ from labkit.steps.update import UpdateStage
 from tests.support.step_cells import (
     STEPS,
     assert_bit_equal,
-    exact,
-    linear,
     momentum,
     regression,
     restore,
@@ -26,7 +23,6 @@ from tests.support.step_cells import (
     snapshot,
     tensors,
 )
-from tests.support.tolerances import TOLERANCE
 
 pytestmark = pytest.mark.usefixtures("runtime")
 

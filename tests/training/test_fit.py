@@ -7,7 +7,16 @@ import mindspore as ms
 import numpy as np
 import pytest
 from mindspore import nn
-from mindspore.train import LambdaCallback, LossMonitor, Model, ModelCheckpoint, TimeMonitor
+from mindspore.dataset import NumpySlicesDataset
+from mindspore.train import (
+    LambdaCallback,
+    LearningRateScheduler,
+    LossMonitor,
+    Model,
+    ModelCheckpoint,
+    ReduceLROnPlateau,
+    TimeMonitor,
+)
 
 from labkit.algorithms.thor import ThorStep
 from labkit.base.files import locked
@@ -20,7 +29,17 @@ from labkit.training import checkpoint
 from labkit.training.evaluation import evaluate
 from labkit.training.fit import EndOfEpoch, fit
 from labkit.training.records import read_records
-from tests.support.step_cells import assert_bit_equal, restore, snapshot
+from tests import twins
+from tests.support.step_cells import (
+    Unadapted,
+    assert_bit_equal,
+    exact,
+    regression,
+    restore,
+    rows,
+    snapshot,
+)
+from tests.support.tolerances import TOLERANCE
 from tests.support.trainings import (
     EPOCHS,
     OF_THE_PROCESS,
@@ -301,6 +320,52 @@ class TestBesideMindSpore:
                 if callbacks:
                     assert_bit_equal(snapshot(step), done.final)
             assert step.last_update.number == EPOCHS * 11 // 4 != len(done.rows)
+
+    # name -> (callback, which halves the rate of 0.2, and its power of two at each micro-batch)
+    CHANGING = {
+        # "max": a falling loss is no improvement after the first epoch.
+        "ReduceLROnPlateau": (
+            lambda: ReduceLROnPlateau("loss", 0.5, patience=1, mode="max"),
+            [0] * 8 + [1] * 4 + [2] * 4,
+        ),
+        "LearningRateScheduler": (
+            lambda: LearningRateScheduler(lambda rate, done: rate / 2 if done % 5 == 0 else rate),
+            [0] * 5 + [1] * 5 + [2] * 5 + [3],
+        ),
+    }
+
+    @pytest.mark.parametrize("with_fit", [True, False])
+    @pytest.mark.parametrize("name", CHANGING)
+    def test_callbacks_that_change_the_rate(self, eager, name, with_fit):
+        """Of the optimizer inside, if it is LARS: here without its operator, unknown on CPU."""
+        make, halvings = self.CHANGING[name]
+        net, loss_net = regression()
+        sgd = nn.SGD(net.trainable_params(), 0.2)
+        if with_fit:
+            sgd = Unadapted(sgd)
+        weights, arrays = exact(net), rows(16)
+        step, data = PlainStep(loss_net, sgd), NumpySlicesDataset(arrays, shuffle=False).batch(4)
+        if with_fit:
+            used = quiet_fit(step, data, 4, callbacks=[make()]).column("learning_rate")
+            assert used == pytest.approx([0.2 / 2**n for n in halvings])
+        else:
+            Model(step).train(4, data, [EndOfEpoch(step), make()], dataset_sink_mode=False)
+        for number, halved in enumerate(halvings):
+            part = [array[number % 4 * 4 :][:4] for array in arrays]
+            _, gradients = twins.linear_regression(*weights, *part)
+            pairs = zip(weights, gradients, strict=True)
+            weights = [weight - 0.2 / 2**halved * gradient for weight, gradient in pairs]
+        for own, expected in zip(exact(net), weights, strict=True):
+            np.testing.assert_allclose(own, expected, **TOLERANCE["float32, many updates"])
+
+    @pytest.mark.parametrize("name", CHANGING)
+    @pytest.mark.parametrize("several", [{"lr": 0.1}, {"lr": [0.1] * 9}, {}])
+    def test_several_rates_are_refused_to_them(self, name, several, tmp_path):
+        net, loss_net = regression()
+        groups = [{"params": [net.weight]} | several, {"params": [net.bias]}]
+        step = PlainStep(loss_net, nn.SGD(groups, 0.2 if several else [0.2, 0.1]))
+        with pytest.raises(InputError, match=f"{name}: expected an optimizer with one constant"):
+            quiet_fit(step, dataset(), 1, callbacks=[self.CHANGING[name][0]()])
 
 
 class TestLengthOfSchedules:

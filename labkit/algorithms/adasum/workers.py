@@ -3,7 +3,6 @@
 import functools
 import hashlib
 from collections.abc import Sequence
-from typing import Any
 
 import mindspore as ms
 import numpy as np
@@ -13,7 +12,7 @@ from mindspore.communication import create_group
 from labkit.base.arguments import integer, wrong
 from labkit.errors import InputError
 from labkit.ranks.cluster import agree, rank_and_size
-from labkit.steps.state import rated, state
+from labkit.steps.state import parameters_in, rated, state
 
 # The notes that follow a worker's vector in its row, float32: the sums of w_i L_i, of w_i and of
 # rows over its micro-batches; the norm of its averaged gradient before clipping; and 1, or 0 for a
@@ -69,17 +68,8 @@ def states_of(optimizer: nn.Optimizer) -> list[Parameter]:
     """Return the optimizer's own state: moments and powers of betas, whatever their names."""
     owners = (optimizer, rated(optimizer))
     settings = [getattr(owner, name, None) for owner in owners for name in SETTINGS]
-    kept_out = {id(parameter) for parameter in (*optimizer.parameters, *_parameters(settings))}
+    kept_out = {id(parameter) for parameter in (*optimizer.parameters, *parameters_in(settings))}
     return [parameter for parameter in optimizer.get_parameters() if id(parameter) not in kept_out]
-
-
-def _parameters(value: Any) -> list[Parameter]:
-    """Return the Parameters in a Parameter, a Cell, or a list or tuple of them."""
-    if isinstance(value, Parameter):
-        return [value]
-    if isinstance(value, list | tuple):
-        return [parameter for part in value for parameter in _parameters(part)]
-    return list(value.get_parameters()) if hasattr(value, "get_parameters") else []
 
 
 def _bank(parameter: Parameter, count: int) -> Parameter:
