@@ -1,7 +1,7 @@
 """The state of a step: named Parameters, and a record of the updates made."""
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,8 @@ class LastUpdate:
     Attributes:
         loss: mean loss over the update's micro-batches, weighted as their gradients are.
         gradient_norm: global norm of the averaged gradient in float32, before clipping.
-        learning_rate: one per parameter group.
+        learning_rate: one per parameter group, as the update used it, whatever was set since then
+            (in sink mode, only if it has a schedule).
         images: number of rows over all ranks, counted by axis 0 of the labels.
     """
 
@@ -49,15 +50,11 @@ class UpdateRecord(nn.Cell):
         # The index of the first parameter of each group with its own rate.
         groups = [id(rate) for rate in self.rated.learning_rate] if self.rated.is_group_lr else [0]
         self._group_starts = tuple(groups.index(group) for group in dict.fromkeys(groups))
-        # Of rates without a schedule: those at the last call; and, from a call that found new ones
-        # to the next update, the number of updates so far and the rates of the last one.
+        # Rates without a schedule, by the number of updates made before they were used.
         self._constant = () if self.rated.dynamic_lr else tuple(self._by_group())
-        self._rates: tuple[float, ...] = ()
-        self._earlier: tuple[int, tuple[float, ...]] | None = None
-        # Whether global_step need not be looked at (again); and (updates, global_step) at first.
-        owners = (optimizer, self.rated)
-        self.counts = not any(o.dynamic_lr or o.dynamic_weight_decay for o in owners)
-        self._first: tuple[int, int] | None = None
+        self._used: dict[int, tuple[float, ...]] = {}
+        # Whether the optimizer is known to count its updates, or has no schedule over them.
+        self.counts = not (self.rated.dynamic_lr or self.rated.dynamic_weight_decay)
         self.last_rates = state("last_rates", np.zeros(len(self._group_starts)))
 
     def note(self, loss: Tensor, norm: Tensor, images: Tensor) -> bool:
@@ -73,37 +70,28 @@ class UpdateRecord(nn.Cell):
         return True
 
     def see_rates(self) -> None:
-        """Look at the rates without a schedule, before a graph may make an update with them."""
-        if self._earlier and integer_of(self.updates) != self._earlier[0]:
-            self._earlier = None
-        rates = tuple(map(float, map(Tensor.asnumpy, self._constant)))
-        if rates != self._rates:
-            if self._rates and not self._earlier:
-                self._earlier = integer_of(self.updates), self._rates
-            self._rates = rates
+        """Note the rates without a schedule, before a graph may make an update with them."""
+        if self._constant:
+            number = int(self.updates.asnumpy())
+            rates = tuple(map(float, map(Tensor.asnumpy, self._constant)))
+            self._used = {number - 1: self._used.get(number - 1, rates), number: rates}
 
     def check_counting(self) -> None:
-        """Warn, after the first update, if it left the step count of a schedule as it was."""
-        now = integer_of(self.updates), int(self.rated.global_step.asnumpy()[0])
-        self._first = self._first or now
-        if now[0] != self._first[0]:
-            self.counts = True
-            if now[1] == self._first[1]:
-                warn(
-                    f"{type(self.rated).__name__} has made an update and left its global_step at "
-                    f"{now[1]}: its schedule stays at the same value; expected "
-                    "self.assignadd(self.global_step, self.global_step_increase_tensor)"
-                )
+        """Warn, after the first update, of an optimizer whose schedule stays at its beginning."""
+        self.counts = integer_of(self.updates) > 0
+        if self.counts and not self.rated.global_step.asnumpy().any():
+            warn(
+                f"{type(self.rated).__name__} leaves its global_step, and so its schedule, at 0; "
+                "expected self.assignadd(self.global_step, self.global_step_increase_tensor)"
+            )
 
     def last_update(self) -> LastUpdate:
         """Return the most recent update, read from the device."""
-        number, rates = integer_of(self.updates), self._rates
+        number = integer_of(self.updates)
         if self.rated.dynamic_lr:
-            rates = tuple(self.last_rates.asnumpy())
-        elif self._earlier and self._earlier[0] == number:
-            rates = self._earlier[1]
-        elif not rates:  # no call so far, or sink mode
-            rates = tuple(map(Tensor.asnumpy, self._constant))
+            rates = self.last_rates.asnumpy()
+        else:  # without a call so far, and in sink mode: the present ones
+            rates = self._used.get(number - 1) or [rate.asnumpy() for rate in self._constant]
         return LastUpdate(
             number=number,
             loss=float(self.last_loss.asnumpy()),
@@ -152,10 +140,8 @@ class _InPlace:
     """A Parameter whose memory stays where it is: see ``keep_in_place``."""
 
     def assign_value(self, value: Tensor) -> Parameter:
-        """Take a value, in ``set_data``, ``load_param_into_net``, and whatever else calls this."""
-        if (value.shape, value.dtype) != (self.shape, self.dtype):
-            return super().assign_value(value)
-        ops.assign(self, value)
+        """Copy a value: what ``set_data``, ``load_param_into_net`` and others call in the end."""
+        ops.assign(self, ops.reshape(value, self.shape))
         return self
 
 
@@ -173,13 +159,14 @@ def parameters_in(value: Any) -> list[Parameter]:
     return list(value.get_parameters()) if isinstance(value, nn.Cell) else []
 
 
-def keep_in_place(parameters: Iterable[Parameter]) -> None:
-    """Make ``set_data`` and ``load_param_into_net`` copy into the memory that a Parameter has.
+def keep_in_place(cell: nn.Cell) -> None:
+    """Make ``set_data`` and ``load_param_into_net`` copy into the memory that Parameters have.
 
     Hazard: they give it other memory, and a graph with two conditions in a row goes on with that
     of its first run (MindSpore 2.10 on CPU), after which not even ``ops.assign`` has an effect.
     """
-    for parameter in parameters:
+    # get_parameters does not find those of Cells in a tuple, such as a decay for each group.
+    for parameter in parameters_in([cell, list(vars(cell).values())]):
         if not isinstance(parameter, _InPlace):
             parameter.init_data().__class__ = _in_place(type(parameter))
 

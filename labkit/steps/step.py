@@ -23,7 +23,6 @@ from labkit.steps.state import (
     copied,
     integer_of,
     keep_in_place,
-    parameters_in,
     rated,
     running_statistics,
     state,
@@ -40,7 +39,9 @@ class Step(nn.Cell):
         update: an ``UpdateStage``; the optimizer alone by default.
 
     Cells that are in evaluation mode when the step is built stay in it: the BatchNorm of a frozen
-    body, a teacher. The first batch is checked on the host.
+    body, a teacher. The first batch is checked on the host. What is set on the optimizer between
+    calls (``set_data``, ``load_param_into_net``) holds from the next one on. An optimizer that has
+    a schedule and does not advance its ``global_step`` is warned of after the first update.
 
     Raises:
         InputError: as in ``GradientStage``; if the update stage has another optimizer or needs a
@@ -105,9 +106,8 @@ class Step(nn.Cell):
     def _complete(self) -> None:
         """Attach the update stage, at the end of a constructor."""
         self.update.attach(self)
-        # get_parameters does not find those in tuples of Cells, such as a decay for each group.
-        owners = (self.optimizer, rated(self.optimizer), self.update)
-        keep_in_place(parameters_in([self, *(list(vars(owner).values()) for owner in owners)]))
+        for cell in (self, self.optimizer, rated(self.optimizer), self.update):
+            keep_in_place(cell)
         self.set_train()
         if text := self.update.description():
             print(f"labkit: {text}", flush=True)
@@ -184,7 +184,6 @@ class Step(nn.Cell):
         """Check modes before a compilation, and the first batch."""
         self._refuse_evaluation()
         if not self._seen:
-            self.record.check_counting()
             loss_net = self.gradient.loss_net
             check_batch(loss_net, batch)
             if ms.get_context("mode") == ms.GRAPH_MODE:  # a compilation tells how many classes

@@ -10,13 +10,7 @@ from pathlib import Path
 import mindspore as ms
 from mindspore import Parameter
 from mindspore.dataset import Dataset
-from mindspore.train import (
-    Callback,
-    LearningRateScheduler,
-    Model,
-    ReduceLROnPlateau,
-    RunContext,
-)
+from mindspore.train import Callback, LearningRateScheduler, Model, ReduceLROnPlateau, RunContext
 
 from labkit.base import arguments
 from labkit.base.arguments import integer, wrong
@@ -74,7 +68,8 @@ def fit(
             checkpoint after any epoch.
         keep: Number of checkpoints to keep.
         progress: Name on the progress display; None shows none.
-        callbacks: Further MindSpore callbacks, called after labkit's own.
+        callbacks: Further MindSpore callbacks, called after labkit's own. ``ReduceLROnPlateau`` and
+            ``LearningRateScheduler`` (which counts micro-batches) need one rate without a schedule.
         dataset_sink_mode: Handed to ``Model``: on Ascend and GPU an epoch is one call, with one
             record; on CPU MindSpore has no such mode and trains batch by batch.
 
@@ -92,11 +87,11 @@ def fit(
                 raise wrong("dataset", type(dataset).__name__, "a MindSpore dataset")
             # Model.train also accepts a single callback.
             callbacks = [callbacks] if isinstance(callbacks, Callback) else list(callbacks)
-            for callback in callbacks:
-                one_rate = isinstance(rated(step.optimizer).learning_rate, Parameter)
-                if isinstance(callback, ReduceLROnPlateau | LearningRateScheduler) and not one_rate:
-                    name, given = type(callback).__name__, "a schedule, or a rate for each group"
-                    raise wrong(name, given, "an optimizer with one constant rate")
+            constant = isinstance(rated(step.optimizer).learning_rate, Parameter)
+            for each in callbacks:
+                if isinstance(each, ReduceLROnPlateau | LearningRateScheduler) and not constant:
+                    given = "a schedule, or a rate for each group"
+                    raise wrong(type(each).__name__, given, "an optimizer with one constant rate")
             for name, value in intervals.items():
                 if value is not None:
                     integer(name, value)
@@ -125,7 +120,8 @@ class EndOfEpoch(Callback):
     """Tell ``step`` that an epoch is over, for training by ``Model(step).train`` without ``fit``.
 
     Put it first: it acts right after an epoch's last micro-batch, so that the flushed update comes
-    before any save. ``ModelCheckpoint`` also saves at that point, not at the end of the epoch.
+    before any save (``ModelCheckpoint`` also saves at that point, not at the end of the epoch), and
+    it gives further callbacks the optimizer whose rate applies.
     """
 
     def __init__(self, step: Step) -> None:

@@ -10,7 +10,7 @@ from mindspore import Parameter, Tensor, nn, ops
 from labkit.errors import InputError
 from labkit.labs.compare import parameter_values
 from labkit.steps.accumulation import AccumulatedStep
-from labkit.steps.state import set_state
+from labkit.steps.state import parameters_in, set_state
 from labkit.steps.step import PlainStep
 from labkit.steps.update import UpdateStage
 from tests.support.step_cells import (
@@ -38,10 +38,7 @@ def by_loading(owner, parameter, value):
 
 
 def by_assigning(owner, parameter, value):
-    ops.assign(parameter, Tensor(value))
-
-
-HOW = pytest.mark.parametrize("how", [by_set_data, by_loading])
+    set_state(parameter, value)
 
 
 def train(step, first, calls):
@@ -49,59 +46,38 @@ def train(step, first, calls):
         step(*tensors(*rows(8, seed=call)))
 
 
-def own_decay(parameters):
-    class Decay(nn.Cell):
-        def __init__(self):
-            super().__init__()
-            self.decay = Parameter(Tensor(0.5), name="decay")
+class Decay(nn.Cell):
+    """A weight decay that is a Parameter."""
 
-        def construct(self, global_step):
-            return self.decay
+    def __init__(self):
+        super().__init__()
+        self.decay = Parameter(Tensor(0.5), name="decay")
 
-    decay = Decay()
-    weight, bias = parameters
-    grouped = [{"params": [weight], "weight_decay": decay}, {"params": [bias]}]
-    return nn.Momentum(grouped, 0.05, 0.9), decay.decay
+    def construct(self, global_step):
+        return self.decay
 
 
-def of_groups(parameters):
-    grouped = [{"params": parameters[:1], "lr": 0.1}, {"params": parameters[1:]}]
-    optimizer = nn.Momentum(grouped, 0.05, 0.9)
-    return optimizer, optimizer.learning_rate[0]
+def optimizer_of(parameters, rate=0.05, **of_first):
+    """Momentum; with ``of_first``, the first Parameter is a group with options of its own."""
+    if of_first:
+        parameters = [{"params": parameters[:1]} | of_first, {"params": parameters[1:]}]
+    return nn.Momentum(parameters, rate, 0.9)
 
 
-def of_schedule(name):
-    """Of an array of rates: the array, or how many updates have been made."""
-
-    def make(parameters):
-        optimizer = nn.Momentum(parameters, [0.1, 0.07, 0.04, 0.02, 0.01, 0.0], 0.9)
-        rates = optimizer.learning_rate.learning_rate
-        return optimizer, {"rates": rates, "count": optimizer.global_step}[name]
-
-    return make
-
-
-def of_momentum(name):
-    def make(parameters):
-        optimizer = nn.Momentum(parameters, 0.05, 0.9)
-        held = {p.name: p for p in optimizer.get_parameters()}
-        return optimizer, held[name]
-
-    return make
-
-
+RATES = {"rate": [0.1, 0.07, 0.04, 0.02, 0.01, 0.0]}
+# name -> (options of the optimizer, the Parameter that is set)
 NUMBERS = {
-    "rate": of_momentum("learning_rate"),
-    "momentum": of_momentum("momentum"),
-    "moments": of_momentum("moments.weight"),
-    "rate of a group": of_groups,
-    "weight decay of a group": own_decay,
-    "array of rates": of_schedule("rates"),
-    "global_step": of_schedule("count"),
+    "rate": ({}, lambda own: own.learning_rate),
+    "momentum": ({}, lambda own: own.momentum),
+    "moments": ({}, lambda own: own.moments[0]),
+    "rate of a group": ({"lr": 0.1}, lambda own: own.learning_rate[0]),
+    "decay of a group": ({"weight_decay": Decay()}, lambda own: parameters_in(own.weight_decay)[0]),
+    "array of rates": (RATES, lambda own: own.learning_rate.learning_rate),
+    "global_step": (RATES, lambda own: own.global_step),
 }
 
 
-def fifth(value):
+def changed(value):
     """A fifth of an array, in its type; 1 more of an integer."""
     return value + 1 if value.dtype.kind == "i" else (value / 5).astype(value.dtype)
 
@@ -110,48 +86,23 @@ def fifth(value):
 @pytest.mark.parametrize("nonfinite", ["drop_micro", "propagate"])
 @pytest.mark.parametrize("name", NUMBERS)
 def test_a_plain_step_is_mindspores_own_to_the_bit(name, nonfinite):
-    ends = []
+    (options, number_of), ends = NUMBERS[name], []
     for own in (False, True):
         network, loss_net = regression()
-        optimizer, number = NUMBERS[name](network.trainable_params())
+        optimizer = optimizer_of(network.trainable_params(), **options)
         if own:
             step = nn.TrainOneStepCell(nn.WithLossCell(network, nn.MSELoss()), optimizer)
             step.set_train()
         else:
             step = PlainStep(loss_net, optimizer, nonfinite=nonfinite)
         train(step, 0, 2)
-        number.set_data(Tensor(fifth(number.asnumpy())))
+        number = number_of(optimizer)
+        given = number.asnumpy().copy()
+        number.set_data(Tensor(changed(given)).squeeze())  # 1 for global_step, of shape (1,), too
         train(step, 2, 3)
         ends.append(parameter_values(network))
+        number.set_data(Tensor(given))
     assert_bit_equal(*ends)
-
-
-@pytest.mark.usefixtures("released")
-@HOW
-@pytest.mark.parametrize("step_kind", STEPS)
-def test_every_step_takes_it_as_if_it_were_assigned(once, step_kind, how):
-    """Moments, too, except of Adasum, whose workers have their own; and the network's weights."""
-    network, step = once(_with_momentum, step_kind)
-    optimizer, whole = step.optimizer, snapshot(step)
-    numbers = {"rate": optimizer.learning_rate, "momentum": optimizer.momentum}
-    numbers |= {"weight": network.weight}
-    if step_kind != "adasum":
-        numbers["moments"] = optimizer.moments[0]
-    calls = 2 * step.micro_batches
-
-    def end(act, number):
-        restore(step, whole)
-        train(step, 0, calls + 1)  # the next one is in the middle of a group, if there is one
-        if act:
-            act(network if number is network.weight else optimizer, number, fifth(number.asnumpy()))
-        train(step, calls + 1, calls + 1)
-        return snapshot(step)
-
-    unset = end(None, None)
-    for number in numbers.values():
-        expected = end(by_assigning, number)
-        assert (expected["weight"] != unset["weight"]).any(), number.name
-        assert_bit_equal(end(how, number), expected)
 
 
 def _with_momentum(step_kind):
@@ -159,15 +110,31 @@ def _with_momentum(step_kind):
     return network, STEPS[step_kind](loss_net, momentum(network))
 
 
-def test_in_pynative_mode(eager):
-    network, loss_net = regression()
-    step = AccumulatedStep(loss_net, momentum(network), 2)
-    train(step, 0, 2)
-    step.optimizer.moments[0].set_data(Tensor(np.zeros((2, 3), np.float32)))
-    step.optimizer.learning_rate.set_data(Tensor(0.0, ms.float32))
-    before = parameter_values(network)
-    train(step, 2, 2)
-    assert_bit_equal(parameter_values(network), before)
+@pytest.mark.usefixtures("released")
+@pytest.mark.parametrize("how", [by_set_data, by_loading])
+@pytest.mark.parametrize("step_kind", STEPS)
+def test_every_step_takes_it_as_if_it_were_assigned(once, step_kind, how):
+    """Moments, too, except of Adasum, whose workers have their own; and the network's weights."""
+    network, step = once(_with_momentum, step_kind)
+    optimizer, whole = step.optimizer, snapshot(step)
+    numbers = [optimizer.learning_rate, optimizer.momentum, network.weight]
+    numbers += [] if step_kind == "adasum" else [optimizer.moments[0]]
+    calls = 2 * step.micro_batches
+
+    def end(act, number):
+        restore(step, whole)
+        train(step, 0, calls + 1)  # the next one is in the middle of a group, if there is one
+        if act:
+            owner = network if number is network.weight else optimizer
+            act(owner, number, changed(number.asnumpy()))
+        train(step, calls + 1, calls + 1)
+        return snapshot(step)
+
+    unset = end(None, None)
+    for number in numbers:
+        expected = end(by_assigning, number)
+        assert (expected["weight"] != unset["weight"]).any(), number.name
+        assert_bit_equal(end(how, number), expected)
 
 
 class Scaled(UpdateStage):
@@ -188,57 +155,49 @@ def test_a_number_of_an_own_stage_and_one_optimizer_of_two_steps():
     step, other = AccumulatedStep(loss_net, sgd, 2, update=stage), PlainStep(loss_net, sgd)
     train(step, 0, 2)
     train(other, 0, 1)
+    copies = sgd.learning_rate.clone(), Parameter(sgd.learning_rate, name="copy")
     for number, moved in ((stage.factor, (False, True)), (sgd.learning_rate, (False, False))):
         number.set_data(Tensor(0.0))
         for each, calls, moves in zip((step, other), (2, 1), moved, strict=True):
             before = network.weight.asnumpy().copy()
             train(each, 2, calls)
             assert (network.weight.asnumpy() != before).any() == moves
+    for copy in copies:  # has a value of its own
+        assert float(copy.asnumpy()) == pytest.approx(0.1)
 
 
-def test_copies_of_a_number_are_their_own():
-    network, loss_net = regression()
-    rate = PlainStep(loss_net, momentum(network)).optimizer.learning_rate
-    for copy in (rate.clone(), Parameter(rate, name="copy")):
-        copy.set_data(Tensor(3.0, ms.float32))
-        assert (float(rate.asnumpy()), float(copy.asnumpy())) == (pytest.approx(0.05), 3.0)
-
-
-@pytest.mark.parametrize("set_rate", [set_state, lambda rate, value: rate.set_data(Tensor(value))])
-def test_the_record_shows_the_rate_that_was_used(eager, set_rate):
+def test_the_record_shows_the_rate_that_was_used(eager):
     """A rate that is set within a group holds from the end of that group on."""
     network, loss_net = regression()
-    step = AccumulatedStep(loss_net, nn.SGD(network.trainable_params(), 0.5), 3)
-    used = []
+    step, used = AccumulatedStep(loss_net, nn.SGD(network.trainable_params(), 0.5), 3), []
     for call in range(9):
-        set_rate(step.optimizer.learning_rate, 0.5 / 2**call)
+        set_state(step.optimizer.learning_rate, 0.5 / 2**call)
         train(step, call, 1)
-        set_rate(step.optimizer.learning_rate, 7.0)
-        if call >= 2:
-            used += step.last_update.learning_rate
-    assert used == [0.5 / 2**call for call in (2, 2, 2, 5, 5, 5, 8)]
-    set_rate(step.optimizer.learning_rate, 0.25)
+        step.optimizer.learning_rate.set_data(Tensor(7.0))
+        used += step.last_update.learning_rate
+    assert used[2:] == [0.5 / 2**call for call in (2, 2, 2, 5, 5, 5, 8)]
+    set_state(step.optimizer.learning_rate, 0.25)
     train(step, 9, 1)
+    assert step.last_update.learning_rate == (0.5 / 2**8,)
+    set_state(step.optimizer.learning_rate, 0.125)
     step.end_epoch()
-    assert step.last_update.learning_rate == (0.25,)
+    assert step.last_update.learning_rate == (0.125,)
 
 
 @pytest.mark.parametrize("set_moments", [by_set_data, by_loading, by_assigning])
 def test_adasum_refuses_moments_by_name(once, set_moments):
     """But a rate is taken, and a checkpoint of the whole step."""
-    network, step = once(_with_momentum, "adasum")
+    _, step = once(_with_momentum, "adasum")
     optimizer, name = step.optimizer, "moments.weight: .*in adasum.bank.moments.weight, got 'val"
     train(step, 0, 3)
     whole = snapshot(step)
-    optimizer.learning_rate.set_data(Tensor(0.0, ms.float32))
-    train(step, 3, 2)
-    before = parameter_values(network)
-    train(step, 5, 1)
+    train(step, 3, 1)
     set_moments(optimizer, optimizer.moments[0], np.ones((2, 3), np.float32))
+    before = snapshot(step)
     for act in (lambda: train(step, 6, 1), step.end_epoch):
         with pytest.raises(InputError, match=name):
             act()
-    assert_bit_equal(parameter_values(network), before)
+    assert_bit_equal(snapshot(step), before)
     kept = {n: Parameter(Tensor(value), n) for n, value in whole.items()}
     assert ms.load_param_into_net(step, kept) == ([], [])
     train(step, 3, 1)
@@ -252,16 +211,11 @@ class ByHand(nn.Optimizer):
         self.counts = counts
 
     def construct(self, gradients):
-        rate = self.get_lr()
-        done = ()
-        for i in range(len(self.parameters)):
-            done += (ops.assign_sub(self.parameters[i], rate * gradients[i]),)
+        moves = self.hyper_map(ops.partial(ops.mul, self.get_lr()), gradients)
+        done = self.hyper_map(ops.assign_sub, self.parameters, moves)
         if self.counts:
-            done += (self.assignadd(self.global_step, self.global_step_increase_tensor),)
+            self.assignadd(self.global_step, self.global_step_increase_tensor)
         return done
-
-
-COUNT = "ByHand has made an update and left its global_step at 0"
 
 
 @pytest.mark.parametrize("counts", [False, True])
@@ -274,5 +228,5 @@ def test_an_optimizer_that_does_not_count_its_updates_is_named_once(eager, kind,
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             train(step, 0, 3 * step.micro_batches)
-        said = [str(each.message) for each in caught if COUNT in str(each.message)]
+        said = [each for each in caught if "ByHand leaves its global_step" in str(each.message)]
         assert len(said) == (not counts and rate != 0.5 and kind != "adasum")

@@ -39,11 +39,12 @@ class WorkerStates(nn.Cell):
     def refuse_others(self) -> None:
         """Refuse a state in the optimizer that is not one of its bank: it was set from outside."""
         for own, bank in zip(self.states, self.banks, strict=True):
-            # The bits of one dimension each. On CPU asnumpy copies nothing.
+            # Bits: a NaN is not equal to itself. On CPU asnumpy copies nothing.
             bits = np.dtype(f"u{own.itemsize}")
             value = own.asnumpy().reshape(-1).view(bits)
-            for row in bank.asnumpy().reshape(len(bank), -1).view(bits):
-                if row[0] == value[0] and np.array_equal(row, value):
+            rows = bank.asnumpy().reshape(len(bank), -1).view(bits)
+            for i in np.flatnonzero(rows[:, 0] == value[0]):
+                if np.array_equal(rows[i], value):
                     break
             else:
                 expected = f"the state of a worker, which each has for itself, in {bank.name}"
