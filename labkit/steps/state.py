@@ -139,7 +139,7 @@ def set_state(parameter: Parameter, value: object) -> None:
 class _InPlace:
     """A Parameter whose memory stays where it is: see ``keep_in_place``."""
 
-    def assign_value(self, value: Tensor) -> Parameter:
+    def assign_value(self: Any, value: Tensor) -> Parameter:
         """Copy a value: what ``set_data``, ``load_param_into_net`` and others call in the end."""
         ops.assign(self, ops.reshape(value, self.shape))
         return self
@@ -168,7 +168,7 @@ def keep_in_place(cell: nn.Cell) -> None:
     # get_parameters does not find those of Cells in a tuple, such as a decay for each group.
     for parameter in parameters_in([cell, list(vars(cell).values())]):
         if not isinstance(parameter, _InPlace):
-            parameter.init_data().__class__ = _in_place(type(parameter))
+            parameter.init_data().__class__ = _in_place(parameter.__class__)
 
 
 def integer_of(parameter: Parameter) -> int:
