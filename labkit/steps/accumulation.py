@@ -194,6 +194,7 @@ class AccumulatedStep(Step):
 
     def end_epoch(self) -> None:
         """Apply, drop or carry a partly filled group, as ``tail`` says."""
+        self.record.see_rates()
         self.update.before(self, ())
         if self.tail == "carry":
             set_state(self.micro_step, 0)

@@ -1,5 +1,6 @@
 """The state of a step: named Parameters, and a record of the updates made."""
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ from mindspore.common.initializer import initializer
 from mindspore.nn.layer.normalization import _BatchNorm
 
 from labkit.base.arguments import wrong
+from labkit.errors import warn
 from labkit.steps.schedules import check_length
 
 BATCH_NORMS = (_BatchNorm, mint.nn.BatchNorm1d, mint.nn.BatchNorm2d, mint.nn.BatchNorm3d)
@@ -23,7 +25,8 @@ class LastUpdate:
     Attributes:
         loss: mean loss over the update's micro-batches, weighted as their gradients are.
         gradient_norm: global norm of the averaged gradient in float32, before clipping.
-        learning_rate: one per parameter group.
+        learning_rate: one per parameter group, as the update used it, whatever was set since then
+            (in sink mode, only if it has a schedule).
         images: number of rows over all ranks, counted by axis 0 of the labels.
     """
 
@@ -47,6 +50,11 @@ class UpdateRecord(nn.Cell):
         # The index of the first parameter of each group with its own rate.
         groups = [id(rate) for rate in self.rated.learning_rate] if self.rated.is_group_lr else [0]
         self._group_starts = tuple(groups.index(group) for group in dict.fromkeys(groups))
+        # Rates without a schedule, by the number of updates made before they were used.
+        self._constant = () if self.rated.dynamic_lr else tuple(self._by_group())
+        self._used: dict[int, tuple[float, ...]] = {}
+        # Whether the optimizer is known to count its updates, or has no schedule over them.
+        self.counts = not (self.rated.dynamic_lr or self.rated.dynamic_weight_decay)
         self.last_rates = state("last_rates", np.zeros(len(self._group_starts)))
 
     def note(self, loss: Tensor, norm: Tensor, images: Tensor) -> bool:
@@ -61,14 +69,31 @@ class UpdateRecord(nn.Cell):
             ops.assign(self.last_rates, ops.stack([rates[i] for i in self._group_starts]))
         return True
 
+    def see_rates(self) -> None:
+        """Note the rates without a schedule, before a graph may make an update with them."""
+        if self._constant:
+            number = int(self.updates.asnumpy())
+            rates = tuple(map(float, map(Tensor.asnumpy, self._constant)))
+            self._used = {number - 1: self._used.get(number - 1, rates), number: rates}
+
+    def check_counting(self) -> None:
+        """Warn, after the first update, of an optimizer whose schedule stays at its beginning."""
+        self.counts = integer_of(self.updates) > 0
+        if self.counts and not self.rated.global_step.asnumpy().any():
+            warn(
+                f"{type(self.rated).__name__} leaves its global_step, and so its schedule, at 0; "
+                "expected self.assignadd(self.global_step, self.global_step_increase_tensor)"
+            )
+
     def last_update(self) -> LastUpdate:
         """Return the most recent update, read from the device."""
+        number = integer_of(self.updates)
         if self.rated.dynamic_lr:
             rates = self.last_rates.asnumpy()
-        else:
-            rates = [rate.asnumpy() for rate in self._by_group()]
+        else:  # without a call so far, and in sink mode: the present ones
+            rates = self._used.get(number - 1) or [rate.asnumpy() for rate in self._constant]
         return LastUpdate(
-            number=integer_of(self.updates),
+            number=number,
             loss=float(self.last_loss.asnumpy()),
             gradient_norm=float(self.last_norm.asnumpy()),
             learning_rate=tuple(float(rate) for rate in rates),
@@ -107,12 +132,43 @@ def state(name: str, value: int | float | np.ndarray) -> Parameter:
 
 
 def set_state(parameter: Parameter, value: object) -> None:
-    """Set a Parameter from outside a graph.
-
-    Hazard: ``set_data`` and ``load_param_into_net`` have no effect on a graph that has run before
-    and contains two conditions in a row (MindSpore 2.10 on CPU), though ``asnumpy`` shows it.
-    """
+    """Set a Parameter from outside a graph."""
     ops.assign(parameter, Tensor(value, parameter.dtype))
+
+
+class _InPlace:
+    """A Parameter whose memory stays where it is: see ``keep_in_place``."""
+
+    def assign_value(self: Any, value: Tensor) -> Parameter:
+        """Copy a value: what ``set_data``, ``load_param_into_net`` and others call in the end."""
+        ops.assign(self, ops.reshape(value, self.shape))
+        return self
+
+
+@functools.cache
+def _in_place(kind: type) -> type:
+    return type(kind.__name__, (_InPlace, kind), {})
+
+
+def parameters_in(value: Any) -> list[Parameter]:
+    """Return the Parameters in a Parameter, a Cell, or a list or tuple of them."""
+    if isinstance(value, Parameter):
+        return [value]
+    if isinstance(value, list | tuple):
+        return [parameter for part in value for parameter in parameters_in(part)]
+    return list(value.get_parameters()) if isinstance(value, nn.Cell) else []
+
+
+def keep_in_place(cell: nn.Cell) -> None:
+    """Make ``set_data`` and ``load_param_into_net`` copy into the memory that Parameters have.
+
+    Hazard: they give it other memory, and a graph with two conditions in a row goes on with that
+    of its first run (MindSpore 2.10 on CPU), after which not even ``ops.assign`` has an effect.
+    """
+    # get_parameters does not find those of Cells in a tuple, such as a decay for each group.
+    for parameter in parameters_in([cell, list(vars(cell).values())]):
+        if not isinstance(parameter, _InPlace):
+            parameter.init_data().__class__ = _in_place(parameter.__class__)
 
 
 def integer_of(parameter: Parameter) -> int:

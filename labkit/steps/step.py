@@ -23,6 +23,8 @@ from labkit.steps.state import (
     UpdateRecord,
     copied,
     integer_of,
+    keep_in_place,
+    rated,
     running_statistics,
     state,
 )
@@ -38,7 +40,9 @@ class Step(nn.Cell):
         update: an ``UpdateStage``; the optimizer alone by default.
 
     Cells that are in evaluation mode when the step is built stay in it: the BatchNorm of a frozen
-    body, a teacher. The first batch is checked on the host.
+    body, a teacher. The first batch is checked on the host. What is set on the optimizer between
+    calls (``set_data``, ``load_param_into_net``) holds from the next one on. An optimizer that has
+    a schedule and does not advance its ``global_step`` is warned of after the first update.
 
     Raises:
         InputError: as in ``GradientStage``; if the update stage has another optimizer or needs a
@@ -105,6 +109,8 @@ class Step(nn.Cell):
     def _complete(self) -> None:
         """Attach the update stage, at the end of a constructor."""
         self.update.attach(self)
+        for cell in (self, self.optimizer, rated(self.optimizer), self.update):
+            keep_in_place(cell)
         self.set_train()
         if text := self.update.description():
             print(f"labkit: {text}", flush=True)
@@ -168,10 +174,13 @@ class Step(nn.Cell):
         kind = (gathers, *shapes)
         if kind not in self._seen:
             self._look_at(kind, batch)
+        self.record.see_rates()
         self.update.before(self, batch)
         loss = self._with_extras(*batch) if gathers else super().__call__(*batch)
         self.update.between(self, batch, loss)
         self._between()
+        if not self.record.counts:
+            self.record.check_counting()
         return loss
 
     def _look_at(self, kind: tuple, batch: tuple) -> None:

@@ -9,8 +9,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import mindspore as ms
+from mindspore import Parameter
 from mindspore.dataset import Dataset
-from mindspore.train import Callback, Model, RunContext
+from mindspore.train import Callback, LearningRateScheduler, Model, ReduceLROnPlateau, RunContext
 
 from labkit.base import arguments
 from labkit.base.arguments import integer, wrong
@@ -18,7 +19,7 @@ from labkit.base.files import locked, remove_unfinished
 from labkit.base.progress import Progress
 from labkit.errors import InputError, warn
 from labkit.ranks import cluster
-from labkit.steps.state import integer_of
+from labkit.steps.state import integer_of, rated
 from labkit.steps.step import Step
 from labkit.training import checkpoint
 from labkit.training.checkpoint import CHECKPOINTS, Position
@@ -80,7 +81,8 @@ def fit(
             checkpoint after any epoch.
         keep: Number of checkpoints to keep.
         progress: Name on the progress display; None shows none.
-        callbacks: Further MindSpore callbacks, called after labkit's own.
+        callbacks: Further MindSpore callbacks, called after labkit's own. ``ReduceLROnPlateau`` and
+            ``LearningRateScheduler`` (which counts micro-batches) need one rate without a schedule.
         dataset_sink_mode: Handed to ``Model``: on Ascend and GPU an epoch is one call, with one
             record; on CPU MindSpore has no such mode and trains batch by batch.
 
@@ -103,6 +105,11 @@ def fit(
                 isinstance(callback, Callback) for callback in callbacks
             ):
                 raise wrong("callbacks", callbacks, "a list of MindSpore callbacks")
+            constant = isinstance(rated(step.optimizer).learning_rate, Parameter)
+            for each in callbacks:
+                if isinstance(each, ReduceLROnPlateau | LearningRateScheduler) and not constant:
+                    given = "a schedule, or a rate for each group"
+                    raise wrong(type(each).__name__, given, "an optimizer with one constant rate")
             for name, value in intervals.items():
                 if value is not None:
                     integer(name, value)
@@ -131,7 +138,8 @@ class EndOfEpoch(Callback):
     """Tell ``step`` that an epoch is over, for training by ``Model(step).train`` without ``fit``.
 
     Put it first: it acts right after an epoch's last micro-batch, so that the flushed update comes
-    before any save. ``ModelCheckpoint`` also saves at that point, not at the end of the epoch.
+    before any save (``ModelCheckpoint`` also saves at that point, not at the end of the epoch), and
+    it gives further callbacks the optimizer whose rate applies.
     """
 
     def __init__(self, step: Step) -> None:
@@ -139,7 +147,9 @@ class EndOfEpoch(Callback):
         self.step = step
 
     def on_train_begin(self, run_context: RunContext) -> None:
-        dataset = run_context.original_args().train_dataset
+        arguments = run_context.original_args()
+        arguments.optimizer = rated(self.step.optimizer)
+        dataset = arguments.train_dataset
         self.micro_batches, self.epoch_size = dataset.get_init_step(), dataset.get_dataset_size()
 
     def on_train_step_end(self, run_context: RunContext) -> None:
@@ -270,6 +280,7 @@ class _Run(EndOfEpoch):
 
     def on_train_begin(self, run_context: RunContext) -> None:
         arguments = run_context.original_args()
+        arguments.optimizer = rated(self.step.optimizer)  # whose rate MindSpore's callbacks change
         # MindSpore counts from 0 in each call, and its callbacks would too.
         arguments.cur_step_num, arguments.train_dataset = self.micro_batches, self.dataset
         self._updates = self._updates_before = integer_of(self.step.updates)

@@ -24,6 +24,7 @@ from tests.support.step_cells import (
     Counted,
     Normalised,
     Product,
+    Unadapted,
     assert_bit_equal,
     assert_close,
     exact,
@@ -331,13 +332,6 @@ def test_the_rate_of_update_n_is_the_same_for_every_k(case, micro_steps):
         moves = {n: before[n] - value for n, value in parameter_values(network).items()}
         moved = {n: by_name[n] * slope / targets.size for n, slope in slopes.items()}
         assert_close(moves, moved, **TOLERANCE["float32, one update"])
-
-
-class Unadapted(nn.LARS):
-    """LARS without its operator, which MindSpore's CPU does not have."""
-
-    def construct(self, gradients):
-        return self.opt(gradients)
 
 
 @pytest.mark.parametrize("rate", [0.1, [0.3, 0.2, 0.1]])

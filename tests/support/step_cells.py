@@ -105,6 +105,13 @@ def moved(step, *arrays):
     return loss, {name for name in before if not np.array_equal(before[name], after[name])}
 
 
+class Unadapted(nn.LARS):
+    """LARS without its operator, which MindSpore's CPU does not have."""
+
+    def construct(self, gradients):
+        return self.opt(gradients)
+
+
 class Once:
     """Builds each step once and returns it as new every time: compiling its graphs takes long.
 

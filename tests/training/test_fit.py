@@ -4,6 +4,7 @@ import contextlib
 import re
 import warnings
 from dataclasses import replace
+from functools import partial
 
 import mindspore as ms
 import numpy as np
@@ -13,9 +14,11 @@ from mindspore.dataset import NumpySlicesDataset
 from mindspore.train import (
     Callback,
     LambdaCallback,
+    LearningRateScheduler,
     LossMonitor,
     Model,
     ModelCheckpoint,
+    ReduceLROnPlateau,
     TimeMonitor,
 )
 
@@ -30,7 +33,17 @@ from labkit.training import checkpoint
 from labkit.training.evaluation import evaluate
 from labkit.training.fit import EndOfEpoch, fit
 from labkit.training.records import read_records
-from tests.support.step_cells import assert_bit_equal, restore, snapshot
+from tests import twins
+from tests.support.step_cells import (
+    Unadapted,
+    assert_bit_equal,
+    exact,
+    regression,
+    restore,
+    rows,
+    snapshot,
+)
+from tests.support.tolerances import TOLERANCE
 from tests.support.trainings import (
     EPOCHS,
     OF_THE_PROCESS,
@@ -443,6 +456,43 @@ class TestBesideMindSpore:
                 if callbacks:
                     assert_bit_equal(snapshot(step), done.final)
             assert step.last_update.number == EPOCHS * 11 // 4 != len(done.rows)
+
+    # Each halves the rate. "max": a falling loss is no improvement after the first epoch.
+    PLATEAU = partial(ReduceLROnPlateau, "loss", 0.5, patience=1, mode="max")
+    SCHEDULER = partial(LearningRateScheduler, lambda rate, done: rate / (1 + (done % 5 == 0)))
+
+    @pytest.mark.parametrize("with_fit", [True, False])
+    @pytest.mark.parametrize(
+        ("make", "halvings"), [(PLATEAU, [8, 4, 4]), (SCHEDULER, [5, 5, 5, 1])]
+    )
+    def test_callbacks_that_change_the_rate(self, eager, make, halvings, with_fit):
+        """Of the optimizer inside, if it is LARS: here without its operator, unknown on CPU."""
+        net, loss_net = regression()
+        weights, arrays = exact(net), rows(16)
+        sgd = nn.SGD(net.trainable_params(), 0.2)
+        step = PlainStep(loss_net, Unadapted(sgd) if with_fit else sgd)
+        data = NumpySlicesDataset(arrays, shuffle=False).batch(4)
+        rates = np.repeat([0.2, 0.1, 0.05, 0.025][: len(halvings)], halvings)
+        if with_fit:
+            used = quiet_fit(step, data, 4, callbacks=[make()]).column("learning_rate")
+            assert used == pytest.approx(rates)
+        else:
+            Model(step).train(4, data, [EndOfEpoch(step), make()], dataset_sink_mode=False)
+        for number, rate in enumerate(rates):
+            part = [array[number % 4 * 4 :][:4] for array in arrays]
+            _, gradients = twins.linear_regression(*weights, *part)
+            weights = [w - rate * g for w, g in zip(weights, gradients, strict=True)]
+        for own, expected in zip(exact(net), weights, strict=True):
+            np.testing.assert_allclose(own, expected, **TOLERANCE["float32, many updates"])
+
+    @pytest.mark.parametrize("make", [PLATEAU, SCHEDULER])
+    @pytest.mark.parametrize("several", [{"lr": 0.1}, {"lr": [0.1] * 9}, {}])
+    def test_several_rates_are_refused_to_them(self, make, several):
+        net, loss_net = regression()
+        groups = [{"params": [net.weight]} | several, {"params": [net.bias]}]
+        step = PlainStep(loss_net, nn.SGD(groups, 0.2 if several else [0.2, 0.1]))
+        with pytest.raises(InputError, match="expected an optimizer with one constant rate, got"):
+            quiet_fit(step, dataset(), 1, callbacks=[make()])
 
 
 class TestLengthOfSchedules:

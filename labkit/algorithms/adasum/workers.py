@@ -3,17 +3,16 @@
 import functools
 import hashlib
 from collections.abc import Sequence
-from typing import Any
 
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore.communication import create_group
 
-from labkit.base.arguments import integer
+from labkit.base.arguments import integer, wrong
 from labkit.errors import InputError
 from labkit.ranks.cluster import agree, rank_and_size
-from labkit.steps.state import rated, state
+from labkit.steps.state import parameters_in, rated, state
 
 # The notes that follow a worker's vector in its row, float32: the sums of w_i L_i, of w_i and of
 # rows over its micro-batches; the norm of its averaged gradient before clipping; and 1, or 0 for a
@@ -37,6 +36,20 @@ class WorkerStates(nn.Cell):
         self.banks = ParameterTuple(_bank(each, 2 * workers) for each in self.states)
         self.side = state("adasum_side", 0)
 
+    def refuse_others(self) -> None:
+        """Refuse a state in the optimizer that is not one of its bank: it was set from outside."""
+        for own, bank in zip(self.states, self.banks, strict=True):
+            # Bits: a NaN is not equal to itself. On CPU asnumpy copies nothing.
+            bits = np.dtype(f"u{own.itemsize}")
+            value = own.asnumpy().reshape(-1).view(bits)
+            rows = bank.asnumpy().reshape(len(bank), -1).view(bits)
+            for i in np.flatnonzero(rows[:, 0] == value[0]):
+                if np.array_equal(rows[i], value):
+                    break
+            else:
+                expected = f"the state of a worker, which each has for itself, in {bank.name}"
+                raise wrong(own.name, "values set from outside", expected)
+
     def load(self, worker: Tensor) -> bool:
         """Give the optimizer the state of a worker."""
         if self.workers > 1:
@@ -56,17 +69,8 @@ def states_of(optimizer: nn.Optimizer) -> list[Parameter]:
     """Return the optimizer's own state: moments and powers of betas, whatever their names."""
     owners = (optimizer, rated(optimizer))
     settings = [getattr(owner, name, None) for owner in owners for name in SETTINGS]
-    kept_out = {id(parameter) for parameter in (*optimizer.parameters, *_parameters(settings))}
+    kept_out = {id(parameter) for parameter in (*optimizer.parameters, *parameters_in(settings))}
     return [parameter for parameter in optimizer.get_parameters() if id(parameter) not in kept_out]
-
-
-def _parameters(value: Any) -> list[Parameter]:
-    """Return the Parameters in a Parameter, a Cell, or a list or tuple of them."""
-    if isinstance(value, Parameter):
-        return [value]
-    if isinstance(value, list | tuple):
-        return [parameter for part in value for parameter in _parameters(part)]
-    return list(value.get_parameters()) if hasattr(value, "get_parameters") else []
 
 
 def _bank(parameter: Parameter, count: int) -> Parameter:
