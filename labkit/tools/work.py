@@ -50,14 +50,13 @@ def lab(
 
     Example: labkit lab 01
     """
-    project = root = find_project()
+    project = find_project()
     labs = find_labs(project)
     chosen, *others = pick(labs, [notebook])
     if others:
         raise wrong("LAB", notebook, "one lab")
     if notebook.endswith(".ipynb"):
         place = chosen.path
-        root = project if project in place.parents else place.parent
     else:
         folder = (folder or project / "work").expanduser().resolve()
         if folder == project / "notebooks":
@@ -66,6 +65,7 @@ def lab(
         for line in copy([each.path for each in labs], folder) + progress(labs, folder):
             print(line)
     if server:
+        root = project if project in place.parents else place.parent
         _become_jupyterlab(root, place, port, browser)
 
 
