@@ -1,6 +1,7 @@
 """What every committed notebook is, and how `make notebooks` executes them."""
 
 import ast
+import base64
 import json
 import re
 import shutil
@@ -34,6 +35,16 @@ def test_it_is_executed_at_lab_and_can_be_committed(path):
             assert cell.execution_count or not cell.source, cell.source
             assert not PATH.search(json.dumps(cell.outputs)), f"a local path: {cell.source}"
             assert not any(output.output_type == "error" for output in cell.outputs)
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.ipynb")), ids=lambda path: path.stem)
+def test_its_pictures_are_inside(path):
+    """They are seen in whatever folder a reader puts it; docs/figures has them to be edited."""
+    text = "\n".join(c["source"] for c in read_notebook(path)["cells"] if c["cell_type"] != "code")
+    inside = re.findall(r"^\[flow\]: data:image/svg\+xml;base64,(\S+)$", text, re.M)
+    assert text.count("![") == text.count("][flow]") == len(inside)
+    drawn = {figure.read_bytes() for figure in FOLDER.parent.glob("docs/figures/*_flow.svg")}
+    assert {base64.b64decode(picture) for picture in inside} <= drawn
 
 
 @pytest.mark.parametrize("lab", LABS)
