@@ -46,7 +46,7 @@ def test_a_wrong_solution_gets_its_hint_which_gives_nothing_away(lab, exercise, 
 
 def test_clipping_by_pytorch_s_formula_is_right():
     def clipped(gradients, sizes, norm):
-        mean = solved("01_gradient_accumulation").mean_gradient(gradients, sizes)
+        mean = np.average(gradients, axis=0, weights=sizes)
         return mean * min(1, norm / (np.linalg.norm(mean) + 1e-6))
 
     assert LABS["01_gradient_accumulation"][0].check("clipped_update", clipped)
