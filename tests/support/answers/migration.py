@@ -26,13 +26,6 @@ def _load(resnet, names=NAMES, parameters=lambda network: network.get_parameters
     return resnet.logits()
 
 
-def _in_order(resnet):
-    """As many, and of the shapes that are wanted; a state has no order that means anything."""
-    for parameter, name in zip(resnet.network.get_parameters(), resnet.state, strict=True):
-        parameter.set_data(Tensor(resnet.state[name]))
-    return resnet.logits()
-
-
 def _padded(outputs_of, least=0):
     def attempt(size, kernel, stride):
         total = max((outputs_of(size, stride) - 1) * stride + kernel - size, least)
@@ -59,11 +52,6 @@ WRONG = [
         rate / 2 * (1 + math.cos(math.pi * i / n))), "where does the cosine begin"),
     ("scheduled_rate", lambda i, n, w, rate: right.scheduled_rate(i, n, w, rate) if i < w else (
         rate * (1 + math.cos(math.pi * (i - w) / (n - w)))), "twice the rate"),
-    ("scheduled_rate", lambda i, n, w, rate: right.scheduled_rate(i, n, w, rate) if i < w else (
-        rate / 2 * (1 + math.cos(math.pi * (i - w) / (n - 1 - w)))), "at the last update"),
-    ("scheduled_rate", lambda i, n, w, rate: right.scheduled_rate(i, n, w, rate) if i < w else (
-        right.scheduled_rate(min(i + 1, n), n, w, rate)), "one update ahead"),
-    ("load_weights", _in_order, "paired by their order"),
     ("load_weights", lambda resnet: _load(
         resnet, parameters=lambda network: network.trainable_params()), "running statistics"),
     ("load_weights", lambda resnet: _load(resnet, []), "other names"),
