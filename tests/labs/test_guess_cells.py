@@ -38,6 +38,6 @@ def test_a_guess_made_late_changes_nothing(path, tmp_path, monkeypatch):
     monkeypatch.setenv("LABKIT_PRESET", "smoke")
     monkeypatch.setenv("LABKIT_RUN", str(tmp_path))
     NotebookClient(notebook, resources={"metadata": {"path": str(path.parent)}}).execute()
-    assert answers
+    assert any(measured(first) for first, _ in answers)  # at smoke not every question is asked
     for first, again in answers:
-        assert measured(first) and measured(first) == measured(again)
+        assert measured(first) == measured(again)
