@@ -50,7 +50,7 @@ def lab(
 
     Example: labkit lab 01
     """
-    project = root = find_project()
+    project = find_project()
     labs = find_labs(project)
     chosen, *others = pick(labs, [notebook])
     if others:
@@ -58,7 +58,6 @@ def lab(
     read_notebook(chosen.path)  # or refuse it
     if notebook.endswith(".ipynb"):
         place = chosen.path
-        root = project if project in place.parents else place.parent
     else:
         copies = local_path("--folder", project / "work" if folder is None else folder).resolve()
         if copies == project / "notebooks":
@@ -67,6 +66,7 @@ def lab(
         for line in copy([each.path for each in labs], copies) + progress(labs, copies):
             print(line)
     if server:
+        root = project if project in place.parents else place.parent
         _become_jupyterlab(root, place, port, browser)
 
 

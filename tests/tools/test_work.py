@@ -130,6 +130,7 @@ def test_every_exercise_of_the_labs_is_counted(root):
     [
         ([], "", "work/00_start.ipynb"),
         (["sums", "--folder", "mine"], "", "mine/01_sums.ipynb"),
+        (["sums", "--folder", "../else/where"], "../else/where", "01_sums.ipynb"),
         (["notebooks/01_sums.ipynb"], "", "notebooks/01_sums.ipynb"),
         (["../50 % #1.ipynb"], "..", "50%20%25%20%231.ipynb"),
     ],

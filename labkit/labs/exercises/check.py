@@ -264,7 +264,7 @@ def _difference(answer: Any, right_answer: Any, rtol: float) -> str:
     if not right.any():
         return "it is not zero where it should be"
     ratio = numbers @ right / (right @ right)
-    if _close(numbers, ratio * right, 1e-6):
+    if _close(numbers, ratio * right, 1e-6) and f"{ratio:.3g}" != "1":
         other_way = "; which sign should it have?" if ratio < 0 else ""
         return f"it is {ratio:.3g} times what is expected{other_way}"
     off = np.abs(numbers - right).max() / np.abs(right).max()

@@ -39,9 +39,14 @@ class OnResNet:
 
     @functools.cached_property
     def state(self) -> dict[str, np.ndarray]:
-        """PyTorch's tensors for ``network``, by PyTorch's names."""
+        """PyTorch's tensors for ``network``, by PyTorch's names and in PyTorch's order."""
         shapes = {pair.torch: pair.torch_shape for pair in migration.pairs(_resnet())}
-        return migration.rule.state(shapes)
+        cells = list(dict.fromkeys(name.rpartition(".")[0] for name in shapes))
+        # PyTorch's BatchNorm has weight and bias first, MindSpore's the statistics: equal shapes.
+        names = sorted(shapes, key=lambda n: (cells.index(n.rpartition(".")[0]), "running" in n))
+        tensors = migration.rule.state({name: shapes[name] for name in names})
+        # Positive vectors: paired by order, a variance below 0 would make the logits NaN.
+        return {name: abs(each) if each.ndim == 1 else each for name, each in tensors.items()}
 
     @functools.cached_property
     def network(self) -> nn.Cell:
@@ -229,6 +234,10 @@ EXERCISES = (
             "after the warm-up it jumps: where does the cosine begin?",
         "right if update < warmup else rate * _cosine((update - warmup) / updates)":
             "it does not reach 0: how many updates has the cosine?",
+        "right if update < warmup else rate * _cosine((update - warmup) / (updates - 1 - warmup))":
+            "it is 0 at the last update: where would the cosine reach 0?",
+        "right if update < warmup else rate * _cosine((update - warmup + 1) / (updates - warmup))":
+            "the cosine is one update ahead: what is the rate right after the warm-up?",
         "right if update < warmup else rate": "after the warm-up it stays where it is",
         "right if update < warmup else 2 * right": "after the warm-up it jumps to twice the rate",
         "right if update < warmup else rate * (updates - update) / (updates - warmup)":
@@ -236,6 +245,9 @@ EXERCISES = (
     }),
     Exercise(load_weights, [(OnResNet(),)], {
         "resnet.logits()": "the network is as it was: nothing was loaded",
+        "[p.set_data(Tensor(value)) for p, value in zip("
+        "resnet.network.get_parameters(), resnet.state.values())] and resnet.logits()":
+            "paired by their order, which is not the network's: which names belong together?",
         "_load(resnet, **_TORCH | dict(gamma='bias', beta='weight'))":
             "two tensors of BatchNorm have changed places: which of them scales?",
         "_load(resnet, weight='weight', bias='bias', gamma='weight', beta='bias')":

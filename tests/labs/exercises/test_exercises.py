@@ -2,6 +2,7 @@
 
 import re
 
+import numpy as np
 import pytest
 
 from labkit.errors import InputError
@@ -41,6 +42,14 @@ def test_a_wrong_solution_gets_its_hint_which_gives_nothing_away(lab, exercise, 
         assert not exercises.check(exercise.name, attempt)
         printed = capsys.readouterr().out
         assert meaning in printed and not FORMULA.search(printed.split("; ", 1)[-1]), printed
+
+
+def test_clipping_by_pytorch_s_formula_is_right():
+    def clipped(gradients, sizes, norm):
+        mean = np.average(gradients, axis=0, weights=sizes)
+        return mean * min(1, norm / (np.linalg.norm(mean) + 1e-6))
+
+    assert LABS["01_gradient_accumulation"][0].check("clipped_update", clipped)
 
 
 def again(answers):
