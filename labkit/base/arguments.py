@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 
 import yaml
 
+from labkit.base.limits import usable_cores
 from labkit.errors import InputError, nearest
 
 _COMPARED = {">=": operator.ge, ">": operator.gt, "<=": operator.le, "<": operator.lt}
@@ -98,11 +99,10 @@ def wrong(name: str, value: object, expected: str, hint: str = "") -> InputError
 
 def fit_workers(workers: object) -> int:
     """Return ``workers``, limited to this process's cores; print a message if that is fewer."""
-    workers = integer("num_parallel_workers", workers)
-    cores = len(os.sched_getaffinity(0))
-    if workers > cores:
-        print(f"num_parallel_workers: {workers} asked for, {cores} used: there are {cores} cores")
-    return min(workers, cores)
+    workers, most = integer("num_parallel_workers", workers), usable_cores()
+    if workers > most:
+        print(f"num_parallel_workers: {workers} asked for, {most} used: there are {most} cores")
+    return min(workers, most)
 
 
 class Parser(argparse.ArgumentParser):
