@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 import yaml
 
-from labkit.base.limits import usable_cores
+from labkit.base.limits import cores
 from labkit.errors import InputError, nearest
 
 _COMPARED = {">=": operator.ge, ">": operator.gt, "<=": operator.le, "<": operator.lt}
@@ -99,7 +99,7 @@ def wrong(name: str, value: object, expected: str, hint: str = "") -> InputError
 
 def fit_workers(workers: object) -> int:
     """Return ``workers``, limited to this process's cores; print a message if that is fewer."""
-    workers, most = integer("num_parallel_workers", workers), usable_cores()
+    workers, most = integer("num_parallel_workers", workers), math.ceil(cores())
     if workers > most:
         print(f"num_parallel_workers: {workers} asked for, {most} used: there are {most} cores")
     return min(workers, most)

@@ -1,6 +1,5 @@
 """Free memory and cores, within the limits of a container too, which the machine does not show."""
 
-import math
 import os
 from collections.abc import Iterator
 from contextlib import suppress
@@ -48,7 +47,7 @@ def free_memory() -> float:
     return min(psutil.virtual_memory().available, left_in_container())
 
 
-def share_of_cores() -> float:
+def cores() -> float:
     """Return how many cores this process may use: those it is bound to, or its share of time."""
     least = float(len(os.sched_getaffinity(0)))
     for group in control_groups("cpu"):
@@ -57,8 +56,3 @@ def share_of_cores() -> float:
                 quota, period = " ".join((group / name).read_text() for name in names).split()
                 least = min(least, int(quota) / int(period)) if int(quota) > 0 else least
     return least
-
-
-def usable_cores() -> int:
-    """Return how many cores are worth a process or thread each: a part of one counts as one."""
-    return math.ceil(share_of_cores())

@@ -194,16 +194,14 @@ def _environment(root: Path) -> Finding:
 
 
 def _pythonpath(root: Path) -> Finding:
-    """Find modules of PYTHONPATH that replace the standard library's or an installed one."""
-    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    own = Path(labkit.__file__).resolve().parents[1]
-    folders = [each for each in given if each and Path(each).resolve() != own]
-    others = [each for each in sys.path if each not in given]
-    names = sorted(sys.stdlib_module_names | metadata.packages_distributions().keys())
-    specs = (PathFinder.find_spec(name, folders) for name in names)
-    found = [spec.origin for spec in specs if spec and PathFinder.find_spec(spec.name, others)]
-    texts = ", ".join(filter(None, found[:5]))  # a folder without __init__.py replaces nothing
-    return not texts, texts or "replaces no installed module", "unset PYTHONPATH"
+    """Find what in PYTHONPATH replaces a module of Python or of an installed package."""
+    given = list(filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))
+    others, found = [folder for folder in sys.path if folder not in given], []
+    for name in sorted(sys.stdlib_module_names | metadata.packages_distributions().keys()):
+        spec = PathFinder.find_spec(name, others) and PathFinder.find_spec(name, given)
+        if spec and spec.origin:  # a folder without __init__.py replaces nothing
+            found.append(spec.origin)
+    return not found, ", ".join(found[:5]) or "replaces no installed module", "unset PYTHONPATH"
 
 
 def _wrong_variables() -> list[str]:
@@ -227,7 +225,7 @@ def _memory(root: Path) -> Finding:
 
 
 def _cores(root: Path) -> Finding:
-    count = limits.share_of_cores()
+    count = limits.cores()
     return count >= 1, f"{count:g} may be used", "give the container at least one core"
 
 
@@ -268,8 +266,8 @@ def _convolution(root: Path) -> Finding:
     return ratio <= _SLOWEST_CONVOLUTION, found, remedy
 
 
-_LOOKS = (_python, _home, _loopback, _labkit, _environment, _pythonpath, _packages, _msrun)
-_LOOKS += (_kernel, _disk, _memory, _cores)
+_STARTING = (_python, _home, _loopback, _labkit, _environment, _pythonpath, _packages, _msrun)
+_LOOKS = (*_STARTING, _kernel, _disk, _memory, _cores)
 _COMPUTED = (_data, _numpy, _device, _convolution)
 CHECKS = {look.__name__[1:]: look for look in (*_LOOKS, *_COMPUTED)}
 

@@ -4,6 +4,7 @@ A lab's own notebook writes results.json (``lab.finish``); the runner adds how i
 """
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -17,9 +18,8 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from labkit.base import files
+from labkit.base import files, limits
 from labkit.base.arguments import parse, wrong
-from labkit.base.limits import free_memory, usable_cores
 from labkit.base.project import find_project, own_checkout
 from labkit.data.prepare import prepare
 from labkit.errors import InputError, refuse_unknown
@@ -134,7 +134,7 @@ def jobs_of(asked: int | None, preset: str, device: str, count: int) -> int:
     """Return how many labs run at once; None: one a core, as memory allows, one on a device."""
     if asked is not None or preset == "paper" or device not in ("auto", "CPU"):
         return min(asked or 1, count)
-    return max(1, min(usable_cores(), int(free_memory() // MEMORY), count))
+    return max(1, min(math.ceil(limits.cores()), int(limits.free_memory() // MEMORY), count))
 
 
 def run(

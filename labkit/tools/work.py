@@ -152,8 +152,8 @@ def _become_jupyterlab(root: Path, notebook: Path, port: int, browser: bool) -> 
     from jupyter_core import paths
 
     refuse_what_stops_kernels()
-    for folder in (paths.jupyter_config_dir(), paths.jupyter_runtime_dir()):
-        make_folder(Path(folder))  # in HOME, unless other variables name them
+    for place in (paths.jupyter_config_dir(), paths.jupyter_runtime_dir()):
+        make_folder(Path(place))  # in HOME, unless other variables name them
     root = root if root in notebook.parents else notebook.parent
     options = {
         "ServerApp.ip": "127.0.0.1",

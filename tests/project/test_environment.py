@@ -32,7 +32,8 @@ esac
 # The real Python; pip and what builds are those of the environment that runs the tests.
 REAL = """#!/bin/sh
 case "$*" in
-"-m venv "*) {python} -m venv --without-pip "$3" && echo {site} >"$(echo "$3"/lib/*/site-packages)/x.pth" ;;
+"-m venv "*) {python} -m venv --without-pip "$3"
+    echo {site} >"$(echo "$3"/lib/*/site-packages)/x.pth" ;;
 *) exec {python} "$@" ;;
 esac
 """
