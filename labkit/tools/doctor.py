@@ -16,6 +16,7 @@ import zlib
 from collections.abc import Iterable
 from importlib import metadata
 from importlib.machinery import PathFinder
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -28,9 +29,10 @@ from labkit.errors import InputError
 from labkit.labs.run import installed_version
 from labkit.ranks.launch import child_environment
 
-INSTALL = (
-    f"install the pinned versions: {sys.executable} -m pip install -c constraints.txt -e '.[labs]'"
-)
+_PIP = f"{sys.executable} -m pip install"
+if find_spec("pip") is None:  # as in an environment that uv has made
+    _PIP = f"uv pip install --python {sys.executable}"
+INSTALL = f"install the pinned versions: {_PIP} -c constraints.txt -e '.[labs]'"
 _GIB = 2**30
 _FREE_DISK = 2.0  # GiB: data sets 0.1, a run with checkpoints 0.1, the rest is room to work
 _FREE_MEMORY = 2.0  # GiB: a lab's kernel with MindSpore takes about 1
