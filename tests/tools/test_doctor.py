@@ -154,6 +154,7 @@ def test_what_stops_every_kernel_is_said_before_one_is_waited_for(
     monkeypatch, call, tmp_path, project, name, plant, found, remedy
 ):
     monkeypatch.setattr(*plant)
+    monkeypatch.setattr("os.execve", lambda *_: pytest.fail("JupyterLab was started"))
     ok, said, mend = CHECKS[name](tmp_path)
     assert not ok and found in said and remedy in mend
     for words in ("run 01", "sweep 01 -p rate=1", "lab 01 --no-browser"):
