@@ -11,12 +11,14 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, get_args
 
 from labkit.base import arguments
 from labkit.errors import InputError, refuse_unknown
 from labkit.ranks import cluster
 
-DEVICES = ("auto", "Ascend", "GPU", "CPU")
+Device = Literal["auto", "Ascend", "GPU", "CPU"]
+DEVICES = get_args(Device)
 _ONEDNN_VARIABLE = "ONEDNN_MAX_CPU_ISA"
 # oneDNN 3.10, bundled since MindSpore 2.9, has no fast kernel for plain-layout convolutions where
 # AVX-512 is present: 1.6-1.9 s instead of 0.02 s for 64 -> 64 channels, 3x3, (32, 64, 32, 32).
@@ -69,7 +71,7 @@ def available_devices() -> tuple[str, ...]:
     return tuple(name for name in DEVICES[1:] if handle.is_pkg_support_device(name))
 
 
-def start(device: str = "auto", seed: int = 1, *, distribute: bool = False) -> Runtime:
+def start(device: Device = "auto", seed: int = 1, *, distribute: bool = False) -> Runtime:
     """Choose the device, set graph mode and every seed; print and return what was chosen.
 
     On Ascend and GPU the environment variable DEVICE_ID, if set, gives the number of the device.
@@ -95,7 +97,7 @@ def start(device: str = "auto", seed: int = 1, *, distribute: bool = False) -> R
             "environment. labkit.launch(..., workers=N) or msrun --worker_num=N starts N ranks"
         )
     present = available_devices()
-    usable, chosen, reason = ", ".join(present), device, "asked for"
+    usable, chosen, reason = ", ".join(present), str(device), "asked for"
     if device == "auto":
         chosen, reason = present[0], f"first of {usable}"
         reason = reason if len(present) > 1 else "no Ascend or GPU that MindSpore can use"

@@ -4,17 +4,24 @@
 #   environment.sh remove           remove the environment, if this script has made it
 # From the environment: VENV (default .venv) and PYTHON (default: the first fitting one below).
 set -eu
-cd -- "$(dirname -- "$0")/.."
+# As activate does for the first; with the second pip takes for installed what lies there.
+unset PYTHONHOME PYTHONPATH
+cd -P -- "$(dirname -- "$0")/.." # not by a link, which may go while what it names stays
 what=$1 venv=${VENV:-.venv}
 made=$venv/.made-by-environment.sh installing=$venv/.incomplete stamp=$venv/.installed
 refuse() { echo "$1" >&2 && exit 2; }
 place() { (cd -- "$venv" && pwd -P); }
-runs_labs() { "$1" -c 'import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' 2>/dev/null; }
+runs_labs() { "$1" -c "import ${2-ensurepip, venv,} sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))" 2>/dev/null; }
 # Usable as it is: not half installed, not moved, of the Python asked for.
 fits() {
-    runs_labs "$venv/bin/python" && [ ! -e "$installing" ] &&
+    runs_labs "$venv/bin/python" "" && [ ! -e "$installing" ] &&
         { [ ! -e "$made" ] || [ "$(tail -n 1 "$made")" = "$(place)" ]; } &&
         { [ -z "${PYTHON:-}" ] || [ "$("$PYTHON" -V)" = "$("$venv/bin/python" -V)" ]; }
+}
+# Into this environment, whatever else the settings of pip name; index, proxy and certificates are theirs.
+pip_install() {
+    PIP_DRY_RUN=0 PIP_NO_DEPS=0 PIP_REQUIRE_HASHES=0 "$(place)/bin/python" -m pip --python= install --no-user \
+        --target= --prefix="$(place)" --root=/ --no-input --disable-pip-version-check -c constraints.txt "$@"
 }
 packages() { ls "$venv"/lib/python*/site-packages | cksum; }
 
@@ -36,12 +43,16 @@ if ! fits; then
 $looked. Name another: make run PYTHON=/path/to/python3.12"
     mkdir -p "$venv" && place >"$made" && : >"$installing"
     (cd -- "$venv" && rm -rf bin include lib lib64 share etc pyvenv.cfg .installed*)
-    "$1" -m venv "$venv"
+    "$1" -m venv "$(place)"
 fi
+"$venv/bin/python" -m pip --version >/dev/null 2>&1 || "$venv/bin/python" -m ensurepip >/dev/null 2>&1 ||
+    refuse "$venv has no pip, and its Python cannot add it. With uv: uv pip install --python '$venv' -c constraints.txt \
+-e '.[labs]'; then call its bin/labkit."
 echo "Installing into $venv: 3.1 GB on disk, about a minute after the download; the tests take more."
 : >"$installing" && before=$(packages)
 case $what in base) extras=labs ;; *) extras=labs,test ;; esac
-if ! "$venv/bin/python" -m pip install --no-input --disable-pip-version-check -c constraints.txt -e ".[$extras]"; then
+# In two calls: the pip that builds in isolation would take the user's target from a pip.conf.
+if ! pip_install "setuptools>=77" || ! pip_install --no-build-isolation -e ".[$extras]"; then
     [ "$(packages)" != "$before" ] || rm -f "$installing" # without a network nothing has changed
     refuse "The installation failed; the reason is above. The same command tries again."
 fi

@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 
 import yaml
 
+from labkit.base.limits import cores
 from labkit.errors import InputError, nearest
 
 _COMPARED = {">=": operator.ge, ">": operator.gt, "<=": operator.le, "<": operator.lt}
@@ -104,11 +105,10 @@ def wrong(name: str, value: object, expected: str, hint: str = "") -> InputError
 
 def fit_workers(workers: object) -> int:
     """Return ``workers``, limited to this process's cores; print a message if that is fewer."""
-    workers = integer("num_parallel_workers", workers)
-    cores = len(os.sched_getaffinity(0))
-    if workers > cores:
-        print(f"num_parallel_workers: {workers} asked for, {cores} used: there are {cores} cores")
-    return min(workers, cores)
+    workers, most = integer("num_parallel_workers", workers), math.ceil(cores())
+    if workers > most:
+        print(f"num_parallel_workers: {workers} asked for, {most} used: there are {most} cores")
+    return min(workers, most)
 
 
 class Parser(argparse.ArgumentParser):

@@ -22,7 +22,7 @@ num_parallel_workers. `dataset.set_init_step` resumes both exactly.
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import mindspore as ms
 import mindspore.dataset as ds
@@ -37,7 +37,8 @@ MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
 # "mindspore": the C++ operations, whose bilinear resize has no antialiasing. "pillow": the same
 # operations on PIL images, equal to Pillow's and thus to torchvision's on PIL images.
-BACKENDS = ("mindspore", "pillow")
+Backend = Literal["mindspore", "pillow"]
+BACKENDS = get_args(Backend)
 
 
 def create_dataset(
@@ -50,7 +51,7 @@ def create_dataset(
     image_size: int = 224,
     resize: int | str | None = "auto",
     augment: bool = True,
-    backend: str = "mindspore",
+    backend: Backend = "mindspore",
     repeat_size: int = 1,
     num_parallel_workers: int = 1,
     cache_session_id: int | None = None,
@@ -128,7 +129,7 @@ def create_datasets(
     train: str = "train",
     val: str = "val",
     augment: bool = True,
-    backend: str = "mindspore",
+    backend: Backend = "mindspore",
     cache_session_id: int | None = None,
     **options: Any,
 ) -> tuple[ds.Dataset, ds.Dataset, tuple[str, ...]]:
@@ -160,7 +161,7 @@ def create_dataset2(
     do_train: bool,
     repeat_num: int = 1,
     batch_size: int = 32,
-    target: str = "Ascend",
+    target: Literal["Ascend", "GPU", "CPU"] = "Ascend",
     distribute: bool = False,
     enable_cache: bool = False,
     cache_session_id: int | None = None,
@@ -212,7 +213,7 @@ def create_dataset2(
     )
 
 
-def plain_operations(image_size: int, length: int | None, backend: str = "mindspore") -> list:
+def plain_operations(image_size: int, length: int | None, backend: Backend = "mindspore") -> list:
     """Return the operations without randomness; ``length`` is that of ``resize_length``."""
     pillow = choice("backend", backend, BACKENDS) == "pillow"
     resize = [] if length is None else [vision.Resize(length, vision.Inter.LINEAR)]

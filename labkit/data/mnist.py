@@ -11,7 +11,7 @@ within 0.76 grey levels of exact bilinear interpolation: Resize on uint8 works i
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import mindspore as ms
 import mindspore.dataset as ds
@@ -45,7 +45,7 @@ def create_dataset(
     usage: str | None = None,
     shuffle: bool = True,
     images: int | None = None,
-    rescale: str = "correct",
+    rescale: Literal["correct", "seed"] = "correct",
     rank_size: int = 1,
     rank_id: int = 0,
 ) -> ds.Dataset:
@@ -121,7 +121,7 @@ def load_arrays(
     usage: str | None,
     images: int | None = None,
     *,
-    rescale: str = "correct",
+    rescale: Literal["correct", "seed"] = "correct",
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return what ``create_eval_dataset`` yields, in file order, as arrays.
 

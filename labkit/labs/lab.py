@@ -8,7 +8,6 @@ from typing import Any
 from labkit.base.arguments import is_number, number
 from labkit.errors import InputError, nearest, refuse_unknown
 from labkit.labs import claims
-from labkit.labs.figures import common as plots
 from labkit.labs.presets import LABS, PRESETS, choose
 from labkit.labs.run import Run
 from labkit.runtime import start
@@ -36,6 +35,8 @@ class OpenLab:
 
     def show(self, figure: Any, name: str, alt: str) -> None:
         """Display a matplotlib figure, with a text that describes it, and keep it as a file."""
+        from labkit.labs.figures import common as plots  # needs the extra labs
+
         self.run.figure(figure, name)
         plots.show(figure, alt)
 
@@ -52,6 +53,8 @@ class OpenLab:
 
         Preset smoke draws the first two stills.
         """
+        from labkit.labs.figures import common as plots
+
         drawn = self.value(smoke=stills[:2], lab=stills)
         plots.interactive(draw, alt, drawn, partial(self.run.figure, name=name), size, **sliders)
 

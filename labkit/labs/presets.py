@@ -3,14 +3,15 @@
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import yaml
 
 from labkit.base.arguments import integer, local_path, number, seed, wrong
 from labkit.errors import InputError, refuse_unknown
 
-PRESETS = ("smoke", "lab", "paper")
+Preset = Literal["smoke", "lab", "paper"]
+PRESETS = get_args(Preset)
 Settings = dict[str, Any]
 _WRITTEN = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
 # lab -> preset -> setting -> value
@@ -23,7 +24,7 @@ LABS: dict[str, dict[str, Settings]] = {
 }
 
 
-def choose(lab: str, preset: str, **named: Any) -> Settings:
+def choose(lab: str, preset: Preset, **named: Any) -> Settings:
     """Return the settings of a lab; a named value, if not None, replaces the preset's.
 
     Raises:

@@ -197,7 +197,7 @@ def begin(
     dataset_path: str | Path,
     *,
     only_evaluate: bool = False,
-    device: str = "auto",
+    device: runtime.Device = "auto",
     distribute: bool = False,
     device_num: int | None = None,
 ) -> tuple[runtime.Runtime, Any, tuple, nn.Cell]:

@@ -18,7 +18,7 @@ Source: "Applying a Gradient Accumulation Algorithm", MindSpore tutorial r1.0. D
 """
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Unpack
 
 import mindspore as ms
 import numpy as np
@@ -27,7 +27,7 @@ from mindspore import ParameterTuple, Tensor, nn, ops
 from labkit.base.arguments import choice, is_integer, wrong
 from labkit.errors import warn
 from labkit.steps.gradients import times
-from labkit.steps.options import TAILS, gradient_options
+from labkit.steps.options import TAILS, Options, Tail, gradient_options
 from labkit.steps.state import integer_of, set_state, state, trainable_batch_norms, zeros_like
 from labkit.steps.step import Graph, Step
 from labkit.steps.update import UpdateStage
@@ -69,8 +69,8 @@ class AccumulatedStep(Step):
         micro_steps: MicroSteps = 1,
         *,
         update: UpdateStage | None = None,
-        tail: str = "flush",
-        **options: Any,
+        tail: Tail = "flush",
+        **options: Unpack[Options],
     ):
         given = gradient_options(options, "micro_steps", "update", "tail")
         first = _size_of_group(micro_steps, 0)

@@ -6,7 +6,7 @@ on the host; in any other batch a label that is neither known nor ignored makes 
 
 import itertools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import mindspore as ms
 import numpy as np
@@ -18,7 +18,7 @@ from mindspore.ops.primitive import constexpr
 from labkit.base.arguments import choice, integer, number, wrong
 from labkit.errors import InputError
 from labkit.runtime import pynative
-from labkit.steps.options import CONVENTIONS
+from labkit.steps.options import CONVENTIONS, Convention
 from labkit.steps.state import running_statistics, set_state
 
 # As in PyTorch, Hugging Face and MindSpore's nn.CrossEntropyLoss.
@@ -294,11 +294,11 @@ class CrossEntropySmooth(nn.LossBase):
     def __init__(
         self,
         sparse: bool = True,
-        reduction: str = "mean",
+        reduction: Literal["mean", "sum", "none"] = "mean",
         smooth_factor: float = 0.0,
         num_classes: int = 1000,
         *,
-        convention: str = "mindspore",
+        convention: Convention = "mindspore",
         ignore_index: int = IGNORE_INDEX,
     ):
         choice("reduction", reduction, ("mean", "sum", "none"))

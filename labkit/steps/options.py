@@ -3,17 +3,20 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal, TypedDict, get_args
 
 from labkit.base.arguments import choice, integer, is_integer, number, wrong
 from labkit.errors import refuse_unknown
 
-TAILS = ("flush", "drop", "carry")
-REDUCTION = ("mean", "sum")
-PRECISION = ("O0", "O2", "O3")
-NONFINITE = ("drop_micro", "drop_group", "propagate")
-CONVENTIONS = ("mindspore", "pytorch")  # off value of label smoothing: s / (C - 1), or s / C
-LR_DECAY_MODES = ("steps", "poly", "cosine", "linear")
+Tail = Literal["flush", "drop", "carry"]
+Reduction = Literal["mean", "sum"]
+Precision = Literal["O0", "O2", "O3"]
+Nonfinite = Literal["drop_micro", "drop_group", "propagate"]
+Convention = Literal["mindspore", "pytorch"]  # off value of label smoothing: s / (C - 1), or s / C
+LrDecayMode = Literal["steps", "poly", "cosine", "linear"]
+TAILS, REDUCTION, PRECISION = get_args(Tail), get_args(Reduction), get_args(Precision)
+NONFINITE, CONVENTIONS = get_args(Nonfinite), get_args(Convention)
+LR_DECAY_MODES = get_args(LrDecayMode)
 
 _IN_FLOAT32 = {"at_least": 1e-37, "at_most": 1e37}  # and so are their reciprocals
 # A dynamic loss scale stops growing here: once infinite, it would never shrink again.
@@ -48,6 +51,22 @@ class DynamicLossScale:
         integer("interval", self.interval)
 
 
+class OtherOptions(TypedDict, total=False):
+    """``GradientOptions`` but for ``reduction``, as ``**options`` that type checkers know."""
+
+    precision: Precision
+    loss_scale: float | DynamicLossScale
+    nonfinite: Nonfinite
+    clip_norm: float | None
+    all_reduce_fusion_config: Sequence[int] | None
+
+
+class Options(OtherOptions, total=False):
+    """All ``GradientOptions``."""
+
+    reduction: Reduction
+
+
 @dataclass(frozen=True)
 class GradientOptions:
     """The ``**options`` of every step: how gradients are computed, averaged and clipped.
@@ -67,10 +86,10 @@ class GradientOptions:
             ``labkit.steps.gradients``; None sends every gradient by itself.
     """
 
-    reduction: str = "mean"
-    precision: str = "O0"
+    reduction: Reduction = "mean"
+    precision: Precision = "O0"
     loss_scale: float | DynamicLossScale = 1.0
-    nonfinite: str = "drop_micro"
+    nonfinite: Nonfinite = "drop_micro"
     clip_norm: float | None = None
     all_reduce_fusion_config: Sequence[int] | None = None
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from labkit.base.arguments import choice, integer, number
 from labkit.errors import InputError
-from labkit.steps.options import LR_DECAY_MODES
+from labkit.steps.options import LR_DECAY_MODES, LrDecayMode
 
 # lr_generator's cosine covers 0.47 of a period and never ends at zero.
 _PERIODS = 0.47
@@ -77,7 +77,7 @@ def get_lr(
     warmup_epochs: int,
     total_epochs: int,
     steps_per_epoch: int,
-    lr_decay_mode: str = "linear",
+    lr_decay_mode: LrDecayMode = "linear",
 ) -> np.ndarray:
     r"""Return lr_generator's rates: a warm-up from ``lr_init`` to ``lr_max``, then a decay.
 

@@ -5,7 +5,7 @@ describes the most recent update.
 """
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Unpack
 from weakref import WeakKeyDictionary
 
 import mindspore as ms
@@ -16,7 +16,7 @@ from labkit.base.arguments import wrong
 from labkit.errors import warn
 from labkit.steps.gradients import GradientStage, divided
 from labkit.steps.losses import INTEGERS, as_loss_net, check_batch, check_labels
-from labkit.steps.options import GradientOptions, gradient_options
+from labkit.steps.options import GradientOptions, Options, gradient_options
 from labkit.steps.schedules import check_length
 from labkit.steps.state import (
     LastUpdate,
@@ -261,7 +261,7 @@ class PlainStep(Step):
         optimizer: nn.Optimizer,
         *,
         update: UpdateStage | None = None,
-        **options: Any,
+        **options: Unpack[Options],
     ):
         super().__init__(loss_net, optimizer, update, gradient_options(options, "update"))
         self.always = Parameter(Tensor(True), name="step.always", requires_grad=False)

@@ -7,26 +7,32 @@ import os
 import platform
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import timeit
 import tomllib
 import zlib
-from contextlib import suppress
+from collections.abc import Iterable
+from importlib import metadata
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import typer
 
 import labkit
-from labkit.base import memory
+from labkit.base import limits
 from labkit.base.project import project_root
+from labkit.errors import InputError
 from labkit.labs.run import installed_version
 from labkit.ranks.launch import child_environment
 
-INSTALL = (
-    f"install the pinned versions: {sys.executable} -m pip install -c constraints.txt -e '.[labs]'"
-)
+_PIP = f"{sys.executable} -m pip install"
+if find_spec("pip") is None:  # as in an environment that uv has made
+    _PIP = f"uv pip install --python {sys.executable}"
+INSTALL = f"install the pinned versions: {_PIP} -c constraints.txt -e '.[labs]'"
 _GIB = 2**30
 _FREE_DISK = 2.0  # GiB: data sets 0.1, a run with checkpoints 0.1, the rest is room to work
 _FREE_MEMORY = 2.0  # GiB: a lab's kernel with MindSpore takes about 1
@@ -35,6 +41,7 @@ _SECONDS = 120.0  # for all that is measured; on a busy machine an import of Min
 _SLOWEST_CONVOLUTION = 10.0
 # Variables that break something unless they are empty or match: the pattern, and what breaks.
 _VARIABLES = {
+    "PYTHONHOME": ("", "Python takes another installation's library"),
     "PYTHONOPTIMIZE": ("0", "Python leaves out every assert, and with them the labs' proofs"),
     "MPLBACKEND": ("inline|ipympl|widget|module://.*", "JupyterLab shows no figures"),
     "GLOG_v": ("[0-4]", "MindSpore refuses to be imported: the level is 0 to 4"),
@@ -52,15 +59,29 @@ class Check(NamedTuple):
     remedy: str
 
 
-def run() -> list[Check]:
-    """Run all checks, for the project around the working folder."""
+def run(names: Iterable[str] | None = None) -> list[Check]:
+    """Run the checks, all if not named, for the project around the working folder."""
     root, checks = project_root() or Path.cwd(), []
-    for name, look in CHECKS.items():
+    for name in CHECKS if names is None else names:
         try:
-            checks.append(Check(name, *look(root)))
+            checks.append(Check(name, *CHECKS[name](root)))
         except Exception as error:  # whatever a broken installation raises: a package is missing
-            checks.append(Check(name, False, f"cannot be checked: {error!r}", INSTALL))
+            remedy = INSTALL if all(check.ok for check in checks) else "first what failed above"
+            checks.append(Check(name, False, f"cannot be checked: {error!r}", remedy))
     return checks
+
+
+def refuse_what_stops_kernels() -> None:
+    """Raise ``InputError`` with what would keep every kernel waiting, or run another labkit."""
+    for check in run(("home", "loopback", "labkit")):
+        if not check.ok:
+            raise InputError(f"{check.found}; remedy: {check.remedy}")
+
+
+def faults() -> list[str]:
+    """Return a line for each check that fails, of those that take no time."""
+    failed = (check for check in run(look.__name__[1:] for look in _LOOKS) if not check.ok)
+    return [f"labkit doctor: {each.name}: {each.found}; remedy: {each.remedy}" for each in failed]
 
 
 def doctor(
@@ -97,6 +118,24 @@ def _python(root: Path) -> Finding:
     return sys.version_info[:2] in ((3, 11), (3, 12)), found, remedy
 
 
+def _home(root: Path) -> Finding:
+    try:
+        return True, str(Path.home()), ""
+    except RuntimeError:
+        found = f"HOME is not set, and user {os.getuid()} has no home folder"
+        return False, found, "export HOME=/a/folder/of/yours"
+
+
+def _loopback(root: Path) -> Finding:
+    """Kernels and ranks are talked to over 127.0.0.1: without it they never answer."""
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            socket.create_connection(server.getsockname(), timeout=5).close()
+    except OSError as error:
+        return False, f"no connection to 127.0.0.1: {error}", "ip link set lo up"
+    return True, "127.0.0.1 answers", ""
+
+
 def _labkit(root: Path) -> Finding:
     """An environment of another or a moved checkout imports another labkit."""
     imported, here = Path(labkit.__file__).resolve().parent, (root / "labkit").resolve()
@@ -130,7 +169,13 @@ def _packages(root: Path) -> Finding:
 def _msrun(root: Path) -> Finding:
     here = Path(sys.executable).parent
     place = shutil.which("msrun", path=f"{here}:{os.environ['PATH']}")
-    return place is not None, place or "not found", f"it comes with MindSpore: {INSTALL}"
+    if place is None:
+        return False, "not found", f"it comes with MindSpore: {INSTALL}"
+    # In the first line, or, if that would be too long, in the second.
+    starts = re.search(r"(/[^\"'\n]*)/python", Path(place).read_text("utf-8", "replace")[:9999])
+    moved = starts and Path(starts[1]).resolve() != Path(place).parent.resolve()
+    found = f"{place} starts the Python of {starts[1]}" if starts and moved else place
+    return not moved, found, "the environment was moved: make it anew (make distclean; make run)"
 
 
 def _kernel(root: Path) -> Finding:
@@ -150,6 +195,17 @@ def _environment(root: Path) -> Finding:
     return not bad, found or "no variable that breaks something", f"unset {' '.join(bad)}"
 
 
+def _pythonpath(root: Path) -> Finding:
+    """Find what in PYTHONPATH replaces a module of Python or of an installed package."""
+    given = list(filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))
+    others, found = [folder for folder in sys.path if folder not in given], []
+    for name in sorted(sys.stdlib_module_names | metadata.packages_distributions().keys()):
+        spec = PathFinder.find_spec(name, others) and PathFinder.find_spec(name, given)
+        if spec and spec.origin:  # a folder without __init__.py replaces nothing
+            found.append(spec.origin)
+    return not found, ", ".join(found[:5]) or "replaces no installed module", "unset PYTHONPATH"
+
+
 def _wrong_variables() -> list[str]:
     given = {name: os.environ.get(name, "") for name in _VARIABLES}
     return [name for name in given if not re.fullmatch(f"{_VARIABLES[name][0]}|", given[name])]
@@ -164,19 +220,14 @@ def _disk(root: Path) -> Finding:
 
 
 def _memory(root: Path) -> Finding:
-    free, left = memory.free_memory(), memory.left_in_container()
+    free, left = limits.free_memory(), limits.left_in_container()
     where = "free" if free < left else "left of what this container may have"
     remedy = f"close other programs, or give the container more; {_FREE_MEMORY:g} GiB are needed"
     return free >= _FREE_MEMORY * _GIB, f"{free / _GIB:.1f} GiB {where}", remedy
 
 
 def _cores(root: Path) -> Finding:
-    """Count the cores that this process may use, in time too (a container's ``cpu.max``)."""
-    count = float(len(os.sched_getaffinity(0)))
-    for group in memory.control_groups():
-        with suppress(OSError, ValueError):
-            quota, period = (group / "cpu.max").read_text().split()
-            count = min(count, int(quota) / int(period))
+    count = limits.cores()
     return count >= 1, f"{count:g} may be used", "give the container at least one core"
 
 
@@ -217,7 +268,8 @@ def _convolution(root: Path) -> Finding:
     return ratio <= _SLOWEST_CONVOLUTION, found, remedy
 
 
-_LOOKS = (_python, _labkit, _packages, _msrun, _kernel, _environment, _disk, _memory, _cores)
+_STARTING = (_python, _home, _loopback, _labkit, _environment, _pythonpath, _packages, _msrun)
+_LOOKS = (*_STARTING, _kernel, _disk, _memory, _cores)
 _COMPUTED = (_data, _numpy, _device, _convolution)
 CHECKS = {look.__name__[1:]: look for look in (*_LOOKS, *_COMPUTED)}
 

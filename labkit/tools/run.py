@@ -4,6 +4,7 @@ A lab's own notebook writes results.json (``lab.finish``); the runner adds how i
 """
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -17,9 +18,8 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from labkit.base import files
+from labkit.base import files, limits
 from labkit.base.arguments import local_path, parse, wrong
-from labkit.base.memory import free_memory
 from labkit.base.project import find_project, own_checkout
 from labkit.data.imagefiles import existing_folder
 from labkit.data.prepare import prepare
@@ -29,6 +29,7 @@ from labkit.labs.run import LOG, RESULTS, describe, last_lines, new_folder, now,
 from labkit.ranks import cluster
 from labkit.ranks.launch import child_environment
 from labkit.runtime import DEVICES
+from labkit.tools import doctor
 from labkit.tools.labs import Lab, find_labs, parameter_names, pick, read_notebook, tags
 
 GB = 10**9
@@ -75,6 +76,7 @@ def tasks(names: Sequence[str], asked: Mapping[str, Any], named: bool = True) ->
     The preset is that of the environment, LABKIT_PRESET, if ``asked`` has none, else lab. A
     notebook that cannot be read fails when it is its turn, unless the user has ``named`` it.
     """
+    doctor.refuse_what_stops_kernels()
     default = {"preset": os.environ.get("LABKIT_PRESET") or "lab", "device": "auto"}
     chosen = plain(default | dict(asked), "parameters")
     refuse_unknown("preset", chosen["preset"], PRESETS)
@@ -139,7 +141,7 @@ def jobs_of(asked: int | None, preset: str, device: str, count: int) -> int:
     """Return how many labs run at once; None: one a core, as memory allows, one on a device."""
     if asked is not None or preset == "paper" or device not in ("auto", "CPU"):
         return min(asked or 1, count)
-    return max(1, min(len(os.sched_getaffinity(0)), int(free_memory() // MEMORY), count))
+    return max(1, min(math.ceil(limits.cores()), int(limits.free_memory() // MEMORY), count))
 
 
 def run(
@@ -273,7 +275,7 @@ def _run_lab(
     }
     if error is not None:
         results["status"] = "interrupted" if error["cause"] == "interrupted" else "failed"
-        results["error"] = error | {"log": last_lines(folder / LOG, 10)}
+        results["error"] = error | {"log": last_lines(folder / LOG, 10) + doctor.faults()}
     files.write_json(folder / RESULTS, results, "results.json")
     return results
 

@@ -13,9 +13,10 @@ from urllib.parse import quote
 import typer
 
 from labkit.base.arguments import local_path, wrong
-from labkit.base.files import write_json
+from labkit.base.files import make_folder, write_json
 from labkit.base.project import find_project
 from labkit.errors import InputError
+from labkit.tools.doctor import refuse_what_stops_kernels
 from labkit.tools.labs import Lab, find_labs, pick, read_notebook
 
 _RECORD = ".copied.json"  # name of a copy -> digests of the notebooks that were put there
@@ -153,7 +154,12 @@ def _digest_of(copied: Path) -> str:
 def _become_jupyterlab(root: Path, notebook: Path, port: int, browser: bool) -> None:
     """Replace this process by a server whose kernels take this labkit and kernel first."""
     import zmq
+    from jupyter_core import paths
 
+    refuse_what_stops_kernels()
+    for place in (paths.jupyter_config_dir(), paths.jupyter_runtime_dir()):
+        make_folder(Path(place))  # in HOME, unless other variables name them
+    root = root if root in notebook.parents else notebook.parent
     options = {
         "ServerApp.ip": "127.0.0.1",
         "ServerApp.port": port,

@@ -129,7 +129,7 @@ def fit(
             with cluster.together():
                 held.enter_context(locked(run.folder, "a training"))
                 remove_unfinished(run.folder)  # left by a process that was killed while it wrote
-            run.begin(resume)
+            run.open_folder(resume)
         run.train([run, *callbacks], dataset_sink_mode)
     return run.records
 
@@ -208,7 +208,7 @@ class _Run(EndOfEpoch):
             left[0] -= done
             self.step.check_length(self.step.updates_ahead(left))
 
-    def begin(self, resume: bool | str) -> None:
+    def open_folder(self, resume: bool | str) -> None:
         """Refuse what the folder holds, or load the newest checkpoint that every rank has."""
         assert self.folder is not None
         folder, records = self.folder / CHECKPOINTS, self.folder / RECORDS

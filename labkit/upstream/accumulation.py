@@ -21,7 +21,7 @@ from labkit.errors import warn
 from labkit.steps.accumulation import AccumulatedStep
 from labkit.steps.gradients import GradientOptions, GradientStage
 from labkit.steps.losses import LossNet, as_loss_net
-from labkit.steps.options import REDUCTION
+from labkit.steps.options import REDUCTION, Reduction, Tail
 from labkit.steps.state import set_state
 
 _sum_op = ops.MultitypeFuncGraph("grad_sum_op")
@@ -76,7 +76,7 @@ class TrainForwardBackward(_OnSum):
         grad_sum: ParameterTuple,
         sens: float = 1.0,
         *,
-        reduction: str = "mean",
+        reduction: Reduction = "mean",
     ) -> None:
         super().__init__(grad_sum)
         self.network, self.optimizer = network, optimizer
@@ -99,7 +99,7 @@ class TrainOptim(_OnSum):
     """Update from ``grad_sum``; ``reduction`` must be that of ``TrainForwardBackward``."""
 
     def __init__(
-        self, optimizer: nn.Optimizer, grad_sum: ParameterTuple, *, reduction: str = "mean"
+        self, optimizer: nn.Optimizer, grad_sum: ParameterTuple, *, reduction: Reduction = "mean"
     ) -> None:
         super().__init__(grad_sum)
         self.optimizer, self.mean = optimizer, reduction == "mean"
@@ -140,8 +140,8 @@ class GradientAccumulation:
         loss_fn: Callable[[Tensor, Tensor], Tensor],
         optimizer: nn.Optimizer,
         *,
-        reduction: str = "mean",
-        tail: str = "flush",
+        reduction: Reduction = "mean",
+        tail: Tail = "flush",
     ) -> None:
         options: Any = {"reduction": reduction, "tail": tail, "nonfinite": "propagate"}
         # train_process sets the number of micro-batches.

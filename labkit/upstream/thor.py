@@ -30,7 +30,7 @@ from labkit.algorithms.thor.update import ThorStep, by_update, thor_options
 from labkit.base.arguments import choice, integer, number, wrong
 from labkit.errors import InputError, warn
 from labkit.steps.losses import LossNet
-from labkit.steps.options import PRECISION, DynamicLossScale, fusion_indices
+from labkit.steps.options import PRECISION, DynamicLossScale, Precision, fusion_indices
 
 
 class ThorOptimizer(nn.Optimizer):
@@ -154,7 +154,7 @@ class ConvertModelUtils:
         loss_fn: Any = None,
         optimizer: ThorOptimizer | None = None,
         metrics: dict | set | None = None,
-        amp_level: str = "O0",
+        amp_level: Precision = "O0",
         loss_scale_manager: Any = None,
         keep_batchnorm_fp32: bool = False,
     ) -> ThorModel:

@@ -6,6 +6,8 @@ were asked to install. `make test` itself has just done the real installation.
 
 import os
 import subprocess
+import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,9 @@ case "$*" in
 *sys.version_info*) exit {unfit} ;;
 "-m venv "*) mkdir -p "$3/bin" "$3/lib/python3/site-packages"
     : >"$3/pyvenv.cfg" && cp "$0" "$3/bin/python" && echo venv >>"$LOG" ;;
-"-m pip install"*) case "$PIP-$*" in -*test]*) echo test ;; -*) echo base ;; esac >>"$LOG"
+"-m pip --version") [ "$PIP" != none ] && [ "$PIP" != never ] ;;
+"-m ensurepip") echo ensurepip >>"$LOG" && [ "$PIP" != never ] ;;
+"-m pip "*" -e "*) case "$PIP-$*" in -*test]*) echo test ;; -* | none-*) echo base ;; esac >>"$LOG"
     case "$PIP" in
     offline) exit 1 ;;
     disk_full) : >"$VENV/lib/python3/site-packages/half"; exit 1 ;;
@@ -25,6 +29,15 @@ case "$*" in
     esac ;;
 esac
 """
+# The real Python; pip and what builds are those of the environment that runs the tests.
+REAL = """#!/bin/sh
+case "$*" in
+"-m venv "*) {python} -m venv --without-pip "$3"
+    echo {site} >"$(echo "$3"/lib/*/site-packages)/x.pth" ;;
+*) exec {python} "$@" ;;
+esac
+"""
+PLACES = {"user": "1", "target": "nowhere", "prefix": "nowhere", "root": "nowhere"}
 GOES = ["runs/01/results.json", "dist/x.tar.gz", "mindspore_labs.egg-info/PKG-INFO",
         "labkit/nets/__pycache__/x.pyc", "notebooks/.ipynb_checkpoints/01.ipynb",
         "tests/kernel_meta/x", "rank_0/om/analyze_fail.ir"]  # fmt: skip
@@ -102,6 +115,41 @@ def test_a_half_installed_environment_is_not_taken_for_whole(project, how, code,
     project.call("base")
     assert project.done() == then
     assert not (project.folder / ".venv/lib/python3/site-packages/half").exists()
+
+
+@pytest.mark.parametrize("given", ["variables", "file"])
+def test_pip_installs_into_the_environment_whatever_else_is_set(project, given):
+    """The real pip, on a project without dependencies, without a network."""
+    for name in ("LICENSE", "README.md", "labkit/__init__.py"):
+        write(project.folder / name)
+    text = '[build-system]\nrequires = ["setuptools"]\nbuild-backend = "setuptools.build_meta"\n'
+    text += '[project]\nname = "mindspore-labs"\nversion = "1"\noptional-dependencies.labs = []\n'
+    write(project.folder / "pyproject.toml", text)
+    real = REAL.format(python=sys.executable, site=sysconfig.get_path("purelib"))
+    write(project.bin / "python3", real, 0o755)
+    lines = "".join(f"{name} = {place}\n" for name, place in PLACES.items())
+    config = write(project.bin / "pip.conf", f"[install]\n{lines}no-deps = 1\n[global]\n{lines}")
+    own = {"PYTHONHOME": "nowhere", "PYTHONPATH": "nowhere", "PIP_NO_INDEX": "1"}
+    if given == "file":
+        own["PIP_CONFIG_FILE"] = str(config)
+    else:
+        own |= {f"PIP_{name.upper()}": place for name, place in PLACES.items()}
+        own |= {"PIP_PYTHON": "/nowhere", "PIP_DRY_RUN": "1"}
+    project.call("base", **own)
+    assert list(project.folder.glob(".venv/lib/*/site-packages/mindspore_labs-1.dist-info/RECORD"))
+    assert not list(project.folder.rglob("nowhere"))
+
+
+@pytest.mark.parametrize(
+    ("pip", "code", "done"), [("none", 0, ["ensurepip", "base"]), ("never", 2, ["ensurepip"])]
+)
+def test_an_environment_without_pip(project, pip, code, done):
+    """As uv makes them; one that cannot be used stays as it is."""
+    own = project.python("own/bin/python").parents[1]
+    (own / "lib/python3/site-packages").mkdir(parents=True)
+    said = project.call("base", code=code, VENV=str(own), PIP=pip)
+    assert project.done() == done and ("uv pip install" in said) == (code == 2)
+    assert not (own / ".incomplete").exists()
 
 
 def test_what_cannot_be_used_is_refused_and_stays(project):

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tomllib
 from importlib import metadata
 from pathlib import Path
@@ -105,6 +106,20 @@ def test_a_checkout_that_is_not_installed_says_its_own_version(tmp_path):
             variables = os.environ | {"PYTHONPATH": f"{path}{more}"}
             done = subprocess.run(command, cwd=other, env=variables, capture_output=True, text=True)
             assert done.stdout == f"{version}\n", done.stderr
+
+
+def test_the_sdist_is_the_checkout(tmp_path):
+    """What tests, labs and scripts need is in it; nothing is installed to build it."""
+    committed = {str(path.relative_to(ROOT)) for path in committed_files(ROOT)}
+    for name in committed:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    code = "from setuptools import build_meta; build_meta.build_sdist('dist')"
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, capture_output=True)
+    with tarfile.open(next((tmp_path / "dist").iterdir())) as sdist:
+        held = {name.partition("/")[2] for name in sdist.getnames()}
+    assert committed - held <= {".gitattributes", ".gitignore"}
+    assert {"CHANGELOG.md", "examples/own_network.py", "notebooks/00_start_here.ipynb"} <= held
 
 
 def test_labkit_can_be_imported_where_torch_is_not():

@@ -3,12 +3,15 @@
 import gzip
 import json
 import os
+from pathlib import Path
 
 import pytest
 
-from labkit.base import memory
+from labkit.base import limits
+from labkit.base.arguments import fit_workers
 from labkit.tools import doctor
 from labkit.tools.doctor import CHECKS
+from labkit.tools.run import jobs_of
 
 
 @pytest.mark.parametrize("name", CHECKS)
@@ -88,20 +91,95 @@ def test_damaged_data_fails(tmp_path):
     assert "0.gz is damaged" in CHECKS["data"](tmp_path)[1]
 
 
-def test_the_limits_of_a_container_count(monkeypatch, tmp_path, root):
-    """Cached files are counted as used by the kernel, and give way."""
-    (tmp_path / "memory.max").write_text(f"{3 * 2**30}\n")
-    (tmp_path / "memory.current").write_text(f"{2 * 2**30}\n")
-    (tmp_path / "memory.stat").write_text(f"anon 1\ninactive_file {2**29}\n")
-    (tmp_path / "cpu.max").write_text("50000 100000\n")
-    monkeypatch.setattr(memory, "control_groups", lambda: [tmp_path])
+V2 = "0::/a/b\n"
+V1 = "4:memory:/a/b\n3:cpu,cpuacct:/a/b\n2:name=systemd:/c\n0::/\n"
+
+
+@pytest.mark.parametrize(
+    ("own", "group", "at"),
+    [(V2, "", ""), (V2, "/a/b", "/a/b"), (V2, "/a/b", "/a"), (V1, "/a/b", "/a"), (V1, "", "")],
+)
+def test_the_limits_of_a_container_count(monkeypatch, tmp_path, root, own, group, at):
+    """Those of its own group and of the groups around it; cached files give way.
+
+    Of the groups that the machine sees, a container may see its own alone, as the outermost.
+    """
+    memory, cpu = (tmp_path / (name if own == V1 else "") for name in ("memory", "cpu"))
+    for folder in {memory, cpu}:
+        Path(f"{folder}{group}").mkdir(parents=True, exist_ok=True)
+    memory, cpu = Path(f"{memory}{at}"), Path(f"{cpu}{at}")
+    (tmp_path / "own").write_text(own)
+    monkeypatch.setattr(limits, "_OWN", tmp_path / "own")
+    monkeypatch.setattr(limits, "_MOUNTED", tmp_path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: range(8))
+
+    def set_limits(most, quota):
+        files = {memory / "memory.stat": f"anon 1\n{'total_' * (own == V1)}inactive_file {2**29}"}
+        if own == V1:
+            files[memory / "memory.limit_in_bytes"] = 2**63 - 4096 if most == "max" else most
+            files[memory / "memory.usage_in_bytes"] = 2**31
+            files[cpu / "cpu.cfs_quota_us"] = -1 if quota == "max" else quota
+            files[cpu / "cpu.cfs_period_us"] = 100000
+        else:
+            files |= {memory / "memory.max": most, memory / "memory.current": 2**31}
+            files[cpu / "cpu.max"] = f"{quota} 100000"
+        for file, value in files.items():
+            file.write_text(f"{value}\n")
+
+    set_limits(3 * 2**30, 50000)
     found = "1.5 GiB left of what this container may have"
     assert CHECKS["memory"](root)[:2] == (False, found)
     assert CHECKS["cores"](root)[:2] == (False, "0.5 may be used")
-    (tmp_path / "memory.max").write_text("max\n")
-    (tmp_path / "cpu.max").write_text("max 100000\n")
+    set_limits("max", 50000)
+    assert jobs_of(None, "lab", "CPU", 9) == fit_workers(4) == 1
+    set_limits("max", 150000)
+    assert jobs_of(None, "lab", "CPU", 9) == fit_workers(4) == 2
+    set_limits("max", "max")
     assert CHECKS["memory"](root)[1].endswith(" free")
-    assert CHECKS["cores"](root)[0]
+    assert CHECKS["cores"](root)[:2] == (True, "8 may be used")
+
+
+def unreachable(*_, **__):
+    raise OSError(101, "Network is unreachable")
+
+
+@pytest.mark.parametrize(
+    ("name", "plant", "found", "remedy"),
+    [
+        ("loopback", ("socket.create_connection", unreachable), "Network is unreach", "ip link"),
+        ("home", ("os.path.expanduser", lambda path: path), "HOME is not set", "export HOME="),
+    ],
+)
+def test_what_stops_every_kernel_is_said_before_one_is_waited_for(
+    monkeypatch, call, tmp_path, project, name, plant, found, remedy
+):
+    monkeypatch.setattr(*plant)
+    monkeypatch.setattr("os.execve", lambda *_: pytest.fail("JupyterLab was started"))
+    ok, said, mend = CHECKS[name](tmp_path)
+    assert not ok and found in said and remedy in mend
+    for words in ("run 01", "sweep 01 -p rate=1", "lab 01 --no-browser"):
+        code, _, err = call(*words.split())
+        assert code == 2 and err == f"labkit: {said}; remedy: {mend}\n"
+    assert not (project / "runs").exists()
+
+
+def test_modules_of_pythonpath_and_scripts_of_another_folder(monkeypatch, tmp_path, root):
+    for name in ("numpy.py", "mine.py", "json/notes.py"):  # the last two replace nothing
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("")
+    monkeypatch.setenv("PYTHONPATH", f"{root}:{tmp_path}")
+    assert CHECKS["pythonpath"](root)[:2] == (False, str(tmp_path / "numpy.py"))
+    (tmp_path / "numpy.py").unlink()
+    assert CHECKS["pythonpath"](root)[0]
+    script = tmp_path / "bin d/msrun"
+    script.parent.mkdir()
+    monkeypatch.setattr("sys.executable", str(script.with_name("python")))
+    for folder in (script.parent, "/elsewhere/bin"):
+        for line in ("#!{0}/python", '#!/bin/sh\n\'\'\'exec\' "{0}/python" "$0" "$@"'):
+            script.write_text(line.format(folder))
+            script.chmod(0o755)
+            ok, found, _ = CHECKS["msrun"](root)
+            assert ok == (folder == script.parent) == ("starts the Python of" not in found)
 
 
 def test_a_process_that_dies_fails_what_it_has_not_answered(monkeypatch, tmp_path):

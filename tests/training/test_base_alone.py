@@ -13,7 +13,9 @@ PROGRAM = """
 import json, sys
 
 sys.modules |= dict.fromkeys(json.loads(sys.argv[1]))  # an import of these raises
-import own_network
+import inspect, own_network, labkit
+from labkit import *
+inspect.getmembers(labkit)  # as help(labkit) does
 print("accuracy", own_network.main(sys.argv[2], sys.argv[3]))
 try:
     import labkit.tools.cli
@@ -41,6 +43,7 @@ def test_a_training_with_the_base_dependencies_alone(root, tmp_path):
         env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(root), "HOME": str(tmp_path)},
     )
     assert done.returncode == 0, done.stderr[-2000:]
+    assert "later version" not in done.stdout + done.stderr  # MindSpore's word for deprecated
     accuracy, command = done.stdout.splitlines()[-2:]
     assert float(accuracy.split()[1]) > 0.9
     assert "extra labs" in command and "pip install" in command

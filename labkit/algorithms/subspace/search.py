@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from typing import Literal
 
 import numpy as np
 
@@ -35,7 +36,7 @@ class Constants:
     gamma: float = 0.9
     alpha: float = 0.001
     curvature: float = 1e-8
-    failure: str = "reset"
+    failure: Literal["reset", "rollback"] = "reset"
 
     def __post_init__(self) -> None:
         choice("failure", self.failure, ("reset", "rollback"))

@@ -1,6 +1,6 @@
 """The step and its update stage: gradients as usual, then a search on the update's own rows."""
 
-from typing import Any
+from typing import Any, Literal
 
 import mindspore as ms
 import numpy as np
@@ -73,9 +73,9 @@ class SubspaceStep(AccumulatedStep):
         optimizer: nn.Optimizer,
         basis: Basis,
         *,
-        method: str = "bfgs",
+        method: Literal["bfgs", "sgd"] = "bfgs",
         micro_steps: MicroSteps = 1,
-        tail: str = "flush",
+        tail: Literal["flush", "drop"] = "flush",
         **options: Any,
     ):
         constants = {name: options.pop(name) for name in CONSTANT_NAMES if name in options}
@@ -96,7 +96,12 @@ class SubspaceUpdate(UpdateStage):
     tails = ("flush", "drop")
 
     def __init__(
-        self, optimizer: nn.Optimizer, basis: Basis, *, method: str = "bfgs", **constants: Any
+        self,
+        optimizer: nn.Optimizer,
+        basis: Basis,
+        *,
+        method: Literal["bfgs", "sgd"] = "bfgs",
+        **constants: Any,
     ):
         super().__init__(optimizer)
         choice("method", method, ("bfgs", "sgd"))

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import mindspore as ms
 import numpy as np
@@ -21,14 +21,6 @@ from labkit.steps.schedules import check_length
 from labkit.steps.state import at, integer_of, rated, set_state, state, zeros_like
 from labkit.steps.step import PlainStep
 from labkit.steps.update import Summary, UpdateStage
-
-WORDS = {
-    "bias": ("homogeneous", "plain"),
-    "damping_split": ("equal", "pi"),
-    "formulas": ("thor", "upstream_gpu"),
-    "loss": ("known", "sample mean"),
-    "nan": ("stop", "drop"),
-}
 
 ByUpdate = float | np.ndarray
 
@@ -91,21 +83,22 @@ class ThorOptions:
     damping: ByUpdate
     frequency: int = 100
     split: int | None = 128
-    bias: str = "homogeneous"
+    bias: Literal["homogeneous", "plain"] = "homogeneous"
     factor_decay: float = 0.0
-    damping_split: str = "equal"
+    damping_split: Literal["equal", "pi"] = "equal"
     trace_rule: TraceRule | None = None
     kl_clip: float | None = None
     skip: Sequence[str] = ()
-    formulas: str = "thor"
-    loss: str = "known"
-    nan: str = "stop"
+    formulas: Literal["thor", "upstream_gpu"] = "thor"
+    loss: Literal["known", "sample mean"] = "known"
+    nan: Literal["stop", "drop"] = "stop"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "damping", by_update("damping", self.damping, above=0))
         integer("frequency", self.frequency)
-        for name, words in WORDS.items():
-            choice(name, getattr(self, name), words)
+        for each in fields(self):
+            if get_origin(each.type) is Literal:
+                choice(each.name, getattr(self, each.name), get_args(each.type))
         if self.split is not None:
             integer("split", self.split)
         number("factor_decay", self.factor_decay, at_least=0, below=1)
