@@ -21,6 +21,7 @@ from labkit.steps.state import (
     LastUpdate,
     UpdateRecord,
     copied,
+    flat,
     integer_of,
     running_statistics,
     state,
@@ -126,6 +127,10 @@ class Step(nn.Cell):
             self.map(ops.assign, self.kept, self.statistics)
         parts = self.gradient.contribution(with_extras, *batch)
         loss, weight, gradients, finite, squares = parts
+        if self.statistics:
+            # They may be NaN or inf beside a finite loss: the variance of one row is 0 / 0.
+            assigned = self.map(flat, ops.depend(self.statistics, loss))
+            finite = ops.logical_and(finite, ops.isfinite(ops.concat(assigned)).all())
         if self.gradient.checked:
             adjusted = self.gradient.adjust_loss_scale(finite)
             dropped = ops.assign_add(self.dropped, ops.cast(ops.logical_not(finite), ms.int32))
