@@ -8,7 +8,8 @@ For micro-batches i = 1 .. k with mean losses L_i and weights w_i, over all rank
 The order is fixed: scale the loss, differentiate, unscale (exactly once, into float32), check for
 non-finite values, accumulate, sum over ranks, divide, clip. A loss net that returns the pairs
 ((L, w), (M, v)), and has the attribute ``pairs = 2``, gets the sum of two such g, each
-differentiated and averaged by itself.
+differentiated and averaged by itself. The pair (L + M, w) is wrong where v is not proportional to
+w, as a number of rows is not to one of tokens: it averages M by the wrong counts.
 
 Gradients are sent one by one, or fused: ``all_reduce_fusion_config=(85, 160)``, as in MindSpore's
 ``set_auto_parallel_context``, lists the index, from 0, of the last gradient of each message; those
@@ -32,6 +33,10 @@ _NO_WEIGHT = (
     "loss_net returns a loss alone, and its mean over micro-batches or ranks needs the number that "
     "it is a mean over: return (loss, weight), or (loss, 1) for the mean of means; for a function "
     "of your own over the rows of a batch: LossNet(network, fn, per='rows')"
+)
+_NO_LOSS = (
+    "loss_net: expected a scalar loss and a scalar weight, as of LossNet(network, loss_fn), got "
+    "other shapes, such as a network's outputs"
 )
 _SEVERAL_PAIRS = "loss_net returns {} (loss, weight) pairs; expected {}, its attribute ``pairs``"
 _LEAST = 1e-30  # of a weight that is divided by: where nothing counts, sums and weight are 0
@@ -116,7 +121,11 @@ class GradientStage(nn.Cell):
     def objective(self, *batch: Tensor) -> tuple[Tensor, Tensor]:
         """Return what ``loss_net`` returns, float32 () or (pairs,), or refuse it when compiled."""
         result = self.loss_net(*batch)
+        if isinstance(result, (list, dict)) or (isinstance(result, tuple) and len(result) < 2):
+            _refuse(_NO_LOSS)
         if not isinstance(result, tuple):
+            if result.ndim != 0:
+                _refuse(_NO_LOSS)
             if self.weighted:
                 _refuse(_NO_WEIGHT)
             result = (result, 1.0)
@@ -128,7 +137,7 @@ class GradientStage(nn.Cell):
         for loss, weight in pairs:
             loss, weight = _float32(loss), _float32(weight)
             if loss.ndim != 0 or weight.ndim != 0:
-                _refuse("loss_net: expected a scalar loss and a scalar weight, got other shapes")
+                _refuse(_NO_LOSS)
             if not self.mean:
                 weight = ops.cast(weight > 0, ms.float32)
             losses, weights = (*losses, loss), (*weights, weight)

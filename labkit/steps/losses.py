@@ -4,8 +4,11 @@ No exception can leave a compiled graph: a step's first batch and those of ``eva
 on the host; in any other batch a label that is neither known nor ignored makes the loss NaN.
 """
 
+import contextlib
+import inspect
 import itertools
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import mindspore as ms
@@ -26,12 +29,25 @@ IGNORE_INDEX = -100
 INTEGERS = (*mstype.int_type, *mstype.uint_type)
 # Called with logits and labels alone, they equal nn.CrossEntropyLoss() and nn.NLLLoss().
 FUNCTIONS = (ops.cross_entropy, ops.nll_loss)
+_F = mint.nn.functional
 # Means over the labels that are not ignored, of logits with the classes in axis 1.
 OVER_CLASSES = (nn.CrossEntropyLoss, nn.NLLLoss, mint.nn.CrossEntropyLoss, mint.nn.NLLLoss)
+# Means over the elements of outputs and labels of the same shape.
 OVER_ELEMENTS = (
     *(nn.MSELoss, nn.L1Loss, nn.MAELoss, nn.SmoothL1Loss, nn.HuberLoss),
-    *(nn.BCELoss, nn.BCEWithLogitsLoss, nn.SoftMarginLoss, mint.nn.MSELoss),
+    *(nn.BCELoss, nn.BCEWithLogitsLoss, nn.SoftMarginLoss, nn.HingeEmbeddingLoss),
+    *(nn.PoissonNLLLoss, nn.KLDivLoss, nn.MultiLabelSoftMarginLoss),
+    *(mint.nn.MSELoss, mint.nn.L1Loss, mint.nn.SmoothL1Loss, mint.nn.KLDivLoss),
 )
+# The square root of a mean is none, and the others do not say whether they are sums.
+OF_SAME_SHAPES = (nn.RMSELoss, mint.nn.BCELoss, mint.nn.BCEWithLogitsLoss)
+ELEMENT_FUNCTIONS = (
+    *(ops.mse_loss, ops.l1_loss, ops.huber_loss, ops.soft_margin_loss, ops.hinge_embedding_loss),
+    *(ops.binary_cross_entropy, ops.binary_cross_entropy_with_logits, ops.kl_div),
+    *(ops.multilabel_soft_margin_loss, _F.mse_loss, _F.l1_loss, _F.smooth_l1_loss),
+    *(_F.binary_cross_entropy, _F.binary_cross_entropy_with_logits),
+)
+STATISTICS = "BatchNorm's running statistics"
 _INT32 = -(2**31), 2**31 - 1
 # Number of classes of the outputs, by ``key`` of the loss net; a compilation tells it.
 _CLASSES: dict[int, int] = {}
@@ -61,16 +77,19 @@ class LossNet(_OfClasses):
                   ops.nll_loss, CrossEntropySmooth: labels that are not ignored, or the sum of
                   their classes' weights; where there are none, loss and weight are 0
         rows      nn.SoftmaxCrossEntropyWithLogits, and MindSpore's above with targets (B, C)
-        elements  nn.MSELoss, L1, MAE, SmoothL1, Huber, BCE, BCEWithLogits, SoftMargin
+        elements  nn.MSELoss, L1, MAE, SmoothL1, Huber, BCE, BCEWithLogits, SoftMargin, KLDiv and
+                  others, those of mint.nn, ops.mse_loss and the like: labels shaped as outputs
 
     Args:
-        loss_fn: Cell or function, (outputs, labels) -> scalar; it receives float32 outputs.
+        loss_fn: Cell or function, (outputs, labels) -> scalar; it receives float32 outputs. Outputs
+            and labels that broadcast to more than either, as (B, 1) and (B,), are refused, unless
+            their shapes are unknown at compilation (``set_inputs``).
         per: ``rows`` says of a loss of your own that it is a mean over the rows of the batch.
             Without it such a loss is returned alone, which only ``PlainStep`` on one process takes.
 
     Raises:
         InputError: if an argument is anything else, or the loss has reduction "none"; at
-            compilation, if labels of a loss over elements would broadcast.
+            compilation, if the network does not return one Tensor, or shapes do not fit.
     """
 
     def __init__(self, network: nn.Cell, loss_fn: Callable, *, per: str | None = None):
@@ -90,8 +109,8 @@ class LossNet(_OfClasses):
             raise wrong(f"reduction of {self.loss_name}", reduction, "'mean' or 'sum'")
         self.is_sum = reduction == "sum"
         over, self.class_axis = _traits(loss_fn)
-        self.over = per or (over if reduction == "mean" else None)
-        self.same_shape = over == "elements"
+        self.over = per or {"mean": over, "batchmean": over and "rows"}.get(reduction)
+        self.same_shape = over == "elements" or is_exactly(loss_fn, *OF_SAME_SHAPES)
         self.checks_labels = is_exactly(loss_fn, CrossEntropySmooth)
         ignore_index = IGNORE_INDEX if loss_fn in FUNCTIONS else None
         self.ignore_index = getattr(loss_fn, "ignore_index", ignore_index)
@@ -110,10 +129,16 @@ class LossNet(_OfClasses):
 
     def of_outputs(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor] | Tensor:
         """Return (loss, weight) of outputs and labels; the loss alone if no mean is known."""
-        if self.same_shape and F.isconstant(outputs.shape) and F.isconstant(labels.shape):
-            _check_shape("labels", outputs.shape, labels.shape)
+        if isinstance(outputs, (tuple, list, dict)):
+            refuse_outputs()
+        integers = labels.dtype in INTEGERS
+        if F.isconstant(outputs.shape) and F.isconstant(labels.shape):
+            shapes = outputs.shape, labels.shape
+            _check_shapes(*shapes, integers, self.class_axis, self.same_shape)
+        elif self.same_shape:
+            _check_shape("labels", ("?",) * outputs.ndim, ("?",) * labels.ndim)
         weight, defined, factor = self._weight(labels), None, None
-        if self.class_axis is not None and labels.dtype in INTEGERS:
+        if self.class_axis is not None and integers:
             if self.may_be_undefined:
                 defined = self.counted(labels) > 0
                 labels = ops.where(defined, labels, ops.full_like(labels, self.stand_in))
@@ -162,7 +187,8 @@ class TokenLossNet(_OfClasses):
     """Cross entropy over the labels that count: (mean loss, token count), both float32 ().
 
     Called as ``loss_net(*inputs, labels)``, with logits (B, T, V), or (..., V), of the network and
-    labels (B, T), each 0 .. V - 1 or ``ignore_index`` (padding); any other makes the loss NaN.
+    labels (B, T), each 0 .. V - 1 or ``ignore_index`` (padding); any other makes the loss NaN. A
+    new length compiles again, see ``Step``.
 
     Raises ``InputError`` or ``TypeError`` at compilation if labels do not fit or are no integers.
     """
@@ -173,7 +199,10 @@ class TokenLossNet(_OfClasses):
         self.over = "tokens"
 
     def construct(self, *batch: Tensor) -> tuple[Tensor, Tensor]:
-        logits, labels = ops.cast(self.network(*batch[:-1]), ms.float32), batch[-1]
+        logits, labels = self.network(*batch[:-1]), batch[-1]
+        if isinstance(logits, (tuple, list, dict)):
+            refuse_outputs()
+        logits = ops.cast(logits, ms.float32)
         classes = logits.shape[-1]
         if F.isconstant(labels.shape) and F.isconstant(logits.shape):
             _check_shape("labels", logits.shape[:-1], labels.shape)
@@ -196,19 +225,41 @@ def as_loss_net(loss_net: nn.Cell) -> nn.Cell:
     return loss_net
 
 
-def check_batch(loss_net: nn.Cell, batch: tuple) -> None:
-    """Refuse what is not flat Tensors, features of float64, and columns in another order."""
+@contextlib.contextmanager
+def first_batch(loss_net: nn.Cell, batch: tuple) -> Iterator[None]:
+    """Refuse what is not flat Tensors, features of float64, columns in another order or number, and
+    inputs that are not floats and fail in the block: uint8 images."""
     right = len(batch) > 1 and all(isinstance(part, Tensor) for part in batch)
     right = right and batch[-1].ndim and batch[-1].size
-    if right and ms.float64 not in [part.dtype for part in batch[:-1]]:
-        first, labels = batch[0], batch[-1]
-        swapped = first.dtype in INTEGERS and first.ndim == 1 and labels.dtype not in INTEGERS
-        if not (swapped and labels.ndim > 1 and getattr(loss_net, "class_axis", None) is not None):
-            return
+    if not right or ms.float64 in [part.dtype for part in batch[:-1]]:
+        raise _wrong_batch(batch)
+    first, labels = batch[0], batch[-1]
+    swapped = first.dtype in INTEGERS and first.ndim == 1 and labels.dtype not in INTEGERS
+    if swapped and labels.ndim > 1 and getattr(loss_net, "class_axis", None) is not None:
+        raise _wrong_batch(batch)
+    cell, given = loss_net, batch
+    if isinstance(loss_net, _OfClasses):
+        cell, given = loss_net.network, batch[:-1]
+    try:
+        inspect.signature(cell.construct).bind(*given)
+    except TypeError:
+        expected = f"network and loss, as LossNet(network, loss_fn), for {len(batch)} columns"
+        raise wrong("loss_net", type(cell).__name__, expected) from None
+    try:
+        yield
+    except (TypeError, ValueError, RuntimeError) as error:
+        floats = all(part.dtype in mstype.float_type for part in batch[:-1])
+        if isinstance(error, InputError) or floats:
+            raise
+        raise _wrong_batch(batch, f": {str(error).strip().splitlines()[0][:200]}") from error
+
+
+def _wrong_batch(batch: tuple, more: str = "") -> InputError:
     got = [f"{p.dtype} {p.shape}" if isinstance(p, Tensor) else type(p).__name__ for p in batch]
-    raise InputError(
-        "the batch: expected Tensors of at least one row, inputs first (float32, not NumPy's "
-        f"float64) and labels last, got {', '.join(got) or 'nothing'}"
+    return InputError(
+        "the batch: expected Tensors of at least one row, as dataset.batch makes them, inputs "
+        "first (float32, not NumPy's float64; integers to look up) and labels last, got "
+        f"{', '.join(got) or 'nothing'}{more}"
     )
 
 
@@ -263,10 +314,42 @@ def _note_classes(key: int, classes: int) -> bool:
 
 
 @constexpr
-def _check_shape(name: str, expected: tuple, got: tuple) -> bool:
+def _check_shape(name: str, expected: object, got: object, more: str = "") -> bool:
     if expected != got:
-        raise InputError(f"{name} of the loss: expected the shape {expected}, got {got}")
+        raise InputError(f"{name} of the loss: expected the shape {expected}, got {got}{more}")
     return True
+
+
+@constexpr
+def _check_shapes(
+    outputs: tuple, labels: tuple, integers: bool, class_axis: int | None, same: bool
+) -> bool:
+    """Refuse labels that do not fit the outputs, and those that would broadcast to more."""
+    more = "" if integers or class_axis is None else "; classes are integers, got floats"
+    expected = outputs
+    if class_axis is not None and integers:
+        axis = class_axis % max(len(outputs), 1)
+        expected = outputs[:axis] + outputs[axis + 1 :]
+    elif class_axis is None and not same:
+        sizes = math.prod(outputs), math.prod(labels)
+        try:
+            larger = math.prod(np.broadcast_shapes(outputs, labels)) > max(sizes)
+        except ValueError:  # they do not broadcast: the loss knows what to do
+            return True
+        # Integers of another size may be classes, of sequences of one step.
+        if not larger or (integers and sizes[0] != sizes[1]):
+            return True
+        more = ": they would broadcast to more than either"
+    return _check_shape("labels", expected, labels, more)
+
+
+@constexpr
+def refuse_outputs() -> None:
+    """Refuse what a network returns, inside a graph or outside."""
+    raise InputError(
+        "the network returns a tuple, list or dictionary; expected one Tensor: return that alone, "
+        "or write a loss_net of your own, a Cell that returns (loss, weight)"
+    )
 
 
 class CrossEntropySmooth(nn.LossBase):
@@ -339,7 +422,8 @@ def _traits(loss_fn: Any) -> tuple[str | None, int | None]:
         return "labels", -1
     if is_exactly(loss_fn, nn.SoftmaxCrossEntropyWithLogits):
         return "rows", -1 if loss_fn.sparse else None
-    return "elements" if is_exactly(loss_fn, *OVER_ELEMENTS) else None, None
+    elements = loss_fn in ELEMENT_FUNCTIONS or is_exactly(loss_fn, *OVER_ELEMENTS)
+    return "elements" if elements else None, None
 
 
 def is_exactly(cell: Any, *classes: Any) -> bool:
@@ -366,6 +450,7 @@ def first_nonfinite(loss_net: nn.Cell, batch: tuple) -> str:
     try:
         with pynative():
             loss = loss_net(*batch)
+        spoiled = [p.name for p in running_statistics(loss_net) if not _finite(p)]
     finally:
         for handle in handles:
             handle.remove()
@@ -375,6 +460,8 @@ def first_nonfinite(loss_net: nn.Cell, batch: tuple) -> str:
         return f"layer {nonfinite[0]!r} is the first whose output is not finite"
     if not _finite(loss):
         return "all layers' outputs are finite, the loss function's is not"
+    if spoiled:
+        return f"{STATISTICS} {spoiled[0]!r} would not be finite, as after a batch of one row"
     return "loss and layers' outputs are finite when computed once more"
 
 

@@ -78,9 +78,10 @@ class GradientOptions:
             and running statistics stay float32. A loss net of your own needs the Cell
             ``self.network``: everything else in it is loss.
         loss_scale: number > 0, or ``DynamicLossScale``.
-        nonfinite: ``drop_micro`` leaves a micro-batch that is not finite (its loss, or the norm of
-            its gradient in float32) out of its group, ``drop_group`` discards the whole group;
-            ``propagate`` checks nothing.
+        nonfinite: ``drop_micro`` leaves a micro-batch that is not finite (its loss, the norm of its
+            gradient in float32, or the running statistics that it gives BatchNorm, as one row does)
+            out of its group, ``drop_group`` discards the whole group; ``propagate`` checks nothing.
+            Running averages of your own Cells are neither checked nor restored.
         clip_norm: largest global norm of the averaged gradient.
         all_reduce_fusion_config: the index of the last gradient of each message between ranks, see
             ``labkit.steps.gradients``; None sends every gradient by itself.

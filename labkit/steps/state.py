@@ -15,7 +15,10 @@ from labkit.base.arguments import wrong
 from labkit.errors import warn
 from labkit.steps.schedules import check_length
 
-BATCH_NORMS = (_BatchNorm, mint.nn.BatchNorm1d, mint.nn.BatchNorm2d, mint.nn.BatchNorm3d)
+BATCH_NORMS = (
+    *(_BatchNorm, mint.nn.BatchNorm1d, mint.nn.BatchNorm2d, mint.nn.BatchNorm3d),
+    mint.nn.SyncBatchNorm,
+)
 
 
 @dataclass(frozen=True)
@@ -118,6 +121,17 @@ def check_optimizer(optimizer: object) -> None:
     """Refuse what is not an ``nn.Optimizer``."""
     if not isinstance(optimizer, nn.Optimizer):
         raise wrong("optimizer", type(optimizer).__name__, "an nn.Optimizer")
+
+
+def check_weights(loss_net: nn.Cell, optimizer: nn.Optimizer) -> None:
+    """Refuse an optimizer of frozen Parameters, or of others than those of ``loss_net``."""
+    weights, known = optimizer.parameters, {id(weight) for weight in loss_net.get_parameters()}
+    if frozen := [weight.name for weight in weights if not weight.requires_grad]:
+        expected = "one made of network.trainable_params() after freezing"
+        raise wrong("optimizer", f"one of the frozen {', '.join(frozen)}", expected)
+    if others := [weight.name for weight in weights if id(weight) not in known]:
+        expected = "one of weights of loss_net, made of its network.trainable_params()"
+        raise wrong("optimizer", f"another network's {', '.join(others)}", expected)
 
 
 def rated(optimizer: nn.Optimizer) -> nn.Optimizer:

@@ -4,6 +4,7 @@
 describes the most recent update.
 """
 
+import operator
 from collections.abc import Callable, Iterable
 from typing import Any, Unpack
 from weakref import WeakKeyDictionary
@@ -15,13 +16,15 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from labkit.base.arguments import wrong
 from labkit.errors import warn
 from labkit.steps.gradients import GradientStage, divided
-from labkit.steps.losses import INTEGERS, as_loss_net, check_batch, check_labels
+from labkit.steps.losses import INTEGERS, as_loss_net, check_labels, first_batch
 from labkit.steps.options import GradientOptions, Options, gradient_options
 from labkit.steps.schedules import check_length
 from labkit.steps.state import (
     LastUpdate,
     UpdateRecord,
+    check_weights,
     copied,
+    flat,
     integer_of,
     keep_in_place,
     rated,
@@ -29,6 +32,8 @@ from labkit.steps.state import (
     state,
 )
 from labkit.steps.update import UpdateStage
+
+_TRAINABLE = operator.attrgetter("requires_grad")
 
 
 class Step(nn.Cell):
@@ -40,14 +45,20 @@ class Step(nn.Cell):
         update: an ``UpdateStage``; the optimizer alone by default.
 
     Cells that are in evaluation mode when the step is built stay in it: the BatchNorm of a frozen
-    body, a teacher. The first batch is checked on the host. What is set on the optimizer between
-    calls (``set_data``, ``load_param_into_net``) holds from the next one on. An optimizer that has
-    a schedule and does not advance its ``global_step`` is warned of after the first update.
+    body, a teacher. The first batch is checked on the host. Freeze weights before the optimizer is
+    made: it trains those it was given. What is set on the optimizer between calls (``set_data``,
+    ``load_param_into_net``) holds from the next one on. An optimizer that has a schedule and does
+    not advance its ``global_step`` is warned of after the first update.
+
+    A batch of a new shape compiles again, in seconds: pad to a few lengths; or ``step.set_inputs(
+    Tensor(shape=[None, 784], dtype=...), ...)``, before the first call, with None for what varies,
+    makes one graph for all (some of THOR's and the subspace's still compile for each).
 
     Raises:
         InputError: as in ``GradientStage``; if the update stage has another optimizer or needs a
-            buffer; if the whole network is in evaluation mode at a compilation, or the first batch
-            cannot be trained on.
+            buffer; if the optimizer holds a frozen Parameter, also at a later call, or one of
+            another network; if the whole network is in evaluation mode at a compilation, or the
+            first batch cannot be trained on.
     """
 
     has_buffer = False  # in which the step adds up groups of micro-batches
@@ -76,6 +87,8 @@ class Step(nn.Cell):
                 "with precision='O2' for float16 inside the network"
             )
         loss_net = as_loss_net(loss_net)
+        check_weights(loss_net, optimizer)
+        self._weights = tuple(optimizer.parameters)
         trained = {id(parameter) for parameter in optimizer.parameters}
         cells = [cell for _, cell in loss_net.cells_and_names()]
         self._held = [cell for cell in cells if in_evaluation(cell)]
@@ -135,6 +148,10 @@ class Step(nn.Cell):
             self.map(ops.assign, self.kept, self.statistics)
         parts = self.gradient.contribution(with_extras, *batch)
         loss, weight, gradients, finite, squares = parts
+        if self.statistics:
+            # They may be NaN or inf beside a finite loss: the variance of one row is 0 / 0.
+            assigned = self.map(flat, ops.depend(self.statistics, loss))
+            finite = ops.logical_and(finite, ops.isfinite(ops.concat(assigned)).all())
         if self.gradient.checked:
             adjusted = self.gradient.adjust_loss_scale(finite)
             dropped = ops.assign_add(self.dropped, ops.cast(ops.logical_not(finite), ms.int32))
@@ -174,6 +191,8 @@ class Step(nn.Cell):
         kind = (gathers, *shapes)
         if kind not in self._seen:
             self._look_at(kind, batch)
+        if not all(map(_TRAINABLE, self._weights)):
+            check_weights(self.gradient.loss_net, self.optimizer)
         self.record.see_rates()
         self.update.before(self, batch)
         loss = self._with_extras(*batch) if gathers else super().__call__(*batch)
@@ -188,9 +207,9 @@ class Step(nn.Cell):
         self._refuse_evaluation()
         if not self._seen:
             loss_net = self.gradient.loss_net
-            check_batch(loss_net, batch)
-            if ms.get_context("mode") == ms.GRAPH_MODE:  # a compilation tells how many classes
-                (self._with_extras if kind[0] else self).compile(*batch)
+            with first_batch(loss_net, batch):
+                if ms.get_context("mode") == ms.GRAPH_MODE:  # this tells how many classes
+                    (self._with_extras if kind[0] else self).compile(*batch)
             labels, classes = batch[-1], getattr(loss_net, "classes", None)
             if hasattr(loss_net, "ignore_index") and classes and labels.dtype in INTEGERS:
                 check_labels(labels.asnumpy(), classes, loss_net.ignore_index)

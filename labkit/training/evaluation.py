@@ -12,7 +12,7 @@ from labkit.base.arguments import integer, wrong
 from labkit.errors import InputError
 from labkit.ranks import cluster
 from labkit.runtime import pynative
-from labkit.steps.losses import IGNORE_INDEX, LossNet, as_int32, check_labels
+from labkit.steps import losses
 
 
 def evaluate(
@@ -51,25 +51,28 @@ def evaluate(
     if not isinstance(top, Iterable):
         raise wrong("top", top, "several integers, such as (5,)")
     ks = {"accuracy": 1} | {f"top_{k}_accuracy": integer("k", k) for k in top}
-    loss_net = LossNet(network, loss_fn)
+    loss_net = losses.LossNet(network, loss_fn)
     if loss_net.is_sum:
         raise InputError(f"the {loss_net.loss_name} is a sum: expected a mean over labels")
     ignored = loss_net.ignore_index
     if loss_net.over is None:
-        ignored = getattr(loss_fn, "ignore_index", IGNORE_INDEX)
+        ignored = getattr(loss_fn, "ignore_index", losses.IGNORE_INDEX)
     sums = np.zeros((len(ks) + 1, 2))  # (sum, weight) of each accuracy and of the loss
     # If one rank refused a label, the others would wait for its counts.
     with _in_evaluation(network), cluster.together() if over_ranks else contextlib.nullcontext():
         for *inputs, labels in dataset.create_tuple_iterator(num_epochs=1):
-            outputs = network(*inputs)
+            with losses.first_batch(loss_net, (*inputs, labels)):
+                outputs = network(*inputs)
+            if not isinstance(outputs, Tensor):
+                losses.refuse_outputs()
             if outputs.ndim < 2 or outputs.shape[:-1] != labels.shape:
                 raise InputError(
                     f"the labels have shape {labels.shape}, the logits {outputs.shape}; expected "
                     "logits (B, classes) and labels (B,), or (B, T, classes) and (B, T)"
                 )
             classes = outputs.shape[-1]
-            check_labels(labels.asnumpy(), classes, ignored)
-            labels = as_int32(labels)
+            losses.check_labels(labels.asnumpy(), classes, ignored)
+            labels = losses.as_int32(labels)
             rows = outputs.reshape(-1, classes), labels.reshape(-1)
             logits, wanted = (part.asnumpy() for part in rows)
             counts = np.ones(wanted.shape, bool) if ignored is None else wanted != ignored

@@ -8,15 +8,17 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from mindspore import Tensor, nn
+from mindspore import Tensor, nn, ops
+from mindspore.dataset import NumpySlicesDataset
 from mindspore.train import Model
 
 from labkit.errors import InputError
 from labkit.steps.accumulation import AccumulatedStep
-from labkit.steps.losses import CrossEntropySmooth, LossNet
+from labkit.steps.losses import CrossEntropySmooth, LossNet, TokenLossNet
 from labkit.steps.options import DynamicLossScale
 from labkit.steps.step import PlainStep
 from labkit.steps.update import UpdateStage
+from labkit.training.evaluation import evaluate
 from tests.support.step_cells import (
     INPUTS,
     OUTPUTS,
@@ -202,6 +204,11 @@ OUT_OF_RANGE = "label 4 at index 3 is out of range: expected 0 .. 3, or ignore_i
         (nn.MSELoss(), (FEATURES, COLUMN), r"expected the shape \(4, 1\), got \(4,\)"),
         (nn.CrossEntropyLoss(), (KNOWN, FEATURES), r"labels last, got Int32 .4,., Float32 .4, 3."),
         (nn.CrossEntropyLoss(), (FEATURES.astype(float), KNOWN), r"float64.*Float64 .4, 3"),
+        (nn.CrossEntropyLoss(), (FEATURES.astype(np.uint8), KNOWN), r"inputs first .*UInt8 .4, 3"),
+        (nn.CrossEntropyLoss(), (KNOWN, FEATURES.astype(np.uint8)), r"labels last, got Int32 .4,"),
+        (nn.CrossEntropyLoss(), (FEATURES, KNOWN[:, None]), r"shape .4,., got .4, 1."),
+        (nn.CrossEntropyLoss(), (FEATURES, FEATURES[:, 0]), r"got .4,.; classes are integers"),
+        (nn.CrossEntropyLoss(), (FEATURES, FEATURES, KNOWN), "for 3 columns, got 'Dense'"),
         (nn.CrossEntropyLoss(), ((Tensor(FEATURES), Tensor(KNOWN)),), "Tensors .* got tuple"),
         (nn.CrossEntropyLoss(), (FEATURES[0], np.array(1, np.int32)), r"one row.* Int32 .\)"),
     ],
@@ -212,7 +219,59 @@ def test_a_first_batch_is_refused_in_one_sentence(loss_fn, batch, words):
     parts = [Tensor(part) if isinstance(part, np.ndarray) else part for part in batch]
     with unchanged(step), pytest.raises(InputError, match=words) as raised:
         step(*parts)
-    assert "\n" not in str(raised.value)
+    assert "\n" not in str(raised.value) and len(str(raised.value)) < 500
+
+
+class Returns(nn.Cell):
+    """Outputs in a container, whatever the labels."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.dense, self.kind = nn.Dense(INPUTS, CLASSES), kind
+
+    def construct(self, inputs, *labels):
+        outputs = self.dense(inputs)
+        if self.kind == "loss and outputs":
+            return ops.mean(outputs), outputs
+        if self.kind == "one":
+            return (outputs,)
+        if self.kind == "list":
+            return [outputs, outputs]
+        return {"outputs": outputs}
+
+
+@pytest.mark.parametrize("kind", ["loss and outputs", "one", "list", "dictionary"])
+def test_what_returns_no_tensor_is_neither_a_network_nor_a_loss_net(kind):
+    network, entropy = Returns(kind), nn.CrossEntropyLoss()
+    one = "the network returns a tuple, list or dictionary; expected one Tensor"
+    no_loss = r"loss_net: expected a scalar loss .* LossNet\(network, loss_fn\), got other"
+    loss_nets = [(LossNet(network, entropy), one), (TokenLossNet(network), one), (network, no_loss)]
+    for loss_net, words in loss_nets:
+        step = plain(loss_net, nn.SGD(network.trainable_params(), 0.1))
+        with unchanged(step), pytest.raises(InputError, match=words):
+            step(*tensors(FEATURES, KNOWN))
+    with pytest.raises(InputError, match=one):
+        evaluate(network, entropy, NumpySlicesDataset((FEATURES, KNOWN)).batch(2))
+    with pytest.raises(InputError, match=r"loss_net: .* as LossNet.*, got 'Dense'"):
+        dense = nn.Dense(INPUTS, CLASSES)
+        plain(dense, nn.SGD(dense.trainable_params(), 0.1))(*tensors(FEATURES, KNOWN))
+
+
+@pytest.mark.parametrize("labels", [1, 2])
+def test_the_axes_of_labels_are_compared_where_sizes_are_unknown(labels):
+    network = nn.Dense(INPUTS, 1)
+    step = plain(LossNet(network, nn.MSELoss()), nn.SGD(network.trainable_params(), 0.1))
+    shapes = [None, INPUTS], [None] * labels
+    step.set_inputs(*(Tensor(shape=shape, dtype=ms.float32) for shape in shapes))
+    targets = COLUMN if labels == 1 else COLUMN[:, None]
+    if labels == 1:
+        with pytest.raises(InputError, match="labels of the loss: expected the shape"):
+            step(*tensors(FEATURES, targets))
+    else:
+        for count in (4, 3):
+            expected = np.mean((network(Tensor(FEATURES[:count])).asnumpy() - 1) ** 2)
+            loss = step(*tensors(FEATURES[:count], targets[:count]))
+            assert float(loss) == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("options", [{}, {"micro_steps": 3}])

@@ -413,6 +413,31 @@ def test_a_search_sees_the_sum_of_both_means(monkeypatch):
     assert two_means(*exact(network), *rows(8))[0] == pytest.approx(min(trials), rel=1e-5)
 
 
+class OneWeight(TwoMeans):
+    """The sum of both means, with the weight of the first."""
+
+    pairs = 1
+
+    def construct(self, inputs, targets):
+        (loss, weight), (more, _) = super().construct(inputs, targets)
+        return loss + more, weight
+
+
+def test_two_means_with_one_weight_are_off():
+    """The second is averaged by the rows of the first, not by those that it is a mean over."""
+    network, arrays, sizes = linear(), rows(16), (6, 10)
+    before, sgd = exact(network), nn.SGD(network.trainable_params(), 1.0)
+    step = AccumulatedStep(OneWeight(network), sgd, 2)
+    parts = split(arrays, sizes)
+    for batch in parts:
+        step(*batch)
+    moves = [old - new for old, new in zip(before, exact(network), strict=True)]
+    each = [two_means(*before, *(part.asnumpy() for part in batch))[1] for batch in parts]
+    by_rows = dict(enumerate(twins.weighted_mean(each, sizes)))
+    assert relative_error(dict(enumerate(moves)), by_rows) <= 1e-6
+    assert relative_error(dict(enumerate(two_means(*before, *arrays)[1])), by_rows) > 0.01
+
+
 def test_each_of_adasums_workers_has_both_means_over_its_own_rows():
     """Two workers, two micro-batches each: Adasum of their moves, each by the closed form."""
     network, parts = linear(), [rows(8), rows(6, seed=1)]

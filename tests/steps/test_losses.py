@@ -1,5 +1,7 @@
 """Networks with their loss."""
 
+import contextlib
+
 import mindspore as ms
 import numpy as np
 import pytest
@@ -8,10 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mindspore import Tensor, nn, ops
 
+from labkit.errors import InputError
+from labkit.runtime import pynative
 from labkit.steps.losses import CrossEntropySmooth, LossNet, TokenLossNet, first_nonfinite
 from labkit.steps.state import set_state
 from tests import twins
-from tests.support.step_cells import assert_bit_equal, rows, snapshot, tensors
+from tests.support.step_cells import Product, assert_bit_equal, rows, snapshot, tensors
 from tests.support.tolerances import TOLERANCE
 
 pytestmark = pytest.mark.usefixtures("runtime")
@@ -64,7 +68,11 @@ class Named(nn.MSELoss):
         (nn.MSELoss(), "elements", None),
         (Named(), "elements", None),
         (absolute_error, None, None),
-        (ops.mse_loss, None, None),
+        (ops.mse_loss, "elements", None),
+        (ms.mint.nn.functional.smooth_l1_loss, "elements", None),
+        (nn.KLDivLoss(), "elements", None),
+        (nn.KLDivLoss("batchmean"), "rows", None),
+        (nn.RMSELoss(), None, None),
     ],
 )
 def test_what_a_loss_is_a_mean_over_and_which_axis_of_the_logits_holds_the_classes(
@@ -72,6 +80,37 @@ def test_what_a_loss_is_a_mean_over_and_which_axis_of_the_logits_holds_the_class
 ):
     loss_net = LossNet(Same(), loss_fn)
     assert (loss_net.over, loss_net.class_axis) == (over, axis)
+
+
+ALIKE = (nn.MSELoss(), nn.RMSELoss(), nn.HuberLoss("sum"), Named(), ops.l1_loss)
+OWN = (absolute_error, Product())
+
+
+@pytest.mark.parametrize(
+    ("losses", "outputs", "labels", "dtype", "fit"),
+    [
+        (ALIKE + OWN, (4, 1), (4,), np.float32, False),
+        (ALIKE + OWN, (4,), (4, 1), np.float32, False),
+        (ALIKE + OWN, (4, 1), (4, 1), np.float32, True),
+        (ALIKE, (4, 4), (4,), np.float32, False),
+        (ALIKE, (1, 1), (1,), np.float32, False),
+        (OWN, (1, 1), (1,), np.float32, True),  # of one row nothing is broadcast
+        (OWN, (4, 3), (4, 1), np.float32, True),  # a margin
+        (OWN, (2, 1, 4), (2, 1), np.float32, False),
+        (OWN, (2, 1, 4), (2, 1), np.int32, True),  # classes of sequences of one step
+        (OWN, (4, 1), (4,), np.int32, False),
+        ((nn.CrossEntropyLoss(),), (4, 3), (4, 1), np.int32, False),
+        ((nn.CrossEntropyLoss(), ops.cross_entropy), (4, 3, 2), (4, 2), np.int32, True),
+        ((nn.CrossEntropyLoss(),), (4, 3), (4, 3), np.float32, True),
+        ((nn.CrossEntropyLoss(), softmax_cross_entropy()), (4, 3), (4,), np.float32, False),
+    ],
+)
+def test_labels_that_would_broadcast_to_more_are_refused(losses, outputs, labels, dtype, fit):
+    arrays = tensors(np.ones(outputs, np.float32), np.ones(labels, dtype))
+    for loss_fn in losses:
+        refused = pytest.raises(InputError, match="labels of the loss: expected .*, got [(]")
+        with pynative(), contextlib.nullcontext() if fit else refused:
+            LossNet(Same(), loss_fn)(*arrays)
 
 
 def test_the_loss_is_in_float32_whatever_the_network_computes_in():
@@ -307,6 +346,11 @@ def overflow(network):
         (
             lambda net, _: set_state(net[3].bias, np.full(2, 1e30, np.float32)),
             "all layers' outputs are finite, the loss function's is not",  # their square overflows
+        ),
+        (
+            lambda net, batch: batch[0][3].fill(1e25),  # its square overflows, which ReLU hides
+            "BatchNorm's running statistics '1.moving_variance' would not be finite, as after a "
+            "batch of one row",
         ),
         (lambda net, _: None, "loss and layers' outputs are finite when computed once more"),
     ],

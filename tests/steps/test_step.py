@@ -9,6 +9,7 @@ from mindspore import ParameterTuple, nn, ops
 from mindspore.train import LossMonitor, Model, ModelCheckpoint, TimeMonitor
 
 from labkit.algorithms.adasum.update import AdasumUpdate
+from labkit.algorithms.thor import ThorStep
 from labkit.errors import InputError
 from labkit.labs.compare import parameter_values
 from labkit.runtime import pynative
@@ -23,6 +24,7 @@ from tests.support.step_cells import (
     STEPS,
     Counted,
     Normalised,
+    OnMaps,
     Product,
     Unadapted,
     assert_bit_equal,
@@ -38,6 +40,7 @@ from tests.support.step_cells import (
     split,
     tensors,
     traces,
+    unchanged,
 )
 from tests.support.tolerances import TOLERANCE
 
@@ -207,6 +210,32 @@ class TestEveryStep:
         with pytest.raises(InputError, match="'los_scale'.*Did you mean 'loss_scale'"):
             make_step(loss_net, momentum(network), los_scale=2.0)
 
+    def test_labels_that_would_broadcast_are_refused(self, make_step):
+        network, (inputs, targets) = nn.Dense(INPUTS, 1), rows(4)
+        step = make_step(LossNet(network, Product(), per="rows"), momentum(network))
+        with unchanged(step), pytest.raises(InputError, match=r"\(4, 1\), got \(4,\): .* to more"):
+            step(*tensors(inputs, targets[:, 0]))
+
+    def test_a_frozen_weight_and_one_of_another_network_are_refused(self, make_step, reused):
+        """Frozen before the step was made, or between two calls."""
+        network, step = reused
+        train(step, calls=2)
+        network.bias.requires_grad = False
+        try:
+            with unchanged(step), pytest.raises(InputError, match="after freezing, .*frozen bias"):
+                train(step, calls=1)
+        finally:
+            network.bias.requires_grad = True
+        network, loss_net = regression()
+        optimizer = momentum(network)
+        network.weight.requires_grad = False
+        with pytest.raises(InputError, match="after freezing, .*frozen weight'"):
+            make_step(loss_net, optimizer)
+        with pytest.raises(InputError, match="weights of loss_net, .*another network's weight, b"):
+            make_step(loss_net, momentum(linear()))
+        network.weight.requires_grad = True
+        make_step(loss_net, momentum(network))  # nothing was left in the network
+
     @pytest.mark.parametrize("trained", [True, False])
     def test_sparse_gradients_are_refused_by_name(self, make_step, trained):
         """In the graph of a sparse lookup MindSpore does not know the type of any gradient."""
@@ -246,10 +275,12 @@ class TestNonfinite:
         kept = {f"kept.{name}" for name in self.STATISTICS}
         before, whole = snapshot(network), snapshot(step)
         number = step.last_update.number
-        for batch in ((inputs, np.full_like(targets, np.inf)), (broken, targets)):
+        huge = inputs.copy()
+        huge[3] = 1e25  # its square overflows: the loss is finite, the running variance is not
+        for batch in ((inputs, np.full_like(targets, np.inf)), (broken, targets), (huge, targets)):
             restore(step, whole)
             loss, changed = moved(step, *batch)
-            assert not np.isfinite(loss)
+            assert np.isfinite(loss) == (batch[0] is huge)
             assert_bit_equal(snapshot(network), before)
             assert traces(step, changed - kept) == set()
             assert "step.dropped" in changed and int(step.dropped.asnumpy()) == 1
@@ -257,6 +288,42 @@ class TestNonfinite:
             assert np.isfinite(float(step(*tensors(*rows(8, seed=2 + call)))))
         assert options or step.last_update.number > number  # a dropped group makes none
         assert all(np.isfinite(value).all() for value in snapshot(step).values())
+
+    @pytest.mark.parametrize(
+        ("norm", "axes"),
+        [
+            (nn.BatchNorm1d(4, affine=False, momentum=0.5), 0),
+            (nn.BatchNorm2d(4), 2),
+            (nn.BatchNorm3d(4), 3),
+            (nn.SyncBatchNorm(4), 2),
+            (nn.GroupNorm(2, 4), 2),
+        ],
+    )
+    def test_a_batch_of_one_row_is_as_if_it_were_not_there(self, norm, axes):
+        """Its variance is 0 / 0. GroupNorm has no such trouble: its row is used."""
+        network = Normalised(OnMaps(norm, axes))
+        step = PlainStep(LossNet(network, nn.MSELoss()), momentum(network))
+        start, ends, used = snapshot(step), [], isinstance(norm, nn.GroupNorm)
+        for sizes in ((8, 1, 8), (8, 8)):
+            restore(step, start)
+            for size in sizes:
+                assert np.isfinite(float(step(*tensors(*rows(size, seed=size)))))
+            state = snapshot(step)
+            assert int(state.pop("step.dropped")) == (len(sizes) == 3 and not used)
+            ends.append({name: value for name, value in state.items() if "kept." not in name})
+        assert int(ends[0]["step.updates"]) == 2 + used
+        assert used or any("moving_variance" in name for name in ends[0])
+        if not used:
+            assert_bit_equal(*ends)
+
+    def test_where_thor_stops_it_names_the_batch_norm(self):
+        network, (inputs, targets) = Normalised(nn.BatchNorm1d(4)), rows(8)
+        step = ThorStep(LossNet(network, nn.MSELoss()), momentum(network), 0.1)
+        inputs[3] = 1e25
+        before = snapshot(network)
+        with pytest.raises(FloatingPointError, match="loss is 0.* 'norm.moving_variance' would"):
+            step(*tensors(inputs, targets))
+        assert_bit_equal(snapshot(network), before)
 
     @pytest.mark.parametrize("name", PROPAGATE)
     def test_propagate_lets_nan_through(self, name):

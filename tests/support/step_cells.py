@@ -242,6 +242,17 @@ class Normalised(nn.Cell):
         return self.second(self.norm(self.first(inputs)))
 
 
+class OnMaps(nn.Cell):
+    """A normalisation of maps of one position: (B, C) -> (B, C)."""
+
+    def __init__(self, norm, axes):
+        super().__init__(auto_prefix=False)
+        self.norm, self.ones = norm, (1,) * axes
+
+    def construct(self, inputs):
+        return self.norm(inputs.reshape(inputs.shape + self.ones)).reshape(inputs.shape)
+
+
 class Scalar(nn.Cell):
     """One parameter of shape (): inputs (B, 1) -> inputs * parameter."""
 

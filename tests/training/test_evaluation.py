@@ -189,6 +189,8 @@ def test_class_weights_and_further_inputs():
 def test_refused():
     tokens, labels = sequences(3)
     one_each, negative = batches(tokens, labels[:, 0]), batches(tokens, labels * 0 - 1)
+    features, dense = np.ones((5, 3), np.float32), nn.Dense(3, 4)
+    one_row = NumpySlicesDataset((features, labels[:, 0]))
     entropy, total = nn.CrossEntropyLoss(), nn.CrossEntropyLoss(reduction="sum")
     outside = r"label -1 at index \(0, 0\) is out of range: expected 0 .. 3, or ignore_index=-100"
     for net, loss, data, top, words in (
@@ -201,6 +203,12 @@ def test_refused():
         (Table(), entropy, one_each, (), r"have shape .* \(2, 3, 4\); expected logits \(B, cla"),
         (Table(), entropy, negative, (), outside),
         (Table(), own, negative, (), outside),
+        (dense, nn.MSELoss(), batches(features, labels[:, 0]), (), r"shape .2, 4., got .2,."),
+        (nn.Dense(3, 1), own, batches(features, labels[:, 0] * 0), (), "to more than either"),
+        (dense, entropy, batches(features.astype(float), labels[:, 0]), (), "not NumPy's float64"),
+        (dense, entropy, batches(features.astype(np.uint8), labels[:, 0]), (), "got UInt8"),
+        (dense, entropy, batches(labels[:, 0], features), (), "labels last, got Int32"),
+        (dense, entropy, one_row, (), "as dataset.batch makes"),
     ):
         with pytest.raises(InputError, match=words):
             evaluate(net, loss, data, top=top)

@@ -182,7 +182,11 @@ class SnapshotFolder:
                     numbers[first - start : last - start] = row[first - begin : last - begin]
 
     def load(self, index: int) -> dict[str, np.ndarray]:
-        """Return the weights of one snapshot by name; raise InputError if one is not finite."""
+        """Return the weights of one snapshot by name; raise InputError if one is not finite.
+
+        BatchNorm's running statistics are in none, nor computed anew for weights that are loaded or
+        averaged: pass training data through the network in training mode before evaluating.
+        """
         values = {}
         for (name, shape), rows in zip(self.described, self._parameters, strict=True):
             values[name] = np.array(rows[index]).reshape(shape)

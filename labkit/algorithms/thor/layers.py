@@ -160,7 +160,8 @@ def find_layers(
     if not places:
         raise InputError(
             "the network has no nn.Dense, mint.nn.Linear or nn.Conv2d with a weight that the "
-            f"optimizer updates and that skip={skip!r} leaves; THOR has nothing to precondition"
+            f"optimizer updates and that skip={skip!r} leaves; THOR has nothing to precondition "
+            "(amp's O1 hides layers: give precision='O2' to the step instead)"
         )
     return places
 

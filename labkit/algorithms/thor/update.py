@@ -14,11 +14,10 @@ from labkit.algorithms.thor.layers import Tap, Tapped, UpstreamTap, find_layers,
 from labkit.base.arguments import choice, integer, number, wrong
 from labkit.errors import InputError, refuse_unknown
 from labkit.nets.layers import exchange
-from labkit.steps.gradients import GradientStage
-from labkit.steps.losses import as_loss_net, first_nonfinite
+from labkit.steps.losses import STATISTICS, as_loss_net, first_nonfinite
 from labkit.steps.options import gradient_options
 from labkit.steps.schedules import check_length
-from labkit.steps.state import at, integer_of, rated, set_state, state, zeros_like
+from labkit.steps.state import at, check_weights, integer_of, rated, set_state, state, zeros_like
 from labkit.steps.step import PlainStep
 from labkit.steps.update import Summary, UpdateStage
 
@@ -73,8 +72,9 @@ class ThorOptions:
         formulas: ``thor``, or ``upstream_gpu``: what MindSpore's THOR computes on GPU, to compare.
         loss: ``known``: the loss net must say that its loss is a mean over rows; ``sample mean``:
             take any loss as one.
-        nan: ``stop``: a loss that is not finite raises FloatingPointError, which names the layer;
-            ``drop``: the step's ``nonfinite`` handles it.
+        nan: ``stop``: a loss, or running statistics of BatchNorm, that are not finite raise
+            FloatingPointError, which names the layer; ``drop``: the step's ``nonfinite`` handles
+            them.
 
     Raises:
         InputError: if an attribute has any other value.
@@ -186,6 +186,7 @@ class ThorUpdate(UpdateStage):
         self.options = given = thor_options(damping, options)
         if given.loss == "known":
             check_loss(loss_net)
+        check_weights(loss_net, optimizer)  # before the taps are put into the network
         # What a resumed training must share, as plain values.
         self.settings = asdict(given) | dict.fromkeys(self.schedules(), "a schedule")
         upstream = given.formulas == "upstream_gpu"
@@ -321,13 +322,15 @@ class ThorUpdate(UpdateStage):
         """Discard the pending update of a call that was interrupted."""
         if self.gathers and integer_of(self.pending):
             set_state(self.pending, 0)
+        if step.statistics:
+            self._dropped = integer_of(step.dropped)
 
     def between(self, step: nn.Cell, batch: tuple, loss: Tensor | None) -> None:
         """Make the pending update, if there is one; then check the micro-batch's loss."""
         if self.gathers and integer_of(self.pending):
             self.apply_pending(*self.refresh())
         if loss is not None and self.options.nan == "stop":
-            self._stop_at_nan(step.gradient, batch, loss)
+            self._stop_at_nan(step, batch, loss)
 
     def refresh(self) -> list[Tensor]:
         """Recompute the inverses of the layers that are due; return the new ``refreshed``.
@@ -371,9 +374,14 @@ class ThorUpdate(UpdateStage):
                 uncalled[layer.layer_name] = "was not called, though its weight may be used"
         refuse_layers(uncalled)
 
-    def _stop_at_nan(self, stage: GradientStage, batch: tuple, loss: Tensor) -> None:
+    def _stop_at_nan(self, step: nn.Cell, batch: tuple, loss: Tensor) -> None:
         """Raise ``FloatingPointError``, on all ranks, if a loss is not finite: name the layer."""
-        finite = everywhere = math.isfinite(float(loss.asnumpy()))
+        stage, value, said = step.gradient, float(loss.asnumpy()), ""
+        finite = everywhere = math.isfinite(value)
+        if not finite or (step.statistics and integer_of(step.dropped) > self._dropped):
+            said = first_nonfinite(stage.loss_net, batch)
+            # A gradient alone that is not finite, as of a large loss scale, stops nothing.
+            finite = everywhere = finite and not said.startswith(STATISTICS)
         if stage.all_reduce is not None:
             everywhere = not stage.all_reduce(Tensor([not finite], ms.float32)).asnumpy().any()
         if everywhere:
@@ -381,11 +389,10 @@ class ThorUpdate(UpdateStage):
         update = integer_of(self.record.updates) + 1
         text = f"the loss is not finite on another rank at update {update}; what it raises says why"
         if not finite:
-            text = (
-                f"the loss is {float(loss.asnumpy())} at update {update}: "
-                f"{first_nonfinite(stage.loss_net, batch)}. Smaller learning rate or more damping "
-                f"(now {float(self.damping.asnumpy()):.3g})?"
-            )
+            text = f"the loss is {value} at update {update}: {said}"
+            if not math.isfinite(value):
+                damping = float(self.damping.asnumpy())
+                text += f". Smaller learning rate or more damping (now {damping:.3g})?"
         raise FloatingPointError(text)
 
     def schedules(self) -> dict[str, Callable | np.ndarray]:
