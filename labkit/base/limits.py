@@ -7,9 +7,8 @@ from pathlib import Path
 
 import psutil
 
-_OWN = Path(
-    "/proc/self/cgroup"
-)  # lines of NUMBER:CONTROLLERS:GROUP; version 2 names no controllers
+# Lines of NUMBER:CONTROLLERS:GROUP; version 2 names no controllers.
+_OWN = Path("/proc/self/cgroup")
 _MOUNTED = Path("/sys/fs/cgroup")
 
 
