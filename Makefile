@@ -15,6 +15,8 @@ JOBS ?= $(shell cores=$$(nproc 2>/dev/null || echo 2); echo $$((cores < 2 ? 2 : 
 ALL ?=
 ARGS ?=
 export VENV PYTHON
+# Python does not start with that of another installation.
+unexport PYTHONHOME
 
 ENVIRONMENT := sh scripts/environment.sh
 # By the shell, from the environment: a path may hold spaces and quotes.

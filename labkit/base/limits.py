@@ -35,9 +35,10 @@ def left_in_container() -> float:
         ):
             with suppress(OSError, ValueError):  # no such file, or "max"
                 left = int((group / limit).read_text()) - int((group / used).read_text())
-                lines = (group / "memory.stat").read_text().splitlines()
-                # Cached files give way.
-                least = min(least, max(left + int(dict(map(str.split, lines))[cached]), 0))
+                with suppress(OSError):  # cached files give way
+                    lines = (group / "memory.stat").read_text().splitlines()
+                    left += int(dict(map(str.split, lines)).get(cached, 0))
+                least = min(least, max(left, 0))
     return least
 
 

@@ -68,9 +68,10 @@ def read_folder(
 
 def existing_folder(folder: str | os.PathLike, content: str) -> Path:
     """Return ``folder`` as a path; raise ``InputError`` if it is not a folder."""
-    if not local_path("folder", folder).is_dir():
+    path = local_path("folder", folder)
+    if not path.is_dir():
         raise InputError(f"expected a folder with {content}, got {folder}, which is none")
-    return local_path("folder", folder)
+    return path
 
 
 def _checked_side(path: Path, deep: bool) -> int:

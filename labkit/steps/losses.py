@@ -82,8 +82,9 @@ class LossNet(_OfClasses):
 
     Args:
         loss_fn: Cell or function, (outputs, labels) -> scalar; it receives float32 outputs. Outputs
-            and labels that broadcast to more than either, as (B, 1) and (B,), are refused, unless
-            their shapes are unknown at compilation (``set_inputs``).
+            and labels that would broadcast to more than either, as (B, 1) and (B,), are refused
+            whatever it does with them, unless their shapes are unknown (``set_inputs``). In a
+            function of your own (B, B) and (B,) pass, and a loss net of your own is not asked.
         per: ``rows`` says of a loss of your own that it is a mean over the rows of the batch.
             Without it such a loss is returned alone, which only ``PlainStep`` on one process takes.
 
@@ -229,13 +230,10 @@ def as_loss_net(loss_net: nn.Cell) -> nn.Cell:
 def first_batch(loss_net: nn.Cell, batch: tuple) -> Iterator[None]:
     """Refuse what is not flat Tensors, features of float64, columns in another order or number, and
     inputs that are not floats and fail in the block: uint8 images."""
-    right = len(batch) > 1 and all(isinstance(part, Tensor) for part in batch)
+    least = 2 if isinstance(loss_net, _OfClasses) else 1  # an autoencoder's own has no labels
+    right = len(batch) >= least and all(isinstance(part, Tensor) for part in batch)
     right = right and batch[-1].ndim and batch[-1].size
     if not right or ms.float64 in [part.dtype for part in batch[:-1]]:
-        raise _wrong_batch(batch)
-    first, labels = batch[0], batch[-1]
-    swapped = first.dtype in INTEGERS and first.ndim == 1 and labels.dtype not in INTEGERS
-    if swapped and labels.ndim > 1 and getattr(loss_net, "class_axis", None) is not None:
         raise _wrong_batch(batch)
     cell, given = loss_net, batch
     if isinstance(loss_net, _OfClasses):
@@ -339,7 +337,10 @@ def _check_shapes(
         # Integers of another size may be classes, of sequences of one step.
         if not larger or (integers and sizes[0] != sizes[1]):
             return True
-        more = ": they would broadcast to more than either"
+        more = (
+            ": elementwise they would broadcast to more than either; give labels of that shape, or "
+            "squeeze the outputs in the network"
+        )
     return _check_shape("labels", expected, labels, more)
 
 

@@ -12,7 +12,7 @@ from mindspore.common.initializer import initializer
 from mindspore.nn.layer.normalization import _BatchNorm
 
 from labkit.base.arguments import wrong
-from labkit.errors import warn
+from labkit.errors import InputError, warn
 from labkit.steps.schedules import check_length
 
 BATCH_NORMS = (
@@ -127,11 +127,15 @@ def check_weights(loss_net: nn.Cell, optimizer: nn.Optimizer) -> None:
     """Refuse an optimizer of frozen Parameters, or of others than those of ``loss_net``."""
     weights, known = optimizer.parameters, {id(weight) for weight in loss_net.get_parameters()}
     if frozen := [weight.name for weight in weights if not weight.requires_grad]:
-        expected = "one made of network.trainable_params() after freezing"
-        raise wrong("optimizer", f"one of the frozen {', '.join(frozen)}", expected)
+        raise InputError(
+            f"optimizer: expected trainable Parameters, got the frozen {', '.join(frozen[:3])}; "
+            "make it of network.trainable_params() after freezing"
+        )
     if others := [weight.name for weight in weights if id(weight) not in known]:
-        expected = "one of weights of loss_net, made of its network.trainable_params()"
-        raise wrong("optimizer", f"another network's {', '.join(others)}", expected)
+        raise InputError(
+            f"optimizer: expected weights of loss_net, got {', '.join(others[:3])}, which "
+            "loss_net.get_parameters() does not list: make it of the network's trainable_params()"
+        )
 
 
 def rated(optimizer: nn.Optimizer) -> nn.Optimizer:

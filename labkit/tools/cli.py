@@ -130,14 +130,15 @@ def run(
     named = {} if parameters is None else read_yaml(parameters)
     if not isinstance(named, dict):
         raise wrong("-f", str(parameters), "a file of NAME: VALUE lines")
-    earlier = None if resume is None else local_path("--resume", resume).resolve()
+    earlier = None if resume is None else local_path("--resume", resume).absolute()
     if earlier and out is not None:
         raise wrong("--out", out, "none beside --resume, which goes on in its folder")
     try:
         before = json.loads((earlier / runner.RUN).read_text("utf-8")) if earlier else {}
     except (OSError, ValueError) as error:
         raise InputError(f"--resume: {resume} holds no run ({error})") from error
-    if earlier and "labs" not in before:
+    kinds = type(before.get("labs")), type(before.get("parameters"))
+    if earlier and kinds != (list, dict):
         raise InputError(f"--resume: {resume} holds no run ({runner.RUN} lists no labs)")
     named = before.get("parameters", {}) | named
     named |= runner.values(parameter or ()) | _given(preset, device)

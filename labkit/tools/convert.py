@@ -13,8 +13,8 @@ from labkit.errors import InputError
 
 
 def convert(
-    source: Annotated[Path, typer.Argument(help=".pth, .pt, .bin, .safetensors or .ckpt")],
-    target: Annotated[Path, typer.Argument(help=".ckpt, or .pth or .safetensors")],
+    source: Annotated[str, typer.Argument(help=".pth, .pt, .bin, .safetensors or .ckpt")],
+    target: Annotated[str, typer.Argument(help=".ckpt, or .pth or .safetensors")],
     network: Annotated[
         str,
         typer.Option(help="resnet18 ... resnet152, or module:function (run) that returns a Cell."),
@@ -36,11 +36,11 @@ def convert(
 
     Example: labkit convert resnet50.pth resnet50.ckpt --network resnet50
     """
-    source, target = local_path("SOURCE", source), local_path("TARGET", target)
-    back = source.suffix == ".ckpt"
-    if back == (target.suffix == ".ckpt"):
+    read, written = local_path("SOURCE", source), local_path("TARGET", target)
+    back = read.suffix == ".ckpt"
+    if back == (written.suffix == ".ckpt"):
         expected = "one .ckpt (MindSpore) and one .pth or .safetensors (PyTorch)"
-        raise wrong("convert", f"{source.name} to {target.name}", expected)
+        raise wrong("convert", f"{read.name} to {written.name}", expected)
     if back and (entry or prefix):
         raise InputError("entry and prefix: expected none with a checkpoint, which has neither")
     renames = dict(text.partition("=")[::2] for text in rename or ())
@@ -53,11 +53,11 @@ def convert(
 
     cell = _build(network, classes)
     if back:
-        weights.convert_back(source, target, cell, renames)
-        print(f"{target}: written")
+        weights.convert_back(read, written, cell, renames)
+        print(f"{written}: written")
     else:
-        match = weights.convert_file(source, target, cell, renames, entry=entry, prefix=prefix)
-        print(f"{target}: written; {match}")
+        match = weights.convert_file(read, written, cell, renames, entry=entry, prefix=prefix)
+        print(f"{written}: written; {match}")
 
 
 def _build(network: str, classes: int) -> Any:

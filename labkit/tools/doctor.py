@@ -24,7 +24,7 @@ import typer
 
 import labkit
 from labkit.base import limits
-from labkit.base.project import project_root
+from labkit.base.project import own_checkout, project_root
 from labkit.errors import InputError
 from labkit.labs.run import installed_version
 from labkit.ranks.launch import child_environment
@@ -139,10 +139,10 @@ def _loopback(root: Path) -> Finding:
 def _labkit(root: Path) -> Finding:
     """An environment of another or a moved checkout imports another labkit."""
     imported, here = Path(labkit.__file__).resolve().parent, (root / "labkit").resolve()
-    if imported == here or not here.is_dir():
+    if own_checkout() is None or imported == here or not here.is_dir():
         return True, str(imported), ""
     found = f"{imported} is imported; the notebooks here belong to {here}"
-    return False, found, f"unset PYTHONPATH; if that is not enough, in {root}: {INSTALL}"
+    return False, found, f"export PYTHONPATH={root}, or, in that folder, {INSTALL}"
 
 
 def _packages(root: Path) -> Finding:
@@ -173,7 +173,7 @@ def _msrun(root: Path) -> Finding:
         return False, "not found", f"it comes with MindSpore: {INSTALL}"
     # In the first line, or, if that would be too long, in the second.
     starts = re.search(r"(/[^\"'\n]*)/python", Path(place).read_text("utf-8", "replace")[:9999])
-    moved = starts and Path(starts[1]).resolve() != Path(place).parent.resolve()
+    moved = starts and Path(starts[1]).resolve() != here.resolve()
     found = f"{place} starts the Python of {starts[1]}" if starts and moved else place
     return not moved, found, "the environment was moved: make it anew (make distclean; make run)"
 
@@ -197,7 +197,8 @@ def _environment(root: Path) -> Finding:
 
 def _pythonpath(root: Path) -> Finding:
     """Find what in PYTHONPATH replaces a module of Python or of an installed package."""
-    given = list(filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))
+    named = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    given = [folder for folder in named if Path(folder).resolve() != root.resolve()]
     others, found = [folder for folder in sys.path if folder not in given], []
     for name in sorted(sys.stdlib_module_names | metadata.packages_distributions().keys()):
         spec = PathFinder.find_spec(name, others) and PathFinder.find_spec(name, given)

@@ -89,6 +89,7 @@ def read_notebook(path: Path) -> dict[str, Any]:
         for cell in notebook["cells"]:
             read = {"source": "".join(cell["source"]), "cell_type": str(cell["cell_type"])}
             cell |= read | {"metadata": dict(cell.get("metadata") or {})}
+        notebook["metadata"] = dict(notebook.get("metadata") or {})
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"cannot read the notebook {path}: {error!r}") from error
     return notebook

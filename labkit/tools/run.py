@@ -94,7 +94,7 @@ def tasks(names: Sequence[str], asked: Mapping[str, Any], named: bool = True) ->
         if lab.name in LABS:
             data = choose(lab.name, chosen["preset"], **parameters).get("data")
             if data:  # from here: a kernel's working folder is another
-                chosen["data"] = str(existing_folder(Path(data).resolve(), "train/ and val/"))
+                chosen["data"] = str(existing_folder(os.path.realpath(data), "train/ and val/"))
         if sum(other.name == lab.name for other in labs) > 1:
             raise InputError(f"LAB: expected one notebook called {lab.name}, got two")
     return [Task(lab, chosen, lab.name) for lab in labs]
@@ -104,9 +104,9 @@ def values(texts: Iterable[str], read: Callable[[str], Any] = parse) -> dict[str
     """Return ``{"epochs": 3}`` for ``["epochs=3"]``; ``read`` makes a value of a text."""
     named: dict[str, Any] = {}
     for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals or not name.isidentifier():
-            raise wrong("-p", text, "NAME=VALUE, as in -p epochs=2")
+        name, _, value = text.partition("=")
+        if not value.strip() or not name.isidentifier():
+            raise wrong("-p", text, "NAME=VALUE, as in -p epochs=2 or -p data=null")
         if name in ("preset", "device"):
             raise wrong("-p", text, "a parameter without an option", f" Use --{name} {value}")
         if name in named:
@@ -131,7 +131,7 @@ def output_folder(out: str | None, again: bool = False) -> Path:
             latest.unlink(missing_ok=True)
             latest.symlink_to(folder.name)
         return folder
-    folder = local_path("--out", out, "a folder of this machine").resolve()
+    folder = Path(os.path.realpath(local_path("--out", out, "a folder of this machine")))
     if (folder / RUN).exists() and not again:
         raise InputError(f"{folder} holds a run; expected a new folder, or --resume {folder}")
     return folder

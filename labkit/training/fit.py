@@ -11,7 +11,14 @@ from pathlib import Path
 import mindspore as ms
 from mindspore import Parameter
 from mindspore.dataset import Dataset
-from mindspore.train import Callback, LearningRateScheduler, Model, ReduceLROnPlateau, RunContext
+from mindspore.train import (
+    Callback,
+    LambdaCallback,
+    LearningRateScheduler,
+    Model,
+    ReduceLROnPlateau,
+    RunContext,
+)
 
 from labkit.base import arguments
 from labkit.base.arguments import integer, wrong
@@ -81,8 +88,9 @@ def fit(
             checkpoint after any epoch.
         keep: Number of checkpoints to keep.
         progress: Name on the progress display; None shows none.
-        callbacks: Further MindSpore callbacks, called after labkit's own. ``ReduceLROnPlateau`` and
-            ``LearningRateScheduler`` (which counts micro-batches) need one rate without a schedule.
+        callbacks: Further MindSpore callbacks, called between a step's record and its checkpoint.
+            ``ReduceLROnPlateau`` and ``LearningRateScheduler`` (which counts micro-batches) need
+            one rate without a schedule.
         dataset_sink_mode: Handed to ``Model``: on Ascend and GPU an epoch is one call, with one
             record; on CPU MindSpore has no such mode and trains batch by batch.
 
@@ -130,7 +138,7 @@ def fit(
                 held.enter_context(locked(run.folder, "a training"))
                 remove_unfinished(run.folder)  # left by a process that was killed while it wrote
             run.open_folder(resume)
-        run.train([run, *callbacks], dataset_sink_mode)
+        run.train(callbacks, dataset_sink_mode)
     return run.records
 
 
@@ -253,8 +261,13 @@ class _Run(EndOfEpoch):
         self._began -= position.seconds
         return position
 
-    def train(self, callbacks: list[Callback], dataset_sink_mode: bool) -> None:
+    def train(self, callbacks: Sequence[Callback], dataset_sink_mode: bool) -> None:
         """Train from the next micro-batch on, if there is one."""
+        # Checkpoints come last: they hold the rates that other callbacks have set.
+        saving = LambdaCallback(
+            on_train_step_end=self._save_within_epoch, on_train_epoch_end=self._save_after_epoch
+        )
+        callbacks = [self, *callbacks, saving]
         # The position belongs to the object, and Model claims it for itself: with a copy, other
         # passes over the data, in callbacks or later, begin at the first batch.
         own = copy.copy(self.dataset)
@@ -271,9 +284,12 @@ class _Run(EndOfEpoch):
                 self._look_at_dropped()
                 done = f"{self._dropped} of {self.micro_batches - self._first} micro-batches"
                 if self._dropped:
-                    print(f"labkit: {done} were not finite: dropped", flush=True)
+                    print(f"labkit: {done} were not finite, and are dropped", flush=True)
                 if self._updates == self._updates_before:
-                    warn(f"this call made no update: {done} were not finite")
+                    why = f"{done} were not finite"
+                    if not self._dropped:
+                        why = "no group of micro-batches is complete, or no label counts"
+                    warn(f"this call made no update: {why}")
         finally:
             self.records.dropped = integer_of(self.step.dropped)
             self.step.trained[self.dataset] = self.micro_batches, integer_of(self.step.updates)
@@ -299,18 +315,9 @@ class _Run(EndOfEpoch):
         done = self.micro_batches - self._first
         if done & (done - 1) == 0:  # 1, 2, 4, ...: each read from the device takes time
             self._look_at_dropped()
-        # At an epoch's last micro-batch the epoch's own checkpoint follows.
-        in_epoch = self.micro_batches % self.epoch_size
-        if self._every and self.micro_batches % self._every == 0 and in_epoch:
-            self._due = True
-        if self._due and self.step.update.can_be_saved:
-            self._save()
 
     def on_train_epoch_end(self, run_context: RunContext) -> None:
         self._look_at_dropped()
-        epoch = self.micro_batches // self.epoch_size
-        if self._epochs and (epoch % self._epochs == 0 or epoch == self.epochs):
-            self._save()
 
     def on_train_end(self, run_context: RunContext) -> None:
         if self._progress is not None:
@@ -321,7 +328,7 @@ class _Run(EndOfEpoch):
         told, self._dropped = self._dropped, integer_of(self.step.dropped) - self._dropped_before
         if self._dropped and not told:
             done = f"{self._dropped} of {self.micro_batches - self._first} micro-batches"
-            print(f"labkit: so far {done} were not finite: dropped", flush=True)
+            print(f"labkit: so far {done} were not finite, and are dropped", flush=True)
 
     def _record(self) -> None:
         """Add the row of the last update."""
@@ -342,6 +349,19 @@ class _Run(EndOfEpoch):
             seconds=round(time.monotonic() - self._began, 3),
             peak_memory_mb=round(peak * 1024 / 1e6, 1),
         )
+
+    def _save_within_epoch(self, run_context: RunContext) -> None:
+        # At an epoch's last micro-batch the epoch's own checkpoint follows.
+        in_epoch = self.micro_batches % self.epoch_size
+        if self._every and self.micro_batches % self._every == 0 and in_epoch:
+            self._due = True
+        if self._due and self.step.update.can_be_saved:
+            self._save()
+
+    def _save_after_epoch(self, run_context: RunContext) -> None:
+        epoch = self.micro_batches // self.epoch_size
+        if self._epochs and (epoch % self._epochs == 0 or epoch == self.epochs):
+            self._save()
 
     def _save(self) -> None:
         """Write a checkpoint of this rank; older ones go when all ranks have written theirs."""

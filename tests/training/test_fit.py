@@ -268,8 +268,8 @@ class TestDropped:
             assert not records.rows and records.dropped == 11 * epochs
             lines = [line for line in capsys.readouterr().out.splitlines() if "finite" in line]
             assert lines == [
-                "labkit: so far 1 of 1 micro-batches were not finite: dropped",
-                "labkit: 22 of 22 micro-batches were not finite: dropped",
+                "labkit: so far 1 of 1 micro-batches were not finite, and are dropped",
+                "labkit: 22 of 22 micro-batches were not finite, and are dropped",
             ]
 
     def test_some_and_none(self, step, capsys, monkeypatch):
@@ -283,7 +283,9 @@ class TestDropped:
         assert "finite" not in capsys.readouterr().out
 
     def test_without_an_update_and_all_finite(self):
-        with pytest.warns(UserWarning, match="made no update: 0 of 11 micro-batches were not fi"):
+        with pytest.warns(
+            UserWarning, match="made no update: no group of micro-batches is complete"
+        ):
             quiet_fit(make_step(micro_steps=30, tail="drop"), dataset(), 1)
 
 
@@ -484,6 +486,24 @@ class TestBesideMindSpore:
             weights = [w - rate * g for w, g in zip(weights, gradients, strict=True)]
         for own, expected in zip(exact(net), weights, strict=True):
             np.testing.assert_allclose(own, expected, **TOLERANCE["float32, many updates"])
+
+    def test_a_rate_that_a_callback_sets_at_an_epoch_s_end_outlives_a_resume(self, tmp_path):
+        def halve(run_context):
+            rate = run_context.original_args().optimizer.learning_rate
+            rate.set_data(rate * 0.5)
+
+        weights = []
+        for parts in ((4,), (2, 4)):
+            for epochs in parts:
+                net, loss_net = regression()
+                step = PlainStep(loss_net, nn.SGD(net.trainable_params(), 0.2))
+                options = {"folder": tmp_path / f"{len(parts)}", "resume": True}
+                halving = LambdaCallback(on_train_epoch_end=halve)
+                data = NumpySlicesDataset(rows(16), shuffle=False).batch(4)
+                quiet_fit(step, data, epochs, callbacks=[halving], **options)
+            weights.append(exact(net))
+        for whole, resumed in zip(*weights, strict=True):
+            np.testing.assert_array_equal(whole, resumed)
 
     @pytest.mark.parametrize("make", [PLATEAU, SCHEDULER])
     @pytest.mark.parametrize("several", [{"lr": 0.1}, {"lr": [0.1] * 9}, {}])
