@@ -222,14 +222,14 @@ class TestEveryStep:
         train(step, calls=2)
         network.bias.requires_grad = False
         try:
-            with unchanged(step), pytest.raises(InputError, match="after freezing, .*frozen bias"):
+            with unchanged(step), pytest.raises(InputError, match="got the frozen bias; make"):
                 train(step, calls=1)
         finally:
             network.bias.requires_grad = True
         network, loss_net = regression()
         optimizer = momentum(network)
         network.weight.requires_grad = False
-        with pytest.raises(InputError, match="after freezing, .*frozen weight'"):
+        with pytest.raises(InputError, match="got the frozen weight; make"):
             make_step(loss_net, optimizer)
         with pytest.raises(InputError, match="weights of loss_net, got weight, b"):
             make_step(loss_net, momentum(linear()))
