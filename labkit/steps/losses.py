@@ -235,6 +235,9 @@ def first_batch(loss_net: nn.Cell, batch: tuple) -> Iterator[None]:
     right = right and batch[-1].ndim and batch[-1].size
     if not right or ms.float64 in [part.dtype for part in batch[:-1]]:
         raise _wrong_batch(batch)
+    if batch[0].dtype in INTEGERS and batch[0].ndim == 1 and batch[-1].ndim > 2:
+        if batch[-1].dtype in mstype.float_type and hasattr(loss_net, "class_axis"):
+            raise _wrong_batch(batch)  # labels and images; targets (B, C) may follow identities
     cell, given = loss_net, batch
     if isinstance(loss_net, _OfClasses):
         cell, given = loss_net.network, batch[:-1]

@@ -295,8 +295,8 @@ class _Run(EndOfEpoch):
             self.step.trained[self.dataset] = self.micro_batches, integer_of(self.step.updates)
 
     def on_train_begin(self, run_context: RunContext) -> None:
+        super().on_train_begin(run_context)
         arguments = run_context.original_args()
-        arguments.optimizer = rated(self.step.optimizer)  # whose rate MindSpore's callbacks change
         # MindSpore counts from 0 in each call, and its callbacks would too.
         arguments.cur_step_num, arguments.train_dataset = self.micro_batches, self.dataset
         self._updates = self._updates_before = integer_of(self.step.updates)

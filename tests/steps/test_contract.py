@@ -222,6 +222,14 @@ def test_a_first_batch_is_refused_in_one_sentence(loss_fn, batch, words):
     assert "\n" not in str(raised.value) and len(str(raised.value)) < 500
 
 
+def test_integers_to_look_up_may_come_before_targets():
+    """A column (B,) and one (B, C) are not taken for labels and features in the wrong order."""
+    network = nn.SequentialCell(nn.Embedding(4, 3), nn.Dense(3, CLASSES))
+    step = plain(LossNet(network, nn.CrossEntropyLoss()), nn.SGD(network.trainable_params(), 0.1))
+    step(*tensors(KNOWN, np.full((len(KNOWN), CLASSES), 1 / CLASSES, np.float32)))
+    assert step.last_update.number == 1
+
+
 class Returns(nn.Cell):
     """Outputs in a container, whatever the labels."""
 

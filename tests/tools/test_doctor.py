@@ -130,6 +130,8 @@ def test_the_limits_of_a_container_count(monkeypatch, tmp_path, root, own, group
     found = "1.5 GiB left of what this container may have"
     assert CHECKS["memory"](root)[:2] == (False, found)
     assert CHECKS["cores"](root)[:2] == (False, "0.5 may be used")
+    (memory / "memory.stat").unlink()
+    assert CHECKS["memory"](root)[1] == found.replace("1.5", "1.0")
     set_limits("max", 50000)
     assert jobs_of(None, "lab", "CPU", 9) == fit_workers(4) == 1
     set_limits("max", 150000)

@@ -128,6 +128,7 @@ def test_ctrl_c_ends_the_kernels_and_is_130(project, results):
         ("run 01 --device TPU", "unknown device 'TPU'"),
         ("run 01 -p rte=1", "unknown parameter of lab 01_one 'rte'"),
         ("run 01 -p rate=1 -p rate=2", "expected each parameter once, got 'rate' twice"),
+        ("run 01 -p rate=", "or -p data=null, got 'rate='"),
         ("run 01 -p rate --json", "-p: expected NAME=VALUE, as in -p epochs=2 or"),
         ("run 01 -p preset=lab", "Use --preset lab"),
         ("run 01 -p rate=[1", "-p rate=[1: not YAML"),
@@ -175,8 +176,9 @@ def test_a_bad_notebook_stops_no_other_lab(call, project, results):
     (project / "notebooks/00_empty.ipynb").write_text("")
     untagged = (project / "notebooks/01_one.ipynb").read_text().replace('"parameters"', "")
     (project / "notebooks/08_untagged.ipynb").write_text(untagged)
+    (project / "notebooks/09_null.ipynb").write_text('{"cells": [], "metadata": null}')
     code, out, _ = call("list")
-    assert code == 0 and out.count("\n") == 4 and "cannot read the notebook" in out
+    assert code == 0 and out.count("\n") == 5 and "cannot read the notebook" in out
     code, _, err = call("run", "--out", "r")
     assert code == 1 and results("r", "01_one")["status"] == "passed"
     assert "00_empty failed outside its cells" in err and "08_untagged failed" in err
@@ -187,7 +189,7 @@ def test_a_bad_notebook_stops_no_other_lab(call, project, results):
     (project / "r/01_one/01_one.ipynb").write_text("{")
     assert call("report", "r")[0] == 0
     assert "cannot be shown" in next((project / "r").glob("report_notebooks/*")).read_text()
-    assert call("lab", "--no-server", "01")[1].count(": copied") == 2
+    assert call("lab", "--no-server", "01")[1].count(": copied") == 3
     assert not (project / "work/00_empty.ipynb").exists()
 
 
