@@ -54,8 +54,8 @@ def test_a_killed_training_ends_as_an_undisturbed_one(both):
     for rank, (expected, report) in enumerate(zip(whole, again, strict=True)):
         assert report["digest"] == expected["digest"], rank
         assert report["records"] == expected["records"]
-        # Killed at 15, then 15 after the checkpoint at 12, or at 15 if both had written it.
-        assert re.search("labkit: resumed after micro-batch (27|30)$", said[rank], re.M), said[rank]
+        # A callback kills rank 1 at 15 and then rank 0 at 12 + 15, before the checkpoints there.
+        assert re.search("labkit: resumed after micro-batch 24$", said[rank], re.M), said[rank]
     # The comparison is not trivial: no two ranks hold the same state.
     assert whole[0]["digest"] != whole[1]["digest"] and whole[0]["means"] != whole[1]["means"]
 
