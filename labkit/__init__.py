@@ -28,6 +28,9 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not run __getattr__
     from labkit.nets.resnet import resnet50 as resnet50
     from labkit.nets.resnet import resnet101 as resnet101
     from labkit.nets.resnet import resnet152 as resnet152
+    from labkit.optimizers.adamw import AdamW as AdamW
+    from labkit.optimizers.both import Both as Both
+    from labkit.optimizers.muon import Muon as Muon
     from labkit.ranks.launch import launch as launch
     from labkit.runtime import start as start
     from labkit.steps.accumulation import AccumulatedStep as AccumulatedStep
@@ -41,6 +44,7 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not run __getattr__
     from labkit.training.evaluation import evaluate as evaluate
     from labkit.training.fit import EndOfEpoch as EndOfEpoch
     from labkit.training.fit import fit as fit
+    from labkit.training.weights import swapped as swapped
     from labkit.upstream.accumulation import GradientAccumulation as GradientAccumulation
     from labkit.upstream.accumulation import TrainClear as TrainClear
     from labkit.upstream.accumulation import TrainForwardBackward as TrainForwardBackward
@@ -65,6 +69,7 @@ _NAMES = {
     ),
     "labkit.errors": "InputError WorkerFailed WorkersTimedOut",
     "labkit.training.evaluation": "evaluate",
+    "labkit.optimizers": "AdamW Both Muon",
     "labkit.ranks.launch": "launch",
     "labkit.steps.losses": "CrossEntropySmooth LossNet TokenLossNet",
     "labkit.nets.lenet": "LeNet5",
@@ -77,6 +82,7 @@ _NAMES = {
     "labkit.labs.run": "Run",
     "labkit.runtime": "start",
     "labkit.training.fit": "EndOfEpoch fit",
+    "labkit.training.weights": "swapped",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 
