@@ -56,12 +56,12 @@ def trained(build, kind, turns=1, options=None):
     """Return the losses of each update's first call, the weights after the first, and the step."""
     network, batch = made(build)
     step = STEPS[kind](LossNet(network, nn.CrossEntropyLoss()), momentum(network, RATE))
-    losses = []
+    losses, weights = [], []
     for _ in range(UPDATES):
         losses.append([float(step(*batch)) for _ in range(turns)][0])
-        after = snapshot(network) if len(losses) == 1 else after
+        weights.append(snapshot(network))
     assert step.last_update.number == UPDATES
-    return losses, after, step
+    return losses, weights[0], step
 
 
 # Micro-batches of an update: twice the same one is that one, and Adasum of a vector and itself is
