@@ -28,7 +28,7 @@ def vit():
 def convnext():
     from mindcv.models.convnext import ConvNeXt
 
-    return ConvNeXt(3, 10, depths=[1, 1, 1, 1], dims=[8, 8, 16, 16]), 32
+    return ConvNeXt(3, 10, depths=[1, 1, 1, 1], dims=[8, 8, 16, 16], layer_scale_init_value=1.0), 32
 
 
 def made(build):
