@@ -24,9 +24,10 @@ import mindspore as ms
 import numpy as np
 from mindspore import ParameterTuple, Tensor, nn, ops
 
-from labkit.base.arguments import choice, is_integer, wrong
+from labkit.base.arguments import choice, integer, is_integer, wrong
 from labkit.errors import warn
-from labkit.steps.gradients import times
+from labkit.steps.batches import arranged, cut, rows_of
+from labkit.steps.gradients import LEAST, times
 from labkit.steps.options import TAILS, Options, Tail, gradient_options
 from labkit.steps.state import integer_of, set_state, state, trainable_batch_norms, zeros_like
 from labkit.steps.step import Graph, Step
@@ -38,7 +39,9 @@ MicroSteps = int | Callable[[int], int]
 class AccumulatedStep(Step):
     """One update per ``micro_steps`` micro-batches, with any update stage.
 
-    Called with a micro-batch, tensors (B, ...) with the labels last, it returns the loss ().
+    Called with a micro-batch, as ``Step`` takes it, it returns the loss (). The update of a
+    contrastive loss over a batch's pairs of rows is not that of the whole batch: each micro-batch
+    lacks the others' negatives.
 
     Args:
         loss_net, update: as in ``Step``.
@@ -49,6 +52,10 @@ class AccumulatedStep(Step):
             weight, ``drop`` discards it, ``carry`` keeps its sums and restarts the count, so that
             the next epoch's first update includes them too (7 micro-batches for k = 4 and 1875
             micro-batches), as in the tutorial.
+        split: how many micro-batches each given batch is cut into, along the first axis of its
+            Tensors, in sizes equal or one apart: equal to so many calls, and only one part's
+            activations are in memory. ``micro_steps`` then counts given batches, and the loss is
+            the mean over the given batch.
         **options: see ``GradientOptions``.
 
     Non-finite micro-batches, counted in ``dropped``, change neither parameters nor running
@@ -70,18 +77,22 @@ class AccumulatedStep(Step):
         *,
         update: UpdateStage | None = None,
         tail: Tail = "flush",
+        split: int = 1,
         **options: Unpack[Options],
     ):
-        given = gradient_options(options, "micro_steps", "update", "tail")
+        given = gradient_options(options, "micro_steps", "update", "tail", "split")
         first = _size_of_group(micro_steps, 0)
         choice("tail", tail, getattr(update, "tails", TAILS))
         super().__init__(loss_net, optimizer, update, given)
         self.micro_steps, self.tail = micro_steps, tail
+        self.split = self.cuts = integer("split", split)
         first *= self.update.group_factor
         said = "a schedule" if callable(micro_steps) else first
         self.settings |= {"tail": tail, "micro_steps": said}
+        if split > 1:
+            self.settings |= {"split": split}
         self.drops_group = given.nonfinite == "drop_group"
-        if said != 1 and trainable_batch_norms(loss_net):
+        if (said != 1 or split > 1) and trainable_batch_norms(loss_net):
             warn(
                 "the network holds a trainable BatchNorm, which normalises each micro-batch by its "
                 "own statistics: accumulated gradients are not those of the whole batch (GroupNorm "
@@ -105,7 +116,9 @@ class AccumulatedStep(Step):
         self.images = state("images", 0)
         self.micro_step = state("micro_step", 0)
         self.spoiled = state("spoiled", 0)
-        self.group_size = state("group_size", first)
+        self.group_size = state("group_size", first * split)
+        if split > 1:  # sums of w_i L_i and w_i over the parts of the batch that was given
+            self.given = state("given", np.stack([np.asarray(self.nothing)] * 2))
         self._flush = Graph(self.close_group, False)
         self._flush_with_extras = Graph(self.close_group, True)
         self._complete()
@@ -122,10 +135,12 @@ class AccumulatedStep(Step):
                 self.map(ops.assign, sums, gradients)
             ops.assign_add(self.loss_sum, loss * weight)
             ops.assign_add(self.weight_sum, weight)
-            ops.assign_add(self.images, batch[-1].shape[0])
+            ops.assign_add(self.images, rows_of(batch))
         else:
             ops.assign_add(self.spoiled, 1)
         ops.assign_add(self.micro_step, 1)
+        if self.split > 1:
+            ops.assign_add(self.given, ops.stack((loss * weight, weight)))
         done: object = False
         if self.micro_step >= self.group_size:
             done = self.close_group(with_extras)
@@ -163,16 +178,32 @@ class AccumulatedStep(Step):
 
     @property
     def one_graph(self) -> bool:
-        return super().one_graph and not callable(self.micro_steps)
+        return super().one_graph and not callable(self.micro_steps) and self.split == 1
+
+    def _by_parts(self, batch: tuple) -> Tensor:
+        parts = cut(arranged(self.gradient.loss_net, batch, {}), self.split)
+        set_state(self.given, np.zeros(self.given.shape, np.float32))
+        columns, self.columns, self.cuts = self.columns, (), 1  # the parts are called as they are
+        try:
+            for part in parts:
+                self(*part)
+        except BaseException:
+            self.clear()  # a group goes as a whole: the next one begins with a given batch
+            self.update.reset()
+            raise
+        finally:
+            self.columns, self.cuts = columns, self.split
+        loss, weight = self.given.asnumpy()
+        return Tensor(np.sum(loss / np.maximum(weight, LEAST)), ms.float32)
 
     def _between(self) -> None:
         if callable(self.micro_steps) and integer_of(self.micro_step) == 0:
             size = _size_of_group(self.micro_steps, integer_of(self.updates))
-            set_state(self.group_size, size * self.update.group_factor)
+            set_state(self.group_size, size * self.update.group_factor * self.split)
 
     @property
     def micro_batches(self) -> int:
-        return integer_of(self.group_size) * self.update.turns
+        return integer_of(self.group_size) // self.split * self.update.turns
 
     def schedules(self) -> dict[str, Callable | np.ndarray]:
         own = {"micro_steps": self.micro_steps} if callable(self.micro_steps) else {}
@@ -181,7 +212,7 @@ class AccumulatedStep(Step):
     def updates_ahead(self, epochs: Iterable[int]) -> int:
         updates, done, needed = 0, integer_of(self.updates), self.micro_batches
         waiting = self.update.turns_taken() * integer_of(self.group_size)
-        waiting += integer_of(self.micro_step)
+        waiting = (waiting + integer_of(self.micro_step)) // self.split
         for left in epochs:
             waiting += left
             while waiting >= needed or (waiting > 0 and self.tail == "flush"):

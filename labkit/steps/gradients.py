@@ -25,21 +25,27 @@ from mindspore.ops.primitive import constexpr
 
 from labkit.base.arguments import wrong
 from labkit.errors import InputError
-from labkit.steps.losses import INTEGERS
+from labkit.steps.batches import INTEGERS, labels_of
 from labkit.steps.options import LARGEST_SCALE, DynamicLossScale, GradientOptions
 from labkit.steps.state import are_float32, state, trainable_batch_norms
 
 _NO_WEIGHT = (
     "loss_net returns a loss alone, and its mean over micro-batches or ranks needs the number that "
     "it is a mean over: return (loss, weight), or (loss, 1) for the mean of means; for a function "
-    "of your own over the rows of a batch: LossNet(network, fn, per='rows')"
+    "of your own over the rows of a batch: LossNet(network, fn, per='rows'). A contrastive loss "
+    "over pairs of a batch's rows lacks the other micro-batches' negatives, whatever its weight"
+)
+_OUTPUTS = (
+    "loss_net returns a loss and outputs, and its mean over micro-batches or ranks needs the "
+    "number that it is a mean over; expected two scalars, (loss, weight), as a Cell around it may "
+    "return"
 )
 _NO_LOSS = (
     "loss_net: expected a scalar loss and a scalar weight, as of LossNet(network, loss_fn), got "
     "other shapes, such as a network's outputs"
 )
 _SEVERAL_PAIRS = "loss_net returns {} (loss, weight) pairs; expected {}, its attribute ``pairs``"
-_LEAST = 1e-30  # of a weight that is divided by: where nothing counts, sums and weight are 0
+LEAST = 1e-30  # of a weight that is divided by: where nothing counts, sums and weight are 0
 
 
 @constexpr
@@ -53,7 +59,7 @@ class GradientStage(nn.Cell):
     Args:
         loss_net: Cell that maps a batch, labels last, to (mean loss, weight), or to several such
             pairs: a ``LossNet``, a ``TokenLossNet``, or one of your own. With ``weighted=False`` on
-            one rank it may also return a loss alone.
+            one rank it may also return a loss alone, or (loss, outputs, ...).
         weighted: False only if one micro-batch on one rank is the whole update.
         extras: None, or two tuples of Parameters for which taps in the network define "gradients":
             in the first, sums over rows of quantities that do not depend on the loss; in the
@@ -123,6 +129,10 @@ class GradientStage(nn.Cell):
         result = self.loss_net(*batch)
         if isinstance(result, (list, dict)) or (isinstance(result, tuple) and len(result) < 2):
             _refuse(_NO_LOSS)
+        if isinstance(result, tuple) and _has_outputs(result):
+            if self.weighted:
+                _refuse(_OUTPUTS)
+            result = result[0]
         if not isinstance(result, tuple):
             if result.ndim != 0:
                 _refuse(_NO_LOSS)
@@ -185,7 +195,7 @@ class GradientStage(nn.Cell):
             squares = self._squares(gradients)
             finite = ops.logical_and(ops.isfinite(squares), ops.isfinite(self.added(loss)))
         if with_extras:
-            gradients += self._means(found, weight, batch[-1])
+            gradients += self._means(found, weight, labels_of(batch))
         return loss, weight, gradients, finite, squares
 
     def _means(self, found: tuple, weight: Tensor, labels: Tensor) -> tuple:
@@ -199,8 +209,8 @@ class GradientStage(nn.Cell):
         # not scaled, the weight was part of what was differentiated, and is in a square twice.
         divisor, factor = rows, counted
         if self.weighted:
-            divisor = rows / ops.maximum(weight, _LEAST)
-            factor = counted * weight if self.scaled else counted / ops.maximum(weight, _LEAST)
+            divisor = rows / ops.maximum(weight, LEAST)
+            factor = counted * weight if self.scaled else counted / ops.maximum(weight, LEAST)
         constant = self.map(ops.partial(divided, divisor), found[self.count : self.constant_end])
         return constant + self.map(ops.partial(times, factor), found[self.constant_end :])
 
@@ -258,7 +268,7 @@ class GradientStage(nn.Cell):
 
     def sum_of_means(self, total: tuple, loss_sum: Tensor, weight: Tensor) -> tuple:
         """Return ``total`` and ``loss_sum`` of several pairs as those of one of weight 1."""
-        divisor = ops.maximum(weight, _LEAST)
+        divisor = ops.maximum(weight, LEAST)
         gradients: tuple = ()
         for place in range(self.count):
             gradient = 0.0
@@ -295,6 +305,13 @@ class GradientStage(nn.Cell):
         if self.clip_norm is not None:
             scale = scale * (self.clip_norm / ops.maximum(norm, self.clip_norm))
         return self.map(ops.partial(times, scale), total), norm
+
+
+def _has_outputs(result: tuple) -> bool:
+    """Return whether what a loss net returns is (loss, outputs, ...), as of Hugging Face's."""
+    if isinstance(result[0], (tuple, list, dict)) or not isinstance(result[0], Tensor):
+        return False
+    return len(result) > 2 or not isinstance(result[1], Tensor) or result[1].ndim != 0
 
 
 def _float32(gradient: Tensor) -> Tensor:

@@ -4,11 +4,9 @@ No exception can leave a compiled graph: a step's first batch and those of ``eva
 on the host; in any other batch a label that is neither known nor ignored makes the loss NaN.
 """
 
-import contextlib
-import inspect
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Literal
 
 import mindspore as ms
@@ -21,12 +19,12 @@ from mindspore.ops.primitive import constexpr
 from labkit.base.arguments import choice, integer, number, wrong
 from labkit.errors import InputError
 from labkit.runtime import pynative
+from labkit.steps.batches import INTEGERS, labels_of
 from labkit.steps.options import CONVENTIONS, Convention
 from labkit.steps.state import running_statistics, set_state
 
 # As in PyTorch, Hugging Face and MindSpore's nn.CrossEntropyLoss.
 IGNORE_INDEX = -100
-INTEGERS = (*mstype.int_type, *mstype.uint_type)
 # Called with logits and labels alone, they equal nn.CrossEntropyLoss() and nn.NLLLoss().
 FUNCTIONS = (ops.cross_entropy, ops.nll_loss)
 _F = mint.nn.functional
@@ -54,7 +52,9 @@ _CLASSES: dict[int, int] = {}
 _KEYS = itertools.count()
 
 
-class _OfClasses(nn.Cell):
+class OfClasses(nn.Cell):
+    """A network and its loss, called with the network's inputs and, last, the labels."""
+
     def __init__(self, network: nn.Cell) -> None:
         super().__init__(auto_prefix=False)
         if not isinstance(network, nn.Cell) or isinstance(network, nn.LossBase):
@@ -67,7 +67,7 @@ class _OfClasses(nn.Cell):
         return _CLASSES.get(self.key)
 
 
-class LossNet(_OfClasses):
+class LossNet(OfClasses):
     """A network and a loss function as one cell: ``loss_net(*inputs, labels)`` -> (loss, weight).
 
     The loss is a mean, and the weight says over how much, both float32 (), so that micro-batches
@@ -81,6 +81,8 @@ class LossNet(_OfClasses):
                   others, those of mint.nn, ops.mse_loss and the like: labels shaped as outputs
 
     Args:
+        network: Its first output, or ``logits`` of a dictionary, goes to the losses listed above;
+            all of them, as they are nested, go to a function of your own.
         loss_fn: Cell or function, (outputs, labels) -> scalar; it receives float32 outputs. Outputs
             and labels that would broadcast to more than either, as (B, 1) and (B,), are refused
             whatever it does with them, unless their shapes are unknown (``set_inputs``). In a
@@ -90,7 +92,7 @@ class LossNet(_OfClasses):
 
     Raises:
         InputError: if an argument is anything else, or the loss has reduction "none"; at
-            compilation, if the network does not return one Tensor, or shapes do not fit.
+            compilation, if shapes do not fit, or a loss listed above gets nested labels.
     """
 
     def __init__(self, network: nn.Cell, loss_fn: Callable, *, per: str | None = None):
@@ -112,6 +114,7 @@ class LossNet(_OfClasses):
         over, self.class_axis = _traits(loss_fn)
         self.over = per or {"mean": over, "batchmean": over and "rows"}.get(reduction)
         self.same_shape = over == "elements" or is_exactly(loss_fn, *OF_SAME_SHAPES)
+        self.is_known = over is not None or self.same_shape
         self.checks_labels = is_exactly(loss_fn, CrossEntropySmooth)
         ignore_index = IGNORE_INDEX if loss_fn in FUNCTIONS else None
         self.ignore_index = getattr(loss_fn, "ignore_index", ignore_index)
@@ -128,10 +131,12 @@ class LossNet(_OfClasses):
     def construct(self, *batch: Tensor) -> tuple[Tensor, Tensor] | Tensor:
         return self.of_outputs(self.network(*batch[:-1]), batch[-1])
 
-    def of_outputs(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor] | Tensor:
+    def of_outputs(self, outputs: Any, labels: Any) -> tuple[Tensor, Tensor] | Tensor:
         """Return (loss, weight) of outputs and labels; the loss alone if no mean is known."""
-        if isinstance(outputs, (tuple, list, dict)):
-            refuse_outputs()
+        if self.is_known:
+            outputs = first_output(outputs)
+        if isinstance(labels, (tuple, list, dict)) or isinstance(outputs, (tuple, list, dict)):
+            return self._of_nested(outputs, labels)
         integers = labels.dtype in INTEGERS
         if F.isconstant(outputs.shape) and F.isconstant(labels.shape):
             shapes = outputs.shape, labels.shape
@@ -162,6 +167,15 @@ class LossNet(_OfClasses):
             loss, weight = loss * defined, weight * defined
         return loss, weight
 
+    def _of_nested(self, outputs: Any, labels: Any) -> tuple[Tensor, Tensor] | Tensor:
+        """Return what a function of the user's own makes of several outputs or labels."""
+        if self.is_known:
+            _refuse_labels(self.loss_name)
+        loss = self.loss_fn(F.mixed_precision_cast(mstype.float32, outputs), labels)
+        if self.over is None:
+            return loss
+        return ops.cast(loss, ms.float32), ops.cast(labels_of(labels).shape[0], ms.float32)
+
     def _weight(self, labels: Tensor) -> Tensor | None:
         """Return what the loss is a mean over, float32 ()."""
         if self.over is None:
@@ -184,12 +198,12 @@ class LossNet(_OfClasses):
         return ops.reduce_sum(counts)
 
 
-class TokenLossNet(_OfClasses):
+class TokenLossNet(OfClasses):
     """Cross entropy over the labels that count: (mean loss, token count), both float32 ().
 
-    Called as ``loss_net(*inputs, labels)``, with logits (B, T, V), or (..., V), of the network and
-    labels (B, T), each 0 .. V - 1 or ``ignore_index`` (padding); any other makes the loss NaN. A
-    new length compiles again, see ``Step``.
+    Called as ``loss_net(*inputs, labels)``, with logits (B, T, V), or (..., V), of the network (its
+    first output, or ``logits`` of a dictionary) and labels (B, T), each 0 .. V - 1 or
+    ``ignore_index`` (padding); any other makes the loss NaN. For lengths see ``Step``.
 
     Raises ``InputError`` or ``TypeError`` at compilation if labels do not fit or are no integers.
     """
@@ -200,14 +214,18 @@ class TokenLossNet(_OfClasses):
         self.over = "tokens"
 
     def construct(self, *batch: Tensor) -> tuple[Tensor, Tensor]:
-        logits, labels = self.network(*batch[:-1]), batch[-1]
-        if isinstance(logits, (tuple, list, dict)):
-            refuse_outputs()
-        logits = ops.cast(logits, ms.float32)
+        return self.of_outputs(self.network(*batch[:-1]), batch[-1])
+
+    def of_outputs(self, outputs: Any, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Return (loss, count) of the network's outputs, the logits first, and labels."""
+        if isinstance(labels, (tuple, list, dict)):
+            _refuse_labels("TokenLossNet")
+        logits = ops.cast(first_output(outputs), ms.float32)
         classes = logits.shape[-1]
+        if F.isconstant(classes):
+            _note_classes(self.key, classes)
         if F.isconstant(labels.shape) and F.isconstant(logits.shape):
             _check_shape("labels", logits.shape[:-1], labels.shape)
-            _note_classes(self.key, classes)
         index, factor = masks(labels, classes, self.ignore_index)
         log_probability = ops.log_softmax(logits, -1)
         index = ops.expand_dims(index, -1)
@@ -226,44 +244,6 @@ def as_loss_net(loss_net: nn.Cell) -> nn.Cell:
     return loss_net
 
 
-@contextlib.contextmanager
-def first_batch(loss_net: nn.Cell, batch: tuple) -> Iterator[None]:
-    """Refuse what is not flat Tensors, features of float64, columns in another order or number, and
-    inputs that are not floats and fail in the block: uint8 images."""
-    least = 2 if isinstance(loss_net, _OfClasses) else 1  # an autoencoder's own has no labels
-    right = len(batch) >= least and all(isinstance(part, Tensor) for part in batch)
-    right = right and batch[-1].ndim and batch[-1].size
-    if not right or ms.float64 in [part.dtype for part in batch[:-1]]:
-        raise _wrong_batch(batch)
-    if batch[0].dtype in INTEGERS and batch[0].ndim == 1 and batch[-1].ndim > 2:
-        if batch[-1].dtype in mstype.float_type and hasattr(loss_net, "class_axis"):
-            raise _wrong_batch(batch)  # labels and images; targets (B, C) may follow identities
-    cell, given = loss_net, batch
-    if isinstance(loss_net, _OfClasses):
-        cell, given = loss_net.network, batch[:-1]
-    try:
-        inspect.signature(cell.construct).bind(*given)
-    except TypeError:
-        expected = f"network and loss, as LossNet(network, loss_fn), for {len(batch)} columns"
-        raise wrong("loss_net", type(cell).__name__, expected) from None
-    try:
-        yield
-    except (TypeError, ValueError, RuntimeError) as error:
-        floats = all(part.dtype in mstype.float_type for part in batch[:-1])
-        if isinstance(error, InputError) or floats:
-            raise
-        raise _wrong_batch(batch, f": {str(error).strip().splitlines()[0][:200]}") from error
-
-
-def _wrong_batch(batch: tuple, more: str = "") -> InputError:
-    got = [f"{p.dtype} {p.shape}" if isinstance(p, Tensor) else type(p).__name__ for p in batch]
-    return InputError(
-        "the batch: expected Tensors of at least one row, as dataset.batch makes them, inputs "
-        "first (float32, not NumPy's float64; integers to look up) and labels last, got "
-        f"{', '.join(got) or 'nothing'}{more}"
-    )
-
-
 def check_labels(labels: np.ndarray, classes: int, ignore_index: int | None) -> None:
     """Refuse labels, an array, that are neither known nor ignored; name the first one's place."""
     if labels.dtype.kind not in "iu":
@@ -278,6 +258,13 @@ def check_labels(labels: np.ndarray, classes: int, ignore_index: int | None) -> 
             f"label {labels[place]} at index {where} is out of range: expected 0 .. {classes - 1}"
             f"{ignored}"
         )
+
+
+def check_known(loss_net: Any, labels: Any) -> None:
+    """Refuse labels of a compiled batch that its loss net neither knows nor ignores."""
+    classes = getattr(loss_net, "classes", None)
+    if hasattr(loss_net, "ignore_index") and classes and labels.dtype in INTEGERS:
+        check_labels(labels.asnumpy(), classes, loss_net.ignore_index)
 
 
 def masks(labels: Tensor, classes: int, ignore_index: int | None) -> tuple[Tensor, Tensor]:
@@ -347,12 +334,30 @@ def _check_shapes(
     return _check_shape("labels", expected, labels, more)
 
 
+def first_output(outputs: Any) -> Tensor:
+    """Return the logits among a network's outputs: the first, or ``logits`` of a dictionary."""
+    if isinstance(outputs, dict) and "logits" in outputs:
+        outputs = outputs["logits"]
+    elif isinstance(outputs, (tuple, list)):
+        outputs = outputs[0]
+    if isinstance(outputs, (tuple, list, dict)):
+        _refuse_outputs()
+    return outputs
+
+
 @constexpr
-def refuse_outputs() -> None:
-    """Refuse what a network returns, inside a graph or outside."""
+def _refuse_outputs() -> None:
     raise InputError(
-        "the network returns a tuple, list or dictionary; expected one Tensor: return that alone, "
-        "or write a loss_net of your own, a Cell that returns (loss, weight)"
+        "the network's first output is nested, or a dictionary without 'logits'; expected a "
+        "Tensor: write a loss_net of your own, a Cell that returns (loss, weight)"
+    )
+
+
+@constexpr
+def _refuse_labels(name: str) -> None:
+    raise InputError(
+        f"labels of {name}: expected one Tensor, got several; give LossNet a function of your own "
+        "of (outputs, labels), or write a loss_net, a Cell that returns (loss, weight)"
     )
 
 
@@ -478,8 +483,8 @@ def _noting(names: list[str], name: str) -> Callable:
 
 
 def _finite(value: object) -> bool:
-    if isinstance(value, tuple):
-        return all(map(_finite, value))
+    if isinstance(value, tuple | list | dict):
+        return all(map(_finite, value.values() if isinstance(value, dict) else value))
     return not isinstance(value, Tensor) or bool(np.isfinite(value.asnumpy()).all())
 
 

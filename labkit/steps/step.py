@@ -15,8 +15,17 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from labkit.base.arguments import wrong
 from labkit.errors import warn
+from labkit.steps.batches import (
+    arranged,
+    first_batch,
+    kinds,
+    labels_of,
+    leaves,
+    rows_of,
+    variable,
+)
 from labkit.steps.gradients import GradientStage, divided
-from labkit.steps.losses import INTEGERS, as_loss_net, check_labels, first_batch
+from labkit.steps.losses import as_loss_net, check_known
 from labkit.steps.options import GradientOptions, Options, gradient_options
 from labkit.steps.schedules import check_length
 from labkit.steps.state import (
@@ -33,6 +42,7 @@ from labkit.steps.state import (
 )
 from labkit.steps.update import UpdateStage
 
+_NOTICED = 4  # compilations for other shapes, at which a step says what they cost
 _TRAINABLE = operator.attrgetter("requires_grad")
 
 
@@ -50,9 +60,19 @@ class Step(nn.Cell):
     ``load_param_into_net``) holds from the next one on. An optimizer that does not advance its
     ``global_step`` is warned of after the first update.
 
-    A batch of a new shape compiles again, in seconds: pad to a few lengths; or ``step.set_inputs(
-    Tensor(shape=[None, 784], dtype=...), ...)``, before the first call, with None for what varies,
-    makes one graph for all (some of THOR's and the subspace's still compile for each).
+    A batch is Tensors, or tuples, lists and dictionaries of them to any depth, the labels last (of
+    a nested last part: its entry ``labels``, or its last one); or it is given by name, the inputs
+    as ``network.construct`` calls them: ``step(tokens=tokens, keep=keep, labels=labels)``. A loss
+    net of your own gets what its ``construct`` names. To a ``LossNet`` or ``TokenLossNet``, a
+    dictionary that is the whole batch is such names, a tuple or list several parts.
+
+    A batch of a new shape compiles again, in seconds; the fourth one is warned of. Pad to a few
+    lengths; or say, before the first call, what varies, and one graph serves all, as fast:
+
+    >>> step.set_inputs(
+    ...     Tensor(shape=[None, None], dtype=ms.int32),  # tokens: any rows, any length
+    ...     Tensor(shape=[None, None], dtype=ms.int32),  # labels
+    ... )
 
     Raises:
         InputError: as in ``GradientStage``; if the update stage has another optimizer or needs a
@@ -62,6 +82,7 @@ class Step(nn.Cell):
     """
 
     has_buffer = False  # in which the step adds up groups of micro-batches
+    cuts = 1  # parts that a given batch is cut into
 
     def __init__(
         self,
@@ -117,7 +138,9 @@ class Step(nn.Cell):
         self._with_extras: Any = Graph(self.micro_batch, True) if update.extras else None
         # dataset -> (micro-batches of it that ``fit`` has trained, updates after them)
         self.trained: WeakKeyDictionary = WeakKeyDictionary()
-        self._seen: list[tuple] = []  # shapes and types of the batches that were compiled
+        self._seen: set[tuple] = set()  # shapes and types of the batches that were compiled
+        self._open = False  # whether ``set_inputs`` made one graph for all of them
+        self.columns: tuple[str, ...] = ()  # names of the parts, for ``fit`` by name
 
     def _complete(self) -> None:
         """Attach the update stage, at the end of a constructor."""
@@ -184,11 +207,18 @@ class Step(nn.Cell):
         gradients, norm = self.gradient.finish(total, weight, squares)
         return self.update.take(gradients, extras, (loss_sum, weight, norm, images))
 
-    def __call__(self, *batch: Tensor) -> Tensor:
+    def __call__(self, *batch: Any, **named: Any) -> Tensor:
         """Return the loss () of a micro-batch; make an update if the micro-batch completes it."""
+        if named or self.columns:
+            batch = self._by_name(batch, named)
+        if self.cuts > 1:
+            return self._by_parts(batch)
         gathers = self._gathers()
-        shapes = [(getattr(part, "shape", None), getattr(part, "dtype", None)) for part in batch]
-        kind = (gathers, *shapes)
+        parts = [(getattr(part, "shape", None), getattr(part, "dtype", None)) for part in batch]
+        if (None, None) in parts:  # only nested batches cost more calls
+            batch = variable(arranged(self.gradient.loss_net, batch, {}))
+            parts = kinds(batch)
+        kind = (gathers, *parts)
         if kind not in self._seen:
             self._look_at(kind, batch)
         if not all(map(_TRAINABLE, self._weights)):
@@ -210,10 +240,38 @@ class Step(nn.Cell):
             with first_batch(loss_net, batch):
                 if ms.get_context("mode") == ms.GRAPH_MODE:  # this tells how many classes
                     (self._with_extras if kind[0] else self).compile(*batch)
-            labels, classes = batch[-1], getattr(loss_net, "classes", None)
-            if hasattr(loss_net, "ignore_index") and classes and labels.dtype in INTEGERS:
-                check_labels(labels.asnumpy(), classes, loss_net.ignore_index)
-        self._seen.append(kind)
+            check_known(loss_net, labels_of(batch))
+        shapes = {seen[1:] for seen in self._seen}
+        self._seen.add(kind)
+        if not self._open and kind[1:] not in shapes and len(shapes) + 1 == _NOTICED:
+            last = ", ".join(f"{p.dtype} {p.shape}" for p in leaves(batch) if isinstance(p, Tensor))
+            warn(
+                f"{type(self).__name__} compiled for the fourth shape of batch, {last}: "
+                "step.set_inputs(Tensor(shape=[None, None], dtype=...), ...) before the first "
+                "call, or padding to a few lengths, compiles once"
+            )
+
+    def _by_name(self, batch: tuple, named: dict[str, Any]) -> tuple:
+        """Return a batch with parts by name in the order in which the loss net takes them."""
+        if self.columns and not named:
+            batch, named = (), dict(zip(self.columns, batch, strict=True))
+        return arranged(self.gradient.loss_net, batch, named)
+
+    def _by_parts(self, batch: tuple) -> Tensor:
+        """Return the loss () of a batch that is cut into ``cuts`` micro-batches."""
+        raise NotImplementedError
+
+    def set_inputs(self, *inputs: Any, **named: Any) -> None:
+        """Set the shapes that the step's graphs are compiled for, None for each axis that varies.
+
+        Given as a batch is: Tensors, nested or by name, each ``Tensor(shape=..., dtype=...)``.
+        """
+        inputs = variable(arranged(self.gradient.loss_net, inputs, named))
+        super().set_inputs(*inputs)
+        if self._with_extras is not None:
+            self._with_extras.set_inputs(*inputs)
+        self.update.set_inputs(*inputs)
+        self._open = True
 
     def _refuse_evaluation(self) -> None:
         if self._trained and all(map(in_evaluation, self._trained)):
@@ -301,7 +359,7 @@ class PlainStep(Step):
         weight_sum = self.gradient.over_ranks(ops.depend(weight, finite))
         done: object = False
         if ops.logical_and(finite, self.gradient.counts(weight_sum)):
-            images = ops.cast(batch[-1].shape[0], ms.int32)
+            images = ops.cast(rows_of(batch), ms.int32)
             done = self.apply(gradients, (loss * weight, weight_sum, images), squares)
         return ops.depend(self.gradient.added(loss), done)
 

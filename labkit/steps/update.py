@@ -5,6 +5,7 @@ README.md in this folder shows when each method runs. Most techniques need ``con
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
@@ -106,6 +107,9 @@ class UpdateStage(nn.Cell):
 
     def between(self, step: nn.Cell, batch: tuple, loss: Tensor | None) -> None:
         """Act after a graph has run; the loss () is None if there was no micro-batch."""
+
+    def set_inputs(self, *inputs: Any) -> None:
+        """Set open shapes, of a batch, for graphs of the stage's own that take batches."""
 
     def turns_taken(self) -> int:
         """Return how many of the ``turns`` were taken since the last update."""

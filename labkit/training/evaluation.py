@@ -13,88 +13,150 @@ from labkit.errors import InputError
 from labkit.ranks import cluster
 from labkit.runtime import pynative
 from labkit.steps import losses
+from labkit.steps.batches import arranged, first_batch, has_network, variable
 
 
 def evaluate(
     network: nn.Cell,
-    loss_fn: Callable[[Tensor, Tensor], Tensor],
-    dataset: Dataset,
+    loss_fn: Callable[[Any, Any], Tensor] | Dataset | None = None,
+    dataset: Dataset | None = None,
     *,
     top: Iterable[int] = (),
     over_ranks: bool = False,
+    by_name: bool = False,
 ) -> dict[str, float]:
     """Return ``accuracy`` and mean ``loss`` of ``network`` over every label of ``dataset``.
+
+    ``evaluate(loss_net, dataset)`` returns the ``loss`` of a loss net alone: the mean of its
+    (loss, weight) over all of the data, as it is trained; for a ``TokenLossNet`` also ``accuracy``
+    by token, and ``perplexity``, e to the loss in nats, which a loss net of your own whose ``over``
+    is "tokens" has, too.
 
     All Cells are in evaluation mode during the call; afterwards each has its previous mode. Of
     equal logits, that of the smaller class counts as the larger. A row with a NaN logit is wrong.
 
     Args:
-        network: Inputs -> logits (B, classes), or (B, T, classes). The layout (B, classes, T) of
-            nn.CrossEntropyLoss is refused, unless T is the number of classes and the two layouts
-            cannot be distinguished: transpose it first.
+        network: Inputs -> logits (B, classes), or (B, T, classes): its first output, or ``logits``
+            of a dictionary. The layout (B, classes, T) of nn.CrossEntropyLoss is refused, unless T
+            is the number of classes and the two layouts cannot be distinguished: transpose it
+            first. Or a loss net, without a ``loss_fn``.
         loss_fn: (logits, labels) -> mean loss over the labels that count: all but its attribute
             ``ignore_index`` or, for a function of your own without one, -100. The losses that
             ``LossNet`` knows get all axes of the labels as one: (B T, classes), (B T,).
-        dataset: Batches of inputs and, last, labels (B,) or (B, T), integers.
+        dataset: Batches of inputs and, last, labels (B,) or (B, T), integers; for a loss net, what
+            a step of it takes.
         top: Further k: ``top_<k>_accuracy`` is the share of labels among the k largest logits.
         over_ranks: Whether the ranks hold different rows: their counts are then summed, so that
             every row counts equally whatever the sizes of the parts. Call it on every rank.
+        by_name: As in ``fit``.
 
     Raises:
         InputError: If no label counts, a k is not an integer >= 1, the loss is a sum, the shape of
-            the labels does not fit the logits, or a label is neither a class nor ignored.
+            the labels does not fit the logits, a label is neither a class nor ignored, or a loss
+            net returns no (loss, weight).
     """
+    if dataset is None and isinstance(loss_fn, Dataset):
+        loss_fn, dataset = None, loss_fn
     if not isinstance(dataset, Dataset):
         raise wrong("dataset", type(dataset).__name__, "a MindSpore dataset")
-    if len(columns := dataset.get_col_names()) < 2:
-        raise wrong("columns of the dataset", columns, "inputs and, last, labels")
+    columns = dataset.get_col_names()
     if not isinstance(top, Iterable):
         raise wrong("top", top, "several integers, such as (5,)")
-    ks = {"accuracy": 1} | {f"top_{k}_accuracy": integer("k", k) for k in top}
+    ks = {f"top_{k}_accuracy": integer("k", k) for k in top}
+    loss_net = _as_loss_net(network, loss_fn)
+    if loss_fn is not None or isinstance(loss_net, losses.TokenLossNet):
+        ks = {"accuracy": 1} | ks
+    elif ks:
+        raise wrong("top", list(ks.values()), f"none with a {type(loss_net).__name__}: no classes")
+    if ks and not by_name and len(columns := dataset.get_col_names()) < 2:
+        raise wrong("columns of the dataset", columns, "inputs and, last, labels")
+    # (sum, weight) of each accuracy and of each loss
+    sums = np.zeros((len(ks) + getattr(loss_net, "pairs", 1), 2))
+    # If one rank refused a label, the others would wait for its counts.
+    with _in_evaluation(loss_net), cluster.together() if over_ranks else contextlib.nullcontext():
+        names = dataset.get_col_names() if by_name else []
+        for batch in dataset.create_tuple_iterator(num_epochs=1):
+            named = dict(zip(names, batch, strict=True)) if by_name else {}
+            batch = variable(arranged(loss_net, () if by_name else tuple(batch), named))
+            with first_batch(loss_net, batch):
+                apart = has_network(loss_net)
+                made = loss_net.network(*batch[:-1]) if apart else loss_net(*batch)
+            sums += (
+                _counted(loss_net, made, batch[-1], ks)
+                if ks
+                else _of_pairs(loss_net, made, batch[-1])
+            )
+    if over_ranks:
+        sums = cluster.gather(sums.ravel().tolist()).sum(axis=0).reshape(-1, 2)
+    if not sums[:, 1].any() or not sums[: len(ks), 1].all():
+        raise InputError("there was nothing to evaluate: the dataset holds no label to count")
+    means = sums[:, 0] / np.maximum(sums[:, 1], 1e-30)
+    found = dict(zip(ks, means[: len(ks)].tolist(), strict=True)) | {
+        "loss": float(means[len(ks) :].sum())
+    }
+    if loss_fn is None and getattr(loss_net, "over", None) == "tokens":
+        found["perplexity"] = float(np.exp(found["loss"]))
+    return found
+
+
+def _as_loss_net(network: nn.Cell, loss_fn: Callable | None) -> nn.Cell:
+    """Return the loss net that is meant, or refuse what may be two things."""
+    if loss_fn is None:
+        return losses.as_loss_net(network)
+    if isinstance(network, nn.Cell) and has_network(network):
+        name = f"a {type(network).__name__} and a loss_fn"
+        raise wrong("network", name, "evaluate(loss_net, dataset), or the network that it holds")
     loss_net = losses.LossNet(network, loss_fn)
     if loss_net.is_sum:
         raise InputError(f"the {loss_net.loss_name} is a sum: expected a mean over labels")
-    ignored = loss_net.ignore_index
+    return loss_net
+
+
+def _of_pairs(loss_net: nn.Cell, made: Any, labels: Any) -> list[tuple[float, float]]:
+    """Return the (sum, weight) of each pair that a loss net makes of one batch."""
+    if has_network(loss_net):
+        with pynative():
+            made = loss_net.of_outputs(made, labels)
+        losses.check_known(loss_net, labels)
+    pairs = made if isinstance(made, tuple) and isinstance(made[0], tuple) else (made,)
+    if not all(isinstance(p, tuple) and len(p) == 2 and not np.ndim(p[1]) for p in pairs):
+        raise InputError(
+            f"{type(loss_net).__name__} returns no (loss, weight), and a mean over batches needs "
+            "the number that each is a mean over; expected a loss net that does, or "
+            "evaluate(network, loss_fn, dataset)"
+        )
+    return [_total(loss, weight) for loss, weight in pairs]
+
+
+def _total(loss: Any, weight: Any) -> tuple[float, float]:
+    return (float(loss) * float(weight), float(weight)) if float(weight) else (0.0, 0.0)
+
+
+def _counted(loss_net: Any, outputs: Any, labels: Any, ks: dict[str, int]) -> list:
+    """Return the (sum, weight) of each accuracy and of the loss over one batch."""
+    ignored, logits = loss_net.ignore_index, losses.first_output(outputs)
     if loss_net.over is None:
-        ignored = getattr(loss_fn, "ignore_index", losses.IGNORE_INDEX)
-    sums = np.zeros((len(ks) + 1, 2))  # (sum, weight) of each accuracy and of the loss
-    # If one rank refused a label, the others would wait for its counts.
-    with _in_evaluation(network), cluster.together() if over_ranks else contextlib.nullcontext():
-        for *inputs, labels in dataset.create_tuple_iterator(num_epochs=1):
-            with losses.first_batch(loss_net, (*inputs, labels)):
-                outputs = network(*inputs)
-            if not isinstance(outputs, Tensor):
-                losses.refuse_outputs()
-            if outputs.ndim < 2 or outputs.shape[:-1] != labels.shape:
-                raise InputError(
-                    f"the labels have shape {labels.shape}, the logits {outputs.shape}; expected "
-                    "logits (B, classes) and labels (B,), or (B, T, classes) and (B, T)"
-                )
-            classes = outputs.shape[-1]
-            losses.check_labels(labels.asnumpy(), classes, ignored)
-            labels = losses.as_int32(labels)
-            rows = outputs.reshape(-1, classes), labels.reshape(-1)
-            logits, wanted = (part.asnumpy() for part in rows)
-            counts = np.ones(wanted.shape, bool) if ignored is None else wanted != ignored
-            loss: Any
-            weight: Any
-            with pynative():  # a graph took 0.4 s to compile in every evaluation
-                if loss_net.over is None:
-                    loss, weight = loss_net.of_outputs(outputs, labels), counts.sum()
-                else:
-                    loss, weight = loss_net.of_outputs(*rows)
-            right = [
-                _right(logits[counts], wanted[counts].astype(np.int64), k) for k in ks.values()
-            ]
-            sums[:-1] += [(number, counts.sum()) for number in right]
-            weight = float(weight)
-            sums[-1] += (float(loss) * weight, weight) if weight else (0, 0)
-    if over_ranks:
-        sums = cluster.gather(sums.ravel().tolist()).sum(axis=0).reshape(-1, 2)
-    if not sums[:, 1].all():
-        raise InputError("there was nothing to evaluate: the dataset holds no label to count")
-    means = (sums[:, 0] / sums[:, 1]).tolist()
-    return dict(zip([*ks, "loss"], means, strict=True))
+        ignored = getattr(loss_net.loss_fn, "ignore_index", losses.IGNORE_INDEX)
+    if not isinstance(labels, Tensor) or logits.ndim < 2 or logits.shape[:-1] != labels.shape:
+        raise InputError(
+            f"the labels have shape {getattr(labels, 'shape', '?')}, the logits {logits.shape}; "
+            "expected logits (B, classes) and labels (B,), or (B, T, classes) and (B, T)"
+        )
+    classes = logits.shape[-1]
+    losses.check_labels(labels.asnumpy(), classes, ignored)
+    labels = losses.as_int32(labels)
+    rows = logits.reshape(-1, classes), labels.reshape(-1)
+    values, wanted = (part.asnumpy() for part in rows)
+    counts = np.ones(wanted.shape, bool) if ignored is None else wanted != ignored
+    loss: Any
+    weight: Any
+    with pynative():  # a graph took 0.4 s to compile in every evaluation
+        if loss_net.over is None:
+            loss, weight = loss_net.of_outputs(outputs, labels), counts.sum()
+        else:
+            loss, weight = loss_net.of_outputs(*rows)
+    right = [_right(values[counts], wanted[counts].astype(np.int64), k) for k in ks.values()]
+    return [*((number, counts.sum()) for number in right), _total(loss, weight)]
 
 
 @contextlib.contextmanager

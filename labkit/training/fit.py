@@ -48,6 +48,7 @@ def fit(
     keep: int = 2,
     progress: str | None = "training",
     callbacks: Sequence[Callback] = (),
+    by_name: bool = False,
     dataset_sink_mode: bool = False,
 ) -> Records:
     """Train ``step`` on ``dataset`` for ``epochs`` epochs and return one record per update.
@@ -75,7 +76,8 @@ def fit(
 
     Args:
         step: A step cell, called with each batch; its ``end_epoch`` is called after each epoch.
-        dataset: One epoch is one pass over it.
+        dataset: One epoch is one pass over it. A column may be a tuple, list or dictionary, as a
+            GeneratorDataset makes of Python's.
         epochs: Epochs that this call trains; with ``resume``, of the whole training, as counted in
             ``folder``: one that has finished trains nothing.
         folder: Where records.csv and checkpoint/ are written, locked during the call.
@@ -91,6 +93,8 @@ def fit(
         callbacks: Further MindSpore callbacks, called between a step's record and its checkpoint.
             ``ReduceLROnPlateau`` and ``LearningRateScheduler`` (which counts micro-batches) need
             one rate without a schedule.
+        by_name: Whether the columns go to the step by their names, as in ``step(tokens=...)``, and
+            not in their order.
         dataset_sink_mode: Handed to ``Model``: on Ascend and GPU an epoch is one call, with one
             record; on CPU MindSpore has no such mode and trains batch by batch.
 
@@ -127,6 +131,8 @@ def fit(
                 raise wrong("folder", folder, "a path, for resume and checkpoint_every")
             if dataset_sink_mode and not step.one_graph:
                 raise InputError(f"dataset_sink_mode: {type(step).__name__} is more than one graph")
+            if dataset_sink_mode and by_name:
+                raise InputError("dataset_sink_mode: columns go in their order; by_name is True")
             run = _Run(step, dataset, epochs, folder, resume, keep, progress, **intervals)
             if not resume:
                 run.check_schedules()
@@ -138,7 +144,11 @@ def fit(
                 held.enter_context(locked(run.folder, "a training"))
                 remove_unfinished(run.folder)  # left by a process that was killed while it wrote
             run.open_folder(resume)
-        run.train(callbacks, dataset_sink_mode)
+        step.columns = tuple(dataset.get_col_names()) if by_name else ()
+        try:
+            run.train(callbacks, dataset_sink_mode)
+        finally:
+            step.columns = ()
     return run.records
 
 

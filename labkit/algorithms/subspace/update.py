@@ -233,6 +233,10 @@ class SubspaceUpdate(UpdateStage):
 
     # --- on the host, between graphs -----------------------------------------------------------
 
+    def set_inputs(self, *inputs: Any) -> None:
+        vector = Tensor(shape=(self.ends[-1],), dtype=ms.float32)
+        self.trial.set_inputs(Tensor(shape=(), dtype=ms.float32), vector, vector, *inputs)
+
     def before(self, step: nn.Cell, batch: tuple) -> None:
         if integer_of(self.pending):
             set_state(self.pending, 0)  # the update of an interrupted call is discarded
