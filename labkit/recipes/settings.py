@@ -63,7 +63,9 @@ class TrainingConfig:
     )
     num_parallel_workers: int = setting(8, "of the data pipeline, fitted to the cores")
     seed: int = setting(1, "of weights, order and augmentation", at_least=0)
-    precision: str = setting("O2", "O0: float32; O2: float16 but for BatchNorm; O3: with it")
+    precision: str = setting(
+        "O2", "O0: float32; O2: float16 but for norms; O3: with them; auto: by operator"
+    )
     loss_scale: float = setting(1024.0, "of the loss, divided out of the gradients")
     nonfinite: str = setting("drop_micro", "what is not finite is dropped; or propagate")
 

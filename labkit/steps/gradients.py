@@ -19,7 +19,7 @@ after it form one more. On two ranks sums are the same bits; on more, rounding m
 from collections.abc import Callable, Sequence
 
 import mindspore as ms
-from mindspore import Parameter, ParameterTuple, Tensor, amp, nn, ops
+from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore.communication import GlobalComm, get_group_size
 from mindspore.ops.primitive import constexpr
 
@@ -27,6 +27,7 @@ from labkit.base.arguments import wrong
 from labkit.errors import InputError
 from labkit.steps.batches import INTEGERS, labels_of
 from labkit.steps.options import LARGEST_SCALE, DynamicLossScale, GradientOptions
+from labkit.steps.precision import set_precision
 from labkit.steps.state import are_float32, state, trainable_batch_norms
 
 _NO_WEIGHT = (
@@ -119,7 +120,9 @@ class GradientStage(nn.Cell):
             raise wrong("pairs of loss_net", self.pairs, "one (loss, weight) beside THOR's factors")
         self.count, self.float32 = len(parameters), are_float32(parameters)
         self.message_ends = message_ends(options.all_reduce_fusion_config, self.pairs * self.count)
-        _set_precision(loss_net, options.precision)  # after all refusals: it changes the network
+        set_precision(
+            loss_net, str(options.precision)
+        )  # after all refusals: it changes the network
         self.loss_net = loss_net.set_grad()
         self.with_extras, self.over = extras is not None, getattr(loss_net, "over", None)
         # Labels with more axes, of integers, belong to several terms a row; -2 is always exceeded.
@@ -421,23 +424,3 @@ def _refuse_sparse(loss_net: nn.Cell) -> None:
         if "SparseGatherV2" in names or (sparse and "EmbeddingLookup" in names):
             expected = "a dense gradient, as of target='DEVICE', sparse=False, or nn.Embedding"
             raise wrong(f"layer {path!r}", f"{type(cell).__name__} with sparse gradient", expected)
-
-
-def _set_precision(loss_net: nn.Cell, level: str) -> None:
-    """Convert ``loss_net.network``, not its loss, to float16 at MindSpore's level O2 or O3."""
-    network = getattr(loss_net, "network", None)
-    half = getattr(network, "labkit_half", None)  # (level, network in float16)
-    if half is None:
-        if level == "O0":
-            return
-        if not isinstance(network, nn.Cell):
-            expected = "LossNet(network, loss_fn), or a Cell with self.network"
-            raise wrong(f"loss_net of precision={level!r}", type(loss_net).__name__, expected)
-        half = level, amp.auto_mixed_precision(network, level)
-        for cell in (network, half[1]):
-            # Past Cell's own setattr, which would make it a part of itself.
-            object.__setattr__(cell, "labkit_half", half)
-    if half[0] != level:
-        raise wrong("precision", level, f"{half[0]!r}, which an earlier step set for this network")
-    # Through _cells, as amp itself does: setattr would prefix the parameters' names.
-    loss_net._cells["network"] = half[1]

@@ -10,13 +10,14 @@ from labkit.errors import refuse_unknown
 
 Tail = Literal["flush", "drop", "carry"]
 Reduction = Literal["mean", "sum"]
-Precision = Literal["O0", "O2", "O3"]
+Precision = Literal["O0", "O2", "O3", "auto", "auto-bfloat16"]
 Nonfinite = Literal["drop_micro", "drop_group", "propagate"]
 Convention = Literal["mindspore", "pytorch"]  # off value of label smoothing: s / (C - 1), or s / C
 LrDecayMode = Literal["steps", "poly", "cosine", "linear"]
 TAILS, REDUCTION, PRECISION = get_args(Tail), get_args(Reduction), get_args(Precision)
 NONFINITE, CONVENTIONS = get_args(Nonfinite), get_args(Convention)
 LR_DECAY_MODES = get_args(LrDecayMode)
+BFLOAT16: Precision = "auto-bfloat16"
 
 _IN_FLOAT32 = {"at_least": 1e-37, "at_most": 1e37}  # and so are their reciprocals
 # A dynamic loss scale stops growing here: once infinite, it would never shrink again.
@@ -30,6 +31,13 @@ def fusion_indices(name: str, value: object) -> tuple[int, ...]:
         if indices[0] >= 0 and all(low < high for low, high in pairwise(indices)):
             return indices
     raise wrong(name, value, "integers >= 0, each above the one before, as in [85, 160]")
+
+
+def precision_word(value: object) -> str:
+    """Return a precision as a plain word, also if it is ("auto", MindSpore's type)."""
+    if isinstance(value, (tuple, list)) and len(value) == 2 and value[0] == "auto":
+        value = {"float16": "auto", "bfloat16": BFLOAT16}.get(str(value[1]).lower(), value)
+    return choice("precision", value, PRECISION)
 
 
 @dataclass(frozen=True)
@@ -54,7 +62,7 @@ class DynamicLossScale:
 class OtherOptions(TypedDict, total=False):
     """``GradientOptions`` but for ``reduction``, as ``**options`` that type checkers know."""
 
-    precision: Precision
+    precision: Precision | tuple[str, Any]
     loss_scale: float | DynamicLossScale
     nonfinite: Nonfinite
     clip_norm: float | None
@@ -74,10 +82,14 @@ class GradientOptions:
     Attributes:
         reduction: ``mean``, or ``sum``: sum_i grad L_i, not divided (but averaged over ranks).
         precision: ``O0``: float32; ``O2``: float16 inside the network, except BatchNorm and
-            LayerNorm; ``O3``: in these too. The loss, everything after the gradients, Parameters
-            and running statistics stay float32. A loss net of your own needs the Cell
-            ``self.network``: everything else in it is loss.
-        loss_scale: number > 0, or ``DynamicLossScale``.
+            LayerNorm; ``O3``: in these too; ``auto``: MindSpore's lists of operators decide: matrix
+            products and convolutions in float16, softmax, norms, exp and log in float32, a sum of
+            both in float32. It suits attention written by hand, whose operators O2 does not cast.
+            ``("auto", ms.bfloat16)``, or ``auto-bfloat16``: the same in bfloat16. The loss,
+            everything after the gradients, Parameters and running statistics stay float32. A loss
+            net of your own needs the Cell ``self.network``: everything else in it is loss.
+        loss_scale: number > 0, or ``DynamicLossScale``, which suits float16; bfloat16, with the
+            range of float32, needs none.
         nonfinite: ``drop_micro`` leaves a micro-batch that is not finite (its loss, the norm of its
             gradient in float32, or the running statistics that it gives BatchNorm, as one row does)
             out of its group, ``drop_group`` discards the whole group; ``propagate`` checks nothing.
@@ -88,7 +100,7 @@ class GradientOptions:
     """
 
     reduction: Reduction = "mean"
-    precision: Precision = "O0"
+    precision: Precision | tuple[str, Any] = "O0"
     loss_scale: float | DynamicLossScale = 1.0
     nonfinite: Nonfinite = "drop_micro"
     clip_norm: float | None = None
@@ -96,7 +108,7 @@ class GradientOptions:
 
     def __post_init__(self) -> None:
         choice("reduction", self.reduction, REDUCTION)
-        choice("precision", self.precision, PRECISION)
+        object.__setattr__(self, "precision", precision_word(self.precision))
         choice("nonfinite", self.nonfinite, NONFINITE)
         if self.clip_norm is not None:
             number("clip_norm", self.clip_norm, **_IN_FLOAT32)

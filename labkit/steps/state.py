@@ -1,7 +1,7 @@
 """The state of a step: named Parameters, and a record of the updates made."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -122,6 +122,23 @@ class UpdateRecord(nn.Cell):
     def _by_group(self) -> list:
         rates = self.rated.learning_rate
         return [rates[i] if self.rated.is_group_lr else rates for i in self._group_starts]
+
+
+class Memory(dict[str, int]):
+    """Bytes of Tensors by part, each in the first that has it; ``print`` shows a table."""
+
+    def __init__(self, parts: Mapping[str, Iterable[Tensor]]):
+        super().__init__()
+        counted: set[int] = set()
+        for part, tensors in parts.items():
+            new = {id(each): each.size * each.itemsize for each in tensors}
+            if size := sum(new[key] for key in new.keys() - counted):
+                self[part] = size
+            counted |= new.keys()
+
+    def __str__(self) -> str:
+        rows = [*self.items(), ("all", sum(self.values()))]
+        return "\n".join(f"{part:<20} {size:>15,} bytes" for part, size in rows)
 
 
 def check_optimizer(optimizer: object) -> None:

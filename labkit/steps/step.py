@@ -27,9 +27,11 @@ from labkit.steps.batches import (
 from labkit.steps.gradients import GradientStage, divided
 from labkit.steps.losses import as_loss_net, check_known
 from labkit.steps.options import GradientOptions, Options, gradient_options
+from labkit.steps.precision import explained
 from labkit.steps.schedules import check_length
 from labkit.steps.state import (
     LastUpdate,
+    Memory,
     UpdateRecord,
     check_weights,
     copied,
@@ -37,6 +39,8 @@ from labkit.steps.state import (
     integer_of,
     keep_in_place,
     optimizers_in,
+    parameters_in,
+    rated,
     running_statistics,
     state,
 )
@@ -105,7 +109,7 @@ class Step(nn.Cell):
             warn(
                 f"Parameter {half[0]!r} is float16: the optimizer gets 0 for a number below "
                 "6e-8 in the averaged gradient and inf above 65504; expected float32 Parameters, "
-                "with precision='O2' for float16 inside the network"
+                "with precision='auto' or 'O2' for float16 inside the network"
             )
         loss_net = as_loss_net(loss_net)
         check_weights(loss_net, optimizer)
@@ -237,7 +241,7 @@ class Step(nn.Cell):
         self._refuse_evaluation()
         if not self._seen:
             loss_net = self.gradient.loss_net
-            with first_batch(loss_net, batch):
+            with first_batch(loss_net, batch), explained(str(self.settings["precision"])):
                 if ms.get_context("mode") == ms.GRAPH_MODE:  # this tells how many classes
                     (self._with_extras if kind[0] else self).compile(*batch)
             check_known(loss_net, labels_of(batch))
@@ -298,6 +302,23 @@ class Step(nn.Cell):
     def last_update(self) -> LastUpdate:
         """The most recent update, read from the device."""
         return self.record.last_update()
+
+    def memory(self) -> Memory:
+        """Return the bytes kept from call to call on this rank, by part; ``print`` shows a table.
+
+        Each Parameter of network, optimizer and step counts once. Not in it: what a graph allocates
+        while it runs. At its peak a CPU process with 5.2 million weights held 4 to 6 copies of them
+        beside these for a plain or accumulated step, and 30 for ThorStep.
+        """
+        network, optimizer = self.gradient.loss_net, self.optimizer
+        parts: dict[str, Iterable[Tensor]] = {
+            "weights": optimizer.parameters,
+            "statistics": (*running_statistics(network), *getattr(self, "kept", ())),
+            "frozen weights": network.get_parameters(),
+            "optimizer state": parameters_in([optimizer, list(vars(rated(optimizer)).values())]),
+            "gradient sums": getattr(self, "extended_sum", ()),
+        }
+        return Memory(parts | dict(self.update.tensors) | {"others": self.get_parameters()})
 
     def updates_ahead(self, epochs: Iterable[int]) -> int:
         """Return how many updates epochs of so many micro-batches make."""

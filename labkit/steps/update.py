@@ -3,7 +3,7 @@
 README.md in this folder shows when each method runs. Most techniques need ``construct`` alone.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -30,6 +30,7 @@ class UpdateStage(nn.Cell):
         tails: what ``AccumulatedStep`` may be asked to do with a partly filled group.
         needs_buffer: whether the stage works only with the buffer of an ``AccumulatedStep``.
         rank_group: as in ``GradientStage``.
+        tensors: large state, Parameters or not, by the names that ``Step.memory`` gives it.
         record: the step's ``UpdateRecord``.
     """
 
@@ -40,6 +41,7 @@ class UpdateStage(nn.Cell):
     tails: tuple[str, ...] = TAILS
     needs_buffer = False
     rank_group: str | None = None
+    tensors: Mapping[str, Sequence[Tensor]] = MappingProxyType({})
 
     def __init__(self, optimizer: nn.Optimizer):
         super().__init__(auto_prefix=False)

@@ -113,6 +113,7 @@ class SubspaceUpdate(UpdateStage):
         self.constants = Constants(**constants)
         # An argument of the graphs, not a Parameter: a checkpoint holds only its checksum.
         self.basis_shard = Shard(basis, self.parameters)
+        self.tensors = {"basis": [self.basis_shard.tensor]}
         sizes = [parameter.size for parameter in self.parameters]
         self.starts, self.ends = zip(*bounds(sizes), strict=True)
         self.settings = {"method": method, "basis": basis.checksum}
@@ -132,6 +133,7 @@ class SubspaceUpdate(UpdateStage):
             values = zip(names, (*memory, 0, 0.0, 0), strict=True)
             self.remembered = ParameterTuple(state(f"subspace.{n}", value) for n, value in values)
             self.trials, self.step_size, self.failures = self.remembered[4:]
+            self.tensors |= {"search": (self.residual, *self.remembered)}
         # The group's finite micro-batches, and (updates, micro_step) after the last of them.
         self._rows: list[tuple] = []
         self._mark, self._dropped_before = (0, 0), 0

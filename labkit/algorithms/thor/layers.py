@@ -169,7 +169,7 @@ def find_layers(
         raise InputError(
             "the network has no nn.Dense, mint.nn.Linear or nn.Conv2d with a weight that the "
             f"optimizer updates, that skip={skip!r} leaves and that is not tied to another Cell; "
-            "THOR has nothing to precondition (amp's O1 hides layers: give precision='O2' to the "
+            "THOR has nothing to precondition (amp's O1 hides layers: give precision='auto' to the "
             "step instead)"
         )
     return places, plain

@@ -214,6 +214,9 @@ class ThorUpdate(UpdateStage):
         count = len(layers)
         self.pending = state("thor.held", 0)
         self.pending_gradients = ParameterTuple(zeros_like(p, "held") for p in self.parameters)
+        self.tensors = {"factors": (*self.extras[0], *self.extras[1])}
+        self.tensors |= {"inverses": list(self.layers.get_parameters())}
+        self.tensors |= {"held gradients": self.pending_gradients}
         self.measured = state("thor.seen", np.zeros((count, 3)))
         self.last_factors = state("thor.last_factors", -1)
         self.last_refresh = state("thor.last_refresh", -1)
