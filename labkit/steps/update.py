@@ -46,7 +46,10 @@ class UpdateStage(nn.Cell):
     def __init__(self, optimizer: nn.Optimizer):
         super().__init__(auto_prefix=False)
         check_optimizer(optimizer)
-        self.optimizer, self.parameters = optimizer, optimizer.parameters
+        self.optimizer = optimizer
+        # Past Cell's own setattr, which makes each weight an attribute of the stage by its name: a
+        # weight of the network itself called "layers" was in the way of THOR's.
+        object.__setattr__(self, "parameters", optimizer.parameters)
         self.map, self.float32 = ops.HyperMap(), are_float32(optimizer.parameters)
 
     def attach(self, step: nn.Cell) -> None:
