@@ -38,8 +38,18 @@ def leaves(part: Any) -> list:
     """Return what a batch, or a part of it, consists of, in order."""
     if not isinstance(part, NESTED):
         return [part]
-    parts = part.values() if isinstance(part, dict) else part
-    return [leaf for each in parts for leaf in leaves(each)]
+    return [leaf for each in _inside(part) for leaf in leaves(each)]
+
+
+def containers(part: Any) -> list:
+    """Return the tuples, lists and dictionaries in a batch, itself the first."""
+    if not isinstance(part, NESTED):
+        return []
+    return [part, *(each for inner in _inside(part) for each in containers(inner))]
+
+
+def _inside(part: Any) -> Any:
+    return part.values() if isinstance(part, dict) else part
 
 
 def mapped(function: Any, part: Any) -> Any:

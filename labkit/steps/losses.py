@@ -340,7 +340,9 @@ def first_output(outputs: Any) -> Tensor:
         outputs = outputs["logits"]
     elif isinstance(outputs, (tuple, list)):
         outputs = outputs[0]
-    if isinstance(outputs, (tuple, list, dict)):
+    elif not isinstance(outputs, dict):
+        return outputs
+    if isinstance(outputs, (tuple, list, dict)) or outputs.ndim == 0:
         _refuse_outputs()
     return outputs
 
@@ -348,8 +350,9 @@ def first_output(outputs: Any) -> Tensor:
 @constexpr
 def _refuse_outputs() -> None:
     raise InputError(
-        "the network's first output is nested, or a dictionary without 'logits'; expected a "
-        "Tensor: write a loss_net of your own, a Cell that returns (loss, weight)"
+        "the network's first output is a scalar or nested, or it returns a dictionary without "
+        "'logits'; expected logits first, or a loss_net of your own, a Cell that returns "
+        "(loss, weight)"
     )
 
 

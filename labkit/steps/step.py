@@ -17,6 +17,7 @@ from labkit.base.arguments import wrong
 from labkit.errors import warn
 from labkit.steps.batches import (
     arranged,
+    containers,
     first_batch,
     kinds,
     labels_of,
@@ -268,9 +269,13 @@ class Step(nn.Cell):
     def set_inputs(self, *inputs: Any, **named: Any) -> None:
         """Set the shapes that the step's graphs are compiled for, None for each axis that varies.
 
-        Given as a batch is: Tensors, nested or by name, each ``Tensor(shape=..., dtype=...)``.
+        Given as a batch is: Tensors, nested or by name, each ``Tensor(shape=..., dtype=...)``. In
+        MindSpore an input that is a dictionary has no open axes.
         """
         inputs = variable(arranged(self.gradient.loss_net, inputs, named))
+        if any(isinstance(part, dict) for part in containers(inputs)):
+            expected = "Tensors by name, or in tuples and lists: MindSpore opens no axes in others"
+            raise wrong("set_inputs", "an input that is a dictionary", expected)
         super().set_inputs(*inputs)
         if self._with_extras is not None:
             self._with_extras.set_inputs(*inputs)

@@ -59,7 +59,6 @@ def evaluate(
         loss_fn, dataset = None, loss_fn
     if not isinstance(dataset, Dataset):
         raise wrong("dataset", type(dataset).__name__, "a MindSpore dataset")
-    columns = dataset.get_col_names()
     if not isinstance(top, Iterable):
         raise wrong("top", top, "several integers, such as (5,)")
     ks = {f"top_{k}_accuracy": integer("k", k) for k in top}
@@ -68,8 +67,6 @@ def evaluate(
         ks = {"accuracy": 1} | ks
     elif ks:
         raise wrong("top", list(ks.values()), f"none with a {type(loss_net).__name__}: no classes")
-    if ks and not by_name and len(columns := dataset.get_col_names()) < 2:
-        raise wrong("columns of the dataset", columns, "inputs and, last, labels")
     # (sum, weight) of each accuracy and of each loss
     sums = np.zeros((len(ks) + getattr(loss_net, "pairs", 1), 2))
     # If one rank refused a label, the others would wait for its counts.

@@ -264,7 +264,7 @@ OPEN = {
 
 @pytest.mark.parametrize("name", ["plain", "accumulated thor", "adasum", "accumulated subspace"])
 def test_with_open_axes_one_compilation_serves_all_lengths(name):
-    """As static shapes; each of THOR's two kinds of update sees both, the subspace's trials, too."""
+    """As static shapes; both of THOR's kinds of update see both, and the subspace's trials."""
     shapes, ends, graphs = [(4, 5), (3, 2)], [], []
     for is_open in (False, True):
         step = token_step(name)
@@ -296,24 +296,35 @@ def test_the_fourth_shape_is_told_of_once_and_with_open_axes_never():
     assert step.last_update.number == 7
 
 
-@pytest.mark.parametrize("form", ["nested", "names"])
-def test_labels_are_checked_and_shapes_told_with_open_axes(form):
-    network, arranged = FORMS[form]
-    step = token_step("plain", network)
-    parts, named = arranged(*OPEN.values())
-    step.set_inputs(*parts, **named)
+class OfPair(Tokens):
+    """``Tokens`` of one pair."""
+
+    def construct(self, pair):
+        return self.head(self.table(pair[0]) * ops.expand_dims(pair[1], -1))
+
+
+def test_axes_of_nested_inputs_are_open_but_in_dictionaries_and_labels_are_checked():
+    step = token_step("plain", OfPair)
+    tokens, keep, labels = OPEN.values()
+    step.set_inputs((tokens, keep), labels)
     tokens, keep, labels = sentences(0)
     labels[1, 2] = CLASSES
-    parts, named = arranged(tokens, keep, labels)
     with pytest.raises(InputError, match=r"label 7 at index \(1, 2\) is out of range"):
-        step(*parts, **named)
+        step((tokens, keep), labels)
+    with Compiled() as compiled:
+        for length in (2, 3, 4):
+            tokens, keep, labels = sentences(0, 4, length)
+            step((tokens, keep), labels)
+    assert compiled.count == 0 and step.last_update.number == 3
+    with pytest.raises(InputError, match="in tuples and lists: .*, got 'an input that is a dict"):
+        token_step("plain", InOne).set_inputs(*nested(*OPEN.values())[0])
 
 
 @pytest.mark.parametrize(
     ("count", "micro_steps", "form"), [(8, 1, "flat"), (7, 2, "nested"), (7, 1, "names")]
 )
 def test_a_batch_cut_into_parts_equals_so_many_calls_to_the_bit(count, micro_steps, form):
-    """Five given batches: one update each or, at micro_steps=2, two and a flushed one of a batch."""
+    """Five given batches: one update each; at micro_steps=2 the last update has only one."""
     network, arranged = {"flat": (Tokens, lambda *parts: (parts, {}))}.get(form) or FORMS[form]
     steps = []
     for split in (1, 3):

@@ -209,7 +209,6 @@ OUT_OF_RANGE = "label 4 at index 3 is out of range: expected 0 .. 3, or ignore_i
         (nn.CrossEntropyLoss(), (FEATURES, KNOWN[:, None]), r"shape .4,., got .4, 1."),
         (nn.CrossEntropyLoss(), (FEATURES, FEATURES[:, 0]), r"got .4,.; classes are integers"),
         (nn.CrossEntropyLoss(), (FEATURES, FEATURES, KNOWN), "for 3 columns, got 'Dense'"),
-        (nn.CrossEntropyLoss(), ((Tensor(FEATURES), Tensor(KNOWN)),), "Tensors .* got tuple"),
         (nn.CrossEntropyLoss(), (FEATURES[0], np.array(1, np.int32)), r"one row.* Int32 .\)"),
     ],
 )
@@ -249,17 +248,24 @@ class Returns(nn.Cell):
 
 
 @pytest.mark.parametrize("kind", ["loss and outputs", "one", "list", "dictionary"])
-def test_what_returns_no_tensor_is_neither_a_network_nor_a_loss_net(kind):
+def test_what_returns_no_logits_is_no_network_and_what_returns_no_loss_no_loss_net(kind):
     network, entropy = Returns(kind), nn.CrossEntropyLoss()
-    one = "the network returns a tuple, list or dictionary; expected one Tensor"
+    first = "the network's first output is a scalar or nested, or it returns a dictionary without"
     no_loss = r"loss_net: expected a scalar loss .* LossNet\(network, loss_fn\), got other"
-    loss_nets = [(LossNet(network, entropy), one), (TokenLossNet(network), one), (network, no_loss)]
-    for loss_net, words in loss_nets:
+    has_logits, has_loss = kind in ("one", "list"), kind == "loss and outputs"
+    known = [LossNet(network, entropy), TokenLossNet(network)]
+    for loss_net, words in [(each, first) for each in known if not has_logits] + (
+        [] if has_loss else [(network, no_loss)]
+    ):
         step = plain(loss_net, nn.SGD(network.trainable_params(), 0.1))
         with unchanged(step), pytest.raises(InputError, match=words):
             step(*tensors(FEATURES, KNOWN))
-    with pytest.raises(InputError, match=one):
-        evaluate(network, entropy, NumpySlicesDataset((FEATURES, KNOWN)).batch(2))
+    data = NumpySlicesDataset((FEATURES, KNOWN)).batch(2)
+    if has_logits:
+        assert evaluate(network, entropy, data)["loss"] > 0
+    else:
+        with pytest.raises(InputError, match=first):
+            evaluate(network, entropy, data)
     with pytest.raises(InputError, match=r"loss_net: .* as LossNet.*, got 'Dense'"):
         dense = nn.Dense(INPUTS, CLASSES)
         plain(dense, nn.SGD(dense.trainable_params(), 0.1))(*tensors(FEATURES, KNOWN))
