@@ -185,6 +185,25 @@ def refuse_layers(problems: dict[str, str]) -> None:
         )
 
 
+@ops.constexpr
+def _refuse_second_derivative() -> None:
+    raise InputError(
+        "THOR's factors have no derivative: expected a loss of the network's outputs, got one of "
+        "its derivatives, such as a gradient penalty; PlainStep and AccumulatedStep take it"
+    )
+
+
+class _Once(nn.Cell):
+    """Identity without a derivative."""
+
+    def construct(self, x: Tensor) -> Tensor:
+        return x
+
+    def bprop(self, x: Tensor, out: Tensor, dout: Tensor) -> tuple[Tensor]:
+        _refuse_second_derivative()
+        return (dout,)
+
+
 class Tap(nn.Cell):
     """Identity on ``y`` that returns factors as gradients: ``(x, y, a, t, g, scale) -> y``.
 
@@ -194,7 +213,7 @@ class Tap(nn.Cell):
 
     def __init__(self, geometry: Geometry) -> None:
         super().__init__(auto_prefix=False)
-        self.geometry = geometry
+        self.geometry, self.once, self.zeros = geometry, _Once(), ops.ZerosLike()
 
     def construct(self, x: Tensor, y: Tensor, a: Any, t: Any, g: Any, scale: Tensor) -> Tensor:
         return y
@@ -202,9 +221,10 @@ class Tap(nn.Cell):
     def bprop(
         self, x: Tensor, y: Tensor, a: Any, t: Any, g: Any, scale: Tensor, out: Any, dout: Tensor
     ) -> tuple[Tensor, ...]:
+        dout = self.once(dout)
         unscaled = ops.cast(dout, ms.float32) * (1.0 / scale)
         a_sum, positions, g_sum = self.sums(ops.cast(x, ms.float32), unscaled)
-        return ops.zeros_like(x), dout, a_sum, positions, g_sum, ops.zeros_like(scale)
+        return self.zeros(x), dout, a_sum, positions, g_sum, self.zeros(scale)
 
     def sums(self, x: Tensor, slopes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return A_sum, the positions in A_sum and in G_sum, (2,), and G_sum; ``slopes`` are d."""
