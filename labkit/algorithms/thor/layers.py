@@ -5,12 +5,12 @@ returns, as the "gradients" of three Parameters, sums over all positions that th
 
     A_sum = sum p p^T        p: the patch of the input at one position
     count = sum 1
-    G_sum = sum d d^T        d = dL/dy at one position, L the mean over rows, unscaled
+    G_sum = sum d d^T        d = dL/dy at one position, L the mean loss, unscaled
 
 The same ``value_and_grad`` thus returns them with the weights' gradients, without a side effect. A
-tap does not know which axis counts the rows: ``GradientStage`` turns the sums into means over the
-batch's N rows: A_sum / N, T = count / N and N G_sum (N d is the derivative of one row's loss). If a
-layer is used twice in a forward pass, its positions add up.
+tap does not know what the loss is a mean over: ``GradientStage`` turns the sums into means over the
+batch's N rows, A_sum / N, T = count / N and N G_sum (N d is the derivative of one row's loss), or
+over its terms. If a layer is used twice in a forward pass, its positions add up.
 
 All products are float32, whatever type the network computes in. The loss scale is divided out of d,
 not of G_sum: from 2^64 on, its square would exceed the range of float32.
