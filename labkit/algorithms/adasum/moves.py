@@ -78,10 +78,9 @@ class MovesOfVectors(nn.Cell):
         groups = _groups(optimizer)
         # order: of the weights, group by group; starts, ends: of each weight in that order.
         self.order: tuple = sum(groups, ())
-        ends = bounds([self.parameters[i].size for i in self.order])
-        ends = dict(zip(self.order, ends, strict=True))
-        self.starts, self.ends = zip(*(ends[i] for i in sorted(ends)), strict=True)
-        self.sorted = self.order == tuple(sorted(ends))
+        found = bounds([self.parameters[i].size for i in self.order])
+        self.starts, self.ends = zip(*(found[i] for i in np.argsort(self.order)), strict=True)
+        self.sorted = self.order == tuple(range(len(self.order)))
         sizes = [sum(self.parameters[i].size for i in group) for group in groups]
         self.group_starts, self.group_ends = zip(*bounds(sizes), strict=True)
         self.twin = _twin(optimizer, groups)
@@ -105,7 +104,7 @@ class MovesOfVectors(nn.Cell):
         """Return the vectors of the groups."""
         if not self.sorted:
             tensors = self.map(ops.partial(at, tensors), self.order)
-        vector = ops.concat(self.map(flat, tensors))
+        vector = ops.concat(self.map(_flat, tensors))
         if len(self.group_ends) == 1:
             return (vector,)
         return self.map(ops.partial(_cut, vector), self.group_starts, self.group_ends)
@@ -118,7 +117,7 @@ class MovesOfVectors(nn.Cell):
 
 def _groups(optimizer: nn.Optimizer) -> list[tuple[int, ...]]:
     """Return the places of the weights by rate and by the decay that each really has."""
-    groups: dict = {}
+    groups: dict[tuple, list[int]] = {}
     for i in range(len(optimizer.parameters)):
         rate = id(optimizer.learning_rate[i]) if optimizer.is_group_lr else None
         decay = optimizer.group_weight_decay[i] if optimizer.is_group else None
@@ -169,6 +168,13 @@ def _values(tensors: Sequence[Parameter], group: tuple[int, ...]) -> np.ndarray:
 
 def _difference(a: Tensor, b: Tensor) -> Tensor:
     return flat(a) - flat(b)
+
+
+_reshape = ops.Reshape()  # a function of ``ops`` is compiled for each weight
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    return _reshape(tensor, (-1,))
 
 
 def _cut(vector: Tensor, start: int, end: int) -> Tensor:
