@@ -197,8 +197,8 @@ MUTANTS = {
         # Every worker continues with the first worker's momentum.
         "Adasum, one momentum for all workers": Mutant(
             file="labkit/algorithms/adasum/workers.py",
-            right="index = ops.reshape(self.side * self.workers + worker, (1,))",
-            wrong="index = ops.reshape(self.side * self.workers, (1,))",
+            right="return ops.reshape(worker, (1,))",
+            wrong="return ops.reshape(0 * worker, (1,))",
             test="tests/algorithms/adasum/test_step.py::test_each_worker_has_an_optimizer_of_its_own",
         ),
     },

@@ -18,16 +18,39 @@ from labkit.optimizers import AdamW
 from labkit.steps.state import at, bounds, copied, flat, set_state
 
 ELEMENTWISE = (nn.SGD, nn.Momentum, nn.Adam, AdamW)
-_STATES = ("accum", "stat", "moments", "moment1", "moment2", "vhat", "m", "v")
-_STATES += ("beta1_power", "beta2_power", "made")
+_STATES = (
+    *("accum", "stat", "moments", "moment1", "moment2", "vhat", "m", "v"),
+    *("beta1_power", "beta2_power", "made"),
+)
 # What an ``nn.Optimizer`` knows of its groups; the tuples have an element for each weight.
-_BY_WEIGHT = ("is_group", "is_group_lr", "dynamic_lr", "dynamic_weight_decay", "exec_weight_decay")
-_BY_WEIGHT += ("decay_flags", "dynamic_decay_flags", "grad_centralization_flags")
+_BY_WEIGHT = (
+    *("is_group", "is_group_lr", "dynamic_lr", "dynamic_weight_decay", "exec_weight_decay"),
+    *("decay_flags", "dynamic_decay_flags", "grad_centralization_flags"),
+)
 
 
 def moves_of(optimizer: nn.Optimizer, workers: int, halves: int) -> nn.Cell:
     """Return the cell for an optimizer; ``halves`` as in ``WorkerStates``."""
     return (MovesOfVectors if elementwise(optimizer) else Moves)(optimizer, workers, halves)
+
+
+def refuse_others(expected: Sequence[tuple[Parameter, Parameter | np.ndarray]]) -> None:
+    """Refuse a state in the optimizer that is none of the rows beside it: it was set from outside.
+
+    They are those of the workers, or what the optimizer had before, if it is not used.
+    """
+    for own, rows in expected:
+        # Bits: a NaN is not equal to itself. On CPU asnumpy copies nothing.
+        bits = np.dtype(f"u{own.itemsize}")
+        value = own.asnumpy().reshape(-1).view(bits)
+        rows = rows.asnumpy() if isinstance(rows, Parameter) else rows
+        rows = rows.reshape(len(rows), -1).view(bits)
+        for i in np.flatnonzero(rows[:, 0] == value[0]):
+            if (rows[i] == value).all():
+                break
+        else:
+            text = "the state of a worker, which each has for itself, in adasum.bank"
+            raise wrong(own.name, "values set from outside", text)
 
 
 def elementwise(optimizer: nn.Optimizer) -> bool:
@@ -48,6 +71,7 @@ class Moves(nn.Cell):
         self.start = ParameterTuple(copied(p, "adasum.start") for p in self.parameters)
         self.start_step = copied(optimizer.global_step, "adasum.start")
         self.states = WorkerStates(states_of(optimizer), workers, halves)
+        self.expected = list(zip(self.states.states, self.states.banks, strict=True))
 
     def construct(self, gradients: tuple, worker: Tensor) -> Tensor:
         self.map(ops.assign, self.start, self.parameters)
@@ -59,11 +83,6 @@ class Moves(nn.Cell):
         restored = self.map(ops.assign, self.parameters, self.start)
         counted = ops.assign(self.optimizer.global_step, self.start_step)
         return ops.depend(vector, (restored, counted))
-
-    def refuse_others(self) -> None:
-        """Refuse a state in the optimizer that is none of a worker: it was set from outside."""
-        for own, bank in zip(self.states.states, self.states.banks, strict=True):
-            _refuse(own, _bits(bank).reshape(len(bank), -1))
 
 
 class MovesOfVectors(nn.Cell):
@@ -78,17 +97,17 @@ class MovesOfVectors(nn.Cell):
         groups = _groups(optimizer)
         # order: of the weights, group by group; starts, ends: of each weight in that order.
         self.order: tuple = sum(groups, ())
-        ends = bounds([self.parameters[i].size for i in self.order])
-        ends = dict(zip(self.order, ends, strict=True))
-        self.starts, self.ends = zip(*(ends[i] for i in sorted(ends)), strict=True)
-        self.sorted = self.order == tuple(sorted(ends))
+        found = bounds([self.parameters[i].size for i in self.order])
+        self.starts, self.ends = zip(*(found[i] for i in np.argsort(self.order)), strict=True)
+        self.sorted = self.order == tuple(range(len(self.order)))
         sizes = [sum(self.parameters[i].size for i in group) for group in groups]
         self.group_starts, self.group_ends = zip(*bounds(sizes), strict=True)
         self.twin = _twin(optimizer, groups)
         self.states = WorkerStates(states_of(self.twin), workers, halves)
+        own = states_of(optimizer)
+        kept = [(p, p.asnumpy().reshape(1, -1).view(f"u{p.itemsize}")) for p in own]
         # One number stands for a state of equal ones.
-        kept = [(own, _bits(own).reshape(1, -1).copy()) for own in states_of(optimizer)]
-        self.unused = [(o, v[:, :1].copy() if (v == v[0, 0]).all() else v) for o, v in kept]
+        self.expected = [(p, v[:, : 1 if (v == v[0, 0]).all() else None].copy()) for p, v in kept]
 
     def construct(self, gradients: tuple, worker: Tensor) -> Tensor:
         start = self.joined(self.parameters)
@@ -105,20 +124,15 @@ class MovesOfVectors(nn.Cell):
         """Return the vectors of the groups."""
         if not self.sorted:
             tensors = self.map(ops.partial(at, tensors), self.order)
-        vector = ops.concat(self.map(flat, tensors))
+        vector = ops.concat(self.map(_flat, tensors))
         if len(self.group_ends) == 1:
             return (vector,)
         return self.map(ops.partial(_cut, vector), self.group_starts, self.group_ends)
 
-    def refuse_others(self) -> None:
-        """Refuse a state that was set in the optimizer from outside."""
-        for own, kept in self.unused:
-            _refuse(own, kept)
-
 
 def _groups(optimizer: nn.Optimizer) -> list[tuple[int, ...]]:
     """Return the places of the weights by rate and by the decay that each really has."""
-    groups: dict = {}
+    groups: dict[tuple, list[int]] = {}
     for i in range(len(optimizer.parameters)):
         rate = id(optimizer.learning_rate[i]) if optimizer.is_group_lr else None
         decay = optimizer.group_weight_decay[i] if optimizer.is_group else None
@@ -171,18 +185,12 @@ def _difference(a: Tensor, b: Tensor) -> Tensor:
     return flat(a) - flat(b)
 
 
+_reshape = ops.Reshape()  # a function of ``ops`` is compiled for each weight
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    return _reshape(tensor, (-1,))
+
+
 def _cut(vector: Tensor, start: int, end: int) -> Tensor:
     return ops.slice(vector, (start,), (end - start,))
-
-
-def _refuse(own: Parameter, rows: np.ndarray) -> None:
-    """Refuse values whose bits, with which a NaN is equal to itself, are none of the rows."""
-    value = _bits(own).reshape(-1)
-    if not any((row == value).all() for row in rows[rows[:, 0] == value[0]]):
-        expected = "the state of a worker, which each has for itself, in adasum.bank"
-        raise wrong(own.name, "values set from outside", expected)
-
-
-def _bits(parameter: Parameter) -> np.ndarray:
-    values = parameter.asnumpy()  # on CPU no copy
-    return values.view(f"u{values.itemsize}")
