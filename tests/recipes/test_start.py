@@ -224,7 +224,7 @@ REFUSED = {
     "resnet50 --label_smooth_factor 1": "factor: expected a finite number >= 0 and < 1, got 1",
     "resnet50 --image_size 31": "image_size: expected an integer >= 32, got 31",
     "resnet50 --depth 19": "depth: expected one of 18, 34, 50, 101, 152, got 19",
-    "resnet50 --precision O1": "precision: expected one of 'O0', 'O2', 'O3', got 'O1'",
+    "resnet50 --precision O1": "precision: expected one of 'O0', 'O2', 'O3', 'auto', ",
     "thor --epoch_size 54": "epoch_size: expected at most 3, the lr_end_epoch, got 54",
     "thor --damping_init 0": "damping_init: expected a finite number > 0, got 0",
     "adasum --tail carry": "tail: expected one of flush, drop, got 'carry'",

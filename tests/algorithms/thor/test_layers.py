@@ -314,13 +314,14 @@ def test_outputs_names_and_order_are_unchanged(make, shape, eager):
     assert all(a is b for a, b in zip(now, cells, strict=True))
 
 
-def test_release_of_a_single_layer_leaves_it_in_float16():
+@pytest.mark.parametrize("level", ["O2", "auto"])
+def test_release_of_a_single_layer_leaves_it_in_float16(level):
     loss_net = LossNet(nn.Dense(5, 4), nn.MSELoss())
     layer, optimizer = loss_net.network, nn.SGD(loss_net.trainable_params(), 0.1)
-    step = ThorStep(loss_net, optimizer, 0.1, precision="O2")
+    step = ThorStep(loss_net, optimizer, 0.1, precision=level)
     step.update.release()
-    assert loss_net.network.labkit_half[0] == "O2" and loss_net.network._backbone is layer
-    ThorStep(loss_net, optimizer, 0.1, precision="O2")
+    assert loss_net.network.labkit_half[0] == level and loss_net.network._backbone is layer
+    ThorStep(loss_net, optimizer, 0.1, precision=level)
 
 
 def test_a_checkpoint_of_the_step_loads_into_the_bare_network(tmp_path, eager):

@@ -199,7 +199,7 @@ SCALES = (2.0**16, DynamicLossScale(2.0**10, 2.0, 3))
 @pytest.mark.parametrize(
     ("precision", "loss_scale", "reached"),
     [
-        *(("O2", scale, None) for scale in SCALES),
+        *((level, scale, None) for level in ("O2", "auto") for scale in SCALES),
         # Up to the largest dynamic scale: with the scale's square G overflowed at 2**66.
         *(("O0", DynamicLossScale(2.0**16), 2.0**exponent) for exponent in (16, 66, 120)),
     ],
@@ -213,7 +213,7 @@ def test_factors_are_those_of_float32(float32, precision, loss_scale, reached, e
     for name, value in factors(step.update).items():
         # Products of two 11-bit numbers: 1e-3 of the largest.
         half = dict(rtol=0, atol=2e-3 * np.abs(float32[name]).max())
-        tolerance = half if precision == "O2" else dict(rtol=1e-6)
+        tolerance = dict(rtol=1e-6) if precision == "O0" else half
         np.testing.assert_allclose(value, float32[name], **tolerance, err_msg=name)
 
 
