@@ -318,6 +318,8 @@ def _check_shapes(
     if class_axis is not None and integers:
         axis = class_axis % max(len(outputs), 1)
         expected = outputs[:axis] + outputs[axis + 1 :]
+        if axis == 1 and labels == outputs[:-1]:
+            more = ", with the classes in axis 1; TokenLossNet(network) takes them in the last one"
     elif class_axis is None and not same:
         sizes = math.prod(outputs), math.prod(labels)
         try:

@@ -14,7 +14,7 @@ from labkit.algorithms.adasum import AdasumStep
 from labkit.algorithms.adasum.workers import states_of
 from labkit.errors import InputError
 from labkit.nets.small import NormNet
-from labkit.optimizers import AdamW, Both, Muon
+from labkit.optimizers import Muon
 from labkit.steps.losses import LossNet
 from labkit.steps.options import DynamicLossScale
 from labkit.steps.state import set_state
