@@ -47,7 +47,7 @@ def main():
     rows = [ds.NumpySlicesDataset(part, ["points", "label"]).batch(16) for part in parts]
     network = nn.SequentialCell(nn.Dense(2, 32), nn.ReLU(), nn.Dense(32, 2))
     loss_fn = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
-    update = MovingAverage(AdamW(network.trainable_params(), 0.03))
+    update = MovingAverage(AdamW(network.trainable_params(), 0.1))
     fit(PlainStep(LossNet(network, loss_fn), update.optimizer, update=update), rows[0], epochs=5)
     last = evaluate(network, loss_fn, rows[1])["loss"]
     with swapped(network, update.values()):

@@ -75,7 +75,7 @@ class UpdateRecord(nn.Cell):
     def see_rates(self) -> None:
         """Note rates without a schedule, and counts, before a graph may make an update."""
         if not self.counts:
-            self._before = self._counted()
+            self._before = self.updates.asnumpy().item(), self.rated.global_step.asnumpy().item()
         if self._constant:
             number = int(self.updates.asnumpy())
             rates = tuple(map(float, map(Tensor.asnumpy, self._constant)))
@@ -83,17 +83,14 @@ class UpdateRecord(nn.Cell):
 
     def check_counting(self) -> None:
         """Warn, after the first update, of an optimizer that leaves ``global_step`` as it was."""
-        (updates, step), (updates_before, step_before) = self._counted(), self._before
-        self.counts = updates > updates_before
-        if self.counts and step == step_before:
+        updates, step = self._before
+        self.counts = self.updates.asnumpy().item() > updates
+        if self.counts and self.rated.global_step.asnumpy().item() == step:
             warn(
                 f"{type(self.rated).__name__} leaves its global_step, and so any schedule, at "
                 f"{step}; expected self.assignadd(self.global_step, "
                 "self.global_step_increase_tensor) in its construct"
             )
-
-    def _counted(self) -> tuple[int, int]:
-        return integer_of(self.updates), int(self.rated.global_step.asnumpy()[0])
 
     def last_update(self) -> LastUpdate:
         """Return the most recent update, read from the device."""
