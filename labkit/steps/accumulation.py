@@ -181,7 +181,7 @@ class AccumulatedStep(Step):
         return super().one_graph and not callable(self.micro_steps) and self.split == 1
 
     def _by_parts(self, batch: tuple) -> Tensor:
-        parts = cut(arranged(self.gradient.loss_net, batch, {}), self.split)
+        parts = cut(arranged(self.gradient.loss_net, batch), self.split)
         set_state(self.given, np.zeros(self.given.shape, np.float32))
         columns, self.columns, self.cuts = self.columns, (), 1  # the parts are called as they are
         try:

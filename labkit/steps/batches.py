@@ -6,7 +6,8 @@ dictionary that has one, else its last entry. Rows are counted along the labels'
 
 import contextlib
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import mindspore as ms
@@ -18,6 +19,7 @@ from labkit.errors import InputError
 
 NESTED = (tuple, list, dict)
 INTEGERS = (*mstype.int_type, *mstype.uint_type)
+_BY_PLACE = inspect.Parameter.POSITIONAL_OR_KEYWORD
 
 
 def labels_of(part: Any) -> Any:
@@ -34,22 +36,15 @@ def rows_of(batch: tuple) -> int:
     return labels_of(batch).shape[0]
 
 
-def leaves(part: Any) -> list:
-    """Return what a batch, or a part of it, consists of, in order."""
-    if not isinstance(part, NESTED):
-        return [part]
-    return [leaf for each in _inside(part) for leaf in leaves(each)]
+def nodes(part: Any) -> list:
+    """Return a part of a batch and all that it holds, in order."""
+    inside = part.values() if isinstance(part, dict) else part if isinstance(part, NESTED) else ()
+    return [part, *(node for each in inside for node in nodes(each))]
 
 
-def containers(part: Any) -> list:
-    """Return the tuples, lists and dictionaries in a batch, itself the first."""
-    if not isinstance(part, NESTED):
-        return []
-    return [part, *(each for inner in _inside(part) for each in containers(inner))]
-
-
-def _inside(part: Any) -> Any:
-    return part.values() if isinstance(part, dict) else part
+def tensors_of(part: Any) -> list[Tensor]:
+    """Return the Tensors in a part of a batch, in order."""
+    return [node for node in nodes(part) if isinstance(node, Tensor)]
 
 
 def mapped(function: Any, part: Any) -> Any:
@@ -57,7 +52,8 @@ def mapped(function: Any, part: Any) -> Any:
     if isinstance(part, dict):
         return {name: mapped(function, each) for name, each in part.items()}
     if isinstance(part, (tuple, list)):
-        return type(part)([mapped(function, each) for each in part])
+        found = [mapped(function, each) for each in part]
+        return tuple(found) if isinstance(part, tuple) else found
     return function(part) if isinstance(part, Tensor) else part
 
 
@@ -72,22 +68,13 @@ def variable(batch: tuple) -> tuple:
         raise _wrong_batch(batch) from None
 
 
-def kinds(part: Any) -> Any:
-    """Return shapes and types in a part of a batch, and how it is nested: what a graph is for."""
-    if isinstance(part, dict):
-        return tuple((name, kinds(each)) for name, each in part.items())
-    if isinstance(part, (tuple, list)):
-        return tuple(map(kinds, part))
-    return (part.shape, part.dtype) if isinstance(part, Tensor) else type(part)
-
-
 def cut(batch: tuple, count: int) -> list[tuple]:
     """Return a batch as ``count`` batches of consecutive rows, sizes equal or one apart."""
-    sizes = {leaf.shape[:1] for leaf in leaves(batch) if isinstance(leaf, Tensor)}
+    sizes = {tensor.shape[:1] for tensor in tensors_of(batch)}
     if len(sizes) != 1 or not (rows := min(sizes)) or rows[0] < count:
         raise InputError(
             f"split={count}: expected Tensors of one number of rows, at least {count}, got "
-            f"{_said(batch)}"
+            f"{said(batch)}"
         )
     ends = [rows[0] * place // count for place in range(count + 1)]
     return [
@@ -96,13 +83,20 @@ def cut(batch: tuple, count: int) -> list[tuple]:
     ]
 
 
-def arranged(loss_net: nn.Cell, batch: tuple, named: Mapping[str, Any]) -> tuple:
-    """Return a batch in the order in which ``loss_net`` takes it.
+def arranged(
+    loss_net: nn.Cell,
+    batch: tuple,
+    named: Mapping[str, Any] = MappingProxyType({}),
+    columns: Sequence[str] = (),
+) -> tuple:
+    """Return a batch, or the columns of one by name, in the order in which ``loss_net`` takes it.
 
     ``named`` are arguments of ``network.construct`` and ``labels``, of a ``LossNet`` or
     ``TokenLossNet``, or of ``construct`` of a loss net of your own. To the first two, one
     dictionary that is the whole batch is such names, and one tuple or list several parts.
     """
+    if columns and not named:
+        batch, named = (), dict(zip(columns, batch, strict=True))
     known = has_network(loss_net)
     if known and not named and len(batch) == 1 and isinstance(batch[0], NESTED):
         whole = batch[0]
@@ -110,23 +104,24 @@ def arranged(loss_net: nn.Cell, batch: tuple, named: Mapping[str, Any]) -> tuple
     if not named:
         return batch
     names = {name: part for name, part in named.items() if not (known and name == "labels")}
-    last = (named.get("labels"),) if known else ()
-    called = inspect.signature(_called(loss_net).construct)
+    cell = _called(loss_net)
+    arguments = inspect.signature(cell.construct).parameters
     try:
-        bound = called.bind(*batch, **names)
+        bound = inspect.signature(cell.construct).bind(*batch, **names)
+        if known and "labels" not in named:
+            raise TypeError("missing a required argument: 'labels'")
+        for name in names:
+            if getattr(arguments.get(name), "kind", None) is not _BY_PLACE:
+                raise TypeError(f"{name!r} has no place among its arguments")
     except TypeError as error:
-        raise _wrong_names(loss_net, str(error)) from None
-    if last == (None,):
-        raise _wrong_names(loss_net, "missing a required argument: 'labels'")
-    for name in names:
-        kind = getattr(called.parameters.get(name), "kind", None)
-        if kind is not inspect.Parameter.POSITIONAL_OR_KEYWORD:
-            raise _wrong_names(loss_net, f"{name!r} has no place among its arguments")
-    if not names:
-        return batch + last
-    end = max(list(called.parameters).index(name) + 1 for name in bound.arguments)
-    bound.apply_defaults()
-    return bound.args[:end] + last
+        expected = ", ".join([*arguments, "labels"] if known else arguments)
+        text = f"the batch, by name: expected {expected}; {type(cell).__name__}: {error}"
+        raise InputError(text) from None
+    if names:
+        end = max(list(arguments).index(name) + 1 for name in bound.arguments)
+        bound.apply_defaults()
+        batch = bound.args[:end]
+    return (*batch, named["labels"]) if known else batch
 
 
 def has_network(loss_net: nn.Cell) -> bool:
@@ -140,27 +135,18 @@ def _called(loss_net: nn.Cell) -> nn.Cell:
     return getattr(cell, "_backbone", cell)
 
 
-def _wrong_names(loss_net: nn.Cell, why: str) -> InputError:
-    cell = _called(loss_net)
-    names = list(inspect.signature(cell.construct).parameters)
-    names += ["labels"] if has_network(loss_net) else []
-    return InputError(
-        f"the batch, by name: expected {', '.join(names)}; {type(cell).__name__}: {why}"
-    )
-
-
 @contextlib.contextmanager
 def first_batch(loss_net: nn.Cell, batch: tuple) -> Iterator[None]:
     """Refuse what is not Tensors, features of float64, columns in another order or number, and
     inputs that are not floats and fail in the block: uint8 images."""
     known = has_network(loss_net)
     least = 2 if known else 1  # an autoencoder's own has no labels
-    parts = leaves(batch)
-    labels: Any = labels_of(batch) if parts else None
+    tensors = tensors_of(batch)
+    labels: Any = labels_of(batch) if tensors else None
     # None and True: the defaults of what a call by name leaves out.
-    right = len(batch) >= least and all(isinstance(p, Tensor | bool | None) for p in parts)
+    allowed = (Tensor, bool, type(None), *NESTED)
+    right = len(batch) >= least and all(isinstance(node, allowed) for node in nodes(batch))
     right = right and isinstance(labels, Tensor) and labels.ndim and labels.size
-    tensors = [part for part in parts if isinstance(part, Tensor)]
     inputs = [part for part in tensors if part is not labels]
     if not right or ms.float64 in [part.dtype for part in inputs]:
         raise _wrong_batch(batch)
@@ -186,12 +172,12 @@ def _wrong_batch(batch: tuple, more: str = "") -> InputError:
     return InputError(
         "the batch: expected Tensors of at least one row, as dataset.batch makes them, inputs "
         "first (float32, not NumPy's float64; integers to look up) and labels last, got "
-        f"{_said(batch) or 'nothing'}{more}"
+        f"{said(batch) or 'nothing'}{more}"
     )
 
 
-def _said(batch: tuple) -> str:
-    got = [
-        f"{p.dtype} {p.shape}" if isinstance(p, Tensor) else type(p).__name__ for p in leaves(batch)
-    ]
+def said(batch: tuple) -> str:
+    """Return types and shapes of what a batch holds."""
+    parts = [node for node in nodes(batch) if not isinstance(node, NESTED)]
+    got = [f"{p.dtype} {p.shape}" if isinstance(p, Tensor) else type(p).__name__ for p in parts]
     return ", ".join(got)

@@ -17,12 +17,12 @@ from labkit.base.arguments import wrong
 from labkit.errors import warn
 from labkit.steps.batches import (
     arranged,
-    containers,
     first_batch,
-    kinds,
     labels_of,
-    leaves,
+    mapped,
+    nodes,
     rows_of,
+    said,
     variable,
 )
 from labkit.steps.gradients import GradientStage, divided
@@ -87,7 +87,8 @@ class Step(nn.Cell):
     """
 
     has_buffer = False  # in which the step adds up groups of micro-batches
-    cuts = 1  # parts that a given batch is cut into
+    cuts = 1  # parts that a given batch is cut into, by an AccumulatedStep's ``_by_parts``
+    _by_parts: Any
 
     def __init__(
         self,
@@ -215,14 +216,16 @@ class Step(nn.Cell):
     def __call__(self, *batch: Any, **named: Any) -> Tensor:
         """Return the loss () of a micro-batch; make an update if the micro-batch completes it."""
         if named or self.columns:
-            batch = self._by_name(batch, named)
+            batch = arranged(self.gradient.loss_net, batch, named, self.columns)
         if self.cuts > 1:
             return self._by_parts(batch)
         gathers = self._gathers()
-        parts = [(getattr(part, "shape", None), getattr(part, "dtype", None)) for part in batch]
+        parts: list[Any] = [
+            (getattr(part, "shape", None), getattr(part, "dtype", None)) for part in batch
+        ]
         if (None, None) in parts:  # only nested batches cost more calls
-            batch = variable(arranged(self.gradient.loss_net, batch, {}))
-            parts = kinds(batch)
+            batch = variable(arranged(self.gradient.loss_net, batch))
+            parts = [str(mapped(lambda tensor: (tensor.shape, tensor.dtype), batch))]
         kind = (gathers, *parts)
         if kind not in self._seen:
             self._look_at(kind, batch)
@@ -249,22 +252,11 @@ class Step(nn.Cell):
         shapes = {seen[1:] for seen in self._seen}
         self._seen.add(kind)
         if not self._open and kind[1:] not in shapes and len(shapes) + 1 == _NOTICED:
-            last = ", ".join(f"{p.dtype} {p.shape}" for p in leaves(batch) if isinstance(p, Tensor))
             warn(
-                f"{type(self).__name__} compiled for the fourth shape of batch, {last}: "
+                f"{type(self).__name__} compiled for the fourth shape of batch, {said(batch)}: "
                 "step.set_inputs(Tensor(shape=[None, None], dtype=...), ...) before the first "
                 "call, or padding to a few lengths, compiles once"
             )
-
-    def _by_name(self, batch: tuple, named: dict[str, Any]) -> tuple:
-        """Return a batch with parts by name in the order in which the loss net takes them."""
-        if self.columns and not named:
-            batch, named = (), dict(zip(self.columns, batch, strict=True))
-        return arranged(self.gradient.loss_net, batch, named)
-
-    def _by_parts(self, batch: tuple) -> Tensor:
-        """Return the loss () of a batch that is cut into ``cuts`` micro-batches."""
-        raise NotImplementedError
 
     def set_inputs(self, *inputs: Any, **named: Any) -> None:
         """Set the shapes that the step's graphs are compiled for, None for each axis that varies.
@@ -273,7 +265,7 @@ class Step(nn.Cell):
         MindSpore an input that is a dictionary has no open axes.
         """
         inputs = variable(arranged(self.gradient.loss_net, inputs, named))
-        if any(isinstance(part, dict) for part in containers(inputs)):
+        if any(isinstance(part, dict) for part in nodes(inputs)):
             expected = "Tensors by name, or in tuples and lists: MindSpore opens no axes in others"
             raise wrong("set_inputs", "an input that is a dictionary", expected)
         super().set_inputs(*inputs)

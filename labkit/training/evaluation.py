@@ -71,10 +71,9 @@ def evaluate(
     sums = np.zeros((len(ks) + getattr(loss_net, "pairs", 1), 2))
     # If one rank refused a label, the others would wait for its counts.
     with _in_evaluation(loss_net), cluster.together() if over_ranks else contextlib.nullcontext():
-        names = dataset.get_col_names() if by_name else []
+        names = dataset.get_col_names() if by_name else ()
         for batch in dataset.create_tuple_iterator(num_epochs=1):
-            named = dict(zip(names, batch, strict=True)) if by_name else {}
-            batch = variable(arranged(loss_net, () if by_name else tuple(batch), named))
+            batch = variable(arranged(loss_net, tuple(batch), columns=names))
             with first_batch(loss_net, batch):
                 apart = has_network(loss_net)
                 made = loss_net.network(*batch[:-1]) if apart else loss_net(*batch)
