@@ -85,7 +85,11 @@ def batches(kind):
     return [batch(number) for number in range(2 * KINDS[kind][1])]
 
 
-every_step = pytest.mark.parametrize("kind", KINDS)
+# The graphs of the others take 5 to 8 s to compile, whichever of their tests comes first.
+QUICK = ("plain", "accumulated")
+every_step = pytest.mark.parametrize(
+    "kind", [pytest.param(k, marks=[] if k in QUICK else pytest.mark.slow) for k in KINDS]
+)
 
 
 @every_step
