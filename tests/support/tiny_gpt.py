@@ -179,6 +179,7 @@ def evaluated(values, tokens, keep, labels):
 
 def mean_of(results, names):
     """Return (loss, gradients) of the mean over the labels of all micro-batches."""
+    results = list(results)
     count = sum(each.count for each in results)
     loss = sum(each.count * each.loss for each in results) / count
     return loss, {
@@ -211,14 +212,18 @@ class Reference:
 
     def update(self, batches):
         """Make an update from (tokens, keep, labels) arrays; those that are NaN are left out."""
-        results = [evaluated(self.values, *each) for each in batches if np.isfinite(each[1]).all()]
-        if results:
-            self.apply(results, batches)
+        finite = [np.isfinite(keep).all() for _, keep, _ in batches]
+        pairs = zip(batches, finite, strict=True)
+        results = [evaluated(self.values, *each) if right else None for each, right in pairs]
+        if any(finite):
+            self.rows = [each for each, right in zip(batches, finite, strict=True) if right]
+            self.losses.append(mean_of(filter(None, results), ())[0])
+            self.apply(results)
 
-    def apply(self, results, batches):
-        loss, gradients = mean_of(results, self.names)
-        self.losses.append(loss)
-        moved, self.velocities = self.moved(self.directions(gradients, results), self.velocities)
+    def apply(self, results):
+        results = list(filter(None, results))
+        directions = self.directions(mean_of(results, self.names)[1], results)
+        moved, self.velocities = self.moved(directions, self.velocities)
         self.values |= moved
 
     def directions(self, gradients, results):
@@ -259,20 +264,14 @@ class ThorReference(Reference):
 class AdasumReference(Reference):
     """A worker for each micro-batch, with moments of its own; tensor by tensor."""
 
-    def apply(self, results, batches):
-        del results
-        finite = [np.isfinite(each[1]).all() for each in batches]
-        self.workers = getattr(self, "workers", [self.velocities] * len(batches))
-        vectors, done = [], []
-        for place, each in enumerate(batches):
-            if not finite[place]:
-                vectors.append({name: np.zeros_like(self.values[name]) for name in self.names})
-                continue
-            done.append(evaluated(self.values, *each))
-            moved, kept = self.moved(done[-1].gradients, self.workers[place])
-            self.workers = [*self.workers[:place], kept, *self.workers[place + 1 :]]
-            vectors.append({name: moved[name] - self.values[name] for name in self.names})
-        self.losses.append(mean_of(done, self.names)[0])
+    def apply(self, results):
+        self.workers = getattr(self, "workers", [self.velocities] * len(results))
+        vectors = [{name: 0 * self.values[name] for name in self.names} for _ in results]
+        for place, result in enumerate(results):
+            if result is not None:
+                moved, kept = self.moved(result.gradients, self.workers[place])
+                self.workers = [*self.workers[:place], kept, *self.workers[place + 1 :]]
+                vectors[place] = {name: moved[name] - self.values[name] for name in self.names}
         for name in self.names:
             total = reference.adasum_tree([vector[name] for vector in vectors])
             self.values[name] = self.values[name] + total.reshape(self.values[name].shape)
@@ -285,17 +284,14 @@ class SubspaceReference(Reference):
         super().__init__(network, **options)
         self.search = reference.ProjectedBFGS(basis, alpha=1.0, gamma=0.0, optimizer=self._slope)
 
-    def apply(self, results, batches):
-        loss, gradients = mean_of(results, self.names)
-        self.losses.append(loss)
-        rows = [each for each in batches if np.isfinite(each[1]).all()]
+    def apply(self, results):
+        gradient = self._flat(mean_of(filter(None, results), self.names)[1])
 
         def loss_of(flat):
             values = self.values | self._parts(flat)
-            return mean_of([evaluated(values, *each) for each in rows], ())[0]
+            return mean_of([evaluated(values, *each) for each in self.rows], ())[0]
 
-        moved = self.search.update(self._flat(self.values), self._flat(gradients), loss_of)
-        self.values |= self._parts(moved)
+        self.values |= self._parts(self.search.update(self._flat(self.values), gradient, loss_of))
 
     def _slope(self, weights, slope):
         self.values |= self._parts(weights)
