@@ -43,12 +43,13 @@ class Block(nn.Cell):
         self.qkv, self.proj = dense(WIDTH, 3 * WIDTH), nn.Dense(WIDTH, WIDTH)
         self.up, self.down = nn.Dense(WIDTH, 2 * WIDTH), dense(2 * WIDTH, WIDTH)
 
-    def construct(self, x, mask):
+    def construct(self, x, allowed):
         rows, length, width = x.shape
         parts = self.qkv(self.norm1(x)).reshape(rows, length, 3, HEADS, width // HEADS)
         parts = parts.transpose(2, 0, 3, 1, 4)
         scores = ops.matmul(parts[0], parts[1].transpose(0, 1, 3, 2)) * (width // HEADS) ** -0.5
-        weights = ops.softmax(scores + ops.cast(mask, scores.dtype), -1)
+        allowed = ops.cast(allowed, scores.dtype)
+        weights = ops.softmax(scores * allowed + 1e4 * (allowed - 1.0), -1)
         mixed = ops.matmul(weights, parts[2]).transpose(0, 2, 1, 3).reshape(rows, length, width)
         x = x + self.proj(mixed)
         return x + self.down(ops.gelu(self.up(self.norm2(x)), approximate="none"))
@@ -67,10 +68,10 @@ class GPT(nn.Cell):
 
     def construct(self, tokens, keep):
         rows, length = tokens.shape
-        mask = (ops.tril(ops.ones((length, length), ms.float32)) - 1.0) * 1e4
-        mask = mask + (keep.reshape(rows, 1, 1, length) - 1.0) * 1e4
+        allowed = ops.tril(ops.ones((length, length), ms.float32))
+        allowed = allowed * keep.reshape(rows, 1, 1, length)
         x = self.embed(tokens) + self.places[:length]
-        return self.head(self.norm(self.block(x, mask)))
+        return self.head(self.norm(self.block(x, allowed)))
 
 
 class OfTuple(nn.Cell):
@@ -155,14 +156,18 @@ def evaluated(values, tokens, keep, labels):
         return F.layer_norm(x, (WIDTH,), w[f"{name}.gamma"], w[f"{name}.beta"], 1e-5)
 
     rows, length = tokens.shape
-    mask = (torch.tril(torch.ones(length, length, dtype=torch.float64)) - 1) * 1e4
-    mask = mask + (torch.tensor(keep, dtype=torch.float64).reshape(rows, 1, 1, length) - 1) * 1e4
+    allowed = torch.tril(torch.ones(length, length, dtype=torch.float64))
+    allowed = allowed * torch.tensor(keep, dtype=torch.float64).reshape(rows, 1, 1, length)
     table = w["embed.embedding_table"]
     x = table[torch.tensor(tokens, dtype=torch.long)] + w["places"][:length]
     parts = dense("block.qkv", norm("block.norm1", x))
     q, k, v = parts.reshape(rows, length, 3, HEADS, -1).permute(2, 0, 3, 1, 4)
-    scores = q @ k.transpose(-1, -2) * (WIDTH // HEADS) ** -0.5 + mask
-    mixed = (torch.softmax(scores, -1) @ v).permute(0, 2, 1, 3).reshape(rows, length, WIDTH)
+    scores = q @ k.transpose(-1, -2) * (WIDTH // HEADS) ** -0.5
+    mixed = (
+        (torch.softmax(scores * allowed + 1e4 * (allowed - 1), -1) @ v)
+        .permute(0, 2, 1, 3)
+        .reshape(rows, length, WIDTH)
+    )
     x = x + dense("block.proj", mixed)
     x = x + dense("block.down", F.gelu(dense("block.up", norm("block.norm2", x))))
     logits = norm("norm", x) @ table.T
