@@ -305,6 +305,10 @@ def called(loss_net, logits, labels):
             lambda: called(LossNet(Same(), smooth()), (6, 4), (6, 1)),
             r"labels of the loss: expected the shape \(6,\), got \(6, 1\)",
         ),
+        (
+            lambda: called(LossNet(Same(), nn.CrossEntropyLoss()), (2, 3, 5), (2, 3)),
+            r"expected the shape \(2, 5\), got \(2, 3\), with the classes in axis 1; TokenLossNet",
+        ),
         (lambda: smooth(smooth_factor=-0.1), "smooth_factor: expected a finite number >= 0 and"),
         (lambda: smooth(convention="torch"), "convention: .*got 'torch'. Did you mean 'pytorch'"),
         (lambda: smooth(sparse=False), "sparse: expected True"),

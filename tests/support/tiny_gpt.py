@@ -43,12 +43,13 @@ class Block(nn.Cell):
         self.qkv, self.proj = dense(WIDTH, 3 * WIDTH), nn.Dense(WIDTH, WIDTH)
         self.up, self.down = nn.Dense(WIDTH, 2 * WIDTH), dense(2 * WIDTH, WIDTH)
 
-    def construct(self, x, mask):
+    def construct(self, x, allowed):
         rows, length, width = x.shape
         parts = self.qkv(self.norm1(x)).reshape(rows, length, 3, HEADS, width // HEADS)
         parts = parts.transpose(2, 0, 3, 1, 4)
         scores = ops.matmul(parts[0], parts[1].transpose(0, 1, 3, 2)) * (width // HEADS) ** -0.5
-        weights = ops.softmax(scores + ops.cast(mask, scores.dtype), -1)
+        allowed = ops.cast(allowed, scores.dtype)
+        weights = ops.softmax(scores * allowed + 1e4 * (allowed - 1.0), -1)
         mixed = ops.matmul(weights, parts[2]).transpose(0, 2, 1, 3).reshape(rows, length, width)
         x = x + self.proj(mixed)
         return x + self.down(ops.gelu(self.up(self.norm2(x)), approximate="none"))
@@ -67,10 +68,10 @@ class GPT(nn.Cell):
 
     def construct(self, tokens, keep):
         rows, length = tokens.shape
-        mask = (ops.tril(ops.ones((length, length), ms.float32)) - 1.0) * 1e4
-        mask = mask + (keep.reshape(rows, 1, 1, length) - 1.0) * 1e4
+        allowed = ops.tril(ops.ones((length, length), ms.float32))
+        allowed = allowed * keep.reshape(rows, 1, 1, length)
         x = self.embed(tokens) + self.places[:length]
-        return self.head(self.norm(self.block(x, mask)))
+        return self.head(self.norm(self.block(x, allowed)))
 
 
 class OfTuple(nn.Cell):
@@ -155,14 +156,18 @@ def evaluated(values, tokens, keep, labels):
         return F.layer_norm(x, (WIDTH,), w[f"{name}.gamma"], w[f"{name}.beta"], 1e-5)
 
     rows, length = tokens.shape
-    mask = (torch.tril(torch.ones(length, length, dtype=torch.float64)) - 1) * 1e4
-    mask = mask + (torch.tensor(keep, dtype=torch.float64).reshape(rows, 1, 1, length) - 1) * 1e4
+    allowed = torch.tril(torch.ones(length, length, dtype=torch.float64))
+    allowed = allowed * torch.tensor(keep, dtype=torch.float64).reshape(rows, 1, 1, length)
     table = w["embed.embedding_table"]
     x = table[torch.tensor(tokens, dtype=torch.long)] + w["places"][:length]
     parts = dense("block.qkv", norm("block.norm1", x))
     q, k, v = parts.reshape(rows, length, 3, HEADS, -1).permute(2, 0, 3, 1, 4)
-    scores = q @ k.transpose(-1, -2) * (WIDTH // HEADS) ** -0.5 + mask
-    mixed = (torch.softmax(scores, -1) @ v).permute(0, 2, 1, 3).reshape(rows, length, WIDTH)
+    scores = q @ k.transpose(-1, -2) * (WIDTH // HEADS) ** -0.5
+    mixed = (
+        (torch.softmax(scores * allowed + 1e4 * (allowed - 1), -1) @ v)
+        .permute(0, 2, 1, 3)
+        .reshape(rows, length, WIDTH)
+    )
     x = x + dense("block.proj", mixed)
     x = x + dense("block.down", F.gelu(dense("block.up", norm("block.norm2", x))))
     logits = norm("norm", x) @ table.T
@@ -179,6 +184,7 @@ def evaluated(values, tokens, keep, labels):
 
 def mean_of(results, names):
     """Return (loss, gradients) of the mean over the labels of all micro-batches."""
+    results = list(results)
     count = sum(each.count for each in results)
     loss = sum(each.count * each.loss for each in results) / count
     return loss, {
@@ -211,14 +217,18 @@ class Reference:
 
     def update(self, batches):
         """Make an update from (tokens, keep, labels) arrays; those that are NaN are left out."""
-        results = [evaluated(self.values, *each) for each in batches if np.isfinite(each[1]).all()]
-        if results:
-            self.apply(results, batches)
+        finite = [np.isfinite(keep).all() for _, keep, _ in batches]
+        pairs = zip(batches, finite, strict=True)
+        results = [evaluated(self.values, *each) if right else None for each, right in pairs]
+        if any(finite):
+            self.rows = [each for each, right in zip(batches, finite, strict=True) if right]
+            self.losses.append(mean_of(filter(None, results), ())[0])
+            self.apply(results)
 
-    def apply(self, results, batches):
-        loss, gradients = mean_of(results, self.names)
-        self.losses.append(loss)
-        moved, self.velocities = self.moved(self.directions(gradients, results), self.velocities)
+    def apply(self, results):
+        results = list(filter(None, results))
+        directions = self.directions(mean_of(results, self.names)[1], results)
+        moved, self.velocities = self.moved(directions, self.velocities)
         self.values |= moved
 
     def directions(self, gradients, results):
@@ -259,20 +269,14 @@ class ThorReference(Reference):
 class AdasumReference(Reference):
     """A worker for each micro-batch, with moments of its own; tensor by tensor."""
 
-    def apply(self, results, batches):
-        del results
-        finite = [np.isfinite(each[1]).all() for each in batches]
-        self.workers = getattr(self, "workers", [self.velocities] * len(batches))
-        vectors, done = [], []
-        for place, each in enumerate(batches):
-            if not finite[place]:
-                vectors.append({name: np.zeros_like(self.values[name]) for name in self.names})
-                continue
-            done.append(evaluated(self.values, *each))
-            moved, kept = self.moved(done[-1].gradients, self.workers[place])
-            self.workers = [*self.workers[:place], kept, *self.workers[place + 1 :]]
-            vectors.append({name: moved[name] - self.values[name] for name in self.names})
-        self.losses.append(mean_of(done, self.names)[0])
+    def apply(self, results):
+        self.workers = getattr(self, "workers", [self.velocities] * len(results))
+        vectors = [{name: 0 * self.values[name] for name in self.names} for _ in results]
+        for place, result in enumerate(results):
+            if result is not None:
+                moved, kept = self.moved(result.gradients, self.workers[place])
+                self.workers = [*self.workers[:place], kept, *self.workers[place + 1 :]]
+                vectors[place] = {name: moved[name] - self.values[name] for name in self.names}
         for name in self.names:
             total = reference.adasum_tree([vector[name] for vector in vectors])
             self.values[name] = self.values[name] + total.reshape(self.values[name].shape)
@@ -285,17 +289,14 @@ class SubspaceReference(Reference):
         super().__init__(network, **options)
         self.search = reference.ProjectedBFGS(basis, alpha=1.0, gamma=0.0, optimizer=self._slope)
 
-    def apply(self, results, batches):
-        loss, gradients = mean_of(results, self.names)
-        self.losses.append(loss)
-        rows = [each for each in batches if np.isfinite(each[1]).all()]
+    def apply(self, results):
+        gradient = self._flat(mean_of(filter(None, results), self.names)[1])
 
         def loss_of(flat):
             values = self.values | self._parts(flat)
-            return mean_of([evaluated(values, *each) for each in rows], ())[0]
+            return mean_of([evaluated(values, *each) for each in self.rows], ())[0]
 
-        moved = self.search.update(self._flat(self.values), self._flat(gradients), loss_of)
-        self.values |= self._parts(moved)
+        self.values |= self._parts(self.search.update(self._flat(self.values), gradient, loss_of))
 
     def _slope(self, weights, slope):
         self.values |= self._parts(weights)
