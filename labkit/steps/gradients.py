@@ -120,9 +120,8 @@ class GradientStage(nn.Cell):
             raise wrong("pairs of loss_net", self.pairs, "one (loss, weight) beside THOR's factors")
         self.count, self.float32 = len(parameters), are_float32(parameters)
         self.message_ends = message_ends(options.all_reduce_fusion_config, self.pairs * self.count)
-        set_precision(
-            loss_net, str(options.precision)
-        )  # after all refusals: it changes the network
+        # After all refusals: it changes the network.
+        set_precision(loss_net, str(options.precision))
         self.loss_net = loss_net.set_grad()
         self.with_extras, self.over = extras is not None, getattr(loss_net, "over", None)
         # Labels with more axes, of integers, belong to several terms a row; -2 is always exceeded.
@@ -338,9 +337,12 @@ class GradientStage(nn.Cell):
 
 def _has_outputs(result: tuple) -> bool:
     """Return whether what a loss net returns is (loss, outputs, ...), as of Hugging Face's."""
-    if isinstance(result[0], (tuple, list, dict)) or not isinstance(result[0], Tensor):
+    first, second = result[0], result[1]
+    if isinstance(first, (tuple, list, dict)):  # pairs
         return False
-    return len(result) > 2 or not isinstance(result[1], Tensor) or result[1].ndim != 0
+    if len(result) > 2 or isinstance(second, (tuple, list, dict)):
+        return True
+    return first.ndim == 0 and isinstance(second, Tensor) and second.ndim > 0
 
 
 def _float32(gradient: Tensor) -> Tensor:

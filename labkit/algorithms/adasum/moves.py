@@ -70,6 +70,7 @@ class Moves(nn.Cell):
         # start, start_step: the weights and the step count from which every worker starts.
         self.start = ParameterTuple(copied(p, "adasum.start") for p in self.parameters)
         self.start_step = copied(optimizer.global_step, "adasum.start")
+        self.held = [*self.start, self.start_step]
         self.states = WorkerStates(states_of(optimizer), workers, halves)
         self.expected = list(zip(self.states.states, self.states.banks, strict=True))
 
@@ -103,6 +104,7 @@ class MovesOfVectors(nn.Cell):
         sizes = [sum(self.parameters[i].size for i in group) for group in groups]
         self.group_starts, self.group_ends = zip(*bounds(sizes), strict=True)
         self.twin = _twin(optimizer, groups)
+        self.held = [*self.twin.parameters, *states_of(self.twin)]
         self.states = WorkerStates(states_of(self.twin), workers, halves)
         own = states_of(optimizer)
         kept = [(p, p.asnumpy().reshape(1, -1).view(f"u{p.itemsize}")) for p in own]
@@ -173,7 +175,7 @@ def _twin(optimizer: nn.Optimizer, groups: list[tuple[int, ...]]) -> nn.Optimize
                 set_state(own, _values(values, group))
     twin.global_step_increase_tensor = Tensor([0], ms.int32)
     for own in (*vectors, *states_of(twin)):
-        own.name = f"adasum.{own.name}"
+        own.name, own.requires_grad = f"adasum.{own.name}", False
     return twin
 
 

@@ -215,7 +215,7 @@ class ThorUpdate(UpdateStage):
         count = len(layers)
         self.pending = state("thor.held", 0)
         self.pending_gradients = ParameterTuple(zeros_like(p, "held") for p in self.parameters)
-        self.tensors = {"factors": (*self.extras[0], *self.extras[1])}
+        self.tensors = {"factors": [factor for group in self.extras for factor in group]}
         self.tensors |= {"inverses": list(self.layers.get_parameters())}
         self.tensors |= {"held gradients": self.pending_gradients}
         self.measured = state("thor.seen", np.zeros((count, 3)))
