@@ -240,7 +240,7 @@ def test_half_precision(keep):
     [
         (dict(network=nn.ReLU()), "network: expected the one that thor was given, got 'ReLU'"),
         (dict(optimizer=3), "optimizer: expected that of labkit.thor, got a int"),
-        (dict(loss_fn=nn.MSELoss("sum")), "got a LossNet of MSELoss"),
+        (dict(loss_fn=nn.MSELoss("sum")), "got 'a LossNet of MSELoss'"),
         (dict(metrics={"accuracyy"}), "accuracyy"),
         (dict(loss_scale_manager=FIXED(128)), "of thor: expected 1.0, or 128.0 .*, got 64"),
     ],
