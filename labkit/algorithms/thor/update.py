@@ -9,7 +9,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import ParameterTuple, Tensor, nn, ops
 
-from labkit.algorithms.thor.curvature import Inverses, LayerCurvature
+from labkit.algorithms.thor.curvature import Averages, Inverses, LayerCurvature
 from labkit.algorithms.thor.layers import Tap, Tapped, UpstreamTap, find_layers, refuse_layers
 from labkit.base.arguments import choice, integer, number, wrong
 from labkit.errors import InputError, refuse_unknown
@@ -193,10 +193,20 @@ class ThorUpdate(UpdateStage):
         self.places, self.plain = found
         layers = [LayerCurvature(place.name, place.geometry) for place in self.places]
         self.layers = nn.CellList(layers, auto_prefix=False)
+        # Layers of one geometry share a tap and the operators that average their factors.
+        taps = {place.geometry: tap(place.geometry) for place in self.places}
+        kinds = list(taps)
+        places = [kinds.index(place.geometry) for place in self.places]
+        self.alike = tuple(
+            tuple(i for i, own in enumerate(places) if own == kind) for kind in range(len(kinds))
+        )
+        self.kinds = tuple((kind, self.alike[kind].index(i)) for i, kind in enumerate(places))
+        shared = [Averages([layers[i] for i in alike]) for alike in self.alike]
+        self.averages = nn.CellList(shared, auto_prefix=False)
         self.tapped = []
         for place, layer in zip(self.places, layers, strict=True):
             buffers = layer.a_factor, layer.positions, layer.g_factor
-            self.tapped.append(Tapped(place.layer, tap(place.geometry), buffers))
+            self.tapped.append(Tapped(place.layer, taps[place.geometry], buffers))
             exchange(place.parent, place.key, self.tapped[-1])
         factors = ((layer.a_factor, layer.positions, layer.g_factor) for layer in layers)
         self.extras = tuple(zip(*factors, strict=True))
@@ -296,18 +306,26 @@ class ThorUpdate(UpdateStage):
         keep = None
         if self.factor_decay > 0:
             keep = ops.cast(self.last_factors >= 0, ms.float32) * self.factor_decay
-        rows: tuple = ()
         averages: tuple = ()
+        for i in range(len(self.averages)):
+            a_sums: tuple = ()
+            positions: tuple = ()
+            g_sums: tuple = ()
+            for k in self.alike[i]:
+                a_sums, g_sums = (*a_sums, extras[k]), (*g_sums, extras[2 * count + k])
+                positions += (extras[count + k],)
+            averages += (self.averages[i](a_sums, positions, g_sums, keep),)
+        rows: tuple = ()
         for i in range(count):
-            a_sum, positions, g_sum = extras[i], extras[count + i], extras[2 * count + i]
-            made = self.layers[i].averaged(a_sum, positions, g_sum, keep)
-            averages, rows = (*averages, made[:3]), (*rows, made[3])
+            kind, place = self.kinds[i]
+            rows += (averages[kind][3][place],)
         measured = ops.stack(rows)
         finite = ops.reduce_min(ops.unstack(measured, 1)[2]) > 0.5
         done += (ops.assign(self.measured, measured),)
         for i in range(count):
-            a_new, g_new, positions = averages[i]
-            done += (self.layers[i].observe(a_new, g_new, positions, finite),)
+            kind, place = self.kinds[i]
+            a_new, g_new, units, _ = averages[kind]
+            done += (self.layers[i].observe(a_new[place], g_new[place], units[place], finite),)
         return ops.depend(True, done)
 
     # --- between graphs ------------------------------------------------------------------------
