@@ -9,7 +9,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import ParameterTuple, Tensor, nn, ops
 
-from labkit.algorithms.thor.curvature import Averages, Inverses, LayerCurvature
+from labkit.algorithms.thor.curvature import Inverses, LayerCurvature
 from labkit.algorithms.thor.layers import Tap, Tapped, UpstreamTap, find_layers, refuse_layers
 from labkit.base.arguments import choice, integer, number, wrong
 from labkit.errors import InputError, refuse_unknown
@@ -173,9 +173,8 @@ class ThorUpdate(UpdateStage):
         FloatingPointError: if factors or, with ``nan="stop"``, a loss are not finite, or no damping
             makes the factors invertible.
 
-    The step's graph, with or without taps, leaves its gradients in ``pending_gradients``; a second
-    one makes the update from them, by products with the inverses. Compiled once, not in both of the
-    step's, the products and the optimizer take a tenth of the compilation and of its memory.
+    Three compiled graphs: one gathers factors along with the gradients, one updates from what the
+    first has prepared, and one makes all other updates, by products with the inverses.
     """
 
     def __init__(
@@ -193,20 +192,10 @@ class ThorUpdate(UpdateStage):
         self.places, self.plain = found
         layers = [LayerCurvature(place.name, place.geometry) for place in self.places]
         self.layers = nn.CellList(layers, auto_prefix=False)
-        # Layers of one geometry share a tap and the operators that average their factors.
-        taps = {place.geometry: tap(place.geometry) for place in self.places}
-        kinds = list(taps)
-        places = [kinds.index(place.geometry) for place in self.places]
-        self.alike = tuple(
-            tuple(i for i, own in enumerate(places) if own == kind) for kind in range(len(kinds))
-        )
-        self.kinds = tuple((kind, self.alike[kind].index(i)) for i, kind in enumerate(places))
-        shared = [Averages([layers[i] for i in alike]) for alike in self.alike]
-        self.averages = nn.CellList(shared, auto_prefix=False)
         self.tapped = []
         for place, layer in zip(self.places, layers, strict=True):
             buffers = layer.a_factor, layer.positions, layer.g_factor
-            self.tapped.append(Tapped(place.layer, taps[place.geometry], buffers))
+            self.tapped.append(Tapped(place.layer, tap(place.geometry), buffers))
             exchange(place.parent, place.key, self.tapped[-1])
         factors = ((layer.a_factor, layer.positions, layer.g_factor) for layer in layers)
         self.extras = tuple(zip(*factors, strict=True))
@@ -294,38 +283,30 @@ class ThorUpdate(UpdateStage):
         return clipped
 
     def take(self, gradients: tuple, extras: tuple, summary: Summary) -> object:
-        """Hold the gradients, which leaves the update pending; average factors of ``extras``."""
+        """Update; or, with ``extras``, average the factors and leave the update pending."""
         gradients = self.recorded(gradients, summary)
-        done: tuple = (
-            self.map(ops.assign, self.pending_gradients, gradients),
-            ops.assign(self.pending, 1),
-        )
         if len(extras) == 0:
-            return ops.depend(True, done)
+            return self.updated(gradients)
         count = len(self.layers)
         keep = None
         if self.factor_decay > 0:
             keep = ops.cast(self.last_factors >= 0, ms.float32) * self.factor_decay
-        averages: tuple = ()
-        for i in range(len(self.averages)):
-            a_sums: tuple = ()
-            positions: tuple = ()
-            g_sums: tuple = ()
-            for k in self.alike[i]:
-                a_sums, g_sums = (*a_sums, extras[k]), (*g_sums, extras[2 * count + k])
-                positions += (extras[count + k],)
-            averages += (self.averages[i](a_sums, positions, g_sums, keep),)
         rows: tuple = ()
+        averages: tuple = ()
         for i in range(count):
-            kind, place = self.kinds[i]
-            rows += (averages[kind][3][place],)
+            a_sum, positions, g_sum = extras[i], extras[count + i], extras[2 * count + i]
+            made = self.layers[i].averaged(a_sum, positions, g_sum, keep)
+            averages, rows = (*averages, made[:3]), (*rows, made[3])
         measured = ops.stack(rows)
         finite = ops.reduce_min(ops.unstack(measured, 1)[2]) > 0.5
-        done += (ops.assign(self.measured, measured),)
+        done: tuple = (
+            self.map(ops.assign, self.pending_gradients, gradients),
+            ops.assign(self.measured, measured),
+            ops.assign(self.pending, 1),
+        )
         for i in range(count):
-            kind, place = self.kinds[i]
-            a_new, g_new, units, _ = averages[kind]
-            done += (self.layers[i].observe(a_new[place], g_new[place], units[place], finite),)
+            a_new, g_new, positions = averages[i]
+            done += (self.layers[i].observe(a_new, g_new, positions, finite),)
         return ops.depend(True, done)
 
     # --- between graphs ------------------------------------------------------------------------
@@ -343,15 +324,15 @@ class ThorUpdate(UpdateStage):
 
     def before(self, step: nn.Cell, batch: tuple) -> None:
         """Discard the pending update of a call that was interrupted."""
-        if integer_of(self.pending):
+        if self.gathers and integer_of(self.pending):
             set_state(self.pending, 0)
         if step.statistics:
             self._dropped = integer_of(step.dropped)
 
     def between(self, step: nn.Cell, batch: tuple, loss: Tensor | None) -> None:
         """Make the pending update, if there is one; then check the micro-batch's loss."""
-        if integer_of(self.pending):
-            self.apply_pending(*(self.refresh() if self.gathers else self._refreshed()))
+        if self.gathers and integer_of(self.pending):
+            self.apply_pending(*self.refresh())
         if loss is not None and self.options.nan == "stop":
             self._stop_at_nan(step, batch, loss)
 
@@ -367,7 +348,7 @@ class ThorUpdate(UpdateStage):
             check_length(given, update + 1, "damping")
             given = given[update]
         damping = np.float32(given)
-        tables = [value.asnumpy() for value in self._refreshed()[3:]]
+        _, _, _, *tables = (parameter.asnumpy().copy() for parameter in self.refreshed)
         traces, frozen, refreshes, retries = tables
         rule, due = self.options.trace_rule, []
         for i, layer in enumerate(self.layers):
@@ -383,9 +364,6 @@ class ThorUpdate(UpdateStage):
                 due.append(i)
         retries += self.inverses.make(due, float(damping))
         return [Tensor(value) for value in (np.int32(update), np.int32(update), damping, *tables)]
-
-    def _refreshed(self) -> list[Tensor]:
-        return [Tensor(parameter.asnumpy().copy()) for parameter in self.refreshed]
 
     def _check_factors(self, measured: np.ndarray, update: int) -> None:
         """Stop at factors that are not finite, and at layers that were not called."""

@@ -14,13 +14,7 @@ from mindspore import Tensor, mint, nn, ops
 
 from labkit import reference
 from labkit.algorithms.thor import ThorStep, ThorUpdate, curvature
-from labkit.algorithms.thor.curvature import (
-    RESIDUAL,
-    Averages,
-    Inverses,
-    Inversion,
-    LayerCurvature,
-)
+from labkit.algorithms.thor.curvature import RESIDUAL, Inverses, Inversion, LayerCurvature
 from labkit.algorithms.thor.layers import Tap, Tapped, geometry_of
 from labkit.nets.layers import PaddedConv2d
 from labkit.nets.small import NormNet
@@ -412,13 +406,9 @@ def sums(layer, seed=0):
 def observe(layer, sums, keep):
     """Store the averages with a batch's sums; return [T, tr A (x) G, whether they are finite]."""
     with pynative():
-        a_sum, positions, g_sum = (Tensor(x.astype(np.float32)) for x in sums)
-        # Beside another of its geometry, to which nothing of this one may go.
-        other = LayerCurvature("other", layer.geometry)
-        both = (a_sum, 2 * a_sum), (positions, positions), (g_sum, 3 * g_sum)
-        averages = Averages([layer, other])(*both, Tensor(keep, ms.float32))
-        (a_new, _), (g_new, _), (units, _), (summary, _) = averages
-        layer.observe(a_new, g_new, units, summary[2] > 0)
+        sums = [Tensor(x.astype(np.float32)) for x in sums]
+        a_new, g_new, positions, summary = layer.averaged(*sums, Tensor(keep, ms.float32))
+        layer.observe(a_new, g_new, positions, summary[2] > 0)
         return summary.asnumpy()
 
 
