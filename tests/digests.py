@@ -2,7 +2,6 @@
 
     python -m tests.digests                    one line a configuration
     python -m tests.digests "thor, *" plain    those whose names match
-    python -m tests.digests --weights adasum   without the state: of weights and losses alone
 
 Run it on the same machine before and after a change of the code that must not change any number:
 the lines must be equal. It calls only public names of ``labkit``. A digest covers the names and
@@ -20,7 +19,6 @@ import numpy as np
 from tests.support.subspace_cells import basis_of
 
 UPDATES, RANKS = 20, 2
-WEIGHTS = "--weights" in sys.argv
 
 
 def images(rows, seed, spoiled=False):
@@ -191,8 +189,7 @@ def digest(make, spoiled, rank=0) -> str:
         if (updates := int(step.updates.asnumpy())) != noted:
             last, noted = step.last_update, updates
             content.update(repr((last.loss, last.gradient_norm, last.learning_rate)).encode())
-    held = step.optimizer.parameters if WEIGHTS else step.get_parameters()
-    for parameter in sorted(held, key=lambda parameter: parameter.name):
+    for parameter in sorted(step.get_parameters(), key=lambda parameter: parameter.name):
         content.update(parameter.name.encode() + parameter.asnumpy().tobytes())
     return content.hexdigest()
 
@@ -224,16 +221,14 @@ def main(patterns) -> None:
         print(f"{digest(*ALONE[name])}  {name}", flush=True)
     if matching(ON_RANKS, patterns):
         with tempfile.TemporaryDirectory() as out:
-            alone = ("--weights",) * WEIGHTS
-            launched = ("-m", "tests.digests", "--ranks", out, *alone, *patterns)
+            launched = ("-m", "tests.digests", "--ranks", out, *patterns)
             labkit.launch(*launched, workers=RANKS, timeout=900)
             for rank in range(RANKS):
                 print(Path(out, f"rank{rank}").read_text(), end="", flush=True)
 
 
 if __name__ == "__main__":
-    given = [word for word in sys.argv[1:] if word != "--weights"]
-    if given[:1] == ["--ranks"]:
-        on_ranks(given[2:], given[1])
+    if sys.argv[1:2] == ["--ranks"]:
+        on_ranks(sys.argv[3:], sys.argv[2])
     else:
-        main(given)
+        main(sys.argv[1:])

@@ -120,8 +120,8 @@ MUTANTS = {
         # Six mutants of the float64 twin, which the notebooks compare with the step and own code.
         "THOR, A of the rows alone": Mutant(
             file="labkit/reference/kronecker.py",
-            right="return a_factor / (rows * positions), ",
-            wrong="return a_factor / rows, ",
+            right="a_factor = a_factor / (rows * positions)",
+            wrong="a_factor = a_factor / rows",
             test=f"{KRONECKER}::test_a_constant_convolution_is_underestimated_by_its_number_of_positions",
         ),
         "THOR, G of the mean loss": Mutant(
@@ -197,8 +197,8 @@ MUTANTS = {
         # Every worker continues with the first worker's momentum.
         "Adasum, one momentum for all workers": Mutant(
             file="labkit/algorithms/adasum/workers.py",
-            right="return ops.reshape(worker, (1,))",
-            wrong="return ops.reshape(0 * worker, (1,))",
+            right="index = ops.reshape(self.side * self.workers + worker, (1,))",
+            wrong="index = ops.reshape(self.side * self.workers, (1,))",
             test="tests/algorithms/adasum/test_step.py::test_each_worker_has_an_optimizer_of_its_own",
         ),
     },

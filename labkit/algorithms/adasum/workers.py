@@ -9,10 +9,10 @@ import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore.communication import create_group
 
-from labkit.base.arguments import integer
+from labkit.base.arguments import integer, wrong
 from labkit.errors import InputError
 from labkit.ranks.cluster import agree, rank_and_size
-from labkit.steps.state import parameters_in, state
+from labkit.steps.state import optimizers_in, parameters_in, state
 
 # The notes that follow a worker's vector in its row, float32: the sums of w_i L_i, of w_i and of
 # rows over its micro-batches; the norm of its averaged gradient before clipping; and 1, or 0 for a
@@ -23,58 +23,51 @@ SETTINGS = ("learning_rate", "weight_decay", "momentum", "global_step")
 
 
 class WorkerStates(nn.Cell):
-    """The states of an optimizer, once for each of several workers of this process.
+    """The state of an optimizer, once for each of several workers of this process.
 
-    A bank with 2 ``halves`` holds each worker's state twice: half ``side`` has the states before
-    the current update, the other half receives those after it, so that an update of which some
-    workers have had their turns can be dropped without a trace.
+    A bank holds each worker's state twice: half ``side`` has the states before the current update,
+    the other half receives those after it, so that a dropped update leaves no trace.
     """
 
-    def __init__(self, states: Sequence[Parameter], workers: int, halves: int):
+    def __init__(self, optimizer: nn.Optimizer, workers: int):
         super().__init__(auto_prefix=False)
-        self.workers, self.halves, self.map = workers, halves, ops.HyperMap()
-        self.states = ParameterTuple(states if workers > 1 else ())
-        self.banks = ParameterTuple(_bank(each, halves * workers) for each in self.states)
-        if halves > 1:
-            self.side = state("adasum_side", 0)
+        self.workers, self.map = workers, ops.HyperMap()
+        self.states = ParameterTuple(states_of(optimizer) if workers > 1 else ())
+        self.banks = ParameterTuple(_bank(each, 2 * workers) for each in self.states)
+        self.side = state("adasum_side", 0)
+
+    def refuse_others(self) -> None:
+        """Refuse a state in the optimizer that is not one of its bank: it was set from outside."""
+        for own, bank in zip(self.states, self.banks, strict=True):
+            # Bits: a NaN is not equal to itself. On CPU asnumpy copies nothing.
+            bits = np.dtype(f"u{own.itemsize}")
+            value = own.asnumpy().reshape(-1).view(bits)
+            rows = bank.asnumpy().reshape(len(bank), -1).view(bits)
+            for i in np.flatnonzero(rows[:, 0] == value[0]):
+                if np.array_equal(rows[i], value):
+                    break
+            else:
+                expected = f"the state of a worker, which each has for itself, in {bank.name}"
+                raise wrong(own.name, "values set from outside", expected)
 
     def load(self, worker: Tensor) -> bool:
         """Give the optimizer the state of a worker."""
         if self.workers > 1:
-            self.map(ops.partial(_load, self.row(worker, False)), self.states, self.banks)
+            index = ops.reshape(self.side * self.workers + worker, (1,))
+            self.map(ops.partial(_load, index), self.states, self.banks)
         return True
 
     def store(self, worker: Tensor) -> bool:
         """Keep the optimizer's state as that of a worker after the current update."""
         if self.workers > 1:
-            self.map(ops.partial(_store, self.row(worker, True)), self.states, self.banks)
-        return True
-
-    def keep(self, worker: Tensor) -> bool:
-        """Let the current update leave the state of a worker as it is."""
-        if self.workers > 1 and self.halves > 1:
-            before, after = self.row(worker, False), self.row(worker, True)
-            self.map(ops.partial(_copy, before, after), self.banks)
-        return True
-
-    def row(self, worker: Tensor, after: bool) -> Tensor:
-        """Return the row (1,) of a worker's state before or after the current update."""
-        if self.halves > 1:
-            side = 1 - self.side if after else self.side
-            worker = side * self.workers + worker
-        return ops.reshape(worker, (1,))
-
-    def turn(self) -> bool:
-        """The update is made: the states after it are those before the next one."""
-        if self.halves > 1:
-            ops.assign(self.side, 1 - self.side)
+            index = ops.reshape((1 - self.side) * self.workers + worker, (1,))
+            self.map(ops.partial(_store, index), self.states, self.banks)
         return True
 
 
 def states_of(optimizer: nn.Optimizer) -> list[Parameter]:
     """Return the optimizer's own state: moments and powers of betas, whatever their names."""
-    # LARS and Both hold others.
-    owners = [cell for _, cell in optimizer.cells_and_names() if isinstance(cell, nn.Optimizer)]
+    owners = optimizers_in(optimizer)
     settings = [getattr(owner, name, None) for owner in owners for name in SETTINGS]
     kept_out = {id(parameter) for parameter in (*optimizer.parameters, *parameters_in(settings))}
     return [parameter for parameter in optimizer.get_parameters() if id(parameter) not in kept_out]
@@ -82,8 +75,7 @@ def states_of(optimizer: nn.Optimizer) -> list[Parameter]:
 
 def _bank(parameter: Parameter, count: int) -> Parameter:
     values = Tensor(np.repeat(parameter.asnumpy()[None], count, 0), parameter.dtype)
-    name = f"adasum.bank.{parameter.name.removeprefix('adasum.')}"
-    return Parameter(values, name=name, requires_grad=False)
+    return Parameter(values, name=f"adasum.bank.{parameter.name}", requires_grad=False)
 
 
 def _load(index: Tensor, value: Parameter, bank: Parameter) -> Tensor:
@@ -92,10 +84,6 @@ def _load(index: Tensor, value: Parameter, bank: Parameter) -> Tensor:
 
 def _store(index: Tensor, value: Parameter, bank: Parameter) -> Tensor:
     return ops.scatter_update(bank, index, ops.expand_dims(value, 0))
-
-
-def _copy(before: Tensor, after: Tensor, bank: Parameter) -> Tensor:
-    return ops.scatter_update(bank, after, ops.gather(bank, before, 0))
 
 
 class Team(nn.Cell):
