@@ -13,6 +13,7 @@ from labkit.labs.claims import BAR
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
 ASKING = [path for path in NOTEBOOKS if "compare_guess" in path.read_text(encoding="utf-8")]
 GUESS = "guess = None"
+OFTEN = ("03", "04")  # where it was reported; a notebook takes half a minute
 
 
 def measured(cell):
@@ -22,7 +23,14 @@ def measured(cell):
     return [line for line in text.splitlines() if BAR in line]
 
 
-@pytest.mark.parametrize("path", ASKING, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [
+        path if path.stem[:2] in OFTEN else pytest.param(path, marks=pytest.mark.long)
+        for path in ASKING
+    ],
+    ids=lambda path: path.stem,
+)
 def test_a_guess_made_late_changes_nothing(path, tmp_path, monkeypatch):
     """Its cell and the answer's are executed once more, and then the rest of the notebook."""
     notebook, cells, answers = nbformat.read(path, as_version=4), [], []
