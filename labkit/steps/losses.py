@@ -52,7 +52,7 @@ _CLASSES: dict[int, int] = {}
 _KEYS = itertools.count()
 
 
-class OfClasses(nn.Cell):
+class _OfClasses(nn.Cell):
     """A network and its loss, called with the network's inputs and, last, the labels."""
 
     def __init__(self, network: nn.Cell) -> None:
@@ -67,7 +67,7 @@ class OfClasses(nn.Cell):
         return _CLASSES.get(self.key)
 
 
-class LossNet(OfClasses):
+class LossNet(_OfClasses):
     """A network and a loss function as one cell: ``loss_net(*inputs, labels)`` -> (loss, weight).
 
     The loss is a mean, and the weight says over how much, both float32 (), so that micro-batches
@@ -198,7 +198,7 @@ class LossNet(OfClasses):
         return ops.reduce_sum(counts)
 
 
-class TokenLossNet(OfClasses):
+class TokenLossNet(_OfClasses):
     """Cross entropy over the labels that count: (mean loss, token count), both float32 ().
 
     Called as ``loss_net(*inputs, labels)``, with logits (B, T, V), or (..., V), of the network (its

@@ -72,7 +72,7 @@ class Step(nn.Cell):
     dictionary that is the whole batch is such names, a tuple or list several parts.
 
     A batch of a new shape compiles again, in seconds; the fourth one is warned of. Pad to a few
-    lengths; or say, before the first call, what varies, and one graph serves all, as fast:
+    lengths; or say, before the first call, what varies, and one graph serves all:
 
     >>> step.set_inputs(
     ...     Tensor(shape=[None, None], dtype=ms.int32),  # tokens: any rows, any length
@@ -304,8 +304,8 @@ class Step(nn.Cell):
         """Return the bytes kept from call to call on this rank, by part; ``print`` shows a table.
 
         Each Parameter of network, optimizer and step counts once. Not in it: what a graph allocates
-        while it runs. At its peak a CPU process with 5.2 million weights held 4 to 6 copies of them
-        beside these for a plain or accumulated step, and 30 for ThorStep.
+        while it runs: at its peak a CPU process with 5.2 million weights held 7 copies of them in
+        all for a plain step, and 32 for ThorStep.
         """
         network, optimizer = self.gradient.loss_net, self.optimizer
         parts: dict[str, Iterable[Tensor]] = {

@@ -14,6 +14,7 @@ from labkit.ranks import cluster
 from labkit.runtime import pynative
 from labkit.steps import losses
 from labkit.steps.batches import arranged, first_batch, has_network, variable
+from labkit.steps.gradients import LEAST
 
 
 def evaluate(
@@ -86,7 +87,7 @@ def evaluate(
         sums = cluster.gather(sums.ravel().tolist()).sum(axis=0).reshape(-1, 2)
     if not sums[:, 1].any() or not sums[: len(ks), 1].all():
         raise InputError("there was nothing to evaluate: the dataset holds no label to count")
-    means = sums[:, 0] / np.maximum(sums[:, 1], 1e-30)
+    means = sums[:, 0] / np.maximum(sums[:, 1], LEAST)
     found = dict(zip(ks, means[: len(ks)].tolist(), strict=True)) | {
         "loss": float(means[len(ks) :].sum())
     }

@@ -386,3 +386,24 @@ def test_a_batch_that_cannot_be_cut_is_refused(batch):
     assert not step.one_graph
     with pytest.raises(InputError, match="split: expected an integer >= 1, got 0"):
         AccumulatedStep(loss_net, momentum(network), split=0)
+
+
+def _mean_output(outputs, labels):
+    return outputs.mean()
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        lambda y, s: {"labels": y, "scale": s},
+        lambda y, s: {"scale": s, "y": y},
+        lambda y, s: (s, y),
+    ],
+)
+def test_rows_are_those_of_the_labels_in_a_nested_part(labels):
+    """The entry ``labels``, or else the last one; the other has one number."""
+    network, _ = regression()
+    step = PlainStep(LossNet(network, _mean_output, per="rows"), momentum(network))
+    inputs, targets = tensors(*rows(5))
+    step(inputs, labels(targets, Tensor([1.0])))
+    assert step.last_update.images == 5
