@@ -143,6 +143,11 @@ def rated(optimizer: nn.Optimizer) -> nn.Optimizer:
     return optimizer.opt if isinstance(optimizer, nn.LARS) else optimizer
 
 
+def optimizers_in(optimizer: nn.Optimizer) -> list[nn.Optimizer]:
+    """Return an optimizer and those that it consists of: nn.LARS and ``Both`` hold others."""
+    return [cell for _, cell in optimizer.cells_and_names() if isinstance(cell, nn.Optimizer)]
+
+
 def state(name: str, value: int | float | np.ndarray) -> Parameter:
     """Return a named Parameter of a step's state: int32 for integers, float32 for floats."""
     dtype = ms.float32 if np.asarray(value).dtype.kind == "f" else ms.int32

@@ -27,7 +27,7 @@ from labkit.steps.state import (
     flat,
     integer_of,
     keep_in_place,
-    rated,
+    optimizers_in,
     running_statistics,
     state,
 )
@@ -122,7 +122,7 @@ class Step(nn.Cell):
     def _complete(self) -> None:
         """Attach the update stage, at the end of a constructor."""
         self.update.attach(self)
-        for cell in (self, self.optimizer, rated(self.optimizer), self.update):
+        for cell in (self, self.update, *optimizers_in(self.optimizer)):
             keep_in_place(cell)
         self.set_train()
         if text := self.update.description():

@@ -11,7 +11,7 @@ FLOORS = (
     ("tools",),
     ("labs", "recipes"),
     ("upstream", "migration"),
-    ("training", "algorithms"),
+    ("training", "algorithms", "optimizers"),
     ("steps",),
     ("data", "nets"),
     ("runtime",),

@@ -12,7 +12,7 @@ from mindspore.communication import create_group
 from labkit.base.arguments import integer, wrong
 from labkit.errors import InputError
 from labkit.ranks.cluster import agree, rank_and_size
-from labkit.steps.state import parameters_in, rated, state
+from labkit.steps.state import optimizers_in, parameters_in, state
 
 # The notes that follow a worker's vector in its row, float32: the sums of w_i L_i, of w_i and of
 # rows over its micro-batches; the norm of its averaged gradient before clipping; and 1, or 0 for a
@@ -67,7 +67,7 @@ class WorkerStates(nn.Cell):
 
 def states_of(optimizer: nn.Optimizer) -> list[Parameter]:
     """Return the optimizer's own state: moments and powers of betas, whatever their names."""
-    owners = (optimizer, rated(optimizer))
+    owners = optimizers_in(optimizer)
     settings = [getattr(owner, name, None) for owner in owners for name in SETTINGS]
     kept_out = {id(parameter) for parameter in (*optimizer.parameters, *parameters_in(settings))}
     return [parameter for parameter in optimizer.get_parameters() if id(parameter) not in kept_out]
