@@ -111,8 +111,11 @@ def find_layers(
     bias: str,
     split: int | None,
     skip: Sequence[str],
-) -> list[Place]:
-    """Return the layers of ``loss_net``, in its order, whose weights are among ``parameters``."""
+) -> tuple[list[Place], dict[str, str]]:
+    """Return the layers of ``loss_net``, in its order, whose weights are among ``parameters``.
+
+    Then those that are left to the plain update, as though they were in ``skip``: name -> why.
+    """
     layers: dict[str, tuple[nn.Cell, str, nn.Cell]] = {}
     owners: dict[int, list[str]] = {}  # paths of the Cells that hold a Parameter
     for path, parent in loss_net.cells_and_names():
@@ -141,29 +144,35 @@ def find_layers(
     index = {id(parameter): number for number, parameter in enumerate(parameters)}
     places: list[Place] = []
     problems: dict[str, str] = {}
+    plain: dict[str, str] = {}
     for name, (parent, key, layer) in layers.items():
         if name in skipped or id(layer.weight) not in index:
             continue
         own = {"weight": layer.weight}
         if bias == "homogeneous" and id(getattr(layer, "bias", None)) in index:
             own["bias"] = layer.bias
-        geometry = geometry_of(layer, homogeneous="bias" in own, split=split)
-        numbers = {kind: index[id(parameter)] for kind, parameter in own.items()}
-        places.append(Place(name, parent, key, layer, geometry, **numbers))
         if isinstance(parent, nn.MultiheadAttention) and key == "out_proj":
-            problems[name] = "is never called: nn.MultiheadAttention takes its weight without it"
+            plain[name] = "is never called: nn.MultiheadAttention takes its weight"
         for kind, parameter in reversed(own.items()):  # a shared weight is named before a bias
-            others = [repr(other) for other in owners[id(parameter)] if other != name]
+            others = [other for other in owners[id(parameter)] if other != name]
             if others:
-                problems[name] = f"shares its {kind} {parameter.name!r} with {' and '.join(others)}"
+                # Of an embedding's use there are no factors; two layers would have half of them.
+                where = problems if layers.keys() & others else plain
+                said = " and ".join(map(repr, others))
+                where[name] = f"shares its {kind} {parameter.name!r} with {said}"
+        if name not in plain:
+            geometry = geometry_of(layer, homogeneous="bias" in own, split=split)
+            numbers = {kind: index[id(parameter)] for kind, parameter in own.items()}
+            places.append(Place(name, parent, key, layer, geometry, **numbers))
     refuse_layers(problems)
     if not places:
         raise InputError(
             "the network has no nn.Dense, mint.nn.Linear or nn.Conv2d with a weight that the "
-            f"optimizer updates and that skip={skip!r} leaves; THOR has nothing to precondition "
-            "(amp's O1 hides layers: give precision='O2' to the step instead)"
+            f"optimizer updates, that skip={skip!r} leaves and that is not tied to another Cell; "
+            "THOR has nothing to precondition (amp's O1 hides layers: give precision='O2' to the "
+            "step instead)"
         )
-    return places
+    return places, plain
 
 
 def refuse_layers(problems: dict[str, str]) -> None:
