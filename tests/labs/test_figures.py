@@ -12,9 +12,9 @@ from PIL import Image
 
 from labkit import AccumulatedStep, LossNet
 from labkit.algorithms.adasum.combine import rounds
-from labkit.labs.figures import accumulation, adasum, language_model, migration, subspace, thor
+from labkit.labs.figures import accumulation, adasum, migration, subspace, thor
 from labkit.labs.figures import common as plots
-from labkit.labs.results import Curve, Stored
+from labkit.labs.results import Curve
 from labkit.migration.compare import Row
 from labkit.reference import TraceRule, adasum_pair
 from labkit.training.records import Records
@@ -251,22 +251,6 @@ def test_the_trace_rules_decisions_are_the_rules_and_drawn_by_layer():
     np.testing.assert_array_equal(image.get_array(), [[0, 1, 0], [0, 2, 2]])
     assert image.get_extent()[:2] == [-2.5, 12.5]  # updates 0, 5, 10 are the columns' centres
     assert [tick.get_text() for tick in axis.get_yticklabels()] == ["conv1: 2", "fc1: 1"]
-
-
-def test_the_hook_counts_compiling_and_draws_every_seed_in_per_cent():
-    """Two seeds; seed 2 compiles for twice as long."""
-    methods, rows, curves = ["AdamW", "THOR", "Muon", "token mean"], [], {}
-    for run, (method, seed) in enumerate((m, s) for m in methods for s in (1, 2)):
-        own = {"stage": "race", "method": method, "seed": seed, "compile_seconds": 3.0 * seed}
-        rows.append({"run": run} | own)
-        errors = {"gradient_error": 0.25 * seed, "loss_error": 0.01}
-        curves[run] = [{"update": 50, "seconds": 4.0, "loss": run + 0.5} | errors]
-    tables = {"bigrams": 2.5, "trigrams": 2.25}
-    left, right = language_model.hook(Stored({}, rows, curves), tables).axes
-    places = [point(line) for line in left.get_lines()[:6]]
-    assert places == [(4 + 3 * (1 + run % 2), run + 0.5) for run in range(6)]
-    assert [line.get_ydata()[0] for line in left.get_lines()[6:]] == [2.5, 2.25]
-    assert [point(line) for line in right.get_lines()] == [(50, 25), (50, 50), (50, 1), (50, 1)]
 
 
 def bar(axis, height, width):
