@@ -34,6 +34,15 @@ _NO_WEIGHT = (
     "it is a mean over: return (loss, weight), or (loss, 1) for the mean of means; for a function "
     "of your own over the rows of a batch: LossNet(network, fn, per='rows')"
 )
+_NO_COUNT = (
+    "loss_net returns a loss alone, and factors need the number of terms that it is a mean over: "
+    "return (loss, weight), as TokenLossNet does; for a function of your own over the rows of a "
+    "batch: LossNet(network, fn, per='rows')"
+)
+_SUM_OF_TERMS = (
+    "reduction: expected 'mean' beside factors of a loss over terms (tokens), got 'sum', which "
+    "takes their number away"
+)
 _NO_LOSS = (
     "loss_net: expected a scalar loss and a scalar weight, as of LossNet(network, loss_fn), got "
     "other shapes, such as a network's outputs"
@@ -55,10 +64,10 @@ class GradientStage(nn.Cell):
             pairs: a ``LossNet``, a ``TokenLossNet``, or one of your own. With ``weighted=False`` on
             one rank it may also return a loss alone.
         weighted: False only if one micro-batch on one rank is the whole update.
-        extras: None, or two tuples of Parameters for which taps in the network define "gradients":
-            in the first, sums over rows of quantities that do not depend on the loss; in the
-            second, of squares of the loss's derivative, which a tap first divides by
-            ``loss_scale``. Both become means over rows, for the loss of a single row.
+        extras: None, or three tuples of Parameters for which taps in the network define
+            "gradients": sums over positions of quantities that do not depend on the loss; the
+            numbers of positions in these and in the third, (2,); and sums of squares of the loss's
+            derivative, which a tap first divides by ``loss_scale``. See ``_means``.
         rank_group: the communication group to average over; None for all ranks, "" for this alone.
 
     Raises ``InputError`` if a layer's gradient is sparse, or the options do not suit the loss.
@@ -71,7 +80,7 @@ class GradientStage(nn.Cell):
         options: GradientOptions = GradientOptions(),  # noqa: B008, it is frozen
         *,
         weighted: bool = True,
-        extras: tuple[Sequence[Parameter], Sequence[Parameter]] | None = None,
+        extras: tuple[Sequence[Parameter], ...] | None = None,
         rank_group: str | None = None,
     ):
         super().__init__(auto_prefix=False)
@@ -100,22 +109,23 @@ class GradientStage(nn.Cell):
         if self.pairs > 1 and trainable_batch_norms(loss_net):
             expected = "a network without BatchNorm, which each pair's pass would move"
             raise wrong("pairs of loss_net", self.pairs, expected)
-        if extras is not None and (getattr(loss_net, "over", None) == "tokens" or self.pairs > 1):
-            expected = "one mean over rows beside an update stage of single rows (THOR's factors)"
-            raise wrong("loss_net", type(loss_net).__name__, expected)
+        if extras is not None and self.pairs > 1:
+            raise wrong("pairs of loss_net", self.pairs, "one (loss, weight) beside THOR's factors")
         self.count, self.float32 = len(parameters), are_float32(parameters)
         self.message_ends = message_ends(options.all_reduce_fusion_config, self.pairs * self.count)
         _set_precision(loss_net, options.precision)  # after all refusals: it changes the network
         self.loss_net = loss_net.set_grad()
-        # In a row whose label is ignored there is no loss: the mean is not one over rows.
-        counts_labels = getattr(loss_net, "over", None) == "labels"
-        self.counts_labels = counts_labels and loss_net.class_weights is None
+        self.with_extras, self.over = extras is not None, getattr(loss_net, "over", None)
+        # Labels with more axes, of integers, belong to several terms a row; -2 is always exceeded.
+        self.row_axes = {"rows": 99, "elements": 99, "labels": 1}.get(str(self.over), -2)
+        self.of_sums = Tensor((1.0, 0.0), ms.float32)
         self.value_and_grad = ops.value_and_grad(self._scaled, None, parameters, has_aux=True)
         self.map = ops.HyperMap()
         if extras is None:
             return
-        everything = ParameterTuple((*parameters, *extras[0], *extras[1]))
-        self.constant_end = self.count + len(extras[0])
+        everything = ParameterTuple((*parameters, *extras[0], *extras[1], *extras[2]))
+        self.sums_end = self.count + len(extras[0])
+        self.positions_end = self.sums_end + len(extras[1])
         self.value_and_extras = ops.value_and_grad(self._scaled, None, everything, has_aux=True)
 
     def objective(self, *batch: Tensor) -> tuple[Tensor, Tensor]:
@@ -126,8 +136,8 @@ class GradientStage(nn.Cell):
         if not isinstance(result, tuple):
             if result.ndim != 0:
                 _refuse(_NO_LOSS)
-            if self.weighted:
-                _refuse(_NO_WEIGHT)
+            if self.weighted or self.with_extras:
+                _refuse(_NO_COUNT if self.with_extras else _NO_WEIGHT)
             result = (result, 1.0)
         pairs = result if isinstance(result[0], tuple) else (result,)
         if self.weighted and len(pairs) != self.pairs:
@@ -163,7 +173,7 @@ class GradientStage(nn.Cell):
         """Return (L_i, w_i, gradients, finite, squares) of one micro-batch.
 
         The gradients are w_i grad L_i (grad L_i if not ``weighted``), unscaled, float32, pair by
-        pair, with w_i times the means of the extras at the end. ``squares`` is the sum of the
+        pair, with what ``_means`` makes of the extras at the end. ``squares`` is the sum of the
         gradients' squares (they overflow from 1.8e19 on), ``finite`` whether that sum and the loss
         are finite; without a check they are None and True. Of several pairs, L_i, w_i are (pairs,).
         """
@@ -189,10 +199,26 @@ class GradientStage(nn.Cell):
         return loss, weight, gradients, finite, squares
 
     def _means(self, found: tuple, weight: Tensor, labels: Tensor) -> tuple:
-        """Return w_i times the means of the extras, which follow the gradients in ``found``."""
+        """Return what to add up of the extras, to be divided by the sum of w_i if ``weighted``.
+
+        For a mean over rows: means over the N rows of the batch, squares of the derivative of a
+        row's loss. Over c terms (tokens), whose positions may be any: the sums as they are, with 0
+        as the positions of the squares; and c times these, the mean over terms of a term's.
+        """
+        sums, counts = found[self.count : self.sums_end], found[self.sums_end : self.positions_end]
+        squares = found[self.positions_end :]
+        integers = labels.dtype in INTEGERS
+        if labels.ndim > self.row_axes + (0 if integers else 1):
+            if not self.mean:
+                _refuse(_SUM_OF_TERMS)
+            counts = self.map(ops.partial(times, self.of_sums), counts)
+            if self.weighted:
+                # If the loss is not scaled, the weight was part of what was differentiated.
+                weight = weight * weight if self.scaled else ops.cast(1.0, ms.float32)
+            return sums + counts + self.map(ops.partial(times, weight), squares)
         rows = ops.cast(labels.shape[0], ms.float32)
         counted = rows
-        if self.counts_labels and labels.dtype in INTEGERS and labels.ndim == 1:
+        if self.over == "labels" and integers:
             # A row whose label is ignored has no loss, and the mean does not count it.
             counted = self.loss_net.counted(labels)
         # The derivative of a row's own loss is ``counted`` times that of the mean. If the loss is
@@ -201,8 +227,8 @@ class GradientStage(nn.Cell):
         if self.weighted:
             divisor = rows / ops.maximum(weight, _LEAST)
             factor = counted * weight if self.scaled else counted / ops.maximum(weight, _LEAST)
-        constant = self.map(ops.partial(divided, divisor), found[self.count : self.constant_end])
-        return constant + self.map(ops.partial(times, factor), found[self.constant_end :])
+        constant = self.map(ops.partial(divided, divisor), sums + counts)
+        return constant + self.map(ops.partial(times, factor), squares)
 
     def _unscaled(self, gradients: tuple, weight: Tensor) -> tuple:
         if not self.scaled:

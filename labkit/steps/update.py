@@ -33,7 +33,7 @@ class UpdateStage(nn.Cell):
     """
 
     settings: Mapping[str, object] = MappingProxyType({})
-    extras: tuple[tuple[Parameter, ...], tuple[Parameter, ...]] | None = None
+    extras: tuple[tuple[Parameter, ...], ...] | None = None
     turns = 1
     group_factor = 1
     tails: tuple[str, ...] = TAILS

@@ -370,4 +370,4 @@ class Counted(nn.Cell):
 
     @property
     def extras(self):
-        return (self.buffers[0],), (self.buffers[1],)
+        return (), (self.buffers[0],), (self.buffers[1],)

@@ -114,14 +114,19 @@ class LayerCurvature(nn.Cell):
 
     def averaged(
         self, a_sum: Tensor, positions: Tensor, g_sum: Tensor, keep: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the averages with a batch's sums, A and G, and [T, tr A (x) G, if all is finite].
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return A, G, T of both, (2,), and [T, tr A (x) G, whether all is finite].
 
-        ``positions`` (2,) counts those in ``a_sum`` and ``g_sum``, ``keep`` is the weight of the
-        old average, 0 for the first, or None if it is always 0: THOR then compiles 5 % sooner.
+        A and G are averages with a batch's sums. ``positions`` (2,) counts those in ``a_sum`` and
+        ``g_sum``; 0 in ``g_sum`` says that the loss is a mean over terms: G is the sum, T is 1.
+        ``keep`` is the weight of the old average, 0 for the first, or None if it is always 0: THOR
+        then compiles 5 % sooner.
         """
-        a_count, g_count = ops.unstack(ops.maximum(positions, 1e-30))
-        a_new, g_new = a_sum / a_count, g_sum / g_count
+        a_count, g_count = ops.unstack(positions)
+        called, by_terms = ops.cast(a_count > 0, ms.float32), g_count == 0
+        g_count = ops.select(by_terms, called, g_count)
+        count = ops.select(by_terms, called, a_count)
+        a_new, g_new = a_sum / ops.maximum(a_count, 1e-30), g_sum / ops.maximum(g_count, 1e-30)
         if keep is not None:
             a_new = self.a_factor * keep + a_new * (1.0 - keep)
             g_new = self.g_factor * keep + g_new * (1.0 - keep)
@@ -130,8 +135,8 @@ class LayerCurvature(nn.Cell):
         # No entry off the diagonal exceeds the largest on it: all are finite if the sums are.
         finite = ops.isfinite(ops.reduce_sum(a_trace) + ops.reduce_sum(g_trace))
         together = ops.reduce_sum(a_trace * g_trace)
-        count = ops.unstack(positions)[0]
-        return a_new, g_new, ops.stack((count, together, ops.cast(finite, ms.float32)))
+        numbers = ops.stack((count, together, ops.cast(finite, ms.float32)))
+        return a_new, g_new, ops.stack((count, g_count)), numbers
 
     def observe(self, a_new: Tensor, g_new: Tensor, positions: Tensor, finite: Tensor) -> tuple:
         """Store the new averages if ``finite``, a scalar, says that those of all layers are."""

@@ -5,12 +5,12 @@ returns, as the "gradients" of three Parameters, sums over all positions that th
 
     A_sum = sum p p^T        p: the patch of the input at one position
     count = sum 1
-    G_sum = sum d d^T        d = dL/dy at one position, L the mean over rows, unscaled
+    G_sum = sum d d^T        d = dL/dy at one position, L the mean loss, unscaled
 
 The same ``value_and_grad`` thus returns them with the weights' gradients, without a side effect. A
-tap does not know which axis counts the rows: ``GradientStage`` turns the sums into means over the
-batch's N rows: A_sum / N, T = count / N and N G_sum (N d is the derivative of one row's loss). If a
-layer is used twice in a forward pass, its positions add up.
+tap does not know what the loss is a mean over: ``GradientStage`` turns the sums into means over the
+batch's N rows, A_sum / N, T = count / N and N G_sum (N d is the derivative of one row's loss), or
+over its terms. If a layer is used twice in a forward pass, its positions add up.
 
 All products are float32, whatever type the network computes in. The loss scale is divided out of d,
 not of G_sum: from 2^64 on, its square would exceed the range of float32.
@@ -111,8 +111,11 @@ def find_layers(
     bias: str,
     split: int | None,
     skip: Sequence[str],
-) -> list[Place]:
-    """Return the layers of ``loss_net``, in its order, whose weights are among ``parameters``."""
+) -> tuple[list[Place], dict[str, str]]:
+    """Return the layers of ``loss_net``, in its order, whose weights are among ``parameters``.
+
+    Then those that are left to the plain update, as though they were in ``skip``: name -> why.
+    """
     layers: dict[str, tuple[nn.Cell, str, nn.Cell]] = {}
     owners: dict[int, list[str]] = {}  # paths of the Cells that hold a Parameter
     for path, parent in loss_net.cells_and_names():
@@ -141,29 +144,35 @@ def find_layers(
     index = {id(parameter): number for number, parameter in enumerate(parameters)}
     places: list[Place] = []
     problems: dict[str, str] = {}
+    plain: dict[str, str] = {}
     for name, (parent, key, layer) in layers.items():
         if name in skipped or id(layer.weight) not in index:
             continue
         own = {"weight": layer.weight}
         if bias == "homogeneous" and id(getattr(layer, "bias", None)) in index:
             own["bias"] = layer.bias
-        geometry = geometry_of(layer, homogeneous="bias" in own, split=split)
-        numbers = {kind: index[id(parameter)] for kind, parameter in own.items()}
-        places.append(Place(name, parent, key, layer, geometry, **numbers))
         if isinstance(parent, nn.MultiheadAttention) and key == "out_proj":
-            problems[name] = "is never called: nn.MultiheadAttention takes its weight without it"
+            plain[name] = "is never called: nn.MultiheadAttention takes its weight"
         for kind, parameter in reversed(own.items()):  # a shared weight is named before a bias
-            others = [repr(other) for other in owners[id(parameter)] if other != name]
+            others = [other for other in owners[id(parameter)] if other != name]
             if others:
-                problems[name] = f"shares its {kind} {parameter.name!r} with {' and '.join(others)}"
+                # Of an embedding's use there are no factors; two layers would have half of them.
+                where = problems if layers.keys() & others else plain
+                said = " and ".join(map(repr, others))
+                where[name] = f"shares its {kind} {parameter.name!r} with {said}"
+        if name not in plain:
+            geometry = geometry_of(layer, homogeneous="bias" in own, split=split)
+            numbers = {kind: index[id(parameter)] for kind, parameter in own.items()}
+            places.append(Place(name, parent, key, layer, geometry, **numbers))
     refuse_layers(problems)
     if not places:
         raise InputError(
             "the network has no nn.Dense, mint.nn.Linear or nn.Conv2d with a weight that the "
-            f"optimizer updates and that skip={skip!r} leaves; THOR has nothing to precondition "
-            "(amp's O1 hides layers: give precision='O2' to the step instead)"
+            f"optimizer updates, that skip={skip!r} leaves and that is not tied to another Cell; "
+            "THOR has nothing to precondition (amp's O1 hides layers: give precision='O2' to the "
+            "step instead)"
         )
-    return places
+    return places, plain
 
 
 def refuse_layers(problems: dict[str, str]) -> None:
@@ -176,6 +185,25 @@ def refuse_layers(problems: dict[str, str]) -> None:
         )
 
 
+@ops.constexpr
+def _refuse_second_derivative() -> None:
+    raise InputError(
+        "THOR's factors have no derivative: expected a loss of the network's outputs, got one of "
+        "its derivatives, such as a gradient penalty; PlainStep and AccumulatedStep take it"
+    )
+
+
+class _Once(nn.Cell):
+    """Identity without a derivative."""
+
+    def construct(self, x: Tensor) -> Tensor:
+        return x
+
+    def bprop(self, x: Tensor, out: Tensor, dout: Tensor) -> tuple[Tensor]:
+        _refuse_second_derivative()
+        return (dout,)
+
+
 class Tap(nn.Cell):
     """Identity on ``y`` that returns factors as gradients: ``(x, y, a, t, g, scale) -> y``.
 
@@ -185,7 +213,7 @@ class Tap(nn.Cell):
 
     def __init__(self, geometry: Geometry) -> None:
         super().__init__(auto_prefix=False)
-        self.geometry = geometry
+        self.geometry, self.once, self.zeros = geometry, _Once(), ops.ZerosLike()
 
     def construct(self, x: Tensor, y: Tensor, a: Any, t: Any, g: Any, scale: Tensor) -> Tensor:
         return y
@@ -193,9 +221,10 @@ class Tap(nn.Cell):
     def bprop(
         self, x: Tensor, y: Tensor, a: Any, t: Any, g: Any, scale: Tensor, out: Any, dout: Tensor
     ) -> tuple[Tensor, ...]:
+        dout = self.once(dout)
         unscaled = ops.cast(dout, ms.float32) * (1.0 / scale)
         a_sum, positions, g_sum = self.sums(ops.cast(x, ms.float32), unscaled)
-        return ops.zeros_like(x), dout, a_sum, positions, g_sum, ops.zeros_like(scale)
+        return self.zeros(x), dout, a_sum, positions, g_sum, self.zeros(scale)
 
     def sums(self, x: Tensor, slopes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return A_sum, the positions in A_sum and in G_sum, (2,), and G_sum; ``slopes`` are d."""

@@ -14,7 +14,7 @@ from labkit.algorithms.thor.layers import Tap, Tapped, UpstreamTap, find_layers,
 from labkit.base.arguments import choice, integer, number, wrong
 from labkit.errors import InputError, refuse_unknown
 from labkit.nets.layers import exchange
-from labkit.steps.losses import STATISTICS, as_loss_net, first_nonfinite
+from labkit.steps.losses import STATISTICS, LossNet, as_loss_net, first_nonfinite
 from labkit.steps.options import gradient_options
 from labkit.steps.schedules import check_length
 from labkit.steps.state import at, check_weights, integer_of, rated, set_state, state, zeros_like
@@ -67,11 +67,10 @@ class ThorOptions:
         damping_split: ``equal`` or ``pi``, see ``labkit.algorithms.thor.curvature``.
         trace_rule: rule for each layer; None: each refresh recomputes every layer's inverses.
         kl_clip: None, or c > 0: U times min(1, sqrt(c / s)), s = |sum of rate^2 <U, grad>|.
-        skip: layers that take the plain update: names, or patterns such as ``encoder.*``. Layers
-            whose weight is tied to another Cell's, or used without their call, must be among them.
+        skip: layers that take the plain update: names, or patterns such as ``encoder.*``. A layer
+            that shares its weight with an embedding, and the out_proj of nn.MultiheadAttention,
+            which is never called, take it anyway; two layers that share one must be among them.
         formulas: ``thor``, or ``upstream_gpu``: what MindSpore's THOR computes on GPU, to compare.
-        loss: ``known``: the loss net must say that its loss is a mean over rows; ``sample mean``:
-            take any loss as one.
         nan: ``stop``: a loss, or running statistics of BatchNorm, that are not finite raise
             FloatingPointError, which names the layer; ``drop``: the step's ``nonfinite`` handles
             them.
@@ -90,7 +89,6 @@ class ThorOptions:
     kl_clip: float | None = None
     skip: Sequence[str] = ()
     formulas: Literal["thor", "upstream_gpu"] = "thor"
-    loss: Literal["known", "sample mean"] = "known"
     nan: Literal["stop", "drop"] = "stop"
 
     def __post_init__(self) -> None:
@@ -137,24 +135,23 @@ def by_update(name: str, value: Any, **bounds: float) -> ByUpdate:
     return np.array([number(f"{name}[{i}]", x, **bounds) for i, x in enumerate(values)])
 
 
-def check_loss(loss_net: nn.Cell) -> None:
-    """Raise ``InputError`` unless ``loss_net`` says that its loss is a mean over rows.
+def check_loss(loss_net: nn.Cell, formulas: str = "thor") -> None:
+    """Raise ``InputError`` if a loss net of labkit does not count equal terms of its mean.
 
-    A mean over elements (nn.MSELoss) is one: a row's loss is the mean over its elements.
+    A loss net of the user's own is asked when it is compiled.
     """
     loss_net = as_loss_net(loss_net)
-    over = getattr(loss_net, "over", None)
-    weighted = getattr(loss_net, "class_weights", None) is not None
-    if over in ("rows", "labels", "elements") and not weighted:
-        return
-    name = f"a {type(loss_net).__name__}"
+    over, name = getattr(loss_net, "over", None), f"a {type(loss_net).__name__}"
     if hasattr(loss_net, "loss_name"):
-        name += f" of {loss_net.loss_name}" + (" with class weights" if weighted else "")
-    raise InputError(
-        "loss_net: expected the mean over the batch's rows of one loss a row, as that of "
-        f"LossNet(network, nn.CrossEntropyLoss()) or LossNet(network, own, per='rows'), got {name}"
-        "; loss='sample mean' says that yours is one"
-    )
+        name += f" of {loss_net.loss_name}"
+    if getattr(loss_net, "class_weights", None) is not None:
+        expected = "a mean over terms of one weight each: THOR's factors count them"
+        raise wrong("loss_net", f"{name} with class weights", expected)
+    if over is None and isinstance(loss_net, LossNet):
+        expected = "a loss that says what it is a mean over: (loss, weight), or per='rows'"
+        raise wrong("loss_net", name, expected)
+    if formulas == "upstream_gpu" and over in (None, "tokens"):
+        raise wrong("loss_net of formulas='upstream_gpu'", name, "a LossNet of a mean over rows")
 
 
 class ThorUpdate(UpdateStage):
@@ -167,6 +164,7 @@ class ThorUpdate(UpdateStage):
 
     Attributes:
         layers: the curvature of each preconditioned layer, ``LayerCurvature``.
+        plain: layer name -> why it is left to the plain update though ``skip`` does not name it.
         decisions: layer name -> ``refresh``, ``skip`` or ``freeze``, at the last refresh.
 
     Raises:
@@ -184,14 +182,14 @@ class ThorUpdate(UpdateStage):
     ):
         super().__init__(optimizer)
         self.options = given = thor_options(damping, options)
-        if given.loss == "known":
-            check_loss(loss_net)
+        check_loss(loss_net, given.formulas)
         check_weights(loss_net, optimizer)  # before the taps are put into the network
         # What a resumed training must share, as plain values.
         self.settings = asdict(given) | dict.fromkeys(self.schedules(), "a schedule")
         upstream = given.formulas == "upstream_gpu"
         bias, tap = ("plain", UpstreamTap) if upstream else (given.bias, Tap)
-        self.places = find_layers(loss_net, self.parameters, bias, given.split, given.skip)
+        found = find_layers(loss_net, self.parameters, bias, given.split, given.skip)
+        self.places, self.plain = found
         layers = [LayerCurvature(place.name, place.geometry) for place in self.places]
         self.layers = nn.CellList(layers, auto_prefix=False)
         self.tapped = []
@@ -199,8 +197,8 @@ class ThorUpdate(UpdateStage):
             buffers = layer.a_factor, layer.positions, layer.g_factor
             self.tapped.append(Tapped(place.layer, tap(place.geometry), buffers))
             exchange(place.parent, place.key, self.tapped[-1])
-        means = [layer.a_factor for layer in layers] + [layer.positions for layer in layers]
-        self.extras = tuple(means), tuple(layer.g_factor for layer in layers)
+        factors = ((layer.a_factor, layer.positions, layer.g_factor) for layer in layers)
+        self.extras = tuple(zip(*factors, strict=True))
         self.inverses = Inverses(layers, given.damping_split)
         self.factor_decay, self.rated = float(given.factor_decay), rated(optimizer)
         # float: a NumPy number would take over the division by a Tensor.
@@ -247,6 +245,10 @@ class ThorUpdate(UpdateStage):
             for cell in self.tapped:
                 cell.unscale(step.gradient.loss_scale)
 
+    def description(self) -> str:
+        said = "; ".join(f"layer {name!r} {why}" for name, why in self.plain.items())
+        return f"THOR leaves to the plain update: {said}" if said else ""
+
     # --- in compiled graphs --------------------------------------------------------------------
 
     def construct(self, gradients: tuple) -> object:
@@ -290,9 +292,8 @@ class ThorUpdate(UpdateStage):
         averages: tuple = ()
         for i in range(count):
             a_sum, positions, g_sum = extras[i], extras[count + i], extras[2 * count + i]
-            a_new, g_new, numbers = self.layers[i].averaged(a_sum, positions, g_sum, keep)
-            averages += ((a_new, g_new, positions),)
-            rows += (numbers,)
+            made = self.layers[i].averaged(a_sum, positions, g_sum, keep)
+            averages, rows = (*averages, made[:3]), (*rows, made[3])
         measured = ops.stack(rows)
         finite = ops.reduce_min(ops.unstack(measured, 1)[2]) > 0.5
         done: tuple = (
