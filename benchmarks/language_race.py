@@ -2,22 +2,27 @@
 
     python benchmarks/language_race.py [--all]    as race.py says; --all takes an hour
 
-Everything is chosen on Macbeth, with a seed of its own, from equally many settings of each method;
-the winners train with three other seeds and are judged by The Tempest as well. 300 updates of 16
-windows of 64 characters, or 75 of 64 windows. Warm-up over a sixth of the updates, then a cosine to
-a tenth of the rate; AdamW has beta2 0.99 and decays the matrices by 0.1. "identity" is THOR with
-each factor replaced by its mean eigenvalue times the identity: the control of what its gain is.
-
-Seconds are CPU seconds of this process, without compilation, which is apart, and judging.
+Everything is chosen on Macbeth with a seed of its own, from three settings of each method; winners
+train with three other seeds and are judged by The Tempest as well. 300 updates of 16 windows of 64
+characters, or 75 of 64 windows. Rates: warm-up over a sixth of the updates, then a cosine to a
+tenth; AdamW has beta2 0.99 and decays the matrices by 0.1. "identity" is THOR with each inverse
+replaced by its mean eigenvalue times the identity, the control of what its directions gain.
+Seconds are CPU seconds of this process, without compiling, which is apart, and judging. ``costs``
+in the head, by method: CPU milliseconds of an update, CPU seconds of compiling, and the peak memory
+of a process of its own in MB, all measured in it.
 """
 
+import json
+import resource
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import mindspore as ms
 import numpy as np
 import race
 from mindspore import Tensor, nn, ops
+from side_by_side import in_child
 
 import labkit
 from labkit.algorithms.subspace.basis import Basis
@@ -31,20 +36,15 @@ from labkit.steps.losses import TokenLossNet
 from labkit.steps.parameter_groups import decay_groups
 from labkit.steps.schedules import cosine
 from labkit.steps.state import set_state
+from labkit.training.weights import swapped
 
-LENGTH, ROWS, UPDATES, DECAY = 64, 16, 300, 0.1
-# Windows of an update and how many micro-batches (or workers) they come in, where not 16 in one.
-SHAPES = {
-    "AdamW, accumulated": (64, 4),
-    "mean of 4": (64, 4),
-    "Adasum of 4": (64, 4),
-    "Adasum of 8": (64, 8),
-    "token mean": (16, 4),
-    "mean of means": (16, 4),
-}
+LENGTH, ROWS, UPDATES, DECAY, TUNING_SEED = 64, 16, 300, 0.1, 100
+# Windows (lines) of an update and how many micro-batches or workers they come in; else 16 in one.
+SHAPES = dict.fromkeys(("AdamW, accumulated", "mean of 4", "Adasum of 4"), (64, 4))
+SHAPES |= {"Adasum of 8": (64, 8)} | dict.fromkeys(("token mean", "mean of means"), (16, 4))
 # Subspace: updates of stage one, snapshots of its second half, components, updates of stage two.
 STAGE_ONE, SNAPSHOTS, COMPONENTS, STAGE_TWO, SEARCHED = 200, 20, 16, 25, (64, 4)
-EMA, LAST = 0.98, 100  # decay a update of the moving average; updates of the plain average
+EMA, LAST = 0.98, 100  # decay of the moving average; updates of the plain average
 
 
 def _rates(*rates, **more):
@@ -70,7 +70,7 @@ PLAN = {
     "seeds": (1, 2, 3),
     "images": {"judged": 512},  # windows, or lines, of a play
 }
-TUNING_SEED = 100
+_OWN = ("rate", "damping", "alpha")
 
 
 def texts(plan, data):
@@ -84,29 +84,26 @@ def planned(plan, rows):
     """Yield each method's tuning, then its winner with every seed."""
     for method, grid in plan["grid"].items():
         for setting in grid:
-            if method == "subspace":  # goes on from a training at the constant rate
+            if method == "subspace":  # continues a training at the constant rate
                 setting = {"rate": decided(plan, rows)["tuned"]["constant rate"]["rate"]} | setting
             yield _training(plan, "tune", {"method": method} | setting, TUNING_SEED, UPDATES)
+        winner = {"method": method} | decided(plan, rows)["tuned"][method]
         for seed in plan["seeds"]:
-            winner = {"method": method} | decided(plan, rows)["tuned"][method]
-            yield _training(plan, "race", winner, seed, 50 if ends_at(winner) > 75 else 25)
+            yield _training(plan, "race", winner, seed, 50 if total(winner) > 75 else 25)
 
 
 def _training(plan, stage, setting, seed, every):
-    row = {"stage": stage} | {n: setting.get(n) for n in ("method", "rate", "damping", "alpha")}
-    return race.Training(
-        row | {"seed": seed}, stage, setting, seed, {"every": every} | plan["images"]
-    )
+    row = {"stage": stage} | {name: setting.get(name) for name in ("method", *_OWN)}
+    limits = {"every": every} | plan["images"]
+    return race.Training(row | {"seed": seed}, stage, setting, seed, limits)
 
 
 def decided(plan, rows):
-    """Return ``tuned``: method -> the setting with the least loss on Macbeth."""
-    tuned = {}
-    for (method,), group in race.grouped(
-        [r for r in rows if r["stage"] == "tune"], "method"
-    ).items():
+    """Return ``tuned``: method -> its setting with the least loss on Macbeth."""
+    tuned, tune = {}, (row for row in rows if row["stage"] == "tune")
+    for (method,), group in race.grouped(tune, "method").items():
         best = min(group, key=lambda row: row["ema_loss"] or row["last_loss"] or np.inf)
-        tuned[method] = {n: best[n] for n in ("rate", "damping", "alpha") if best[n] is not None}
+        tuned[method] = {name: best[name] for name in _OWN if best[name] is not None}
     return {"tuned": tuned}
 
 
@@ -119,40 +116,43 @@ def end(plan, row, outcome):
     return fields | {name: outcome.get(name) or None for name in own}
 
 
+def total(setting: dict) -> int:
+    """Return how many updates a training makes."""
+    own = UPDATES * ROWS // SHAPES.get(setting["method"], (ROWS, 1))[0]
+    return STAGE_ONE + STAGE_TWO if setting["method"] == "subspace" else own
+
+
 def make_step(setting: dict, network: nn.Cell) -> nn.Cell:
     """Return the step of a setting."""
-    method, rate = setting["method"], setting["rate"]
+    method, rate, loss_net = setting["method"], setting["rate"], TokenLossNet(network)
     updates = UPDATES * ROWS // SHAPES.get(method, (ROWS, 1))[0]
     rates = cosine(rate, DECAY * rate, updates, 1, updates // 6)
     if method in ("constant rate", "subspace"):
         rates = np.minimum(1, np.arange(1, updates + 1) / (updates // 6)).astype(np.float32) * rate
-    rates, loss_net = Tensor(rates), TokenLossNet(network)
+    adamw = AdamW(groups := decay_groups(network, DECAY), Tensor(rates), beta2=0.99)
     if method == "Muon":
-        return labkit.PlainStep(loss_net, _muon(network, rates))
-    adamw = AdamW(decay_groups(network, DECAY), rates, beta2=0.99)
+        weights = network.trainable_params()
+        inner = [w for w in weights if w.ndim == 2 and w.name.startswith("blocks")]
+        names = {w.name for w in inner}
+        for group in groups[:-1]:
+            group["params"] = [w for w in group["params"] if w.name not in names]
+        parts = {name: 3 for name in names if "qkv" in name}
+        muon = Muon(inner, Tensor(rates), weight_decay=DECAY, parts=parts)
+        adamw = AdamW(groups[:-1], Tensor(rates), beta2=0.99)
+        return labkit.PlainStep(loss_net, Both(weights, muon, adamw))
     if method.startswith("THOR"):
         options = {"frequency": 10, "factor_decay": 0.9, "split": None}
         step = labkit.ThorStep(loss_net, adamw, setting["damping"], **options)
-        return _without_directions(step, method.partition(", ")[2])
-    if " of " in method and method != "mean of means":
+        return without_directions(step) if "identity" in method else step
+    if method[-1].isdigit():
         reduction, _, workers = method.lower().split()
-        options = {"workers": int(workers), "reduction": reduction, "on": "gradients"}
-        return labkit.AdasumStep(loss_net, adamw, **options)
+        words = {"workers": int(workers), "reduction": reduction, "on": "gradients"}
+        return labkit.AdasumStep(loss_net, adamw, **words)
     if method in SHAPES:
         loss_net = MeanOfMeans(network) if method == "mean of means" else loss_net
         return labkit.AccumulatedStep(loss_net, adamw, SHAPES[method][1], clip_norm=1.0)
-    return labkit.PlainStep(loss_net, adamw, clip_norm=None if "no" in method.split() else 1.0)
-
-
-def _muon(network, rates):
-    weights = network.trainable_params()
-    inner = [w for w in weights if w.ndim == 2 and w.name.startswith("blocks")]
-    rest = [w for w in weights if not any(w is other for other in inner)]
-    parts = {w.name: 3 for w in inner if "qkv" in w.name}
-    groups = [{"params": [w for w in rest if w.ndim > 1], "weight_decay": DECAY}]
-    groups += [{"params": [w for w in rest if w.ndim == 1], "weight_decay": 0.0}]
-    muon = Muon(inner, rates, weight_decay=DECAY, parts=parts)
-    return Both(weights, muon, AdamW(groups, rates, beta2=0.99))
+    clip = None if method == "AdamW, no clipping" else 1.0
+    return labkit.PlainStep(loss_net, adamw, clip_norm=clip)
 
 
 class MeanOfMeans(nn.Cell):
@@ -166,21 +166,20 @@ class MeanOfMeans(nn.Cell):
         return self.of_tokens(tokens, labels)[0], ops.cast(1.0, ms.float32)
 
 
-def _without_directions(step, kinds):
-    """Replace inverses of THOR's factors by their mean eigenvalue times the identity."""
-    made, update = step.update.inverses.make, step.update
+def without_directions(step: nn.Cell) -> nn.Cell:
+    """Replace each inverse of THOR by its mean eigenvalue times the identity, at every refresh."""
+    make = step.update.inverses.make
 
-    def make(due, damping):
-        retries = made(due, damping)
-        for layer in (update.layers[number] for number in due):
-            for kind, of in (("A", layer.a_inverse), ("G", layer.g_inverse)):
-                if kinds == "identity" or kinds == f"{kind} is identity":
-                    blocks = of.asnumpy()
-                    means = np.trace(blocks, axis1=1, axis2=2) / blocks.shape[-1]
-                    set_state(of, means[:, None, None] * np.eye(blocks.shape[-1]))
+    def made(due, damping):
+        retries = make(due, damping)
+        for layer in (step.update.layers[number] for number in due):
+            for inverse in (layer.a_inverse, layer.g_inverse):
+                identity = np.eye(inverse.shape[-1])
+                means = np.einsum("bii->b", inverse.asnumpy()) / len(identity)
+                set_state(inverse, means[:, None, None] * identity)
         return retries
 
-    update.inverses.make = make
+    step.update.inverses.make = made
     return step
 
 
@@ -188,46 +187,41 @@ def second_stage(network: nn.Cell, snapshots: list, alpha: float) -> nn.Cell:
     """Return the subspace step over the principal components of weights (snapshots, M)."""
     rows = np.stack(snapshots).astype(np.float64)
     _, sizes, directions = np.linalg.svd(rows - rows.mean(0), full_matrices=False)
-    variances = sizes**2 / (len(rows) - 1)
-    parameters = network.trainable_params()
+    variances, parameters = sizes**2 / (len(rows) - 1), network.trainable_params()
     basis = Basis(directions[:COMPONENTS], parameters, variances[:COMPONENTS], variances.sum())
     words = {"micro_steps": SEARCHED[1], "alpha": alpha, "clip_norm": 1.0}
     return labkit.SubspaceStep(TokenLossNet(network), nn.SGD(parameters, 1.0), basis, **words)
 
 
-def updates(setting: dict, network: nn.Cell, batch) -> Iterator[tuple]:
+def updates(setting: dict, network: nn.Cell, batch: Callable) -> Iterator[tuple[float, float]]:
     """Make the updates of a training; yield the mean loss and the CPU seconds of each."""
-    method, snapshots = setting["method"], []
-    step, (windows, count) = make_step(setting, network), SHAPES.get(method, (ROWS, 1))
-    two = method == "subspace"
-    for number in range(1, (STAGE_ONE if two else UPDATES * ROWS // windows) + 1):
-        yield made(step, batch(number, windows, count))
-        if two and number > STAGE_ONE / 2 and not number % (STAGE_ONE // 2 // SNAPSHOTS):
-            weights = parameter_values(network).values()
-            snapshots.append(np.concatenate([w.ravel() for w in weights]))
-    if two:
-        step = second_stage(network, snapshots, setting["alpha"])
-        for number in range(STAGE_ONE + 1, STAGE_ONE + STAGE_TWO + 1):
-            yield made(step, batch(number, *SEARCHED))
+    step, shape, snapshots = make_step(setting, network), SHAPES.get(setting["method"]), []
+    for number in range(1, total(setting) + 1):
+        if setting["method"] == "subspace" and number > STAGE_ONE:
+            step, shape = (
+                step if shape else second_stage(network, snapshots, setting["alpha"]),
+                SEARCHED,
+            )
+        parts, begin = batch(number, *shape or (ROWS, 1)), time.process_time()
+        losses = [float(step(*map(Tensor, part)).asnumpy()) for part in parts]
+        yield float(np.mean(losses)), time.process_time() - begin
+        if STAGE_ONE / 2 < number <= STAGE_ONE and not number % (STAGE_ONE // 2 // SNAPSHOTS):
+            snapshots.append(flat(parameter_values(network).values()))
 
 
-def made(step: nn.Cell, micro_batches: list) -> tuple[float, float]:
-    """Make one update; return its mean loss and its CPU seconds."""
-    begin = time.process_time()
-    losses = [float(step(*map(Tensor, pair)).asnumpy()) for pair in micro_batches]
-    return float(np.mean(losses)), time.process_time() - begin
+def flat(arrays) -> np.ndarray:
+    return np.concatenate([array.ravel() for array in arrays])
 
 
 def train(setting: dict, plays: shakespeare.Plays, seed: int, *, every: int, judged: int) -> dict:
     """Train once and return the outcome, ready for JSON."""
-    network, random = GPT(len(plays.alphabet), seed=seed), np.random.default_rng(seed)
-    judges = {"": plays.validation, "tempest": plays.test}
-    judges = {n: shakespeare.even_windows(t, judged, LENGTH) for n, t in judges.items()}
-    lines, of_judge = (lines_of(plays, t) for t in (plays.train, plays.validation))
-    of_lines = setting["method"] in ("token mean", "mean of means")
+    method, random = setting["method"], np.random.default_rng(seed)
+    network = GPT(len(plays.alphabet), seed=seed)
+    feed, of_lines = plays.alphabet.index("\n"), method in ("token mean", "mean of means")
+    lines, own = (shakespeare.lines_of(text, feed) for text in (plays.train, plays.validation))
+    macbeth = shakespeare.even_windows(plays.validation, judged, LENGTH)
     if of_lines:
-        own = of_judge[:: len(of_judge) // judged][:judged]
-        judges = {"": shakespeare.padded(own, LENGTH)}
+        macbeth = shakespeare.padded(own[:: len(own) // judged][:judged], LENGTH)
 
     def batch(number, windows, count):
         if of_lines:
@@ -235,115 +229,111 @@ def train(setting: dict, plays: shakespeare.Plays, seed: int, *, every: int, jud
         pair = shakespeare.random_windows(plays.train, windows, LENGTH, seed, number)
         return list(zip(*(np.split(part, count) for part in pair), strict=True))
 
-    averages = Averages(network) if setting["method"] == "constant rate" else None
-    errors = Errors(network, lines) if setting["method"] == "token mean" else None
-    curve, losses, spent, failure = [], [], [], ""
+    averages, curve, losses, spent, failure = {}, [], [], [], ""
     for number, (loss, seconds) in enumerate(updates(setting, network, batch), start=1):
         losses.append(loss)
         spent.append(seconds)
-        if averages:
-            averages.add(number)
+        if method == "constant rate":
+            average(averages, parameter_values(network), number)
         if not np.isfinite(loss):
             failure = "the loss is not finite"
             break
-        if number % every == 0 or number == ends_at(setting):
-            point = {"update": number, "loss": judge(network, *judges[""])}
-            point |= averages.judged(judges[""]) if averages else dict.fromkeys(("ema", "average"))
-            point |= errors() if errors else dict.fromkeys(("gradient_error", "loss_error"))
+        if number % every == 0 or number == total(setting):
+            point = {"update": number, "loss": judge(network, *macbeth)}
+            point |= of_averages(network, averages, macbeth, "")
+            point |= errors(network, lines) if method == "token mean" else dict.fromkeys(_ERRORS)
             curve.append(point | {"training_loss": float(np.mean(losses))})
             losses = []
-    # The first two updates of a step compile: they count as its third.
-    compiling = 0.0
-    for start in (0, STAGE_ONE) if setting["method"] == "subspace" else (0,):
+    compiling = 0.0  # the first two updates of a step compile: they count as its third
+    for start in (0, STAGE_ONE) if method == "subspace" else (0,):
         if len(spent) > start + 2:
             compiling += sum(spent[start : start + 2]) - 2 * spent[start + 2]
             spent[start : start + 2] = 2 * [spent[start + 2]]
     curve = [point | {"seconds": round(sum(spent[: point["update"]]), 2)} for point in curve]
     outcome = {"curve": curve, "failure": failure, "seconds": sum(spent)}
-    outcome["compile_seconds"] = compiling
     if not of_lines and not failure and every < UPDATES:
-        outcome["tempest"] = judge(network, *judges["tempest"])
-        if averages:
-            found = averages.judged(judges["tempest"])
-            outcome |= {f"tempest_{name}": value for name, value in found.items()}
-    return outcome
-
-
-def ends_at(setting: dict) -> int:
-    if setting["method"] == "subspace":
-        return STAGE_ONE + STAGE_TWO
-    return UPDATES * ROWS // SHAPES.get(setting["method"], (ROWS, 1))[0]
-
-
-def lines_of(plays: shakespeare.Plays, text: np.ndarray) -> list[np.ndarray]:
-    return shakespeare.lines_of(text, plays.alphabet.index("\n"))
+        tempest = shakespeare.even_windows(plays.test, judged, LENGTH)
+        outcome["tempest"] = judge(network, *tempest)
+        outcome |= of_averages(network, averages, tempest, "tempest_")
+    return outcome | {"compile_seconds": compiling}
 
 
 def judge(network: nn.Cell, tokens: np.ndarray, labels: np.ndarray) -> float:
-    """Return the nats per character that counts."""
+    """Return the nats per character over the labels that count."""
     network.set_train(False)
-    starts = range(0, len(tokens), 64)
+    starts, counts = range(0, len(tokens), 64), labels >= 0
     logits = np.concatenate([network(Tensor(tokens[i : i + 64])).asnumpy() for i in starts])
     network.set_train(True)
-    counts = labels >= 0
     return cross_entropy(logits[counts].astype(np.float64), labels[counts])[0]
 
 
-class Averages:
-    """A moving average of the weights, and their mean over the last updates."""
-
-    def __init__(self, network):
-        self.network, self.counts = network, {"ema": 0, "average": 0}
-        self.means = {name: parameter_values(network) for name in self.counts}
-
-    def add(self, number):
-        values = parameter_values(self.network)
-        for name in ("ema", "average") if number > UPDATES - LAST else ("ema",):
-            self.counts[name] += 1
-            share = max(1 / self.counts[name], (1 - EMA) * (name == "ema"))
-            for key, mean in self.means[name].items():
-                mean += share * (values[key] - mean)
-
-    def judged(self, pair):
-        own, losses = parameter_values(self.network), {}
-        for name, means in self.means.items():
-            put(self.network, means)
-            losses[name] = judge(self.network, *pair) if self.counts[name] else None
-        put(self.network, own)
-        return losses
+def average(averages: dict, weights: dict, number: int) -> None:
+    """Add the weights after update ``number`` to the moving average and to the last updates'."""
+    for name, made in (("ema", number), ("average", number - UPDATES + LAST)):
+        share = max(1 / made, (1 - EMA) * (name == "ema")) if made > 0 else 0.0
+        old = averages.get(name, weights)
+        if made > 0:
+            averages[name] = {n: (1 - share) * old[n] + share * w for n, w in weights.items()}
 
 
-def put(network, values):
-    for parameter in network.trainable_params():
-        set_state(parameter, values[parameter.name])
+def of_averages(network: nn.Cell, averages: dict, batch: tuple, prefix: str) -> dict:
+    losses = {f"{prefix}{name}": None for name in ("ema", "average")}
+    for name, values in averages.items():
+        with swapped(network, values):
+            losses[f"{prefix}{name}"] = judge(network, *batch)
+    return losses
 
 
-class Errors:
-    """How far the mean of means is from the token mean, relative, medians of eight updates."""
+_ERRORS = ("gradient_error", "loss_error")
 
-    def __init__(self, network, lines):
-        self.lines, loss_net = lines, TokenLossNet(network)
-        self.of = ms.value_and_grad(loss_net, None, network.trainable_params(), has_aux=True)
 
-    def __call__(self):
-        off = []
-        for draw in range(8):
-            random, found = np.random.default_rng(draw), []
-            for pair in shakespeare.micro_batches(self.lines, 4, 4, LENGTH, random):
-                (loss, count), gradients = self.of(*map(Tensor, pair))
-                flat = np.concatenate([g.asnumpy().ravel() for g in gradients]).astype(np.float64)
-                found.append((float(loss.asnumpy()), float(count.asnumpy()), flat))
-            losses, counts, flat = map(np.array, zip(*found, strict=True))
-            right, wrong = (np.average(flat, 0, weights) for weights in (counts, None))
-            mean = np.average(losses, weights=counts)
-            error = np.linalg.norm(wrong - right) / np.linalg.norm(right)
-            off.append((error, abs(losses.mean() - mean) / mean))
-        return dict(zip(("gradient_error", "loss_error"), np.median(off, 0).tolist(), strict=True))
+def errors(network: nn.Cell, lines: list) -> dict[str, float]:
+    """Return how far the mean of means is from the token mean, relative, medians of 8 updates."""
+    weights, off = network.trainable_params(), []
+    gradients_of = ms.value_and_grad(TokenLossNet(network), None, weights, has_aux=True)
+    for draw in range(8):
+        random, found = np.random.default_rng(draw), []
+        for part in shakespeare.micro_batches(lines, 4, 4, LENGTH, random):
+            (loss, count), gradients = gradients_of(*map(Tensor, part))
+            gradient = flat(each.asnumpy() for each in gradients)
+            found.append((loss.asnumpy().item(), count.asnumpy().item(), gradient.astype(float)))
+        losses, counts, gradients = map(np.array, zip(*found, strict=True))
+        pairs = [[np.average(x, 0, w) for w in (counts, None)] for x in (gradients, losses)]
+        norm = np.linalg.norm
+        off.append([norm(wrong - right) / norm(right) for right, wrong in pairs])
+    return dict(zip(_ERRORS, np.median(off, 0).tolist(), strict=True))
+
+
+def finish(stored, images) -> None:
+    """Add to the head what an update, compiling and the memory of each method cost."""
+    stored.head["costs"] = {}
+    for method, setting in stored.head["tuned"].items():
+        given = json.dumps({"method": method} | setting)
+        stored.head["costs"][method] = in_child(__file__, "--cost", given)
+
+
+def cost(setting: dict) -> dict:
+    """Return the cost of a method, measured in this process with a fifth of the updates."""
+    global UPDATES, STAGE_ONE
+    UPDATES, STAGE_ONE = UPDATES // 5, STAGE_ONE // 5
+    outcome = train(setting, texts({}, None)(""), TUNING_SEED, every=UPDATES, judged=64)
+    ms_each, peak = (
+        1e3 * outcome["seconds"] / total(setting),
+        resource.getrusage(resource.RUSAGE_SELF),
+    )
+    return {
+        "ms": ms_each,
+        "compile_seconds": outcome["compile_seconds"],
+        "mb": peak.ru_maxrss // 1024,
+    }
 
 
 RACE = race.Race(
-    "language_race", PLAN, planned, train, end, decided, images=texts, no_curves="tune"
+    "language_race", PLAN, planned, train, end, decided, finish, images=texts, no_curves="tune"
 )
 
 if __name__ == "__main__":
-    RACE.main(__doc__)
+    if sys.argv[1:2] == ["--cost"]:
+        print(json.dumps(cost(json.loads(sys.argv[2]))))
+    else:
+        RACE.main(__doc__)

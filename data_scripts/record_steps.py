@@ -141,7 +141,9 @@ def token_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 def record_gpt() -> None:
     """Record the first update of the GPT, the losses of all, and the weights after them.
 
-    Update u has the rows u, u + 50, ... of the windows: no two of a batch are neighbours.
+    Update u has the rows u, u + 50, ... of the windows: no two of a batch are neighbours. The
+    biases of the keys are recorded as 0 after all: softmax does not depend on them, so that AdamW
+    divides the rounding errors of their gradients by these errors' own size.
     """
     module, loss_fn, optimizer, tokens, labels = build_gpt()
     updates = GPT_TRAINING["updates"]
@@ -151,6 +153,9 @@ def record_gpt() -> None:
         batch = tokens[update::updates], labels[update::updates]
         values += losses(module, loss_fn, optimizer, *batch, [GPT_TRAINING["rate"]])
     after = {name: w.numpy() for name, w in module.state_dict().items()}
+    for name in after:
+        if name.endswith("qkv.bias"):
+            after[name][GPT["width"] : 2 * GPT["width"]] = 0.0
     step = Trace(step.origin, step.stages | {"after all updates": after})
     path = recorded.save("gpt", step, GPT | GPT_TRAINING | {"losses": values})
     print(f"{path.name}: {path.stat().st_size} bytes")
