@@ -18,10 +18,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
-import mindspore as ms
 import numpy as np
 import race
-from mindspore import Tensor, nn, ops
+from mindspore import Tensor, nn
 from side_by_side import in_child
 
 import labkit
@@ -39,9 +38,9 @@ from labkit.steps.state import set_state
 from labkit.training.weights import swapped
 
 LENGTH, ROWS, UPDATES, DECAY, TUNING_SEED = 64, 16, 300, 0.1, 100
-# Windows (lines) of an update and how many micro-batches or workers they come in; else 16 in one.
+# Windows of an update and how many micro-batches or workers they come in; else 16 in one.
 SHAPES = dict.fromkeys(("AdamW, accumulated", "mean of 4", "Adasum of 4"), (64, 4))
-SHAPES |= {"Adasum of 8": (64, 8)} | dict.fromkeys(("token mean", "mean of means"), (16, 4))
+SHAPES["Adasum of 8"] = (64, 8)
 # Subspace: updates of stage one, snapshots of its second half, components, updates of stage two.
 STAGE_ONE, SNAPSHOTS, COMPONENTS, STAGE_TWO, SEARCHED = 200, 20, 16, 25, (64, 4)
 EMA, LAST = 0.98, 100  # decay of the moving average; updates of the plain average
@@ -57,18 +56,16 @@ PLAN = {
         "AdamW, no clipping": _rates(0.0025, 0.005, 0.01),
         "Muon": _rates(0.01, 0.02, 0.04),
         "constant rate": _rates(0.0025, 0.005, 0.01),
-        "AdamW, accumulated": _rates(0.01, 0.02, 0.04),
-        "mean of 4": _rates(0.01, 0.02, 0.04),
-        "Adasum of 4": _rates(0.01, 0.02, 0.04),
-        "Adasum of 8": _rates(0.01, 0.02, 0.04),
-        "token mean": _rates(0.005, 0.01, 0.02),
-        "mean of means": _rates(0.005, 0.01, 0.02),
+        "AdamW, accumulated": _rates(0.0025, 0.005, 0.01),
+        "mean of 4": _rates(0.0025, 0.005, 0.01),
+        "Adasum of 4": _rates(0.0025, 0.005, 0.01),
+        "Adasum of 8": _rates(0.0025, 0.005, 0.01),
         "subspace": [{"alpha": alpha} for alpha in (0.01, 0.1, 1.0)],
-        "THOR": _rates(0.01, 0.02, 0.04, damping=0.3),
-        "THOR, identity": _rates(0.01, 0.02, 0.04, damping=0.3),
+        "THOR": _rates(0.005, 0.01, 0.02, damping=0.3),
+        "THOR, identity": _rates(0.0025, 0.005, 0.01, damping=0.3),
     },
     "seeds": (1, 2, 3),
-    "images": {"judged": 512},  # windows, or lines, of a play
+    "images": {"judged": 512},  # windows of a play
 }
 _OWN = ("rate", "damping", "alpha")
 
@@ -129,17 +126,9 @@ def make_step(setting: dict, network: nn.Cell) -> nn.Cell:
     rates = cosine(rate, DECAY * rate, updates, 1, updates // 6)
     if method in ("constant rate", "subspace"):
         rates = np.minimum(1, np.arange(1, updates + 1) / (updates // 6)).astype(np.float32) * rate
-    adamw = AdamW(groups := decay_groups(network, DECAY), Tensor(rates), beta2=0.99)
+    adamw = AdamW(decay_groups(network, DECAY), Tensor(rates), beta2=0.99)
     if method == "Muon":
-        weights = network.trainable_params()
-        inner = [w for w in weights if w.ndim == 2 and w.name.startswith("blocks")]
-        names = {w.name for w in inner}
-        for group in groups[:-1]:
-            group["params"] = [w for w in group["params"] if w.name not in names]
-        parts = {name: 3 for name in names if "qkv" in name}
-        muon = Muon(inner, Tensor(rates), weight_decay=DECAY, parts=parts)
-        adamw = AdamW(groups[:-1], Tensor(rates), beta2=0.99)
-        return labkit.PlainStep(loss_net, Both(weights, muon, adamw))
+        return labkit.PlainStep(loss_net, muon(network, Tensor(rates)))
     if method.startswith("THOR"):
         options = {"frequency": 10, "factor_decay": 0.9, "split": None}
         step = labkit.ThorStep(loss_net, adamw, setting["damping"], **options)
@@ -149,21 +138,19 @@ def make_step(setting: dict, network: nn.Cell) -> nn.Cell:
         words = {"workers": int(workers), "reduction": reduction, "on": "gradients"}
         return labkit.AdasumStep(loss_net, adamw, **words)
     if method in SHAPES:
-        loss_net = MeanOfMeans(network) if method == "mean of means" else loss_net
         return labkit.AccumulatedStep(loss_net, adamw, SHAPES[method][1], clip_norm=1.0)
     clip = None if method == "AdamW, no clipping" else 1.0
     return labkit.PlainStep(loss_net, adamw, clip_norm=clip)
 
 
-class MeanOfMeans(nn.Cell):
-    """The error: each micro-batch's mean counts the same, however many tokens it is a mean over."""
-
-    def __init__(self, network):
-        super().__init__(auto_prefix=False)
-        self.network, self.of_tokens = network, TokenLossNet(network)
-
-    def construct(self, tokens, labels):
-        return self.of_tokens(tokens, labels)[0], ops.cast(1.0, ms.float32)
+def muon(network: nn.Cell, rates: Tensor) -> nn.Optimizer:
+    """Return Muon for the matrices of the blocks and AdamW for the rest, at the same rates."""
+    weights, (matrices, vectors, _) = network.trainable_params(), decay_groups(network, DECAY)
+    inner = [w for w in matrices["params"] if w.name.startswith("blocks")]
+    parts = {w.name: 3 for w in inner if "qkv" in w.name}
+    matrices["params"] = [w for w in matrices["params"] if not w.name.startswith("blocks")]
+    own = Muon(inner, rates, weight_decay=DECAY, parts=parts)
+    return Both(weights, own, AdamW([matrices, vectors], rates, beta2=0.99))
 
 
 def without_directions(step: nn.Cell) -> nn.Cell:
@@ -195,37 +182,28 @@ def second_stage(network: nn.Cell, snapshots: list, alpha: float) -> nn.Cell:
 
 def updates(setting: dict, network: nn.Cell, batch: Callable) -> Iterator[tuple[float, float]]:
     """Make the updates of a training; yield the mean loss and the CPU seconds of each."""
-    step, shape, snapshots = make_step(setting, network), SHAPES.get(setting["method"]), []
+    step, shape = make_step(setting, network), SHAPES.get(setting["method"], (ROWS, 1))
+    two_stages, snapshots = setting["method"] == "subspace", []
     for number in range(1, total(setting) + 1):
-        if setting["method"] == "subspace" and number > STAGE_ONE:
-            step, shape = (
-                step if shape else second_stage(network, snapshots, setting["alpha"]),
-                SEARCHED,
-            )
-        parts, begin = batch(number, *shape or (ROWS, 1)), time.process_time()
+        if two_stages and number == STAGE_ONE + 1:
+            step, shape = second_stage(network, snapshots, setting["alpha"]), SEARCHED
+        parts, begin = batch(number, *shape), time.process_time()
         losses = [float(step(*map(Tensor, part)).asnumpy()) for part in parts]
         yield float(np.mean(losses)), time.process_time() - begin
-        if STAGE_ONE / 2 < number <= STAGE_ONE and not number % (STAGE_ONE // 2 // SNAPSHOTS):
-            snapshots.append(flat(parameter_values(network).values()))
-
-
-def flat(arrays) -> np.ndarray:
-    return np.concatenate([array.ravel() for array in arrays])
+        late = STAGE_ONE / 2 < number <= STAGE_ONE
+        if two_stages and late and not number % (STAGE_ONE // 2 // SNAPSHOTS):
+            weights = parameter_values(network).values()
+            snapshots.append(np.concatenate([weight.ravel() for weight in weights]))
 
 
 def train(setting: dict, plays: shakespeare.Plays, seed: int, *, every: int, judged: int) -> dict:
     """Train once and return the outcome, ready for JSON."""
-    method, random = setting["method"], np.random.default_rng(seed)
-    network = GPT(len(plays.alphabet), seed=seed)
-    feed, of_lines = plays.alphabet.index("\n"), method in ("token mean", "mean of means")
-    lines, own = (shakespeare.lines_of(text, feed) for text in (plays.train, plays.validation))
-    macbeth = shakespeare.even_windows(plays.validation, judged, LENGTH)
-    if of_lines:
-        macbeth = shakespeare.padded(own[:: len(own) // judged][:judged], LENGTH)
+    method, network = setting["method"], GPT(len(plays.alphabet), seed=seed)
+    macbeth, tempest = (
+        shakespeare.even_windows(text, judged, LENGTH) for text in (plays.validation, plays.test)
+    )
 
     def batch(number, windows, count):
-        if of_lines:
-            return shakespeare.micro_batches(lines, count, windows // count, LENGTH, random)
         pair = shakespeare.random_windows(plays.train, windows, LENGTH, seed, number)
         return list(zip(*(np.split(part, count) for part in pair), strict=True))
 
@@ -241,7 +219,6 @@ def train(setting: dict, plays: shakespeare.Plays, seed: int, *, every: int, jud
         if number % every == 0 or number == total(setting):
             point = {"update": number, "loss": judge(network, *macbeth)}
             point |= of_averages(network, averages, macbeth, "")
-            point |= errors(network, lines) if method == "token mean" else dict.fromkeys(_ERRORS)
             curve.append(point | {"training_loss": float(np.mean(losses))})
             losses = []
     compiling = 0.0  # the first two updates of a step compile: they count as its third
@@ -251,20 +228,19 @@ def train(setting: dict, plays: shakespeare.Plays, seed: int, *, every: int, jud
             spent[start : start + 2] = 2 * [spent[start + 2]]
     curve = [point | {"seconds": round(sum(spent[: point["update"]]), 2)} for point in curve]
     outcome = {"curve": curve, "failure": failure, "seconds": sum(spent)}
-    if not of_lines and not failure and every < UPDATES:
-        tempest = shakespeare.even_windows(plays.test, judged, LENGTH)
+    if not failure and every < UPDATES:
         outcome["tempest"] = judge(network, *tempest)
         outcome |= of_averages(network, averages, tempest, "tempest_")
     return outcome | {"compile_seconds": compiling}
 
 
 def judge(network: nn.Cell, tokens: np.ndarray, labels: np.ndarray) -> float:
-    """Return the nats per character over the labels that count."""
+    """Return the mean nats per character."""
     network.set_train(False)
-    starts, counts = range(0, len(tokens), 64), labels >= 0
+    starts = range(0, len(tokens), 64)
     logits = np.concatenate([network(Tensor(tokens[i : i + 64])).asnumpy() for i in starts])
     network.set_train(True)
-    return cross_entropy(logits[counts].astype(np.float64), labels[counts])[0]
+    return cross_entropy(logits.astype(np.float64).reshape(labels.size, -1), labels.ravel())[0]
 
 
 def average(averages: dict, weights: dict, number: int) -> None:
@@ -284,26 +260,6 @@ def of_averages(network: nn.Cell, averages: dict, batch: tuple, prefix: str) -> 
     return losses
 
 
-_ERRORS = ("gradient_error", "loss_error")
-
-
-def errors(network: nn.Cell, lines: list) -> dict[str, float]:
-    """Return how far the mean of means is from the token mean, relative, medians of 8 updates."""
-    weights, off = network.trainable_params(), []
-    gradients_of = ms.value_and_grad(TokenLossNet(network), None, weights, has_aux=True)
-    for draw in range(8):
-        random, found = np.random.default_rng(draw), []
-        for part in shakespeare.micro_batches(lines, 4, 4, LENGTH, random):
-            (loss, count), gradients = gradients_of(*map(Tensor, part))
-            gradient = flat(each.asnumpy() for each in gradients)
-            found.append((loss.asnumpy().item(), count.asnumpy().item(), gradient.astype(float)))
-        losses, counts, gradients = map(np.array, zip(*found, strict=True))
-        pairs = [[np.average(x, 0, w) for w in (counts, None)] for x in (gradients, losses)]
-        norm = np.linalg.norm
-        off.append([norm(wrong - right) / norm(right) for right, wrong in pairs])
-    return dict(zip(_ERRORS, np.median(off, 0).tolist(), strict=True))
-
-
 def finish(stored, images) -> None:
     """Add to the head what an update, compiling and the memory of each method cost."""
     stored.head["costs"] = {}
@@ -313,19 +269,13 @@ def finish(stored, images) -> None:
 
 
 def cost(setting: dict) -> dict:
-    """Return the cost of a method, measured in this process with a fifth of the updates."""
+    """Return the cost of a method, measured in this process over a fifth of the updates."""
     global UPDATES, STAGE_ONE
     UPDATES, STAGE_ONE = UPDATES // 5, STAGE_ONE // 5
     outcome = train(setting, texts({}, None)(""), TUNING_SEED, every=UPDATES, judged=64)
-    ms_each, peak = (
-        1e3 * outcome["seconds"] / total(setting),
-        resource.getrusage(resource.RUSAGE_SELF),
-    )
-    return {
-        "ms": ms_each,
-        "compile_seconds": outcome["compile_seconds"],
-        "mb": peak.ru_maxrss // 1024,
-    }
+    found = {name: outcome[name] for name in ("seconds", "compile_seconds")}
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return {"ms": 1e3 * found.pop("seconds") / total(setting), **found, "mb": round(peak)}
 
 
 RACE = race.Race(
