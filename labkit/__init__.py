@@ -44,6 +44,7 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not run __getattr__
     from labkit.training.evaluation import evaluate as evaluate
     from labkit.training.fit import EndOfEpoch as EndOfEpoch
     from labkit.training.fit import fit as fit
+    from labkit.training.weights import swapped as swapped
     from labkit.upstream.accumulation import GradientAccumulation as GradientAccumulation
     from labkit.upstream.accumulation import TrainClear as TrainClear
     from labkit.upstream.accumulation import TrainForwardBackward as TrainForwardBackward
@@ -81,6 +82,7 @@ _NAMES = {
     "labkit.labs.run": "Run",
     "labkit.runtime": "start",
     "labkit.training.fit": "EndOfEpoch fit",
+    "labkit.training.weights": "swapped",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 

@@ -22,23 +22,20 @@ class AdamW(nn.Optimizer):
     """AdamW as ``torch.optim.AdamW`` has it, one kernel for each Parameter.
 
     Args:
-        params: Parameters, float32 or float16, or parameter groups as of any ``nn.Optimizer``, each
-            with its own ``lr`` and ``weight_decay``, such as ``decay_groups(network, 0.1)``. What
-            is not in a group of its own decays: biases and normalisation layers, too.
+        params: Parameters, float32 or float16, or groups as of any ``nn.Optimizer``, such as
+            ``decay_groups(network, 0.1)``. Without groups biases and norms decay, too.
         learning_rate: number >= 0, one for each update, or a ``LearningRateSchedule``.
-        beta1, beta2: 0 < b < 1.
-        eps: > 0.
+        beta1, beta2, eps: 0 < beta < 1, eps > 0.
         weight_decay: number >= 0 or a Cell of ``global_step``.
 
     Raises:
         InputError: if a number is out of its bounds, or a Parameter of another type.
 
-    The moments are float32. The updates that ``t`` counts are the optimizer's own, not
-    ``global_step``, which the schedules follow and others may set.
+    The moments are float32. t counts this optimizer's own updates, whatever ``global_step`` says.
 
-    MindSpore's own differ. ``nn.AdamWeightDecay`` has no bias correction (c1 = c2 = 1): it is a
-    different training. ``nn.Adam`` adds eps to sqrt(v) and corrects then: with b2 = 0.999 an eps
-    that is 31 times larger at the first update; and its ``weight_decay`` is added to the gradient.
+    MindSpore's own differ: ``nn.AdamWeightDecay`` has no bias correction (c1 = c2 = 1); ``nn.Adam``
+    adds eps before it, which with beta2 = 0.999 is an eps 31 times larger at the first update, and
+    its ``weight_decay`` goes into the moments.
 
     >>> optimizer = AdamW(decay_groups(network, 0.1), 1e-3, beta2=0.99)
     """

@@ -1,14 +1,12 @@
 r"""Muon: momentum made orthogonal, for the matrices between a network's layers.
 
-    m <- mu m + g,   X = g + mu m                               (Nesterov)
-    X <- X / |X|,   5 times   X <- a X + (b X X^T + c (X X^T)^2) X
+    m <- mu m + g,   X = g + mu m,   X <- X / |X|
+    5 times   X <- a X + (b X X^T + c (X X^T)^2) X             (singular values to 0.7 .. 1.2)
     w <- w - lr (0.2 sqrt(max(rows, columns)) X + decay w)
 
-The five steps (Newton-Schulz) move all singular values of X to between 0.7 and 1.2.
-
-Source: K. Jordan and others, "Muon: An optimizer for hidden layers in neural networks", 2024; the
-factor, which gives X the root mean square of AdamW's updates, and the decay: J. Liu and others,
-"Muon is Scalable for LLM Training", 2025 (arXiv:2502.16982), equation 4.
+Source: K. Jordan and others, "Muon: An optimizer for hidden layers in neural networks", 2024. The
+decay, and the factor that makes X as large as AdamW's updates, so that its rates and decays suit:
+J. Liu and others, "Muon is Scalable for LLM Training", 2025 (arXiv:2502.16982), equation 4.
 """
 
 from collections.abc import Mapping
@@ -21,19 +19,16 @@ from labkit.base.arguments import integer, number, wrong
 from labkit.optimizers.adamw import check_numbers
 from labkit.steps.state import cast_like, zeros_like
 
-_A, _B, _C, _STEPS = 3.4445, -4.7750, 2.0315, 5
-
 
 class Muon(nn.Optimizer):
     """Muon for matrices (rows, columns); ``Both`` joins it with AdamW for everything else.
 
     Args:
-        params, learning_rate, weight_decay: as of ``AdamW``, whose rates and decays suit it.
+        params, learning_rate, weight_decay: as of ``AdamW``. Embeddings and the last layer are
+            matrices, too, but better given to AdamW.
         momentum: mu, 0 <= mu < 1.
         parts: name of a Parameter -> how many matrices it holds, one below the other, such as 3 for
-            a Dense layer of queries, keys and values: each is made orthogonal by itself.
-
-    Embeddings and the last layer are matrices, too: that they go to AdamW is for you to say.
+            a Dense layer of queries, keys and values; each is made orthogonal by itself.
 
     Raises:
         InputError: if a Parameter is no matrix, ``parts`` does not divide its rows or has another
@@ -51,14 +46,15 @@ class Muon(nn.Optimizer):
         check_numbers(learning_rate, weight_decay)
         super().__init__(learning_rate, params, weight_decay)
         self.mu, given = number("momentum", momentum, at_least=0, below=1), dict(parts or {})
-        if wide := [p for p in self.parameters if p.ndim != 2]:
-            raise wrong(wide[0].name, wide[0].shape, "a matrix: give the rest to AdamW, see Both")
-        self.parts = tuple(integer("parts", given.pop(p.name, 1)) for p in self.parameters)
-        split = [p for p, n in zip(self.parameters, self.parts, strict=True) if p.shape[0] % n]
-        if given or split:
-            expected = "names of this optimizer's Parameters, and divisors of their rows"
-            raise wrong("parts", parts, expected)
-        self.m = ParameterTuple(zeros_like(p, "muon.m", ms.float32) for p in self.parameters)
+        for weight in self.parameters:
+            count = integer(f"parts of {weight.name}", given.get(weight.name, 1))
+            if weight.ndim != 2 or weight.shape[0] % count:
+                expected = f"{count} matrices one below the other; the rest is for AdamW, see Both"
+                raise wrong(weight.name, weight.shape, expected)
+        self.parts = tuple(given.pop(weight.name, 1) for weight in self.parameters)
+        if given:
+            raise wrong("parts", sorted(given)[0], "names of this optimizer's Parameters")
+        self.m = ParameterTuple(zeros_like(w, "muon.m", ms.float32) for w in self.parameters)
 
     def construct(self, gradients: tuple[Tensor, ...]) -> tuple:
         """Make an update; the gradients have the shapes of the Parameters."""
@@ -77,15 +73,13 @@ class Muon(nn.Optimizer):
 
 
 def orthogonal(matrix: Tensor, parts: int) -> Tensor:
-    """Return the ``parts`` blocks of rows of a matrix, float32, each near its polar factor."""
+    """Return 0.2 sqrt(max side) X of each of the ``parts`` of a matrix, float32."""
     rows, columns = matrix.shape[0] // parts, matrix.shape[1]
     x = ops.reshape(matrix, (parts, rows, columns))
     x = x / (ops.sqrt(ops.square(x).sum((1, 2), keepdims=True)) + 1e-7)
-    if rows > columns:
-        x = ops.transpose(x, (0, 2, 1))
-    for _ in range(_STEPS):
-        a = ops.matmul(x, ops.transpose(x, (0, 2, 1)))
-        x = _A * x + ops.matmul(_B * a + _C * ops.matmul(a, a), x)
-    if rows > columns:
-        x = ops.transpose(x, (0, 2, 1))
+    x = ops.transpose(x, (0, 2, 1)) if rows > columns else x
+    for _ in range(5):
+        square = ops.matmul(x, ops.transpose(x, (0, 2, 1)))
+        x = 3.4445 * x + ops.matmul(-4.7750 * square + 2.0315 * ops.matmul(square, square), x)
+    x = ops.transpose(x, (0, 2, 1)) if rows > columns else x
     return 0.2 * max(rows, columns) ** 0.5 * ops.reshape(x, matrix.shape)

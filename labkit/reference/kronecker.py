@@ -6,9 +6,14 @@ part of the input that one position sees, d = dL/dy there, and L the mean loss o
     A = sum p p^T / (N T)      G = N^2 sum d d^T / (N T)      F ~ T G (x) A
     U = (1 / T) (G + g_damping I)^-1 dW (A + a_damping I)^-1
 
-N d is the derivative of one row's loss. Matrices are flattened row by row, so that the Kronecker
-product is G (x) A. Sources: Martens and Grosse 2015 (arXiv:1503.05671), for dense layers and the
-damping; Grosse and Martens 2016 (arXiv:1602.01407), for convolutions.
+N d is the derivative of one row's loss. Of a mean over c terms instead, such as tokens, whose
+positions may be any, c d is that of one term:
+
+    A = sum p p^T / (N T)      G = c sum d d^T                F ~ G (x) A
+
+which is the same F as over rows where c = N. Matrices are flattened row by row, so that the
+Kronecker product is G (x) A. Sources: Martens and Grosse 2015 (arXiv:1503.05671), for dense layers
+and the damping; Grosse and Martens 2016 (arXiv:1602.01407), for convolutions.
 
 Shapes: inputs as columns (N, groups, in, T), derivatives as columns (N, groups, out, T), A (groups,
 in, in), G (groups, out, out), gradient (groups, out, in). Positions: T, or (T of A, T of G).
@@ -45,14 +50,25 @@ def columns_of(
 
 
 def kronecker_factors(
-    inputs: np.ndarray, derivatives: np.ndarray, *, homogeneous: bool, layout: str = "dense"
+    inputs: np.ndarray,
+    derivatives: np.ndarray,
+    *,
+    homogeneous: bool,
+    layout: str = "dense",
+    terms: float | None = None,
 ) -> tuple[np.ndarray, np.ndarray, int]:
-    """Return (A, G, T) for ``derivatives`` of the mean loss; arguments as in ``columns_of``."""
+    """Return (A, G, T) for ``derivatives`` of the mean loss over ``terms``, or None: over rows.
+
+    The other arguments are those of ``columns_of``; T is 1 over terms.
+    """
     columns, slopes = columns_of(inputs, derivatives, homogeneous=homogeneous, layout=layout)
     rows, positions = len(columns), columns.shape[3]
     a_factor = np.einsum("ngpt,ngqt->gpq", columns, columns, optimize=True)
     g_factor = np.einsum("ngpt,ngqt->gpq", slopes, slopes, optimize=True)
-    return a_factor / (rows * positions), g_factor * rows / positions, positions
+    a_factor = a_factor / (rows * positions)
+    if terms is not None:
+        return a_factor, g_factor * terms, 1
+    return a_factor, g_factor * rows / positions, positions
 
 
 def gradient_matrix(

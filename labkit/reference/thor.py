@@ -75,6 +75,7 @@ class Layer:
     inputs: np.ndarray  # (N, ..., in), or (N, C, H, W) for a convolution
     derivatives: np.ndarray  # dL/dy, L the mean loss: (N, ..., out) or (N, O, H', W')
     window: Window | None = None  # that of a convolution
+    terms: float | None = None  # how many L is a mean over, such as tokens; None: the N rows
 
     def factors(
         self, *, homogeneous: bool, formulas: str = "thor"
@@ -88,12 +89,14 @@ class Layer:
         if self.window is None:
             both = self.inputs, self.derivatives
             if formulas == "thor":
-                return kronecker_factors(*both, homogeneous=homogeneous)
+                return kronecker_factors(*both, homogeneous=homogeneous, terms=self.terms)
             a, g, _ = kronecker_factors(*both, homogeneous=False)
             return a * len(self.inputs) / self.inputs.shape[1], g, (1, 1)
         if formulas == "thor":
             both = patches(self.inputs, self.window), self.derivatives
-            return kronecker_factors(*both, homogeneous=homogeneous, layout="patches")
+            return kronecker_factors(
+                *both, homogeneous=homogeneous, layout="patches", terms=self.terms
+            )
         rows, outputs = self.derivatives.shape[:2]
         height, width = self.inputs.shape[2:]
         kernel, stride = self.window.kernel, self.window.stride

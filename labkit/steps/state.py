@@ -56,8 +56,8 @@ class UpdateRecord(nn.Cell):
         # Rates without a schedule, by the number of updates made before they were used.
         self._constant = () if self.rated.dynamic_lr else tuple(self._by_group())
         self._used: dict[int, tuple[float, ...]] = {}
-        # Whether the optimizer is known to count its updates, or has no schedule over them.
-        self.counts = not (self.rated.dynamic_lr or self.rated.dynamic_weight_decay)
+        self.counts = False  # whether it was seen, after an update, if the optimizer counts it
+        self._before = (0, 0)
         self.last_rates = state("last_rates", np.zeros(len(self._group_starts)))
 
     def note(self, loss: Tensor, norm: Tensor, images: Tensor) -> bool:
@@ -73,20 +73,27 @@ class UpdateRecord(nn.Cell):
         return True
 
     def see_rates(self) -> None:
-        """Note the rates without a schedule, before a graph may make an update with them."""
+        """Note rates without a schedule, and counts, before a graph may make an update."""
+        if not self.counts:
+            self._before = self._counted()
         if self._constant:
             number = int(self.updates.asnumpy())
             rates = tuple(map(float, map(Tensor.asnumpy, self._constant)))
             self._used = {number - 1: self._used.get(number - 1, rates), number: rates}
 
     def check_counting(self) -> None:
-        """Warn, after the first update, of an optimizer whose schedule stays at its beginning."""
-        self.counts = integer_of(self.updates) > 0
-        if self.counts and not self.rated.global_step.asnumpy().any():
+        """Warn, after the first update, of an optimizer that leaves ``global_step`` as it was."""
+        (updates, step), (updates_before, step_before) = self._counted(), self._before
+        self.counts = updates > updates_before
+        if self.counts and step == step_before:
             warn(
-                f"{type(self.rated).__name__} leaves its global_step, and so its schedule, at 0; "
-                "expected self.assignadd(self.global_step, self.global_step_increase_tensor)"
+                f"{type(self.rated).__name__} leaves its global_step, and so any schedule, at "
+                f"{step}; expected self.assignadd(self.global_step, "
+                "self.global_step_increase_tensor) in its construct"
             )
+
+    def _counted(self) -> tuple[int, int]:
+        return integer_of(self.updates), int(self.rated.global_step.asnumpy()[0])
 
     def last_update(self) -> LastUpdate:
         """Return the most recent update, read from the device."""
@@ -118,9 +125,11 @@ class UpdateRecord(nn.Cell):
 
 
 def check_optimizer(optimizer: object) -> None:
-    """Refuse what is not an ``nn.Optimizer``."""
+    """Refuse what is not an ``nn.Optimizer``, such as those of ``mint.optim``."""
     if not isinstance(optimizer, nn.Optimizer):
-        raise wrong("optimizer", type(optimizer).__name__, "an nn.Optimizer")
+        name = f"{type(optimizer).__module__}.{type(optimizer).__name__}"
+        hint = " labkit.AdamW equals torch.optim.AdamW" if ".optim." in name else ""
+        raise wrong("optimizer", name.removeprefix("builtins."), "an nn.Optimizer", hint)
 
 
 def check_weights(loss_net: nn.Cell, optimizer: nn.Optimizer) -> None:

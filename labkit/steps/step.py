@@ -47,8 +47,8 @@ class Step(nn.Cell):
     Cells that are in evaluation mode when the step is built stay in it: the BatchNorm of a frozen
     body, a teacher. The first batch is checked on the host. Freeze weights before the optimizer is
     made: it trains those it was given. What is set on the optimizer between calls (``set_data``,
-    ``load_param_into_net``) holds from the next one on. An optimizer that has a schedule and does
-    not advance its ``global_step`` is warned of after the first update.
+    ``load_param_into_net``) holds from the next one on. An optimizer that does not advance its
+    ``global_step`` is warned of after the first update.
 
     A batch of a new shape compiles again, in seconds: pad to a few lengths; or ``step.set_inputs(
     Tensor(shape=[None, 784], dtype=...), ...)``, before the first call, with None for what varies,

@@ -165,8 +165,8 @@ class ConvertModelUtils:
         Args:
             model: the ``mindspore.train.Model`` so far, or None; not used, as in upstream.
             network: inputs -> logits: the network that was given to ``thor``.
-            loss_fn: (logits, labels) -> mean over rows of each row's loss; with
-                ``thor(..., loss="sample mean")`` any loss, which is not checked.
+            loss_fn: (logits, labels) -> mean loss, one that ``LossNet`` knows what it is a mean
+                over.
             optimizer: optimizer returned by ``labkit.thor``.
             metrics: dict or set of metrics for ``eval`` and ``fit``, or None.
             amp_level: O0, or O2: float16 inside the network, except in BatchNorm with

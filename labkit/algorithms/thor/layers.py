@@ -5,12 +5,12 @@ returns, as the "gradients" of three Parameters, sums over all positions that th
 
     A_sum = sum p p^T        p: the patch of the input at one position
     count = sum 1
-    G_sum = sum d d^T        d = dL/dy at one position, L the mean over rows, unscaled
+    G_sum = sum d d^T        d = dL/dy at one position, L the mean loss, unscaled
 
 The same ``value_and_grad`` thus returns them with the weights' gradients, without a side effect. A
-tap does not know which axis counts the rows: ``GradientStage`` turns the sums into means over the
-batch's N rows: A_sum / N, T = count / N and N G_sum (N d is the derivative of one row's loss). If a
-layer is used twice in a forward pass, its positions add up.
+tap does not know what the loss is a mean over: ``GradientStage`` turns the sums into means over the
+batch's N rows, A_sum / N, T = count / N and N G_sum (N d is the derivative of one row's loss), or
+over its terms. If a layer is used twice in a forward pass, its positions add up.
 
 All products are float32, whatever type the network computes in. The loss scale is divided out of d,
 not of G_sum: from 2^64 on, its square would exceed the range of float32.
@@ -185,6 +185,25 @@ def refuse_layers(problems: dict[str, str]) -> None:
         )
 
 
+@ops.constexpr
+def _refuse_second_derivative() -> None:
+    raise InputError(
+        "THOR's factors have no derivative: expected a loss of the network's outputs, got one of "
+        "its derivatives, such as a gradient penalty; PlainStep and AccumulatedStep take it"
+    )
+
+
+class _Once(nn.Cell):
+    """Identity without a derivative."""
+
+    def construct(self, x: Tensor) -> Tensor:
+        return x
+
+    def bprop(self, x: Tensor, out: Tensor, dout: Tensor) -> tuple[Tensor]:
+        _refuse_second_derivative()
+        return (dout,)
+
+
 class Tap(nn.Cell):
     """Identity on ``y`` that returns factors as gradients: ``(x, y, a, t, g, scale) -> y``.
 
@@ -194,7 +213,7 @@ class Tap(nn.Cell):
 
     def __init__(self, geometry: Geometry) -> None:
         super().__init__(auto_prefix=False)
-        self.geometry = geometry
+        self.geometry, self.once, self.zeros = geometry, _Once(), ops.ZerosLike()
 
     def construct(self, x: Tensor, y: Tensor, a: Any, t: Any, g: Any, scale: Tensor) -> Tensor:
         return y
@@ -202,9 +221,10 @@ class Tap(nn.Cell):
     def bprop(
         self, x: Tensor, y: Tensor, a: Any, t: Any, g: Any, scale: Tensor, out: Any, dout: Tensor
     ) -> tuple[Tensor, ...]:
+        dout = self.once(dout)
         unscaled = ops.cast(dout, ms.float32) * (1.0 / scale)
         a_sum, positions, g_sum = self.sums(ops.cast(x, ms.float32), unscaled)
-        return ops.zeros_like(x), dout, a_sum, positions, g_sum, ops.zeros_like(scale)
+        return self.zeros(x), dout, a_sum, positions, g_sum, self.zeros(scale)
 
     def sums(self, x: Tensor, slopes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return A_sum, the positions in A_sum and in G_sum, (2,), and G_sum; ``slopes`` are d."""

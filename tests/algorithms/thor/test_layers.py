@@ -38,7 +38,7 @@ class Weighted(nn.Cell):
 
     def __init__(self, network):
         super().__init__(auto_prefix=False)
-        self.network = network
+        self.network, self.over = network, "rows"
 
     def construct(self, x, c):
         rows = x.shape[0]
@@ -72,7 +72,7 @@ def updated(network, x, c, *, compiled=False, **options):
     """Make one update at learning rate 1; return (its layer, gradients, changes by name)."""
     with contextlib.nullcontext() if compiled else pynative():
         optimizer = nn.SGD(network.trainable_params(), 1.0)
-        step = ThorStep(Weighted(network), optimizer, 0.1, loss="sample mean", **options)
+        step = ThorStep(Weighted(network), optimizer, 0.1, **options)
         before = {p.name: p.asnumpy().astype(np.float64) for p in network.trainable_params()}
         step(Tensor(x), Tensor(c))
         moved = {p.name: p.asnumpy() - before[p.name] for p in network.trainable_params()}
@@ -406,8 +406,8 @@ def observe(layer, sums, keep):
     """Store the averages with a batch's sums; return [T, tr A (x) G, whether they are finite]."""
     with pynative():
         sums = [Tensor(x.astype(np.float32)) for x in sums]
-        a_new, g_new, summary = layer.averaged(*sums, Tensor(keep, ms.float32))
-        layer.observe(a_new, g_new, sums[1], summary[2] > 0)
+        a_new, g_new, positions, summary = layer.averaged(*sums, Tensor(keep, ms.float32))
+        layer.observe(a_new, g_new, positions, summary[2] > 0)
         return summary.asnumpy()
 
 

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from mindspore import Tensor, mint, nn
-from mindspore.nn import TrainOneStepCell, WithLossCell
 
 from labkit import reference
 from labkit.algorithms.thor import ThorStep, ThorUpdate, TraceRule
@@ -85,7 +84,6 @@ def test_same_padding_is_the_references(size, kernel, stride, dilation):
 def convert(network, parameters=None, **options):
     """Put taps into the network; return the update stage and the names of its layers."""
     optimizer = momentum(network) if parameters is None else nn.SGD(parameters, 0.1)
-    options.setdefault("loss", "sample mean")
     update = ThorUpdate(LossNet(network, nn.MSELoss()), optimizer, 0.1, **options)
     return update, [layer.layer_name for layer in update.layers]
 
@@ -172,17 +170,16 @@ def test_one_weight_in_two_places(make, first, second):
 
 
 def test_a_tied_weight_beside_what_attention_does_not_call():
-    """All are named at once; a shared weight that is not updated does no harm."""
-    network = Attention()
-    with pytest.raises(InputError) as raised:
-        convert(network)
-    said = str(raised.value)
-    assert "layer 'head' shares its weight 'embed.embedding_table' with 'embed'" in said
-    assert said.count("is never called: nn.MultiheadAttention takes its weight") == 2
-    out = [f"encoder.layers.{number}.self_attn.out_proj" for number in range(2)]
-    assert f"skip={('head', *out)}" in said and not taps(network)
-    names = convert(network, skip=("*.out_proj", "head"))[1]
-    assert sorted(names) == [f"encoder.layers.{n}.dense{k}" for n in (0, 1) for k in (1, 2)]
+    """Both take the plain update, by name unless ``skip`` names them; other layers have factors."""
+    for skip in ((), ("*.out_proj", "head")):
+        network = Attention()
+        update, names = convert(network, skip=skip)
+        said = update.description()
+        assert sorted(names) == [f"encoder.layers.{n}.dense{k}" for n in (0, 1) for k in (1, 2)]
+        assert sorted(taps(network)) == sorted(names) and bool(said) == (not skip)
+        if said:
+            assert "layer 'head' shares its weight 'embed.embedding_table' with 'embed'" in said
+            assert said.count("out_proj' is never called: nn.MultiheadAttention takes its") == 2
     network = Attention()
     dense = [p for p in network.trainable_params() if ".dense1." in p.name]
     assert len(convert(network, dense)[1]) == 2
@@ -216,7 +213,7 @@ def test_losses_that_are_the_mean_over_rows_of_one_loss_a_row(kind):
     rows = [slice(i, i + 1) for i in range(6)]
     alone = [float(loss(Tensor(outputs[r]), Tensor(targets[r])).asnumpy()) for r in rows]
     assert together == pytest.approx(np.mean(alone), rel=1e-5) and np.std(alone) > 1e-3
-    check_loss(LossNet(linear(), loss))
+    check_loss(LossNet(linear(), loss), "upstream_gpu")
     check_loss(nn.WithLossCell(linear(), loss))
     check_loss(LossNet(linear(), lambda y, t: ((y - t) ** 2).mean(), per="rows"))
 
@@ -225,31 +222,25 @@ def of(loss):
     return LossNet(linear(), loss)
 
 
-def one_step():
-    network = linear()
-    return TrainOneStepCell(WithLossCell(network, nn.MSELoss()), momentum(network))
-
-
 WEIGHTS = Tensor([0.25, 0.75])
+UPSTREAM = {"formulas": "upstream_gpu"}
 
 
 @pytest.mark.parametrize(
-    "make, named",
+    "make, named, options",
     [
-        (lambda: of(lambda y, t: (y - t).sum()), "a LossNet of <lambda>"),
-        (lambda: of(nn.MSELoss(reduction="sum")), "a LossNet of MSELoss"),
-        (lambda: of(CrossEntropySmooth(reduction="sum")), "of CrossEntropySmooth"),
-        (lambda: of(nn.NLLLoss(weight=WEIGHTS)), "of NLLLoss with class weights"),
-        (lambda: of(mint.nn.CrossEntropyLoss(weight=WEIGHTS)), "with class weights"),
-        (lambda: TokenLossNet(NextToken()), "a TokenLossNet"),
-        (linear, "a Dense"),
-        (one_step, "a TrainOneStepCell"),
+        (lambda: of(lambda y, t: (y - t).sum()), "mean over: .*, got .*LossNet of <lambda>", {}),
+        (lambda: of(nn.MSELoss(reduction="sum")), r"\(loss, weight\), or per='rows', got", {}),
+        (lambda: of(nn.NLLLoss(weight=WEIGHTS)), "got 'a LossNet of NLLLoss with class weig", {}),
+        (lambda: TokenLossNet(NextToken()), "LossNet of a mean over rows, got .*Token", UPSTREAM),
+        (lambda: linear(), "LossNet of a mean over rows, got 'a Dense'", UPSTREAM),
     ],
 )
-def test_losses_that_are_no_mean_over_rows(make, named):
-    said = f"loss_net: expected the mean over .*, got .*{named}; loss='sample mean'"
-    with pytest.raises(InputError, match=said):
-        ThorUpdate(make(), momentum(linear()), 0.1)
+def test_losses_whose_terms_are_not_known(make, named, options):
+    loss_net = make()
+    with pytest.raises(InputError, match=f"loss_net.*{named}"):
+        ThorUpdate(loss_net, momentum(linear()), 0.1, **options)
+    assert not taps(loss_net)
 
 
 # What is refused.
