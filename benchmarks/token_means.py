@@ -27,7 +27,7 @@ from labkit.steps.schedules import cosine
 MICRO_BATCHES, ROWS, LENGTH = 4, 4, 64
 PLAN = {
     "means": ["token mean", "mean of means"],
-    "rates": [0.005, 0.01],
+    "rates": [0.005],
     "seeds": [1, 2, 3],
     "updates": 300,
     "lengths": [2, 16, 36, 46, 65],  # the first of each group of lines, and one more than the last
