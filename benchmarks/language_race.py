@@ -53,7 +53,7 @@ def _rates(*rates, **more):
 PLAN = {
     "grid": {
         "AdamW": _rates(0.01, 0.02, 0.04),
-        "AdamW, no clipping": _rates(0.0025, 0.005, 0.01),
+        "AdamW, no clipping": _rates(0.005, 0.01, 0.02),
         "Muon": _rates(0.01, 0.02, 0.04),
         "constant rate": _rates(0.0025, 0.005, 0.01),
         "AdamW, accumulated": _rates(0.0025, 0.005, 0.01),
@@ -62,7 +62,7 @@ PLAN = {
         "Adasum of 8": "Adasum of 4",  # at its winner
         "subspace": [{"alpha": alpha} for alpha in (0.01, 0.1, 1.0)],
         "THOR": _rates(0.005, 0.01, 0.02, damping=0.3),
-        "THOR, identity": _rates(0.0025, 0.005, 0.01, damping=0.3),
+        "THOR, identity": _rates(0.005, 0.01, 0.02, damping=0.3),
     },
     "seeds": (1, 2, 3),
     "images": {"judged": 512},  # windows of a play
