@@ -55,8 +55,8 @@ PLAN = {
         "Muon": _rates(0.01, 0.02, 0.04),
         "constant rate": _rates(0.0025, 0.005, 0.01),
         "AdamW, accumulated": _rates(0.0025, 0.005, 0.01),
-        "mean of 4": _rates(0.0025, 0.005, 0.01),
-        "Adasum of 4": _rates(0.0025, 0.005, 0.01),
+        "mean of 4": _rates(0.00125, 0.0025, 0.005),
+        "Adasum of 4": _rates(0.00125, 0.0025, 0.005),
         "Adasum of 8": "Adasum of 4",  # at its winner
         "subspace": [{"alpha": alpha} for alpha in (0.01, 0.1, 1.0)],
         "THOR": _rates(0.005, 0.01, 0.02, damping=0.3),
