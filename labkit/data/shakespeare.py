@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from labkit.steps.losses import IGNORE_INDEX
+IGNORED = -100  # label of padding, by ``TokenLossNet``
+
 
 
 class Plays(NamedTuple):
@@ -56,7 +57,7 @@ def lines_of(text: np.ndarray, line_feed: int) -> list[np.ndarray]:
 def padded(lines: Sequence[np.ndarray], length: int) -> tuple[np.ndarray, np.ndarray]:
     """Return tokens, padded with 0, and labels, padded with -100, each int32 (lines, length)."""
     tokens = np.zeros((len(lines), length), np.int32)
-    labels = np.full((len(lines), length), IGNORE_INDEX, np.int32)
+    labels = np.full((len(lines), length), IGNORED, np.int32)
     for row, line in enumerate(lines):
         line = line[: length + 1]
         tokens[row, : len(line) - 1], labels[row, : len(line) - 1] = line[:-1], line[1:]
