@@ -28,9 +28,9 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not run __getattr__
     from labkit.nets.resnet import resnet50 as resnet50
     from labkit.nets.resnet import resnet101 as resnet101
     from labkit.nets.resnet import resnet152 as resnet152
-    from labkit.optimizers.adamw import AdamW as AdamW
-    from labkit.optimizers.both import Both as Both
-    from labkit.optimizers.muon import Muon as Muon
+    from labkit.optimizers import AdamW as AdamW
+    from labkit.optimizers import Both as Both
+    from labkit.optimizers import Muon as Muon
     from labkit.ranks.launch import launch as launch
     from labkit.runtime import start as start
     from labkit.steps.accumulation import AccumulatedStep as AccumulatedStep

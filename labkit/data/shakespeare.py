@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from labkit.steps.losses import IGNORE_INDEX
+IGNORED = -100  # label of padding, by ``TokenLossNet``
+
 
 
 class Plays(NamedTuple):
@@ -26,7 +27,8 @@ def load(folder: str | os.PathLike) -> Plays:
     texts = [gzip.decompress((Path(folder) / f"{n}.txt.gz").read_bytes()).decode() for n in names]
     alphabet = "".join(sorted(set().union(*texts)))
     codes = {character: code for code, character in enumerate(alphabet)}
-    return Plays(*(np.array([codes[c] for c in text], np.int32) for text in texts), alphabet)
+    train, validation, test = (np.array([codes[c] for c in text], np.int32) for text in texts)
+    return Plays(train, validation, test, alphabet)
 
 
 def windows(text: np.ndarray, starts: Sequence[int] | np.ndarray, length: int) -> tuple:
@@ -55,20 +57,19 @@ def lines_of(text: np.ndarray, line_feed: int) -> list[np.ndarray]:
 def padded(lines: Sequence[np.ndarray], length: int) -> tuple[np.ndarray, np.ndarray]:
     """Return tokens, padded with 0, and labels, padded with -100, each int32 (lines, length)."""
     tokens = np.zeros((len(lines), length), np.int32)
-    labels = np.full((len(lines), length), IGNORE_INDEX, np.int32)
+    labels = np.full((len(lines), length), IGNORED, np.int32)
     for row, line in enumerate(lines):
         line = line[: length + 1]
         tokens[row, : len(line) - 1], labels[row, : len(line) - 1] = line[:-1], line[1:]
     return tokens, labels
 
 
-def micro_batches(lines: Sequence[np.ndarray], count: int, rows: int, length: int, random,
-                  by_length: bool = True) -> list[tuple[np.ndarray, np.ndarray]]:  # fmt: skip
+def micro_batches(
+    lines: Sequence[np.ndarray], count: int, rows: int, length: int, random: np.random.Generator
+) -> list[tuple[np.ndarray, np.ndarray]]:
     """Return ``count`` padded micro-batches of lines drawn by ``random``, short lines together."""
     drawn = random.choice(len(lines), count * rows, replace=False)
-    if by_length:
-        drawn = sorted(drawn, key=lambda i: len(lines[i]))
-    chosen = [lines[i] for i in drawn]
+    chosen = sorted((lines[i] for i in drawn), key=len)
     return [padded(chosen[i : i + rows], length) for i in range(0, len(chosen), rows)]
 
 

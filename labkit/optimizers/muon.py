@@ -19,6 +19,8 @@ from labkit.base.arguments import integer, number, wrong
 from labkit.optimizers.adamw import check_numbers
 from labkit.steps.state import cast_like, zeros_like
 
+_BY_TRANSPOSED = ops.BatchMatMul(transpose_b=True)
+
 
 class Muon(nn.Optimizer):
     """Muon for matrices (rows, columns); ``Both`` joins it with AdamW for everything else.
@@ -79,7 +81,7 @@ def orthogonal(matrix: Tensor, parts: int) -> Tensor:
     x = x / (ops.sqrt(ops.square(x).sum((1, 2), keepdims=True)) + 1e-7)
     x = ops.transpose(x, (0, 2, 1)) if rows > columns else x
     for _ in range(5):
-        square = ops.matmul(x, ops.transpose(x, (0, 2, 1)))
-        x = 3.4445 * x + ops.matmul(-4.7750 * square + 2.0315 * ops.matmul(square, square), x)
+        square = _BY_TRANSPOSED(x, x)
+        x = 3.4445 * x + ops.bmm(-4.7750 * square + 2.0315 * ops.bmm(square, square), x)
     x = ops.transpose(x, (0, 2, 1)) if rows > columns else x
     return 0.2 * max(rows, columns) ** 0.5 * ops.reshape(x, matrix.shape)

@@ -56,13 +56,13 @@ def test_averages_are_those_of_the_weights(monkeypatch):
 
 
 def test_the_mean_of_workers_is_a_large_batch(eager, plays, monkeypatch):
-    monkeypatch.setattr(language_race, "UPDATES", 12)
+    monkeypatch.setattr(language_race, "UPDATES", 4)
     monkeypatch.setattr(language_race, "GPT", SMALL)
     ends = {}
-    for method in ("AdamW, accumulated", "mean of 4", "Adasum of 4"):
+    for method in ("AdamW, accumulated", "mean of 4"):
         setting = {"method": method, "rate": 0.01}
-        outcome = language_race.train(setting, plays, 1, every=2, judged=8)
-        assert [point["update"] for point in outcome["curve"]] == [2, 3] and not outcome["failure"]
+        outcome = language_race.train(setting, plays, 1, every=1, judged=8)
+        assert [point["update"] for point in outcome["curve"]] == [1] and not outcome["failure"]
         ends[method] = outcome["tempest"]
     assert ends["mean of 4"] == pytest.approx(ends["AdamW, accumulated"], rel=1e-6)
-    assert abs(ends["Adasum of 4"] - ends["mean of 4"]) > 1e-5
+    assert abs(ends["mean of 4"] - np.log(67)) > 1e-3

@@ -37,7 +37,6 @@ def test_micro_batches_are_parts_of_the_plain_update(program):
     assert plain[-1] < plain[0] - 0.1
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("step", ["plain", "adasum"])
 def test_two_ranks_make_the_updates_of_one_process(program, example, step, capfd, monkeypatch):
     monkeypatch.undo()  # the ranks train the whole network

@@ -234,7 +234,6 @@ def test_renames_reach_every_stage(loss, eager):
         assert not any(name.startswith(("fc", "hidden")) for name in names)
 
 
-@pytest.mark.slow
 def test_the_gpts_fifty_updates_are_those_of_pytorch(eager):
     """One update stage by stage, then losses and weights; keys' biases have a gradient of 0."""
     s, theirs = recorded.settings("gpt"), recorded.load("gpt")

@@ -15,6 +15,7 @@ from mindspore.dataset import NumpySlicesDataset, transforms, vision
 from labkit.algorithms.adasum import AdasumStep
 from labkit.algorithms.subspace import SubspaceStep
 from labkit.algorithms.thor import ThorStep, ThorUpdate, TraceRule
+from labkit.optimizers import AdamW, Both, Muon
 from labkit.steps.accumulation import AccumulatedStep
 from labkit.steps.losses import LossNet
 from labkit.steps.step import PlainStep
@@ -86,6 +87,15 @@ def plain():
     net, parameters = with_loss()
     rates = nn.ExponentialDecayLR(0.05, 0.9, 1)
     return PlainStep(net, nn.Momentum(parameters, rates, 0.9, 1e-3))
+
+
+def muon_and_adamw():
+    """Two optimizers as one, with a schedule: the resume is within a group, too."""
+    net, parameters = with_loss()
+    matrices = [parameter for parameter in parameters if parameter.ndim == 2]
+    biases = [parameter for parameter in parameters if parameter.ndim == 1]
+    rates = nn.ExponentialDecayLR(0.02, 0.9, 1)
+    return AccumulatedStep(net, Both(parameters, Muon(matrices, rates), AdamW(biases)), 4)
 
 
 def accumulated_thor():

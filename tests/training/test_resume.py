@@ -19,6 +19,7 @@ from tests.support.trainings import (
     comparable,
     dataset,
     make_step,
+    muon_and_adamw,
     plain,
     position_of,
     quiet_fit,
@@ -45,6 +46,7 @@ def scheduled():
 SPOILED = {"spoiled_row": 5}
 SCENARIOS = {
     "plain": (plain, {}, {}),
+    "Muon and AdamW": (muon_and_adamw, {}, {}),
     "flush": (make_step, {}, {}),
     "carry": (make_step, {"tail": "carry"}, {}),
     "drop": (make_step, {"tail": "drop"}, {}),

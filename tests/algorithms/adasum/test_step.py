@@ -14,6 +14,7 @@ from labkit.algorithms.adasum import AdasumStep
 from labkit.algorithms.adasum.workers import states_of
 from labkit.errors import InputError
 from labkit.nets.small import NormNet
+from labkit.optimizers import AdamW, Both, Muon
 from labkit.steps.losses import LossNet
 from labkit.steps.options import DynamicLossScale
 from labkit.steps.state import set_state
@@ -221,6 +222,11 @@ OPTIMIZERS = {
     ),
     "RMSProp": (lambda p: nn.RMSProp(p, 0.01), {"moment", "mean_square"}),
     "groups": (grouped, {"moments"}),
+    "AdamW": (lambda p: AdamW(p, RATES), {"adamw.m", "adamw.v", "adamw"}),
+    "Muon and AdamW": (
+        lambda p: Both(p, Muon(p[:1], RATES), AdamW(p[1:], 0.01)),
+        {"first.muon.m", "second.adamw.m", "second.adamw.v", "second.adamw"},
+    ),
 }
 
 
