@@ -2,8 +2,8 @@
 
     python -m data_scripts.record_steps            # needs PyTorch: pip install '.[test]'
 
-Writes ``labkit/migration/steps/tiny.npz``, ``resnet18.npz`` and ``resnet50.npz``. It computes in
-float64, so that the records agree on every machine to more digits than float32 has.
+Writes ``labkit/migration/steps/tiny.npz``, ``resnet18.npz``, ``resnet50.npz`` and ``gpt.npz``. It
+computes in float64, so that the records agree on every machine to more digits than float32 has.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,9 +11,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
+from labkit.data import shakespeare
+from labkit.data.prepare import prepare
 from labkit.migration import recorded, rule
-from labkit.migration.trace import torch_trace
-from tests.support import torch_resnet
+from labkit.migration.trace import Trace, torch_trace
+from tests.support import torch_gpt, torch_resnet
 
 SETTINGS = {
     "classes": 10,
@@ -29,6 +31,10 @@ SETTINGS = {
     "weight_decay": 0.01,
 }
 TINY = {"classes": 10, "batch": 8, "side": 32, "learning_rate": 0.1, "momentum": 0.9}
+
+# Lab 06: a batch of 8 windows of the plays for each of 50 updates.
+GPT = {"vocabulary": 67, "layers": 4, "width": 64, "heads": 4, "length": 64}
+GPT_TRAINING = {"updates": 50, "batch": 8, "rate": 1e-3, "beta2": 0.99, "weight_decay": 0.1}
 
 
 class Tiny(torch.nn.Module):
@@ -89,7 +95,8 @@ def losses(
     """Return the losses of the first steps on one batch, one step per learning rate."""
     module.train()
     dtype = next(module.parameters()).dtype
-    batch = torch.from_numpy(images).to(dtype), torch.from_numpy(labels).long()
+    own = torch.long if images.dtype.kind == "i" else dtype
+    batch = torch.from_numpy(images).to(own), torch.from_numpy(labels).long()
     values = []
     for rate in SETTINGS["learning_rates_of_losses"] if rates is None else rates:
         for group in optimizer.param_groups:
@@ -109,6 +116,51 @@ def ten_steps_of_tiny() -> dict[str, list[float]]:
     return {"losses": values, "running_var": module.bn1.running_var.tolist()}
 
 
+def build_gpt() -> tuple:
+    """Return (module, loss function, optimizer, tokens, labels): the two for all updates."""
+    module = _with_the_rules_weights(torch_gpt.GPT(**GPT), torch.float64)
+    s, weights = GPT_TRAINING, list(module.parameters())
+    optimizer = torch.optim.AdamW(
+        [
+            {"params": [w for w in weights if w.ndim > 1], "weight_decay": s["weight_decay"]},
+            {"params": [w for w in weights if w.ndim == 1], "weight_decay": 0.0},
+        ],
+        lr=s["rate"],
+        betas=(0.9, s["beta2"]),
+    )
+    text = shakespeare.load(prepare("shakespeare")).train
+    windows = shakespeare.even_windows(text, s["updates"] * s["batch"], GPT["length"])
+    return module, token_loss, optimizer, *windows
+
+
+def token_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return the mean cross entropy of logits (B, T, V) and labels (B, T)."""
+    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+
+def record_gpt() -> None:
+    """Record the first update of the GPT, the losses of all, and the weights after them.
+
+    Update u has the rows u, u + 50, ... of the windows: no two of a batch are neighbours. The
+    biases of the keys are recorded as 0 after all: softmax does not depend on them, so that AdamW
+    divides the rounding errors of their gradients by these errors' own size.
+    """
+    module, loss_fn, optimizer, tokens, labels = build_gpt()
+    updates = GPT_TRAINING["updates"]
+    step = torch_trace(module, loss_fn, optimizer, tokens[::updates], labels[::updates])
+    values = [float(step.stages["loss"]["loss"])]
+    for update in range(1, updates):
+        batch = tokens[update::updates], labels[update::updates]
+        values += losses(module, loss_fn, optimizer, *batch, [GPT_TRAINING["rate"]])
+    after = {name: w.numpy() for name, w in module.state_dict().items()}
+    for name in after:
+        if name.endswith("qkv.bias"):
+            after[name][GPT["width"] : 2 * GPT["width"]] = 0.0
+    step = Trace(step.origin, step.stages | {"after all updates": after})
+    path = recorded.save("gpt", step, GPT | GPT_TRAINING | {"losses": values})
+    print(f"{path.name}: {path.stat().st_size} bytes")
+
+
 def main(depths: Sequence[int] = (18, 50)) -> None:
     """Record the steps of ``Tiny`` and of these ResNets."""
     path = recorded.save("tiny", torch_trace(*build_tiny()), TINY | ten_steps_of_tiny())
@@ -121,3 +173,4 @@ def main(depths: Sequence[int] = (18, 50)) -> None:
 
 if __name__ == "__main__":
     main()
+    record_gpt()

@@ -20,7 +20,8 @@ def prepare(name: str, **options: int) -> Path:
     around the working folder.
 
     Args:
-        name: "mnist", "fashion-mnist" or "color-digits".
+        name: "mnist", "fashion-mnist", "color-digits", or "shakespeare", which is used as it lies
+            there: train, validation and test are one file each.
         **options: for "color-digits", each combination in a folder of its own: ``size`` in pixels
             (default 32), ``train`` and ``val``, numbers of images (6000, 1000), ``seed`` (1).
 
@@ -28,11 +29,13 @@ def prepare(name: str, **options: int) -> Path:
         InputError: if the name or an option is unknown, there is no such checkout, or the script
             fails; the message is then the script's.
     """
-    refuse_unknown("data set", name, (*_MNIST, "color-digits"))
+    refuse_unknown("data set", name, (*_MNIST, "color-digits", "shakespeare"))
     known = _COLOR_DIGITS if name == "color-digits" else {}
     for option in options:
         refuse_unknown(f"option of {name}", option, known)
     project = own_checkout() or find_project()
+    if name == "shakespeare":
+        return project / "data_scripts" / "bundled" / "shakespeare"
     if name == "color-digits":
         chosen = known | options
         script, folder = "color_digits.py", color_digits_folder(**chosen)

@@ -58,6 +58,7 @@ def choose(lab: str, preset: Preset, **named: Any) -> Settings:
 # What a value must be; any other setting is an integer >= 1. More data workers than cores are
 # allowed: the pipeline limits their number. Two components span the plane of a drawn path.
 _POSITIVE = "learning_rate mean_learning_rate momentum_learning_rate damping thor_epochs"
+_POSITIVE += " thor_learning_rate muon_learning_rate learning_rate_on_lines"
 _KINDS: dict[str, Callable[[str, Any], object]] = {
     **dict.fromkeys((*_POSITIVE.split(), "momentum_epochs"), partial(number, above=0)),
     **dict.fromkeys(("momentum", "smoothing"), partial(number, at_least=0, below=1)),

@@ -7,7 +7,7 @@ and shape alone: PCG64 seeded by the SHA-256 of the name, 24 bits per number, wi
 distributions (which may change). By PyTorch name:
 
     more than one dimension   uniform, mean 0, standard deviation sqrt(2 / fan_in)
-    BatchNorm's weight        uniform in 0.9 .. 1.1
+    BatchNorm's weight        uniform in 0.9 .. 1.1, as LayerNorm's: one dimension, and a bias
     BatchNorm's bias          three channels of four in 2.5 .. 3.5, the fourth in -3.5 .. -2.5
     running_var               uniform in 0.5 .. 1.5
     num_batches_tracked       0
@@ -33,6 +33,7 @@ from labkit.migration.trace import Trace
 
 FOLDER = Path(__file__).parent / "steps"
 KEPT, SUMS = 24, 4
+_ENDS = ("running_var", "weight", "bias")
 
 
 def uniform(name: str, shape: tuple[int, ...], low: float = 0.0, high: float = 1.0) -> np.ndarray:
@@ -45,11 +46,15 @@ def uniform(name: str, shape: tuple[int, ...], low: float = 0.0, high: float = 1
 
 def state(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
     """Return the rule's tensors for PyTorch names and shapes."""
-    norms = {name.rpartition(".")[0] for name in shapes if name.endswith(".running_var")}
-    return {name: _tensor(name, tuple(shape), norms) for name, shape in shapes.items()}
+    ends = {
+        last: {n.rpartition(".")[0] for n in shapes if n.endswith(f".{last}")} for last in _ENDS
+    }
+    norms, both = ends["running_var"], ends["weight"] & ends["bias"]
+    gains = norms | {module for module in both if len(shapes[f"{module}.weight"]) == 1}
+    return {name: _tensor(name, tuple(shape), norms, gains) for name, shape in shapes.items()}
 
 
-def _tensor(name: str, shape: tuple[int, ...], norms: set[str]) -> np.ndarray:
+def _tensor(name: str, shape: tuple[int, ...], norms: set[str], gains: set[str]) -> np.ndarray:
     module, _, last = name.rpartition(".")
     if last == "num_batches_tracked":
         return np.zeros(shape, np.int64)
@@ -59,7 +64,7 @@ def _tensor(name: str, shape: tuple[int, ...], norms: set[str]) -> np.ndarray:
         # A uniform distribution in +-a has the standard deviation a / sqrt(3).
         edge = math.sqrt(3 * 2 / math.prod(shape[1:]))
         return uniform(name, shape, -edge, edge)
-    if module in norms and last == "weight":
+    if module in gains and last == "weight":
         return uniform(name, shape, 0.9, 1.1)
     if module in norms and last == "bias":
         sign = np.where(uniform(f"{name}, sign", shape) < 0.75, 1, -1).astype(np.float32)

@@ -73,10 +73,10 @@ def trace(
     that draws random numbers (Dropout) draws in both passes, and other numbers than PyTorch's.
 
     Args:
-        network: images -> logits; the step changes its parameters, as training does.
+        network: images, or tokens -> logits; the step changes its parameters, as training does.
         loss_fn: (logits, labels) -> mean loss.
         optimizer: an optimizer over ``network.trainable_params()``.
-        images, labels: (B, ...) float32, and (B,) int32.
+        images, labels: (B, ...) float32, or int32 (tokens); and int32, (B,) or (B, ...).
         renames: as in ``names.pairs``; cell paths are renamed likewise.
 
     Raises:
@@ -84,7 +84,8 @@ def trace(
     """
     if {id(p) for p in optimizer.parameters} != {id(p) for p in network.trainable_params()}:
         raise InputError("optimizer: expected exactly the parameters network.trainable_params()")
-    batch = ms.Tensor(images, ms.float32), ms.Tensor(labels, ms.int32)
+    kind = ms.int32 if images.dtype.kind == "i" else ms.float32
+    batch = ms.Tensor(images, kind), ms.Tensor(labels, ms.int32)
     names = pairs(network, renames)
     floats = [p for p in network.get_parameters() if p.dtype in _FLOATS]
     before = _by_torch_name(floats, floats, names)
@@ -108,7 +109,8 @@ def torch_trace(
         return {name: t.numpy().copy() for name, t in tensors if t.is_floating_point()}
 
     kind = next(module.parameters()).dtype
-    batch = torch.as_tensor(images).to(kind), torch.as_tensor(labels).long()
+    own = torch.long if images.dtype.kind == "i" else kind
+    batch = torch.as_tensor(images).to(own), torch.as_tensor(labels).long()
     before = values()
     module.train()
     with _recorded(module.named_modules(), lambda x: x.detach().numpy()) as forward:

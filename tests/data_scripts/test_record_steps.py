@@ -89,3 +89,13 @@ def test_shipped_losses_are_those_of_the_script(script, monkeypatch):
     expected = recorded.settings("resnet18")["losses"][:2]
     np.testing.assert_allclose(actual, expected, rtol=SAME)
     assert abs(expected[0] - expected[1]) > 1e-5
+
+
+def test_the_shipped_gpt_is_what_the_script_records(script, tmp_path, monkeypatch):
+    shipped, settings = recorded.load("gpt"), recorded.settings("gpt")
+    monkeypatch.setattr(recorded, "FOLDER", tmp_path / "steps")
+    script.record_gpt()
+    assert_same(recorded.load("gpt"), shipped)
+    today = recorded.settings("gpt")
+    np.testing.assert_allclose(today.pop("losses"), settings.pop("losses"), rtol=SAME)
+    assert today == settings

@@ -5,6 +5,8 @@ import numpy as np
 import pytest
 from mindspore import Tensor, nn, ops
 
+from labkit.data import shakespeare
+from labkit.data.prepare import prepare
 from labkit.errors import InputError
 from labkit.migration import (
     STAGES,
@@ -17,10 +19,14 @@ from labkit.migration import (
     state_dict,
     trace,
 )
+from labkit.migration.names import pairs
 from labkit.migration.trace import torch_trace
+from labkit.nets.gpt import GPT
 from labkit.nets.resnet import resnet
+from labkit.optimizers import AdamW
 from labkit.runtime import pynative
-from labkit.steps.losses import LossNet
+from labkit.steps.losses import LossNet, TokenLossNet
+from labkit.steps.parameter_groups import decay_groups
 from labkit.steps.step import PlainStep
 from tests.support import data_archives
 from tests.support.migrating import BATCH, by_rule, momentum, small, smoothed_cross_entropy
@@ -226,3 +232,39 @@ def test_renames_reach_every_stage(loss, eager):
         names = [name.removesuffix(".weight") for name in result.stages[stage]]
         assert {"classifier.0", "classifier.2"} <= set(names)
         assert not any(name.startswith(("fc", "hidden")) for name in names)
+
+
+def test_the_gpts_fifty_updates_are_those_of_pytorch(eager):
+    """One update stage by stage, then losses and weights; keys' biases have a gradient of 0."""
+    s, theirs = recorded.settings("gpt"), recorded.load("gpt")
+    network = GPT(s["vocabulary"])
+    state = rule.state({pair.torch: pair.torch_shape for pair in pairs(network)})
+    load(network, state)
+    assert 0.9 < state["norm.weight"].min() < state["norm.weight"].max() < 1.1
+    text = shakespeare.load(prepare("shakespeare")).train
+    windows = shakespeare.even_windows(text, s["updates"] * s["batch"], s["length"])
+    batches = [tuple(part[u :: s["updates"]] for part in windows) for u in range(s["updates"])]
+    optimizer = AdamW(decay_groups(network, s["weight_decay"]), s["rate"], beta2=s["beta2"])
+    ours = trace(network, TokenLoss(), optimizer, *batches[0])
+    failed = {row.name for row in compare_step(ours, theirs) if not row.passed}
+    assert failed == {f"blocks.{i}.attention.qkv.bias" for i in range(4)}
+    step, losses = PlainStep(TokenLossNet(network), optimizer), [float(ours.stages["loss"]["loss"])]
+    losses += [float(step(*map(Tensor, batch)).asnumpy()) for batch in batches[1:]]
+    np.testing.assert_allclose(losses, s["losses"], rtol=1e-5)
+    assert losses[-1] < losses[0] - 1
+    after, values = (
+        theirs.stages["after all updates"],
+        {p.name: p for p in network.get_parameters()},
+    )
+    for pair in pairs(network):
+        value = values[pair.mindspore].asnumpy().copy()
+        if pair.torch.endswith("qkv.bias"):
+            value[s["width"] : 2 * s["width"]] = 0
+        assert after[pair.torch].distance(value) < 1e-4, pair
+
+
+class TokenLoss(nn.Cell):
+    """Logits (B, T, V), labels (B, T) -> mean cross entropy."""
+
+    def construct(self, logits, labels):
+        return ops.cross_entropy(logits.reshape(-1, logits.shape[-1]), labels.reshape(-1))

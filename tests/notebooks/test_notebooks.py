@@ -22,7 +22,7 @@ from tests.support import answers
 from tests.support.answers import LABS
 
 FOLDER = Path(__file__).parents[2] / "notebooks"
-PICTURES = {path.read_bytes() for path in FOLDER.parent.glob("docs/figures/*_flow.svg")}
+PICTURES = {path.read_bytes() for path in FOLDER.parent.glob("docs/figures/*_flow.*")}
 # A folder of a user or of an installation, not the path of a URL.
 PATH = re.compile(r"(?<![\w.:/])/(?:home|root|Users|tmp|var|opt|mnt|usr|work)/[\w.+@-]+")
 
@@ -41,7 +41,7 @@ def test_it_is_executed_at_lab_and_can_be_committed(path):
             assert not PATH.search(json.dumps(cell.outputs)), f"a local path: {cell.source}"
             assert not any(output.output_type == "error" for output in cell.outputs)
         else:  # a picture inside is seen in any folder; docs/figures has it to be edited
-            inside = re.findall(r"^\[flow\]: data:image/svg\+xml;base64,(\S+)$", cell.source, re.M)
+            inside = re.findall(r"^\[flow\]: data:image/[a-z+]+;base64,(\S+)$", cell.source, re.M)
             assert cell.source.count("![") == cell.source.count("][flow]") == len(inside)
             assert {base64.b64decode(picture) for picture in inside} <= PICTURES
 

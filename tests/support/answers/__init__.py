@@ -50,4 +50,5 @@ LABS = {
     "03_thor": _pair("thor"),
     "04_adasum": _pair("adasum"),
     "05_dimension_reduction": _pair("subspace"),
+    "06_language_model": _pair("language_model"),
 }
