@@ -7,8 +7,8 @@ micro-batches of four padded lines. "token mean" is their mean loss over all cha
 means" the mean of the four micro-batches' means. Both are computed in one pass over the 16 lines,
 in which each character has the weight that AccumulatedStep would give it: three times as fast. 300
 updates of AdamW (beta2 0.99, decay 0.1 of the matrices, clipped to 1), warm-up over 50, then a
-cosine to a tenth of the rate. Trainings of one seed have the same weights and lines. They are judged
-by all lines of Macbeth and The Tempest, also by the number of characters of a line.
+cosine to a tenth of the rate. Trainings of one seed have the same weights and lines. They are
+judged by all lines of Macbeth and The Tempest, also by the number of characters of a line.
 """
 
 import mindspore as ms
