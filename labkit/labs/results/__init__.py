@@ -19,7 +19,7 @@ from labkit.base.arguments import number
 from labkit.errors import InputError, refuse_unknown
 
 FOLDER = Path(__file__).resolve().parent
-NAMES = ("critical_batch",) + tuple(
+NAMES = ("critical_batch", "token_means") + tuple(
     f"{lab}_race" for lab in ("accumulation", "adasum", "migration", "subspace", "thor")
 )
 LAYERS = ("conv1", "conv2", "fc1", "fc2", "fc3")
