@@ -11,7 +11,6 @@ import numpy as np
 IGNORED = -100  # label of padding, by ``TokenLossNet``
 
 
-
 class Plays(NamedTuple):
     """Texts as int32 codes (n,): ``alphabet[code]`` is the character."""
 
