@@ -15,7 +15,7 @@ from labkit.labs import results
 from labkit.labs.results import LAYERS
 
 NAMES = """thor_race adasum_race subspace_race migration_race critical_batch
-    accumulation_race""".split()
+    accumulation_race language_race""".split()
 STORED = {name: results.load(name) for name in NAMES}
 THOR, ADASUM, SUBSPACE, MIGRATION, *_ = STORED.values()
 

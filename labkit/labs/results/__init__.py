@@ -20,7 +20,7 @@ from labkit.errors import InputError, refuse_unknown
 
 FOLDER = Path(__file__).resolve().parent
 NAMES = ("critical_batch", "token_means") + tuple(
-    f"{lab}_race" for lab in ("accumulation", "adasum", "migration", "subspace", "thor")
+    f"{lab}_race" for lab in ("accumulation", "adasum", "language", "migration", "subspace", "thor")
 )
 LAYERS = ("conv1", "conv2", "fc1", "fc2", "fc3")
 
