@@ -6,6 +6,8 @@ dictionary that has one, else its last entry. Rows are counted along the labels'
 
 import contextlib
 import inspect
+import itertools
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -31,11 +33,6 @@ def labels_of(part: Any) -> Any:
     return part
 
 
-def rows_of(batch: tuple) -> int:
-    """Return how many rows a batch has, inside a graph or outside."""
-    return labels_of(batch).shape[0]
-
-
 def nodes(part: Any) -> list:
     """Return a part of a batch and all that it holds, in order."""
     inside = part.values() if isinstance(part, dict) else part if isinstance(part, NESTED) else ()
@@ -52,8 +49,8 @@ def mapped(function: Any, part: Any) -> Any:
     if isinstance(part, dict):
         return {name: mapped(function, each) for name, each in part.items()}
     if isinstance(part, (tuple, list)):
-        found = [mapped(function, each) for each in part]
-        return tuple(found) if isinstance(part, tuple) else found
+        kind = tuple if isinstance(part, tuple) else list
+        return kind(mapped(function, each) for each in part)
     return function(part) if isinstance(part, Tensor) else part
 
 
@@ -77,10 +74,8 @@ def cut(batch: tuple, count: int) -> list[tuple]:
             f"{said(batch)}"
         )
     ends = [rows[0] * place // count for place in range(count + 1)]
-    return [
-        mapped(lambda leaf, first=first, end=end: leaf[first:end], batch)
-        for first, end in zip(ends, ends[1:], strict=False)
-    ]
+    parts = itertools.starmap(slice, itertools.pairwise(ends))
+    return [mapped(operator.itemgetter(part), batch) for part in parts]
 
 
 def arranged(
@@ -91,9 +86,7 @@ def arranged(
 ) -> tuple:
     """Return a batch, or the columns of one by name, in the order in which ``loss_net`` takes it.
 
-    ``named`` are arguments of ``network.construct`` and ``labels``, of a ``LossNet`` or
-    ``TokenLossNet``, or of ``construct`` of a loss net of your own. To the first two, one
-    dictionary that is the whole batch is such names, and one tuple or list several parts.
+    See ``Step`` for what ``named`` and a batch of one nested part are.
     """
     if columns and not named:
         batch, named = (), dict(zip(columns, batch, strict=True))
@@ -104,7 +97,8 @@ def arranged(
     if not named:
         return batch
     names = {name: part for name, part in named.items() if not (known and name == "labels")}
-    cell = _called(loss_net)
+    cell = loss_net.network if known else loss_net
+    cell = getattr(cell, "_backbone", cell)  # without the wrapper of mixed precision
     arguments = inspect.signature(cell.construct).parameters
     try:
         bound = inspect.signature(cell.construct).bind(*batch, **names)
@@ -129,12 +123,6 @@ def has_network(loss_net: nn.Cell) -> bool:
     return hasattr(loss_net, "of_outputs")
 
 
-def _called(loss_net: nn.Cell) -> nn.Cell:
-    """Return the Cell that takes the inputs, without the wrapper of mixed precision."""
-    cell = loss_net.network if has_network(loss_net) else loss_net
-    return getattr(cell, "_backbone", cell)
-
-
 @contextlib.contextmanager
 def first_batch(loss_net: nn.Cell, batch: tuple) -> Iterator[None]:
     """Refuse what is not Tensors, features of float64, columns in another order or number, and
@@ -150,9 +138,9 @@ def first_batch(loss_net: nn.Cell, batch: tuple) -> Iterator[None]:
     inputs = [part for part in tensors if part is not labels]
     if not right or ms.float64 in [part.dtype for part in inputs]:
         raise _wrong_batch(batch)
-    if tensors[0].dtype in INTEGERS and tensors[0].ndim == 1 and labels.ndim > 2:
-        if labels.dtype in mstype.float_type and hasattr(loss_net, "class_axis"):
-            raise _wrong_batch(batch)  # labels and images; targets (B, C) may follow identities
+    first_is_labels = tensors[0].dtype in INTEGERS and tensors[0].ndim == 1 and labels.ndim > 2
+    if first_is_labels and labels.dtype in mstype.float_type and hasattr(loss_net, "class_axis"):
+        raise _wrong_batch(batch)  # labels and images; targets (B, C) may follow identities
     cell, given = (loss_net.network, batch[:-1]) if known else (loss_net, batch)
     try:
         inspect.signature(cell.construct).bind(*given)

@@ -21,7 +21,6 @@ from labkit.steps.batches import (
     labels_of,
     mapped,
     nodes,
-    rows_of,
     said,
     variable,
 )
@@ -377,7 +376,7 @@ class PlainStep(Step):
         weight_sum = self.gradient.over_ranks(ops.depend(weight, finite))
         done: object = False
         if ops.logical_and(finite, self.gradient.counts(weight_sum)):
-            images = ops.cast(rows_of(batch), ms.int32)
+            images = ops.cast(labels_of(batch).shape[0], ms.int32)
             done = self.apply(gradients, (loss * weight, weight_sum, images), squares)
         return ops.depend(self.gradient.added(loss), done)
 
