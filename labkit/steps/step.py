@@ -86,8 +86,6 @@ class Step(nn.Cell):
     """
 
     has_buffer = False  # in which the step adds up groups of micro-batches
-    cuts = 1  # parts that a given batch is cut into, by an AccumulatedStep's ``_by_parts``
-    _by_parts: Any
 
     def __init__(
         self,
@@ -174,8 +172,7 @@ class Step(nn.Cell):
         """Return ``GradientStage.contribution``; one that is not finite leaves no trace."""
         if self.statistics:
             self.map(ops.assign, self.kept, self.statistics)
-        parts = self.gradient.contribution(with_extras, *batch)
-        loss, weight, gradients, finite, squares = parts
+        loss, weight, gradients, finite, squares = self.gradient.contribution(with_extras, *batch)
         if self.statistics:
             # They may be NaN or inf beside a finite loss: the variance of one row is 0 / 0.
             assigned = self.map(flat, ops.depend(self.statistics, loss))
@@ -216,8 +213,6 @@ class Step(nn.Cell):
         """Return the loss () of a micro-batch; make an update if the micro-batch completes it."""
         if named or self.columns:
             batch = arranged(self.gradient.loss_net, batch, named, self.columns)
-        if self.cuts > 1:
-            return self._by_parts(batch)
         gathers = self._gathers()
         parts: list[Any] = [
             (getattr(part, "shape", None), getattr(part, "dtype", None)) for part in batch
@@ -285,8 +280,7 @@ class Step(nn.Cell):
 
     def _gathers(self) -> bool:
         """Return whether the current update gathers extras."""
-        has_extras = self._with_extras is not None
-        return has_extras and self.update.wants_extras(integer_of(self.updates))
+        return bool(self._with_extras) and self.update.wants_extras(integer_of(self.updates))
 
     def _between(self) -> None:
         """Set the size of the group that starts now."""
@@ -370,8 +364,7 @@ class PlainStep(Step):
             finite = self.always
         elif self.gradient.ranks > 1:
             # All ranks take the same branch: a rank alone in it would wait for the others forever.
-            everywhere = self.gradient.over_ranks(ops.cast(finite, ms.int32))
-            finite = everywhere == self.gradient.ranks
+            finite = self.gradient.over_ranks(ops.cast(finite, ms.int32)) == self.gradient.ranks
         # Depends on ``finite``: all ranks must sum in the same order.
         weight_sum = self.gradient.over_ranks(ops.depend(weight, finite))
         done: object = False
