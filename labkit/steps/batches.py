@@ -15,6 +15,7 @@ from typing import Any
 import mindspore as ms
 from mindspore import Tensor, nn
 from mindspore.common import dtype as mstype
+from mindspore.ops.primitive import constexpr
 
 from labkit.base.arguments import wrong
 from labkit.errors import InputError
@@ -22,6 +23,12 @@ from labkit.errors import InputError
 NESTED = (tuple, list, dict)
 INTEGERS = (*mstype.int_type, *mstype.uint_type)
 _BY_PLACE = inspect.Parameter.POSITIONAL_OR_KEYWORD
+
+
+@constexpr
+def refuse(text: str, *values: object) -> None:
+    """Raise ``InputError`` when the graph is compiled; ``values`` fill the braces of ``text``."""
+    raise InputError(text.format(*values))
 
 
 def labels_of(part: Any) -> Any:

@@ -27,6 +27,7 @@ from mindspore import Parameter, Tensor, mint, nn, ops
 
 from labkit.base.arguments import wrong
 from labkit.errors import InputError, nearest
+from labkit.steps.batches import refuse
 
 LAYERS = nn.Dense, mint.nn.Linear, nn.Conv2d  # those that can have factors
 
@@ -185,14 +186,6 @@ def refuse_layers(problems: dict[str, str]) -> None:
         )
 
 
-@ops.constexpr
-def _refuse_second_derivative() -> None:
-    raise InputError(
-        "THOR's factors have no derivative: expected a loss of the network's outputs, got one of "
-        "its derivatives, such as a gradient penalty; PlainStep and AccumulatedStep take it"
-    )
-
-
 class _Once(nn.Cell):
     """Identity without a derivative."""
 
@@ -200,7 +193,10 @@ class _Once(nn.Cell):
         return x
 
     def bprop(self, x: Tensor, out: Tensor, dout: Tensor) -> tuple[Tensor]:
-        _refuse_second_derivative()
+        refuse(
+            "THOR's factors have no derivative: expected a loss of the network's outputs, got one "
+            "of its derivatives, such as a gradient penalty; PlainStep and AccumulatedStep take it"
+        )
         return (dout,)
 
 
