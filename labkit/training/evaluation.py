@@ -76,21 +76,15 @@ def evaluate(
         for batch in dataset.create_tuple_iterator(num_epochs=1):
             batch = variable(arranged(loss_net, tuple(batch), columns=names))
             with first_batch(loss_net, batch):
-                apart = has_network(loss_net)
-                made = loss_net.network(*batch[:-1]) if apart else loss_net(*batch)
-            sums += (
-                _counted(loss_net, made, batch[-1], ks)
-                if ks
-                else _of_pairs(loss_net, made, batch[-1])
-            )
+                made = loss_net.network(*batch[:-1]) if has_network(loss_net) else loss_net(*batch)
+            sums += (_counted if ks else _of_pairs)(loss_net, made, batch[-1], ks)
     if over_ranks:
         sums = cluster.gather(sums.ravel().tolist()).sum(axis=0).reshape(-1, 2)
     if not sums[:, 1].any() or not sums[: len(ks), 1].all():
         raise InputError("there was nothing to evaluate: the dataset holds no label to count")
     means = sums[:, 0] / np.maximum(sums[:, 1], LEAST)
-    found = dict(zip(ks, means[: len(ks)].tolist(), strict=True)) | {
-        "loss": float(means[len(ks) :].sum())
-    }
+    found = dict(zip(ks, means.tolist(), strict=False))
+    found["loss"] = float(means[len(ks) :].sum())
     if loss_fn is None and getattr(loss_net, "over", None) == "tokens":
         found["perplexity"] = float(np.exp(found["loss"]))
     return found
@@ -109,8 +103,8 @@ def _as_loss_net(network: nn.Cell, loss_fn: Callable | None) -> nn.Cell:
     return loss_net
 
 
-def _of_pairs(loss_net: nn.Cell, made: Any, labels: Any) -> list[tuple[float, float]]:
-    """Return the (sum, weight) of each pair that a loss net makes of one batch."""
+def _of_pairs(loss_net: nn.Cell, made: Any, labels: Any, ks: dict[str, int]) -> list:
+    """Return the (sum, weight) of each pair that a loss net makes of one batch; ``ks`` is empty."""
     if has_network(loss_net):
         with pynative():
             made = loss_net.of_outputs(made, labels)
@@ -145,13 +139,11 @@ def _counted(loss_net: Any, outputs: Any, labels: Any, ks: dict[str, int]) -> li
     rows = logits.reshape(-1, classes), labels.reshape(-1)
     values, wanted = (part.asnumpy() for part in rows)
     counts = np.ones(wanted.shape, bool) if ignored is None else wanted != ignored
-    loss: Any
-    weight: Any
     with pynative():  # a graph took 0.4 s to compile in every evaluation
         if loss_net.over is None:
-            loss, weight = loss_net.of_outputs(outputs, labels), counts.sum()
-        else:
-            loss, weight = loss_net.of_outputs(*rows)
+            rows = outputs, labels
+        loss = loss_net.of_outputs(*rows)
+    loss, weight = loss if isinstance(loss, tuple) else (loss, counts.sum())
     right = [_right(values[counts], wanted[counts].astype(np.int64), k) for k in ks.values()]
     return [*((number, counts.sum()) for number in right), _total(loss, weight)]
 
@@ -176,5 +168,4 @@ def _right(logits: np.ndarray, labels: np.ndarray, k: int) -> int:
     """Return how many labels are among the k largest logits, the smaller class first."""
     own = np.take_along_axis(logits, labels[:, None], axis=1)
     before = (logits > own) | ((logits == own) & (np.arange(logits.shape[1]) < labels[:, None]))
-    right = (before.sum(axis=1) < k) & ~np.isnan(logits).any(axis=1)
-    return int(right.sum())
+    return int(((before.sum(axis=1) < k) & ~np.isnan(logits).any(axis=1)).sum())
