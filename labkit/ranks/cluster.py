@@ -139,8 +139,7 @@ def take_from_first(parameters: Iterable) -> None:
     import numpy as np
     from mindspore import Tensor, ops
 
-    own = np.concatenate([parameter.asnumpy().ravel() for parameter in parameters])
-    first = gather(own)[0]
+    first = gather(np.concatenate([parameter.asnumpy().ravel() for parameter in parameters]))[0]
     ends = np.cumsum([parameter.size for parameter in parameters])
     if rank:
         for parameter, values in zip(parameters, np.split(first, ends[:-1]), strict=True):

@@ -112,8 +112,7 @@ class Recipe:
         every = config.save_checkpoint_epochs if config.save_checkpoint else None
         name = "LeNet-5" if config.depth is None else f"ResNet-{config.depth}"
         with ExitStack() as held:
-            updates = step.updates_ahead([batches])
-            documents = Documents(self, config, classes, rank, updates, held)
+            documents = Documents(self, config, classes, rank, step.updates_ahead([batches]), held)
             shown: list[Callback] = [documents]
             if rank == 0:
                 images = config.batch_size * step.micro_batches * started.ranks

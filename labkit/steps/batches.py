@@ -157,8 +157,7 @@ def first_batch(loss_net: nn.Cell, batch: tuple) -> Iterator[None]:
     try:
         yield
     except (TypeError, ValueError, RuntimeError) as error:
-        floats = all(part.dtype in mstype.float_type for part in inputs)
-        if isinstance(error, InputError) or floats:
+        if isinstance(error, InputError) or all(part.dtype in mstype.float_type for part in inputs):
             raise
         raise _wrong_batch(batch, f": {str(error).strip().splitlines()[0][:200]}") from error
 

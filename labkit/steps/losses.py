@@ -147,8 +147,7 @@ class LossNet(_OfClasses):
             return self._of_nested(outputs, labels)
         integers = labels.dtype in INTEGERS
         if F.isconstant(outputs.shape) and F.isconstant(labels.shape):
-            shapes = outputs.shape, labels.shape
-            _check_shapes(*shapes, integers, self.class_axis, self.same_shape)
+            _check_shapes(outputs.shape, labels.shape, integers, self.class_axis, self.same_shape)
         elif self.same_shape:
             _check_shape("labels", ("?",) * outputs.ndim, ("?",) * labels.ndim)
         weight, defined, factor = self._weight(labels), None, None

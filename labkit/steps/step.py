@@ -71,12 +71,7 @@ class Step(nn.Cell):
     dictionary that is the whole batch is such names, a tuple or list several parts.
 
     A batch of a new shape compiles again, in seconds; the fourth one is warned of. Pad to a few
-    lengths; or say, before the first call, what varies, and one graph serves all:
-
-    >>> step.set_inputs(
-    ...     Tensor(shape=[None, None], dtype=ms.int32),  # tokens: any rows, any length
-    ...     Tensor(shape=[None, None], dtype=ms.int32),  # labels
-    ... )
+    lengths; or say, before the first call, what varies, and one graph serves all: ``set_inputs``.
 
     Raises:
         InputError: as in ``GradientStage``; if the update stage has another optimizer or needs a
@@ -255,8 +250,9 @@ class Step(nn.Cell):
     def set_inputs(self, *inputs: Any, **named: Any) -> None:
         """Set the shapes that the step's graphs are compiled for, None for each axis that varies.
 
-        Given as a batch is: Tensors, nested or by name, each ``Tensor(shape=..., dtype=...)``. In
-        MindSpore an input that is a dictionary has no open axes.
+        Given as a batch is: Tensors, nested or by name, such as
+        ``tokens=Tensor(shape=[None, None], dtype=ms.int32)``. In MindSpore an input that is a
+        dictionary has no open axes.
         """
         inputs = variable(arranged(self.gradient.loss_net, inputs, named))
         if any(isinstance(part, dict) for part in nodes(inputs)):

@@ -98,8 +98,7 @@ def list_labs() -> None:
 
     Example: labkit list
     """
-    labs = find_labs(find_project())
-    rows = [(lab.number, lab.name, lab.title, lab.minutes) for lab in labs]
+    rows = [(lab.number, lab.name, lab.title, lab.minutes) for lab in find_labs(find_project())]
     _table(("number", "lab", "title", "minutes"), rows)
 
 

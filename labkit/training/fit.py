@@ -313,8 +313,7 @@ class _Run(EndOfEpoch):
         self._first, self._dropped = self.micro_batches, 0
         self._dropped_before = integer_of(self.step.dropped)
         if self._name is not None:
-            total = self.epochs * self.epoch_size
-            self._progress = Progress(self._name, total, self.micro_batches)
+            self._progress = Progress(self._name, self.epochs * self.epoch_size, self.micro_batches)
 
     def on_train_step_end(self, run_context: RunContext) -> None:
         super().on_train_step_end(run_context)

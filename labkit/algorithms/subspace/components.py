@@ -124,8 +124,7 @@ def _items(rows: np.ndarray, others: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the columns of ``rows`` as items (n, N, c), and the remaining columns."""
     width = max(1, min(rows.shape[1], _ITEM // (len(rows) * others)))
     whole = rows.shape[1] // width * width
-    items = rows[:, :whole].reshape(len(rows), -1, width).transpose(1, 0, 2)
-    return items, rows[:, whole:]
+    return rows[:, :whole].reshape(len(rows), -1, width).transpose(1, 0, 2), rows[:, whole:]
 
 
 def _outer(rows: np.ndarray) -> np.ndarray:

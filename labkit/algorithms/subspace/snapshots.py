@@ -221,8 +221,7 @@ def mapped(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
         if about["dtype"] != "F32":
             raise InputError(f"{path}: {name} is {about['dtype']}; expected F32, float32")
         first, end = about["data_offsets"]
-        numbers = data[begin + first : begin + end].view(np.float32)
-        arrays[name] = numbers.reshape(about["shape"])
+        arrays[name] = data[begin + first : begin + end].view(np.float32).reshape(about["shape"])
     return arrays, texts
 
 

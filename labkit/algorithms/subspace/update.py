@@ -162,8 +162,7 @@ class SubspaceUpdate(UpdateStage):
         divisor = weight if self.gradient.mean else 1.0 * self.gradient.ranks
         loss = ops.assign(self.loss, loss_sum / divisor)
         averaged = self.map(ops.assign, self.buffer, gradients)
-        stored = ops.assign(self.pending, ops.depend(1, (noted, loss, averaged)))
-        return ops.depend(True, stored)
+        return ops.depend(True, ops.assign(self.pending, ops.depend(1, (noted, loss, averaged))))
 
     # --- in compiled graphs of its own ---------------------------------------------------------
 
@@ -213,8 +212,7 @@ class SubspaceUpdate(UpdateStage):
         kept = ops.assign(self.residual, residual)
         moved = self.put(start + size * move)
         done = self.optimizer(self.parts(ops.depend(slope, (kept, moved))))
-        remembered = self.map(ops.assign, self.remembered, memory)
-        return self.counted((done, remembered))
+        return self.counted((done, self.map(ops.assign, self.remembered, memory)))
 
     def descend_graph(self, inside: Tensor) -> object:
         """Make the update of ``method="sgd"``, from P^T P g (M,)."""
@@ -274,11 +272,10 @@ class SubspaceUpdate(UpdateStage):
         def loss_at(size: float) -> float:
             return self._loss(Tensor(size, ms.float32), move, start)
 
-        loss = float(self.loss.asnumpy())
-        trials, size = line_search(loss_at, loss, slope, self.constants)
-        failure = self.constants.failure
-        memory = after_search(memory, inverse, gradient, direction, size, failure)
-        values = self._values(memory, trials, size)
+        trials, size = line_search(loss_at, float(self.loss.asnumpy()), slope, self.constants)
+        memory = after_search(memory, inverse, gradient, direction, size, self.constants.failure)
+        new = (*vars(memory).values(), trials, size, integer_of(self.failures) + (size == 0))
+        values = [Tensor(v, p.dtype) for v, p in zip(new, self.remembered, strict=True)]
         self.finish(Tensor(size, ms.float32), move, inside, start, flat, *values)
 
     def _descend(self) -> None:
@@ -315,11 +312,6 @@ class SubspaceUpdate(UpdateStage):
         """Return the memory that the last update stored."""
         inverse, gradient, step, has_pair = (p.asnumpy() for p in self.remembered[:4])
         return Memory(inverse.copy(), gradient.copy(), step.copy(), bool(has_pair))
-
-    def _values(self, memory: Memory, trials: int, size: float) -> list[Tensor]:
-        """Return the new values of ``remembered``."""
-        values = (*vars(memory).values(), trials, size, integer_of(self.failures) + (size == 0))
-        return [Tensor(v, p.dtype) for v, p in zip(values, self.remembered, strict=True)]
 
     @property
     def last_search(self) -> LastSearch:

@@ -87,8 +87,7 @@ def padding(
         return (pad[:2], pad[2:]) if pad_mode == "pad" else ((0, 0), (0, 0))
     sides: tuple = ()
     for length, entries, step, spread in zip(size, kernel, stride, dilation, strict=True):
-        last = (-(-length // step) - 1) * step
-        total = max(last + (entries - 1) * spread + 1 - length, 0)
+        total = max((-(-length // step) - 1) * step + (entries - 1) * spread + 1 - length, 0)
         sides += ((total // 2, total - total // 2),)
     return sides
 
@@ -256,8 +255,7 @@ class Tap(nn.Cell):
         images, length, groups = columns.shape[0], columns.shape[2], self.geometry.groups
         columns = columns.reshape(images, groups, -1, length)
         if homogeneous:
-            ones = ops.ones((images, groups, 1, length), ms.float32)
-            columns = ops.concat((columns, ones), 2)
+            columns = ops.concat((columns, ops.ones((images, groups, 1, length), ms.float32)), 2)
         missing = blocks.count * blocks.size - columns.shape[2]
         if missing:
             zeros = ops.zeros((images, groups, missing, length), ms.float32)
@@ -313,8 +311,7 @@ class UpstreamTap(Tap):
             a_sum = self._products(columns, a_blocks, False) * (rows / columns.shape[1])
             g_sum = self._products(slopes, g_blocks, False)
             positions = (rows, rows)
-        counts = ops.stack([ops.cast(count, ms.float32) for count in positions])
-        return a_sum, counts, g_sum
+        return a_sum, ops.stack([ops.cast(count, ms.float32) for count in positions]), g_sum
 
 
 class Tapped(nn.Cell):
