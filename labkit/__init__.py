@@ -44,9 +44,9 @@ if TYPE_CHECKING:  # for editors and type checkers; below, __getattr__ reads the
     from labkit.steps.step import PlainStep as PlainStep
     from labkit.steps.update import UpdateStage as UpdateStage
     from labkit.training.evaluation import evaluate as evaluate
+    from labkit.training.evaluation import swapped as swapped
     from labkit.training.fit import EndOfEpoch as EndOfEpoch
     from labkit.training.fit import fit as fit
-    from labkit.training.weights import swapped as swapped
     from labkit.upstream.accumulation import GradientAccumulation as GradientAccumulation
     from labkit.upstream.accumulation import TrainClear as TrainClear
     from labkit.upstream.accumulation import TrainForwardBackward as TrainForwardBackward

@@ -100,8 +100,7 @@ class GradientStage(nn.Cell):
         # Also if float16 is differentiated at scale 1: the weight must come later, see below.
         self.scaled = self.dynamic or half or scale != 1
         if self.scaled:
-            initial = scale.initial if isinstance(scale, DynamicLossScale) else scale
-            self.loss_scale = state("loss_scale", float(initial))
+            self.loss_scale = state("loss_scale", float(getattr(scale, "initial", scale)))
         if isinstance(scale, DynamicLossScale):
             self.finite_run = state("finite_run", 0)  # since the scale last changed
             self.growth, self.interval = float(scale.factor), int(scale.interval)

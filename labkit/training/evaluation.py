@@ -1,7 +1,7 @@
-"""``evaluate``: accuracies and mean loss over every row, of one rank or of all ranks."""
+"""``evaluate``: accuracies and mean loss over every row, of one rank or all; and ``swapped``."""
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from labkit.runtime import pynative
 from labkit.steps import losses
 from labkit.steps.batches import arranged, first_batch, has_network, variable
 from labkit.steps.gradients import LEAST
+from labkit.steps.state import set_state
 
 
 def evaluate(
@@ -169,3 +170,29 @@ def _right(logits: np.ndarray, labels: np.ndarray, k: int) -> int:
     own = np.take_along_axis(logits, labels[:, None], axis=1)
     before = (logits > own) | ((logits == own) & (np.arange(logits.shape[1]) < labels[:, None]))
     return int(((before.sum(axis=1) < k) & ~np.isnan(logits).any(axis=1)).sum())
+
+
+@contextlib.contextmanager
+def swapped(network: nn.Cell, values: Mapping[str, Any]) -> Iterator[None]:
+    """Give Parameters of a network other values inside a ``with``, and their own back after it.
+
+    ``values``: name -> array, Tensor or Parameter of the shape of the network's Parameter. Names
+    that it lacks keep their values. Raises ``InputError`` for an unknown name or another shape.
+
+    >>> with swapped(network, averages):
+    ...     results = evaluate(network, loss_fn, validation)
+    """
+    own, others = {parameter.name: parameter for parameter in network.get_parameters()}, {}
+    for name, value in values.items():
+        if name not in own or np.shape(value) != own[name].shape:
+            expected = f"the shape {own[name].shape}" if name in own else "names in the network"
+            raise wrong(f"values[{name!r}]", np.shape(value), expected)
+        others[name] = Tensor(value, own[name].dtype)
+    kept = {name: own[name].clone() for name in others}
+    try:
+        for name, value in others.items():
+            set_state(own[name], value)
+        yield
+    finally:
+        for name, value in kept.items():
+            set_state(own[name], value)
