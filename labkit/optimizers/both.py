@@ -50,8 +50,9 @@ class Both(nn.Optimizer):
                     f"{owned[id(parameter)]} of the optimizers"
                 )
         for prefix, each in (("first", first), ("second", second)):
-            own = each.learning_rate if each.is_group_lr else (each.learning_rate,) * len(params)
-            rates |= zip(map(id, each.parameters), own, strict=False)
+            for i, parameter in enumerate(each.parameters):
+                rate = each.learning_rate[i] if each.is_group_lr else each.learning_rate
+                rates[places[id(parameter)]] = rate
             held = {id(own): own for own in parameters_in([each, list(vars(each).values())])}
             for key in held.keys() - places:
                 held[key].name = f"{prefix}.{held[key].name}"
@@ -59,7 +60,7 @@ class Both(nn.Optimizer):
         self.second, self.of_second = second, tuple(places[id(p)] for p in second.parameters)
         self.is_group_lr, self.dynamic_lr = True, first.dynamic_lr or second.dynamic_lr
         del self.learning_rate  # a Parameter, in whose place no Cell can come
-        ordered = [rates[id(parameter)] for parameter in params]
+        ordered = [rates[place] for place in range(len(params))]
         if self.dynamic_lr:
             cells = {id(r): r if isinstance(r, nn.Cell) else _Constant(r) for r in ordered}
             self.learning_rate = nn.CellList([cells[id(r)] for r in ordered], auto_prefix=False)

@@ -145,9 +145,6 @@ def first_batch(loss_net: nn.Cell, batch: tuple) -> Iterator[None]:
     inputs = [part for part in tensors if part is not labels]
     if not right or ms.float64 in [part.dtype for part in inputs]:
         raise _wrong_batch(batch)
-    first_is_labels = tensors[0].dtype in INTEGERS and tensors[0].ndim == 1 and labels.ndim > 2
-    if first_is_labels and labels.dtype in mstype.float_type and hasattr(loss_net, "class_axis"):
-        raise _wrong_batch(batch)  # labels and images; targets (B, C) may follow identities
     cell, given = (loss_net.network, batch[:-1]) if known else (loss_net, batch)
     try:
         inspect.signature(cell.construct).bind(*given)

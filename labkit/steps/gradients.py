@@ -100,7 +100,8 @@ class GradientStage(nn.Cell):
         # Also if float16 is differentiated at scale 1: the weight must come later, see below.
         self.scaled = self.dynamic or half or scale != 1
         if self.scaled:
-            self.loss_scale = state("loss_scale", float(getattr(scale, "initial", scale)))
+            initial = scale.initial if isinstance(scale, DynamicLossScale) else scale
+            self.loss_scale = state("loss_scale", float(initial))
         if isinstance(scale, DynamicLossScale):
             self.finite_run = state("finite_run", 0)  # since the scale last changed
             self.growth, self.interval = float(scale.factor), int(scale.interval)

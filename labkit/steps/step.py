@@ -98,8 +98,7 @@ class Step(nn.Cell):
         if update.needs_buffer and not self.has_buffer:
             name = f"step of {type(update).__name__}"
             raise wrong(name, type(self).__name__, "an AccumulatedStep")
-        half = [weight.name for weight in optimizer.parameters if weight.dtype == ms.float16]
-        if half:
+        if half := [weight.name for weight in optimizer.parameters if weight.dtype == ms.float16]:
             warn(
                 f"Parameter {half[0]!r} is float16: the optimizer gets 0 for a number below "
                 "6e-8 in the averaged gradient and inf above 65504; expected float32 Parameters, "
@@ -108,11 +107,10 @@ class Step(nn.Cell):
         loss_net = as_loss_net(loss_net)
         check_weights(loss_net, optimizer)
         self._weights = tuple(optimizer.parameters)
-        trained = {id(parameter) for parameter in optimizer.parameters}
+        trained = set(map(id, optimizer.parameters))
         cells = [cell for _, cell in loss_net.cells_and_names()]
         self._held = [cell for cell in cells if in_evaluation(cell)]
-        owned = [{id(weight) for weight in cell.get_parameters(expand=False)} for cell in cells]
-        self._trained = [c for c, own in zip(cells, owned, strict=True) if own & trained]
+        self._trained = [c for c in cells if trained & set(map(id, c.get_parameters(expand=False)))]
         self._refuse_evaluation()
         self.optimizer, self.update = optimizer, update
         self.gradient = GradientStage(
@@ -209,9 +207,7 @@ class Step(nn.Cell):
         if named or self.columns:
             batch = arranged(self.gradient.loss_net, batch, named, self.columns)
         gathers = self._gathers()
-        parts: list[Any] = [
-            (getattr(part, "shape", None), getattr(part, "dtype", None)) for part in batch
-        ]
+        parts: list[Any] = [(getattr(p, "shape", None), getattr(p, "dtype", None)) for p in batch]
         if (None, None) in parts:  # only nested batches cost more calls
             batch = variable(arranged(self.gradient.loss_net, batch))
             parts = [str(mapped(lambda tensor: (tensor.shape, tensor.dtype), batch))]
