@@ -15,15 +15,7 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from labkit.base.arguments import wrong
 from labkit.errors import warn
-from labkit.steps.batches import (
-    arranged,
-    first_batch,
-    labels_of,
-    mapped,
-    nodes,
-    said,
-    variable,
-)
+from labkit.steps.batches import arranged, first_batch, labels_of, mapped, nodes, said, variable
 from labkit.steps.gradients import GradientStage, divided
 from labkit.steps.losses import as_loss_net, check_known
 from labkit.steps.options import GradientOptions, Options, gradient_options
