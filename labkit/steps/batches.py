@@ -22,7 +22,6 @@ from labkit.errors import InputError
 
 NESTED = (tuple, list, dict)
 INTEGERS = (*mstype.int_type, *mstype.uint_type)
-_BY_PLACE = inspect.Parameter.POSITIONAL_OR_KEYWORD
 
 
 @constexpr
@@ -109,19 +108,17 @@ def arranged(
     arguments = inspect.signature(cell.construct).parameters
     try:
         bound = inspect.signature(cell.construct).bind(*batch, **names)
+        end = max((list(arguments).index(name) + 1 for name in bound.arguments), default=0)
+        bound.apply_defaults()
         if known and "labels" not in named:
             raise TypeError("missing a required argument: 'labels'")
-        for name in names:
-            if getattr(arguments.get(name), "kind", None) is not _BY_PLACE:
-                raise TypeError(f"{name!r} has no place among its arguments")
+        if apart := names.keys() & bound.kwargs.keys():
+            raise TypeError(f"{min(apart)!r} has no place among its arguments")
     except TypeError as error:
         expected = ", ".join([*arguments, "labels"] if known else arguments)
         text = f"the batch, by name: expected {expected}; {type(cell).__name__}: {error}"
         raise InputError(text) from None
-    if names:
-        end = max(list(arguments).index(name) + 1 for name in bound.arguments)
-        bound.apply_defaults()
-        batch = bound.args[:end]
+    batch = bound.args[:end] if names else batch
     return (*batch, named["labels"]) if known else batch
 
 
@@ -135,12 +132,12 @@ def first_batch(loss_net: nn.Cell, batch: tuple) -> Iterator[None]:
     """Refuse what is not Tensors, features of float64, columns in another order or number, and
     inputs that are not floats and fail in the block: uint8 images."""
     known = has_network(loss_net)
-    least = 2 if known else 1  # an autoencoder's own has no labels
     tensors = tensors_of(batch)
     labels: Any = labels_of(batch) if tensors else None
     # None and True: the defaults of what a call by name leaves out.
     allowed = (Tensor, bool, type(None), *NESTED)
-    right = len(batch) >= least and all(isinstance(node, allowed) for node in nodes(batch))
+    right = all(isinstance(node, allowed) for node in nodes(batch))
+    right = right and len(batch) >= (2 if known else 1)  # an autoencoder's own has no labels
     right = right and isinstance(labels, Tensor) and labels.ndim and labels.size
     inputs = [part for part in tensors if part is not labels]
     if not right or ms.float64 in [part.dtype for part in inputs]:

@@ -78,7 +78,7 @@ def evaluate(
             batch = variable(arranged(loss_net, tuple(batch), columns=names))
             with first_batch(loss_net, batch):
                 made = loss_net.network(*batch[:-1]) if has_network(loss_net) else loss_net(*batch)
-            sums += (_counted if ks else _of_pairs)(loss_net, made, batch[-1], ks)
+            sums += _summed(loss_net, made, batch[-1], ks)
     if over_ranks:
         sums = cluster.gather(sums.ravel().tolist()).sum(axis=0).reshape(-1, 2)
     if not sums[:, 1].any() or not sums[: len(ks), 1].all():
@@ -104,12 +104,36 @@ def _as_loss_net(network: nn.Cell, loss_fn: Callable | None) -> nn.Cell:
     return loss_net
 
 
-def _of_pairs(loss_net: nn.Cell, made: Any, labels: Any, ks: dict[str, int]) -> list:
-    """Return the (sum, weight) of each pair that a loss net makes of one batch; ``ks`` is empty."""
+def _summed(loss_net: Any, made: Any, labels: Any, ks: dict[str, int]) -> list:
+    """Return the (sum, weight) of each accuracy and of each pair of a loss net over one batch.
+
+    ``made`` is what its network returned or, of one of the user's own, the loss net itself.
+    """
+    accuracies, given, counts = [], (made, labels), np.ones(0)
+    if ks:
+        ignored, logits = loss_net.ignore_index, losses.first_output(made)
+        if loss_net.over is None:
+            ignored = getattr(loss_net.loss_fn, "ignore_index", losses.IGNORE_INDEX)
+        if not isinstance(labels, Tensor) or logits.ndim < 2 or logits.shape[:-1] != labels.shape:
+            raise InputError(
+                f"the labels have shape {getattr(labels, 'shape', '?')}, the logits {logits.shape};"
+                " expected logits (B, classes) and labels (B,), or (B, T, classes) and (B, T)"
+            )
+        losses.check_labels(labels.asnumpy(), logits.shape[-1], ignored)
+        labels = losses.as_int32(labels)
+        rows = logits.reshape(-1, logits.shape[-1]), labels.reshape(-1)
+        values, wanted = (part.asnumpy() for part in rows)
+        counts = np.ones(wanted.shape, bool) if ignored is None else wanted != ignored
+        values, wanted = values[counts], wanted[counts].astype(np.int64)
+        accuracies = [(_right(values, wanted, k), counts.sum()) for k in ks.values()]
+        given = rows if loss_net.over else (made, labels)
     if has_network(loss_net):
-        with pynative():
-            made = loss_net.of_outputs(made, labels)
-        losses.check_known(loss_net, labels)
+        with pynative():  # a graph took 0.4 s to compile in every evaluation
+            made = loss_net.of_outputs(*given)
+        if not ks:
+            losses.check_known(loss_net, labels)
+        elif not loss_net.over:
+            made = made, counts.sum()
     pairs = made if isinstance(made, tuple) and isinstance(made[0], tuple) else (made,)
     if not all(isinstance(p, tuple) and len(p) == 2 and not np.ndim(p[1]) for p in pairs):
         raise InputError(
@@ -117,36 +141,8 @@ def _of_pairs(loss_net: nn.Cell, made: Any, labels: Any, ks: dict[str, int]) -> 
             "the number that each is a mean over; expected a loss net that does, or "
             "evaluate(network, loss_fn, dataset)"
         )
-    return [_total(loss, weight) for loss, weight in pairs]
-
-
-def _total(loss: Any, weight: Any) -> tuple[float, float]:
-    return (float(loss) * float(weight), float(weight)) if float(weight) else (0.0, 0.0)
-
-
-def _counted(loss_net: Any, outputs: Any, labels: Any, ks: dict[str, int]) -> list:
-    """Return the (sum, weight) of each accuracy and of the loss over one batch."""
-    ignored, logits = loss_net.ignore_index, losses.first_output(outputs)
-    if loss_net.over is None:
-        ignored = getattr(loss_net.loss_fn, "ignore_index", losses.IGNORE_INDEX)
-    if not isinstance(labels, Tensor) or logits.ndim < 2 or logits.shape[:-1] != labels.shape:
-        raise InputError(
-            f"the labels have shape {getattr(labels, 'shape', '?')}, the logits {logits.shape}; "
-            "expected logits (B, classes) and labels (B,), or (B, T, classes) and (B, T)"
-        )
-    classes = logits.shape[-1]
-    losses.check_labels(labels.asnumpy(), classes, ignored)
-    labels = losses.as_int32(labels)
-    rows = logits.reshape(-1, classes), labels.reshape(-1)
-    values, wanted = (part.asnumpy() for part in rows)
-    counts = np.ones(wanted.shape, bool) if ignored is None else wanted != ignored
-    with pynative():  # a graph took 0.4 s to compile in every evaluation
-        if loss_net.over is None:
-            rows = outputs, labels
-        loss = loss_net.of_outputs(*rows)
-    loss, weight = loss if isinstance(loss, tuple) else (loss, counts.sum())
-    right = [_right(values[counts], wanted[counts].astype(np.int64), k) for k in ks.values()]
-    return [*((number, counts.sum()) for number in right), _total(loss, weight)]
+    numbers = [(float(loss), float(weight)) for loss, weight in pairs]
+    return [*accuracies, *((loss * weight if weight else 0.0, weight) for loss, weight in numbers)]
 
 
 @contextlib.contextmanager
