@@ -132,18 +132,13 @@ def take_from_first(parameters: Iterable) -> None:
 
     BatchNorm's running statistics are of each rank's own images; evaluation must use the same ones.
     """
-    parameters = list(parameters)
-    rank, ranks = rank_and_size()
-    if ranks == 1 or not parameters:
-        return
-    import numpy as np
     from mindspore import Tensor, ops
 
-    first = gather(np.concatenate([parameter.asnumpy().ravel() for parameter in parameters]))[0]
-    ends = np.cumsum([parameter.size for parameter in parameters])
-    if rank:
-        for parameter, values in zip(parameters, np.split(first, ends[:-1]), strict=True):
-            ops.assign(parameter, Tensor(values.reshape(parameter.shape), parameter.dtype))
+    rank, ranks = rank_and_size()
+    for parameter in parameters if ranks > 1 else ():
+        first = gather(parameter.asnumpy().ravel())[0]
+        if rank:
+            ops.assign(parameter, Tensor(first.reshape(parameter.shape), parameter.dtype))
 
 
 def digest(cell: Any) -> str:
