@@ -79,8 +79,7 @@ def agree(**values: object) -> None:
         return
     for name, value in values.items():
         gathered = gather_bytes(hashlib.sha256(str(value).encode()).digest())
-        others = [other for other in range(ranks) if (gathered[other] != gathered[0]).any()]
-        if others:
+        if others := [other for other in range(ranks) if (gathered[other] != gathered[0]).any()]:
             raise InputError(
                 f"rank {others[0]} differs from rank 0 in {name} ({value} on this rank, {rank}); "
                 "expected the same on all ranks"

@@ -203,8 +203,7 @@ class Step(nn.Cell):
         if (None, None) in parts:  # only nested batches cost more calls
             batch = variable(arranged(self.gradient.loss_net, batch))
             parts = [str(mapped(lambda tensor: (tensor.shape, tensor.dtype), batch))]
-        kind = (gathers, *parts)
-        if kind not in self._seen:
+        if (kind := (gathers, *parts)) not in self._seen:
             self._look_at(kind, batch)
         if not all(map(_TRAINABLE, self._weights)):
             check_weights(self.gradient.loss_net, self.optimizer)

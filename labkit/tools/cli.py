@@ -164,8 +164,7 @@ def sweep(
 
     Example: labkit sweep 01 --preset smoke -p micro_steps=1,2,4 -p seed=1,2
     """
-    grid = runner.values(parameter or (), parse_several)
-    if not grid:
+    if not (grid := runner.values(parameter or (), parse_several)):
         raise InputError("-p: expected at least one parameter, as in -p seed=1,2,3, got none")
     chosen = sweeps.tasks(lab, grid, _given(preset, device))
     name = f"{chosen[0].lab.name}-{chosen[0].asked['preset']}"

@@ -56,8 +56,7 @@ def principal_components(
         # floor, or the rounding error of G itself if that is larger.
         rounding = _ROUNDING * np.sqrt(size) * (1 + np.sqrt(count / snapshots.size))
         error = _EPSILON * count * np.trace(gram)
-        directions = int((values > max(rounding**2, error)).sum())
-        if directions < components:
+        if (directions := int((values > max(rounding**2, error)).sum())) < components:
             span = f"the directions that {count} snapshots in {snapshots.folder} span"
             hint = " Take fewer, or snapshots that differ more"
             raise wrong("components", components, f"at most {directions}, {span}", hint)

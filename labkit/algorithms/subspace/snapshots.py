@@ -92,8 +92,7 @@ class Snapshots(Callback):
         if rank_and_size()[0]:
             return
         make_folder(self._folder)
-        saved = _saved(self._folder)
-        if saved and not self._done and not self._resume:
+        if (saved := _saved(self._folder)) and not self._done and not self._resume:
             there = f"{self._folder} holds snapshots of an earlier training"
             raise InputError(f"{there}; give resume=True to continue it, or another folder")
         remove_unfinished(self._folder)

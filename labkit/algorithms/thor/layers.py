@@ -134,8 +134,7 @@ def find_layers(
                 owners.setdefault(number, []).append(name)
     skipped: set[str] = set()
     for pattern in skip:
-        found = fnmatch.filter(layers, pattern)
-        if not found:
+        if not (found := fnmatch.filter(layers, pattern)):
             raise InputError(
                 f"skip: expected names or patterns of layers with factors, got {pattern!r}, which "
                 f"matches none of {', '.join(layers)}.{nearest(pattern, layers)}"
@@ -154,8 +153,7 @@ def find_layers(
         if isinstance(parent, nn.MultiheadAttention) and key == "out_proj":
             plain[name] = "is never called: nn.MultiheadAttention takes its weight"
         for kind, parameter in reversed(own.items()):  # a shared weight is named before a bias
-            others = [other for other in owners[id(parameter)] if other != name]
-            if others:
+            if others := [other for other in owners[id(parameter)] if other != name]:
                 # Of an embedding's use there are no factors; two layers would have half of them.
                 where = problems if layers.keys() & others else plain
                 said = " and ".join(map(repr, others))
