@@ -276,9 +276,8 @@ def warm_up_rates(config: Any, epochs: int, updates: int) -> np.ndarray:
 
 def momentum(config: Any, net: LossNet, rates: np.ndarray | float) -> nn.Optimizer:
     """Return nn.Momentum with weight decay on weights only, and one rate or one for each update."""
-    groups = decay_groups(net.network, config.weight_decay)
     rates = rates if isinstance(rates, float) else ms.Tensor(rates)
-    return nn.Momentum(groups, rates, config.momentum)
+    return nn.Momentum(decay_groups(net.network, config.weight_decay), rates, config.momentum)
 
 
 def make_step(config: Any, net: LossNet, optimizer: nn.Optimizer, **options: Any) -> Step:
@@ -365,11 +364,10 @@ class Documents(Callback):
         if self.losses:
             step = f"step: {self.updates}{self.losses[1]}{now.net_outputs}"
             print(f"epoch: {epoch} {step}", flush=True)
-        name = f"resnet-{epoch}_{now.batch_num}.ckpt"
         due = config.save_checkpoint and (last or epoch % config.save_checkpoint_epochs == 0)
         if self.writes and due:
             # Not train_network, which in dataset sink mode is a Cell around the step.
-            checkpoint.write(now.network, self.checkpoints / name)
+            checkpoint.write(now.network, self.checkpoints / f"resnet-{epoch}_{now.batch_num}.ckpt")
             saved = sorted(self.checkpoints.glob("resnet-*.ckpt"), key=natural_order)
             for old in saved[: -config.keep_checkpoint_max]:
                 old.unlink()

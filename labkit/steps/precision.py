@@ -69,9 +69,8 @@ def _refuse_bfloat16(loss_net: nn.Cell, level: str) -> None:
 
 
 def _lacking(kernel: str, got: str) -> InputError:
-    expected = "float32 layers and precision='auto' (float16) or 'O0'"
     name = f"MindSpore's {ms.get_context('device_target')} has no bfloat16 {kernel}"
-    return wrong(name, got, expected)
+    return wrong(name, got, "float32 layers and precision='auto' (float16) or 'O0'")
 
 
 @functools.cache

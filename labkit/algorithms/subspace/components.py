@@ -24,7 +24,6 @@ _CHUNK, _BLOCK = 16384, 2048
 # for one another, and their bits depend on its number of threads.
 _ITEM = 2**18
 _ROUNDING = 2.0**-24  # half a unit in the last place of float32, relative to the number
-_EPSILON = np.finfo(np.float64).eps
 
 
 def principal_components(
@@ -55,7 +54,7 @@ def principal_components(
         # The largest singular value of a matrix of float32 rounding errors; its square is the
         # floor, or the rounding error of G itself if that is larger.
         rounding = _ROUNDING * np.sqrt(size) * (1 + np.sqrt(count / snapshots.size))
-        error = _EPSILON * count * np.trace(gram)
+        error = np.finfo(np.float64).eps * count * np.trace(gram)
         if (directions := int((values > max(rounding**2, error)).sum())) < components:
             span = f"the directions that {count} snapshots in {snapshots.folder} span"
             hint = " Take fewer, or snapshots that differ more"
