@@ -26,7 +26,7 @@ from mindspore import ParameterTuple, Tensor, nn, ops
 
 from labkit.base.arguments import choice, integer, is_integer, wrong
 from labkit.errors import warn
-from labkit.steps.batches import arranged, cut, labels_of
+from labkit.steps.batches import arranged, cut, rows_of
 from labkit.steps.gradients import LEAST, times
 from labkit.steps.options import TAILS, Options, Tail, gradient_options
 from labkit.steps.state import integer_of, set_state, state, trainable_batch_norms, zeros_like
@@ -135,7 +135,7 @@ class AccumulatedStep(Step):
                 self.map(ops.assign, sums, gradients)
             ops.assign_add(self.loss_sum, loss * weight)
             ops.assign_add(self.weight_sum, weight)
-            ops.assign_add(self.images, labels_of(batch).shape[0])
+            ops.assign_add(self.images, rows_of(batch))
         else:
             ops.assign_add(self.spoiled, 1)
         ops.assign_add(self.micro_step, 1)

@@ -39,6 +39,11 @@ def labels_of(part: Any) -> Any:
     return part
 
 
+def rows_of(batch: tuple) -> int:
+    """Return how many rows a batch has, inside a graph or outside."""
+    return labels_of(batch).shape[0]
+
+
 def nodes(part: Any) -> list:
     """Return a part of a batch and all that it holds, in order."""
     inside = part.values() if isinstance(part, dict) else part if isinstance(part, NESTED) else ()

@@ -272,10 +272,11 @@ class SubspaceUpdate(UpdateStage):
         def loss_at(size: float) -> float:
             return self._loss(Tensor(size, ms.float32), move, start)
 
-        trials, size = line_search(loss_at, float(self.loss.asnumpy()), slope, self.constants)
-        memory = after_search(memory, inverse, gradient, direction, size, self.constants.failure)
-        new = (*vars(memory).values(), trials, size, integer_of(self.failures) + (size == 0))
-        values = [Tensor(v, p.dtype) for v, p in zip(new, self.remembered, strict=True)]
+        loss = float(self.loss.asnumpy())
+        trials, size = line_search(loss_at, loss, slope, self.constants)
+        failure = self.constants.failure
+        memory = after_search(memory, inverse, gradient, direction, size, failure)
+        values = self._values(memory, trials, size)
         self.finish(Tensor(size, ms.float32), move, inside, start, flat, *values)
 
     def _descend(self) -> None:
@@ -312,6 +313,11 @@ class SubspaceUpdate(UpdateStage):
         """Return the memory that the last update stored."""
         inverse, gradient, step, has_pair = (p.asnumpy() for p in self.remembered[:4])
         return Memory(inverse.copy(), gradient.copy(), step.copy(), bool(has_pair))
+
+    def _values(self, memory: Memory, trials: int, size: float) -> list[Tensor]:
+        """Return the new values of ``remembered``."""
+        values = (*vars(memory).values(), trials, size, integer_of(self.failures) + (size == 0))
+        return [Tensor(v, p.dtype) for v, p in zip(values, self.remembered, strict=True)]
 
     @property
     def last_search(self) -> LastSearch:
