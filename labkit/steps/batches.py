@@ -1,8 +1,4 @@
-"""Batches as they come: Tensors, and tuples, lists and dictionaries of them, to any depth.
-
-The last part of a batch holds the labels; of a nested part, its entry ``labels`` if it is a
-dictionary that has one, else its last entry. Rows are counted along the labels' first axis.
-"""
+"""Batches as they come, see ``Step``; rows are counted along the labels' first axis."""
 
 import contextlib
 import inspect

@@ -8,8 +8,7 @@ For micro-batches i = 1 .. k with mean losses L_i and weights w_i, over all rank
 The order is fixed: scale the loss, differentiate, unscale (exactly once, into float32), check for
 non-finite values, accumulate, sum over ranks, divide, clip. A loss net that returns the pairs
 ((L, w), (M, v)), and has the attribute ``pairs = 2``, gets the sum of two such g, each
-differentiated and averaged by itself. The pair (L + M, w) is wrong where v is not proportional to
-w, as a number of rows is not to one of tokens: it averages M by the wrong counts.
+differentiated and averaged by itself (README.md here says when (L + M, w) is wrong).
 
 Gradients are sent one by one, or fused: ``all_reduce_fusion_config=(85, 160)``, as in MindSpore's
 ``set_auto_parallel_context``, lists the index, from 0, of the last gradient of each message; those
