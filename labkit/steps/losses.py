@@ -74,6 +74,9 @@ class _OfClasses(nn.Cell):
         """How many classes the labels of a compiled graph have; None if they are no classes."""
         return _CLASSES.get(self.key)
 
+    def construct(self, *batch: Tensor) -> Any:
+        return self.of_outputs(self.network(*batch[:-1]), batch[-1])
+
 
 class LossNet(_OfClasses):
     """A network and a loss function as one cell: ``loss_net(*inputs, labels)`` -> (loss, weight).
@@ -135,9 +138,6 @@ class LossNet(_OfClasses):
             self.class_weights = Tensor(values)
             counted = [-1.0 if i == self.ignore_index else w for i, w in enumerate(values)]
             self.stand_in = int(np.argmax(counted))
-
-    def construct(self, *batch: Tensor) -> tuple[Tensor, Tensor] | Tensor:
-        return self.of_outputs(self.network(*batch[:-1]), batch[-1])
 
     def of_outputs(self, outputs: Any, labels: Any) -> tuple[Tensor, Tensor] | Tensor:
         """Return (loss, weight) of outputs and labels; the loss alone if no mean is known."""
@@ -219,9 +219,6 @@ class TokenLossNet(_OfClasses):
         super().__init__(network)
         self.ignore_index = integer("ignore_index", ignore_index, *_INT32)
         self.over = "tokens"
-
-    def construct(self, *batch: Tensor) -> tuple[Tensor, Tensor]:
-        return self.of_outputs(self.network(*batch[:-1]), batch[-1])
 
     def of_outputs(self, outputs: Any, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Return (loss, count) of the network's outputs, the logits first, and labels."""
