@@ -130,8 +130,8 @@ def has_network(loss_net: nn.Cell) -> bool:
 
 @contextlib.contextmanager
 def first_batch(loss_net: nn.Cell, batch: tuple) -> Iterator[None]:
-    """Refuse what is not Tensors, features of float64, columns in another order or number, and
-    inputs that are not floats and fail in the block: uint8 images."""
+    """Refuse what is not Tensors, features of float64, columns in another number, and inputs that
+    are not floats and fail in the block: uint8 images, labels before the images."""
     known = has_network(loss_net)
     tensors = tensors_of(batch)
     labels: Any = labels_of(batch) if tensors else None
