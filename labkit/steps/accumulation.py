@@ -18,7 +18,7 @@ Source: "Applying a Gradient Accumulation Algorithm", MindSpore tutorial r1.0. D
 """
 
 from collections.abc import Callable, Iterable
-from typing import Any, Unpack
+from typing import Unpack
 
 import mindspore as ms
 import numpy as np
@@ -85,7 +85,7 @@ class AccumulatedStep(Step):
         choice("tail", tail, getattr(update, "tails", TAILS))
         super().__init__(loss_net, optimizer, update, given)
         self.micro_steps, self.tail = micro_steps, tail
-        self.split = integer("split", split)
+        self.split = self.cuts = integer("split", split)
         first *= self.update.group_factor
         said = "a schedule" if callable(micro_steps) else first
         self.settings |= {"tail": tail, "micro_steps": said}
@@ -180,21 +180,19 @@ class AccumulatedStep(Step):
     def one_graph(self) -> bool:
         return super().one_graph and not callable(self.micro_steps) and self.split == 1
 
-    def __call__(self, *batch: Any, **named: Any) -> Tensor:
-        if self.split == 1:
-            return super().__call__(*batch, **named)
-        parts = cut(arranged(self.gradient.loss_net, batch, named, self.columns), self.split)
+    def _by_parts(self, batch: tuple) -> Tensor:
+        parts = cut(arranged(self.gradient.loss_net, batch), self.split)
         set_state(self.given, np.zeros(self.given.shape, np.float32))
-        columns, self.columns = self.columns, ()  # the parts are called as they are
+        columns, self.columns, self.cuts = self.columns, (), 1  # the parts are called as they are
         try:
             for part in parts:
-                super().__call__(*part)
+                self(*part)
         except BaseException:
             self.clear()  # a group goes as a whole: the next one begins with a given batch
             self.update.reset()
             raise
         finally:
-            self.columns = columns
+            self.columns, self.cuts = columns, self.split
         loss, weight = self.given.asnumpy()
         return Tensor(np.sum(loss / np.maximum(weight, LEAST)), ms.float32)
 

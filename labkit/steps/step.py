@@ -73,6 +73,8 @@ class Step(nn.Cell):
     """
 
     has_buffer = False  # in which the step adds up groups of micro-batches
+    cuts = 1  # parts that a given batch is cut into, by an AccumulatedStep's ``_by_parts``
+    _by_parts: Any
 
     def __init__(
         self,
@@ -198,6 +200,8 @@ class Step(nn.Cell):
         """Return the loss () of a micro-batch; make an update if the micro-batch completes it."""
         if named or self.columns:
             batch = arranged(self.gradient.loss_net, batch, named, self.columns)
+        if self.cuts > 1:
+            return self._by_parts(batch)
         gathers = self._gathers()
         parts: list[Any] = [(getattr(p, "shape", None), getattr(p, "dtype", None)) for p in batch]
         if (None, None) in parts:  # only nested batches cost more calls

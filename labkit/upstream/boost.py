@@ -96,9 +96,7 @@ def boost_step(
     used = {"micro_steps": values.pop("grad_accumulation_step")} if accumulated else {}
     step: Step
     if "adasum" in on:
-        ranks = cluster.rank_and_size()[1]
-        # Those of a server: 8 is MindSpore's number, which has no Adasum on fewer than two servers.
-        used["node_size"] = values.get("device_number", 8 if ranks >= 16 and ranks % 8 == 0 else 1)
+        used["node_size"] = node_size(values)
         step = AdasumStep(loss_net, optimizer, **used, **options)
     elif "dim_reduce" in on:
         path, folder = values.pop("pca_mat_path", None), values.pop("weight_load_dir", None)
@@ -199,3 +197,10 @@ def _turned_on(level: str, mode: str, asked: Mapping[str, bool]) -> tuple[str, .
         expected = f"'O1' or 'O2' where the dictionary turns on {' and '.join(on)}"
         raise wrong("boost_level", level, expected)
     return on
+
+
+def node_size(values: Mapping[str, Any]) -> int:
+    """Return how many ranks, those of a server, are averaged before Adasum."""
+    ranks = cluster.rank_and_size()[1]
+    # 8 is MindSpore's number, which has no Adasum on fewer than two servers.
+    return values.get("device_number", 8 if ranks >= 16 and ranks % 8 == 0 else 1)
