@@ -5,9 +5,11 @@
 """
 
 import importlib
+import re
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # for editors and type checkers, which do not run __getattr__
+if TYPE_CHECKING:  # for editors and type checkers; below, __getattr__ reads these lines
     from labkit.algorithms.adasum import AdasumStep as AdasumStep
     from labkit.algorithms.adasum import AdasumUpdate as AdasumUpdate
     from labkit.algorithms.subspace import SubspaceStep as SubspaceStep
@@ -42,49 +44,26 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not run __getattr__
     from labkit.steps.step import PlainStep as PlainStep
     from labkit.steps.update import UpdateStage as UpdateStage
     from labkit.training.evaluation import evaluate as evaluate
+    from labkit.training.evaluation import swapped as swapped
     from labkit.training.fit import EndOfEpoch as EndOfEpoch
     from labkit.training.fit import fit as fit
-    from labkit.training.weights import swapped as swapped
     from labkit.upstream.accumulation import GradientAccumulation as GradientAccumulation
     from labkit.upstream.accumulation import TrainClear as TrainClear
     from labkit.upstream.accumulation import TrainForwardBackward as TrainForwardBackward
     from labkit.upstream.accumulation import TrainOptim as TrainOptim
+    from labkit.upstream.accumulation import _clear_grad_sum as _clear_grad_sum
+    from labkit.upstream.accumulation import _clear_op as _clear_op
+    from labkit.upstream.accumulation import _cumulative_grad as _cumulative_grad
+    from labkit.upstream.accumulation import _sum_op as _sum_op
     from labkit.upstream.boost import boost_step as boost_step
     from labkit.upstream.thor import ConvertModelUtils as ConvertModelUtils
     from labkit.upstream.thor import thor as thor
 
     __version__: str
 
-_NAMES = {
-    "labkit.steps.accumulation": "AccumulatedStep",
-    "labkit.algorithms.adasum": "AdasumStep AdasumUpdate",
-    "labkit.steps.step": "PlainStep",
-    "labkit.algorithms.subspace": "SubspaceStep SubspaceUpdate",
-    "labkit.algorithms.thor": "ThorStep ThorUpdate TraceRule",
-    "labkit.upstream.thor": "ConvertModelUtils thor",
-    "labkit.upstream.boost": "boost_step",
-    "labkit.upstream.accumulation": (
-        "GradientAccumulation TrainClear TrainForwardBackward TrainOptim "
-        "_clear_grad_sum _clear_op _cumulative_grad _sum_op"
-    ),
-    "labkit.errors": "InputError WorkerFailed WorkersTimedOut",
-    "labkit.training.evaluation": "evaluate",
-    "labkit.optimizers": "AdamW Both Muon",
-    "labkit.ranks.launch": "launch",
-    "labkit.steps.losses": "CrossEntropySmooth LossNet TokenLossNet",
-    "labkit.nets.lenet": "LeNet5",
-    "labkit.nets.resnet": "ResNet resnet18 resnet34 resnet50 resnet101 resnet152",
-    "labkit.steps.parameter_groups": "decay_groups",
-    "labkit.steps.options": "DynamicLossScale",
-    "labkit.steps.update": "UpdateStage",
-    "labkit.labs.lab": "open_lab",
-    "labkit.labs.presets": "choose",
-    "labkit.labs.run": "Run",
-    "labkit.runtime": "start",
-    "labkit.training.fit": "EndOfEpoch fit",
-    "labkit.training.weights": "swapped",
-}
-_HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
+# Name -> module, from the block above, which no program runs.
+_LINE = re.compile(r"^    from (\S+) import (\w+) as \2$", re.M)
+_HOME = {name: module for module, name in _LINE.findall(Path(__file__).read_text("utf-8"))}
 
 __all__ = sorted(name for name in _HOME if not name.startswith("_"))
 

@@ -33,8 +33,6 @@ SIDE = 32
 SHUFFLE_BUFFER = 10_000
 USAGES = {"train": "train", "test": "t10k"}  # name of a set -> how its files begin
 
-_EVALUATION_BATCH = 1000
-
 
 def create_dataset(
     data_path: str | os.PathLike,
@@ -111,7 +109,7 @@ def create_eval_dataset(
     another shape, for which a network compiles again, and 1000 divides MNIST's 10 000 test images.
     """
     if batch_size is None:
-        batch_size = min(_EVALUATION_BATCH, images or _find_set(data_path, usage)[2])
+        batch_size = min(1000, images or _find_set(data_path, usage)[2])
     options |= {"usage": usage, "images": images}
     return create_dataset(data_path, batch_size, shuffle=False, **options)
 

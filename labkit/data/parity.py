@@ -87,8 +87,7 @@ def preprocessing_differences(
         InputError: if there are no paths, a file is not an image, or an argument does not fit.
     """
     length = resize_length(image_size, resize)
-    images = [_one_image(path, image_size, length) for path in paths]
-    if not images:
+    if not (images := [_one_image(path, image_size, length) for path in paths]):
         raise InputError("paths: expected the paths of image files, got none")
     return {stage: float(max(np.abs(i[stage]).max() for i in images)) for stage in images[0]}
 

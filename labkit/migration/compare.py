@@ -45,8 +45,7 @@ def compare_step(actual: Trace, reference: Trace) -> list[Row]:
     the stage ``forward`` only cells that both sides have are compared; in every other one a tensor
     that one side lacks is a failed row. Raises ``InputError`` if there is nothing to compare.
     """
-    rows = [row for stage in STAGES for row in _rows(stage, actual, reference)]
-    if not rows:
+    if not (rows := [row for stage in STAGES for row in _rows(stage, actual, reference)]):
         raise InputError(f"nothing to compare between {actual.origin} and {reference.origin}")
     return rows
 

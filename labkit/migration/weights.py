@@ -103,8 +103,7 @@ def read_torch(path: str | os.PathLike, *, entry: str | None = None, prefix: str
     if not path.is_file():
         raise InputError(f"{path} is not there or not a regular file; expected PyTorch weights")
     state = _read_safetensors(path) if path.suffix == ".safetensors" else _read_pickle(path, entry)
-    others = [name for name in state if not name.startswith(prefix)]
-    if others:
+    if others := [name for name in state if not name.startswith(prefix)]:
         raise InputError(f"prefix: {others[0]} of {path} does not begin with {prefix!r}")
     return {name.removeprefix(prefix): value for name, value in state.items()}
 

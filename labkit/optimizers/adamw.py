@@ -14,7 +14,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
-from labkit.base.arguments import is_number, number, wrong
+from labkit.base.arguments import number, wrong
 from labkit.steps.state import zeros_like
 
 
@@ -29,7 +29,8 @@ class AdamW(nn.Optimizer):
         weight_decay: number >= 0 or a Cell of ``global_step``.
 
     Raises:
-        InputError: if a number is out of its bounds, or a Parameter of another type.
+        InputError: if beta or eps is out of its bounds, or a Parameter of another type.
+        ValueError: MindSpore's, for a rate or decay that is negative or not finite.
 
     The moments are float32. t counts this optimizer's own updates, whatever ``global_step`` says.
 
@@ -49,7 +50,6 @@ class AdamW(nn.Optimizer):
         eps: float = 1e-8,
         weight_decay: Any = 1e-2,
     ):
-        check_numbers(learning_rate, weight_decay)
         super().__init__(learning_rate, params, weight_decay)
         # What the kernel computes with, so that 1 - beta is the same number here and there.
         self.beta1 = float(np.float32(number("beta1", beta1, above=0, below=1)))
@@ -81,10 +81,3 @@ class AdamW(nn.Optimizer):
             done += (self.kernel(*own, self.eps * root2, decay / scale, gradients[i]),)
         self.assignadd(self.global_step, self.global_step_increase_tensor)
         return done
-
-
-def check_numbers(learning_rate: object, weight_decay: object) -> None:
-    """Refuse a rate or a decay that is a number, but not a finite one >= 0."""
-    for name, value in (("learning_rate", learning_rate), ("weight_decay", weight_decay)):
-        if isinstance(value, int | float) or is_number(value):
-            number(name, value, at_least=0)

@@ -16,7 +16,6 @@ import mindspore as ms
 from mindspore import ParameterTuple, Tensor, nn, ops
 
 from labkit.base.arguments import integer, number, wrong
-from labkit.optimizers.adamw import check_numbers
 from labkit.steps.state import cast_like, zeros_like
 
 _BY_TRANSPOSED = ops.BatchMatMul(transpose_b=True)
@@ -34,7 +33,7 @@ class Muon(nn.Optimizer):
 
     Raises:
         InputError: if a Parameter is no matrix, ``parts`` does not divide its rows or has another
-            name, or a number is out of its bounds.
+            name, or momentum is out of its bounds.
     """
 
     def __init__(
@@ -45,7 +44,6 @@ class Muon(nn.Optimizer):
         weight_decay: Any = 0.1,
         parts: Mapping[str, int] | None = None,
     ):
-        check_numbers(learning_rate, weight_decay)
         super().__init__(learning_rate, params, weight_decay)
         self.mu, given = number("momentum", momentum, at_least=0, below=1), dict(parts or {})
         for weight in self.parameters:

@@ -79,8 +79,7 @@ def agree(**values: object) -> None:
         return
     for name, value in values.items():
         gathered = gather_bytes(hashlib.sha256(str(value).encode()).digest())
-        others = [other for other in range(ranks) if (gathered[other] != gathered[0]).any()]
-        if others:
+        if others := [other for other in range(ranks) if (gathered[other] != gathered[0]).any()]:
             raise InputError(
                 f"rank {others[0]} differs from rank 0 in {name} ({value} on this rank, {rank}); "
                 "expected the same on all ranks"
@@ -132,19 +131,13 @@ def take_from_first(parameters: Iterable) -> None:
 
     BatchNorm's running statistics are of each rank's own images; evaluation must use the same ones.
     """
-    parameters = list(parameters)
-    rank, ranks = rank_and_size()
-    if ranks == 1 or not parameters:
-        return
-    import numpy as np
     from mindspore import Tensor, ops
 
-    own = np.concatenate([parameter.asnumpy().ravel() for parameter in parameters])
-    first = gather(own)[0]
-    ends = np.cumsum([parameter.size for parameter in parameters])
-    if rank:
-        for parameter, values in zip(parameters, np.split(first, ends[:-1]), strict=True):
-            ops.assign(parameter, Tensor(values.reshape(parameter.shape), parameter.dtype))
+    rank, ranks = rank_and_size()
+    for parameter in parameters if ranks > 1 else ():
+        first = gather(parameter.asnumpy().ravel())[0]
+        if rank:
+            ops.assign(parameter, Tensor(first.reshape(parameter.shape), parameter.dtype))
 
 
 def digest(cell: Any) -> str:

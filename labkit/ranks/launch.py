@@ -218,8 +218,7 @@ class _Ranks:
             if len(self.started) == len(self.numbers):
                 self.pids = dict(zip(self.numbers, sorted(self.started), strict=True))
         codes = {rank: _exit_code(self.pids[rank]) for rank in self._running() if rank in self.pids}
-        ended = [rank for rank, code in codes.items() if code is not None]
-        if ended:
+        if ended := [rank for rank, code in codes.items() if code is not None]:
             time.sleep(_LOGGED)
         logged = self._logged()
         # msrun names one, before it kills the others.

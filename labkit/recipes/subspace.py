@@ -113,8 +113,7 @@ def pretrained(config: StageTwoConfig) -> Path:
     """Return the checkpoint to start from; raise ``InputError`` if there is none."""
     if config.pretrained_weight_path is not None:
         return Path(config.pretrained_weight_path)
-    of_stage_1 = checkpoints(Path(config.stage_1) / CHECKPOINTS)
-    if not of_stage_1:
+    if not (of_stage_1 := checkpoints(Path(config.stage_1) / CHECKPOINTS)):
         raise InputError(
             f"{config.stage_1} holds no checkpoint; expected stage_1 to be the run folder of the "
             "first stage, or pretrained_weight_path"

@@ -112,8 +112,7 @@ class Recipe:
         every = config.save_checkpoint_epochs if config.save_checkpoint else None
         name = "LeNet-5" if config.depth is None else f"ResNet-{config.depth}"
         with ExitStack() as held:
-            updates = step.updates_ahead([batches])
-            documents = Documents(self, config, classes, rank, updates, held)
+            documents = Documents(self, config, classes, rank, step.updates_ahead([batches]), held)
             shown: list[Callback] = [documents]
             if rank == 0:
                 images = config.batch_size * step.micro_batches * started.ranks
@@ -277,9 +276,8 @@ def warm_up_rates(config: Any, epochs: int, updates: int) -> np.ndarray:
 
 def momentum(config: Any, net: LossNet, rates: np.ndarray | float) -> nn.Optimizer:
     """Return nn.Momentum with weight decay on weights only, and one rate or one for each update."""
-    groups = decay_groups(net.network, config.weight_decay)
     rates = rates if isinstance(rates, float) else ms.Tensor(rates)
-    return nn.Momentum(groups, rates, config.momentum)
+    return nn.Momentum(decay_groups(net.network, config.weight_decay), rates, config.momentum)
 
 
 def make_step(config: Any, net: LossNet, optimizer: nn.Optimizer, **options: Any) -> Step:
@@ -366,11 +364,10 @@ class Documents(Callback):
         if self.losses:
             step = f"step: {self.updates}{self.losses[1]}{now.net_outputs}"
             print(f"epoch: {epoch} {step}", flush=True)
-        name = f"resnet-{epoch}_{now.batch_num}.ckpt"
         due = config.save_checkpoint and (last or epoch % config.save_checkpoint_epochs == 0)
         if self.writes and due:
             # Not train_network, which in dataset sink mode is a Cell around the step.
-            checkpoint.write(now.network, self.checkpoints / name)
+            checkpoint.write(now.network, self.checkpoints / f"resnet-{epoch}_{now.batch_num}.ckpt")
             saved = sorted(self.checkpoints.glob("resnet-*.ckpt"), key=natural_order)
             for old in saved[: -config.keep_checkpoint_max]:
                 old.unlink()

@@ -90,23 +90,21 @@ def weight_and_bias(
     return matrix[:, :, :-1].reshape(shape), matrix[:, :, -1].reshape(-1)
 
 
-def block_bounds(n: int, split: int | None, cut: str = "equal") -> list[tuple[int, int]]:
+def block_bounds(n: int, split: int | None) -> list[tuple[int, int]]:
     """Return (first, end) of the diagonal blocks of an (n, n) matrix, none larger than ``split``.
 
-    ``cut`` "equal" gives ceil(n / split) blocks of one size, but for a shorter last one; "fixed"
-    gives blocks of ``split`` and the rest, as in MindSpore's THOR.
+    They are ceil(n / split) blocks of one size, but for a shorter last one.
     """
-    choice("cut", cut, ("equal", "fixed"))
     if split is None:
         return [(0, n)]
-    size = split if cut == "fixed" else math.ceil(n / math.ceil(n / split))
+    size = math.ceil(n / math.ceil(n / split))
     return [(first, min(first + size, n)) for first in range(0, n, size)]
 
 
-def block_diagonal(matrix: np.ndarray, split: int | None, cut: str = "equal") -> np.ndarray:
+def block_diagonal(matrix: np.ndarray, split: int | None) -> np.ndarray:
     """Return the matrices (..., n, n) with zeros outside the diagonal blocks."""
     kept = np.zeros_like(matrix, dtype=np.float64)
-    for first, end in block_bounds(matrix.shape[-1], split, cut):
+    for first, end in block_bounds(matrix.shape[-1], split):
         kept[..., first:end, first:end] = matrix[..., first:end, first:end]
     return kept
 

@@ -21,7 +21,7 @@ def lenet_gradients(
         inputs[name] = x
         weight, bias = parameters[f"{name}.weight"], parameters.get(f"{name}.bias")
         active[name] = np.maximum(convolve(x, weight, bias, _WINDOW), 0.0)
-        x = max_pool(active[name])
+        x = _windows(active[name]).max(axis=-1)  # max pooling, (N, C, H/2, W/2)
     pooled_shape, x = x.shape, x.reshape(len(x), -1)
     for name in _DENSE:
         inputs[name] = x
@@ -59,13 +59,8 @@ def cross_entropy(logits: np.ndarray, labels: np.ndarray) -> tuple[float, np.nda
     return float(-log_probability[rows, labels].mean()), slope / len(labels)
 
 
-def max_pool(x: np.ndarray) -> np.ndarray:
-    """Return the maxima of 2 x 2 windows, (N, C, H/2, W/2) of (N, C, H, W)."""
-    return _windows(x).max(axis=-1)
-
-
 def max_pool_slope(x: np.ndarray, derivatives: np.ndarray) -> np.ndarray:
-    """Return dL/dx; if several pixels share a window's maximum, the first one gets all of it."""
+    """Return dL/dx of max pooling over 2 x 2 windows; of equal maxima the first one gets it all."""
     windows = _windows(x)
     first = windows.argmax(axis=-1)[..., None]
     slope = np.zeros_like(windows)

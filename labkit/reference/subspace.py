@@ -114,8 +114,7 @@ def principal_components(snapshots: np.ndarray, components: int) -> PrincipalCom
     rows = np.asarray(snapshots, np.float64)
     if rows.ndim != 2 or len(rows) <= components:
         raise InputError(f"snapshots: expected (N, M) with N > {components}, got {rows.shape}")
-    centred = rows - rows.mean(axis=0)
-    left, values, right = np.linalg.svd(centred, full_matrices=False)
+    left, values, right = np.linalg.svd(rows - rows.mean(axis=0), full_matrices=False)
     matrix = np.array(right[:components])
     for k in range(components):
         if left[:, k][np.abs(left[:, k]) > 1e-6][-1] < 0:

@@ -234,8 +234,7 @@ class AccumulatedStep(Step):
             self.update.reset()
         while integer_of(self.micro_step) or self.update.turns_taken():
             # One group at a time; groups whose turn has not come are empty.
-            flush = self._flush_with_extras if self._gathers() else self._flush
-            flush()
+            (self._flush_with_extras if self._gathers() else self._flush)()
             self.update.between(self, (), None)
         self._between()
         self.update.end_epoch(self)

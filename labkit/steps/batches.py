@@ -1,11 +1,9 @@
-"""Batches as they come: Tensors, and tuples, lists and dictionaries of them, to any depth.
-
-The last part of a batch holds the labels; of a nested part, its entry ``labels`` if it is a
-dictionary that has one, else its last entry. Rows are counted along the labels' first axis.
-"""
+"""Batches as they come, see ``Step``; rows are counted along the labels' first axis."""
 
 import contextlib
 import inspect
+import itertools
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -13,13 +11,19 @@ from typing import Any
 import mindspore as ms
 from mindspore import Tensor, nn
 from mindspore.common import dtype as mstype
+from mindspore.ops.primitive import constexpr
 
 from labkit.base.arguments import wrong
 from labkit.errors import InputError
 
 NESTED = (tuple, list, dict)
 INTEGERS = (*mstype.int_type, *mstype.uint_type)
-_BY_PLACE = inspect.Parameter.POSITIONAL_OR_KEYWORD
+
+
+@constexpr
+def refuse(text: str, *values: object) -> None:
+    """Raise ``InputError`` when the graph is compiled; ``values`` fill the braces of ``text``."""
+    raise InputError(text.format(*values))
 
 
 def labels_of(part: Any) -> Any:
@@ -52,8 +56,8 @@ def mapped(function: Any, part: Any) -> Any:
     if isinstance(part, dict):
         return {name: mapped(function, each) for name, each in part.items()}
     if isinstance(part, (tuple, list)):
-        found = [mapped(function, each) for each in part]
-        return tuple(found) if isinstance(part, tuple) else found
+        kind = tuple if isinstance(part, tuple) else list
+        return kind(mapped(function, each) for each in part)
     return function(part) if isinstance(part, Tensor) else part
 
 
@@ -77,10 +81,8 @@ def cut(batch: tuple, count: int) -> list[tuple]:
             f"{said(batch)}"
         )
     ends = [rows[0] * place // count for place in range(count + 1)]
-    return [
-        mapped(lambda leaf, first=first, end=end: leaf[first:end], batch)
-        for first, end in zip(ends, ends[1:], strict=False)
-    ]
+    parts = itertools.starmap(slice, itertools.pairwise(ends))
+    return [mapped(operator.itemgetter(part), batch) for part in parts]
 
 
 def arranged(
@@ -91,9 +93,7 @@ def arranged(
 ) -> tuple:
     """Return a batch, or the columns of one by name, in the order in which ``loss_net`` takes it.
 
-    ``named`` are arguments of ``network.construct`` and ``labels``, of a ``LossNet`` or
-    ``TokenLossNet``, or of ``construct`` of a loss net of your own. To the first two, one
-    dictionary that is the whole batch is such names, and one tuple or list several parts.
+    See ``Step`` for what ``named`` and a batch of one nested part are.
     """
     if columns and not named:
         batch, named = (), dict(zip(columns, batch, strict=True))
@@ -104,23 +104,22 @@ def arranged(
     if not named:
         return batch
     names = {name: part for name, part in named.items() if not (known and name == "labels")}
-    cell = _called(loss_net)
+    cell = loss_net.network if known else loss_net
+    cell = getattr(cell, "_backbone", cell)  # without the wrapper of mixed precision
     arguments = inspect.signature(cell.construct).parameters
     try:
         bound = inspect.signature(cell.construct).bind(*batch, **names)
+        end = max((list(arguments).index(name) + 1 for name in bound.arguments), default=0)
+        bound.apply_defaults()
         if known and "labels" not in named:
             raise TypeError("missing a required argument: 'labels'")
-        for name in names:
-            if getattr(arguments.get(name), "kind", None) is not _BY_PLACE:
-                raise TypeError(f"{name!r} has no place among its arguments")
+        if apart := names.keys() & bound.kwargs.keys():
+            raise TypeError(f"{min(apart)!r} has no place among its arguments")
     except TypeError as error:
         expected = ", ".join([*arguments, "labels"] if known else arguments)
         text = f"the batch, by name: expected {expected}; {type(cell).__name__}: {error}"
         raise InputError(text) from None
-    if names:
-        end = max(list(arguments).index(name) + 1 for name in bound.arguments)
-        bound.apply_defaults()
-        batch = bound.args[:end]
+    batch = bound.args[:end] if names else batch
     return (*batch, named["labels"]) if known else batch
 
 
@@ -129,30 +128,21 @@ def has_network(loss_net: nn.Cell) -> bool:
     return hasattr(loss_net, "of_outputs")
 
 
-def _called(loss_net: nn.Cell) -> nn.Cell:
-    """Return the Cell that takes the inputs, without the wrapper of mixed precision."""
-    cell = loss_net.network if has_network(loss_net) else loss_net
-    return getattr(cell, "_backbone", cell)
-
-
 @contextlib.contextmanager
 def first_batch(loss_net: nn.Cell, batch: tuple) -> Iterator[None]:
-    """Refuse what is not Tensors, features of float64, columns in another order or number, and
-    inputs that are not floats and fail in the block: uint8 images."""
+    """Refuse what is not Tensors, features of float64, columns in another number, and inputs that
+    are not floats and fail in the block: uint8 images, labels before the images."""
     known = has_network(loss_net)
-    least = 2 if known else 1  # an autoencoder's own has no labels
     tensors = tensors_of(batch)
     labels: Any = labels_of(batch) if tensors else None
     # None and True: the defaults of what a call by name leaves out.
     allowed = (Tensor, bool, type(None), *NESTED)
-    right = len(batch) >= least and all(isinstance(node, allowed) for node in nodes(batch))
+    right = all(isinstance(node, allowed) for node in nodes(batch))
+    right = right and len(batch) >= (2 if known else 1)  # an autoencoder's own has no labels
     right = right and isinstance(labels, Tensor) and labels.ndim and labels.size
     inputs = [part for part in tensors if part is not labels]
     if not right or ms.float64 in [part.dtype for part in inputs]:
         raise _wrong_batch(batch)
-    if tensors[0].dtype in INTEGERS and tensors[0].ndim == 1 and labels.ndim > 2:
-        if labels.dtype in mstype.float_type and hasattr(loss_net, "class_axis"):
-            raise _wrong_batch(batch)  # labels and images; targets (B, C) may follow identities
     cell, given = (loss_net.network, batch[:-1]) if known else (loss_net, batch)
     try:
         inspect.signature(cell.construct).bind(*given)
@@ -162,8 +152,7 @@ def first_batch(loss_net: nn.Cell, batch: tuple) -> Iterator[None]:
     try:
         yield
     except (TypeError, ValueError, RuntimeError) as error:
-        floats = all(part.dtype in mstype.float_type for part in inputs)
-        if isinstance(error, InputError) or floats:
+        if isinstance(error, InputError) or all(part.dtype in mstype.float_type for part in inputs):
             raise
         raise _wrong_batch(batch, f": {str(error).strip().splitlines()[0][:200]}") from error
 

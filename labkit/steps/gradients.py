@@ -8,8 +8,7 @@ For micro-batches i = 1 .. k with mean losses L_i and weights w_i, over all rank
 The order is fixed: scale the loss, differentiate, unscale (exactly once, into float32), check for
 non-finite values, accumulate, sum over ranks, divide, clip. A loss net that returns the pairs
 ((L, w), (M, v)), and has the attribute ``pairs = 2``, gets the sum of two such g, each
-differentiated and averaged by itself. The pair (L + M, w) is wrong where v is not proportional to
-w, as a number of rows is not to one of tokens: it averages M by the wrong counts.
+differentiated and averaged by itself (README.md here says when (L + M, w) is wrong).
 
 Gradients are sent one by one, or fused: ``all_reduce_fusion_config=(85, 160)``, as in MindSpore's
 ``set_auto_parallel_context``, lists the index, from 0, of the last gradient of each message; those
@@ -21,11 +20,9 @@ from collections.abc import Callable, Sequence
 import mindspore as ms
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore.communication import GlobalComm, get_group_size
-from mindspore.ops.primitive import constexpr
 
 from labkit.base.arguments import wrong
-from labkit.errors import InputError
-from labkit.steps.batches import INTEGERS, labels_of
+from labkit.steps.batches import INTEGERS, labels_of, refuse
 from labkit.steps.options import LARGEST_SCALE, DynamicLossScale, GradientOptions
 from labkit.steps.precision import set_precision
 from labkit.steps.state import are_float32, state, trainable_batch_norms
@@ -56,11 +53,6 @@ _NO_LOSS = (
 )
 _SEVERAL_PAIRS = "loss_net returns {} (loss, weight) pairs; expected {}, its attribute ``pairs``"
 LEAST = 1e-30  # of a weight that is divided by: where nothing counts, sums and weight are 0
-
-
-@constexpr
-def _refuse(text: str, *values: object) -> None:
-    raise InputError(text.format(*values))
 
 
 class GradientStage(nn.Cell):
@@ -140,26 +132,26 @@ class GradientStage(nn.Cell):
         """Return what ``loss_net`` returns, float32 () or (pairs,), or refuse it when compiled."""
         result = self.loss_net(*batch)
         if isinstance(result, (list, dict)) or (isinstance(result, tuple) and len(result) < 2):
-            _refuse(_NO_LOSS)
+            refuse(_NO_LOSS)
         if isinstance(result, tuple) and _has_outputs(result):
             if self.weighted:
-                _refuse(_OUTPUTS)
+                refuse(_OUTPUTS)
             result = result[0]
         if not isinstance(result, tuple):
             if result.ndim != 0:
-                _refuse(_NO_LOSS)
+                refuse(_NO_LOSS)
             if self.weighted or self.with_extras:
-                _refuse(_NO_COUNT if self.with_extras else _NO_WEIGHT)
+                refuse(_NO_COUNT if self.with_extras else _NO_WEIGHT)
             result = (result, 1.0)
         pairs = result if isinstance(result[0], tuple) else (result,)
         if self.weighted and len(pairs) != self.pairs:
-            _refuse(_SEVERAL_PAIRS, len(pairs), self.pairs)
+            refuse(_SEVERAL_PAIRS, len(pairs), self.pairs)
         losses: tuple = ()
         weights: tuple = ()
         for loss, weight in pairs:
             loss, weight = _float32(loss), _float32(weight)
             if loss.ndim != 0 or weight.ndim != 0:
-                _refuse(_NO_LOSS)
+                refuse(_NO_LOSS)
             if not self.mean:
                 weight = ops.cast(weight > 0, ms.float32)
             losses, weights = (*losses, loss), (*weights, weight)
@@ -222,7 +214,7 @@ class GradientStage(nn.Cell):
         integers = labels.dtype in INTEGERS
         if labels.ndim > self.row_axes + (0 if integers else 1):
             if not self.mean:
-                _refuse(_SUM_OF_TERMS)
+                refuse(_SUM_OF_TERMS)
             counts = self.map(ops.partial(times, self.of_sums), counts)
             if self.weighted:
                 # If the loss is not scaled, the weight was part of what was differentiated.

@@ -19,7 +19,7 @@ from mindspore.ops.primitive import constexpr
 from labkit.base.arguments import choice, integer, number, wrong
 from labkit.errors import InputError
 from labkit.runtime import pynative
-from labkit.steps.batches import INTEGERS, labels_of
+from labkit.steps.batches import INTEGERS, labels_of, refuse, tensors_of
 from labkit.steps.options import CONVENTIONS, Convention
 from labkit.steps.state import running_statistics, set_state
 
@@ -46,6 +46,14 @@ ELEMENT_FUNCTIONS = (
     *(_F.binary_cross_entropy, _F.binary_cross_entropy_with_logits),
 )
 STATISTICS = "BatchNorm's running statistics"
+_NO_LOGITS = (
+    "the network's first output is a scalar or nested, or it returns a dictionary without "
+    "'logits'; expected logits first, or a loss_net of your own, a Cell that returns (loss, weight)"
+)
+_SEVERAL = (
+    "labels of {}: expected one Tensor, got several; give LossNet a function of your own of "
+    "(outputs, labels), or write a loss_net, a Cell that returns (loss, weight)"
+)
 _INT32 = -(2**31), 2**31 - 1
 # Number of classes of the outputs, by ``key`` of the loss net; a compilation tells it.
 _CLASSES: dict[int, int] = {}
@@ -65,6 +73,9 @@ class _OfClasses(nn.Cell):
     def classes(self) -> int | None:
         """How many classes the labels of a compiled graph have; None if they are no classes."""
         return _CLASSES.get(self.key)
+
+    def construct(self, *batch: Tensor) -> Any:
+        return self.of_outputs(self.network(*batch[:-1]), batch[-1])
 
 
 class LossNet(_OfClasses):
@@ -128,9 +139,6 @@ class LossNet(_OfClasses):
             counted = [-1.0 if i == self.ignore_index else w for i, w in enumerate(values)]
             self.stand_in = int(np.argmax(counted))
 
-    def construct(self, *batch: Tensor) -> tuple[Tensor, Tensor] | Tensor:
-        return self.of_outputs(self.network(*batch[:-1]), batch[-1])
-
     def of_outputs(self, outputs: Any, labels: Any) -> tuple[Tensor, Tensor] | Tensor:
         """Return (loss, weight) of outputs and labels; the loss alone if no mean is known."""
         if self.is_known:
@@ -139,8 +147,7 @@ class LossNet(_OfClasses):
             return self._of_nested(outputs, labels)
         integers = labels.dtype in INTEGERS
         if F.isconstant(outputs.shape) and F.isconstant(labels.shape):
-            shapes = outputs.shape, labels.shape
-            _check_shapes(*shapes, integers, self.class_axis, self.same_shape)
+            _check_shapes(outputs.shape, labels.shape, integers, self.class_axis, self.same_shape)
         elif self.same_shape:
             _check_shape("labels", ("?",) * outputs.ndim, ("?",) * labels.ndim)
         weight, defined, factor = self._weight(labels), None, None
@@ -170,7 +177,7 @@ class LossNet(_OfClasses):
     def _of_nested(self, outputs: Any, labels: Any) -> tuple[Tensor, Tensor] | Tensor:
         """Return what a function of the user's own makes of several outputs or labels."""
         if self.is_known:
-            _refuse_labels(self.loss_name)
+            refuse(_SEVERAL, self.loss_name)
         loss = self.loss_fn(F.mixed_precision_cast(mstype.float32, outputs), labels)
         if self.over is None:
             return loss
@@ -213,13 +220,10 @@ class TokenLossNet(_OfClasses):
         self.ignore_index = integer("ignore_index", ignore_index, *_INT32)
         self.over = "tokens"
 
-    def construct(self, *batch: Tensor) -> tuple[Tensor, Tensor]:
-        return self.of_outputs(self.network(*batch[:-1]), batch[-1])
-
     def of_outputs(self, outputs: Any, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Return (loss, count) of the network's outputs, the logits first, and labels."""
         if isinstance(labels, (tuple, list, dict)):
-            _refuse_labels("TokenLossNet")
+            refuse(_SEVERAL, "TokenLossNet")
         logits = ops.cast(first_output(outputs), ms.float32)
         classes = logits.shape[-1]
         if F.isconstant(classes):
@@ -345,25 +349,8 @@ def first_output(outputs: Any) -> Tensor:
     elif not isinstance(outputs, dict):
         return outputs
     if isinstance(outputs, (tuple, list, dict)) or outputs.ndim == 0:
-        _refuse_outputs()
+        refuse(_NO_LOGITS)
     return outputs
-
-
-@constexpr
-def _refuse_outputs() -> None:
-    raise InputError(
-        "the network's first output is a scalar or nested, or it returns a dictionary without "
-        "'logits'; expected logits first, or a loss_net of your own, a Cell that returns "
-        "(loss, weight)"
-    )
-
-
-@constexpr
-def _refuse_labels(name: str) -> None:
-    raise InputError(
-        f"labels of {name}: expected one Tensor, got several; give LossNet a function of your own "
-        "of (outputs, labels), or write a loss_net, a Cell that returns (loss, weight)"
-    )
 
 
 class CrossEntropySmooth(nn.LossBase):
@@ -488,9 +475,7 @@ def _noting(names: list[str], name: str) -> Callable:
 
 
 def _finite(value: object) -> bool:
-    if isinstance(value, tuple | list | dict):
-        return all(map(_finite, value.values() if isinstance(value, dict) else value))
-    return not isinstance(value, Tensor) or bool(np.isfinite(value.asnumpy()).all())
+    return all(np.isfinite(tensor.asnumpy()).all() for tensor in tensors_of(value))
 
 
 def _name(path: str) -> str:

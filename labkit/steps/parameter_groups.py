@@ -19,8 +19,7 @@ def decay_groups(network: nn.Cell, weight_decay: float) -> list[dict]:
 
     Raises ``InputError`` if there is nothing to train, or ``weight_decay`` is not a number >= 0.
     """
-    parameters = network.trainable_params()
-    if not parameters:
+    if not (parameters := network.trainable_params()):
         raise wrong("network", type(network).__name__, "a trainable Parameter")
     weight_decay = number("weight_decay", weight_decay, at_least=0)
     exempt = set()

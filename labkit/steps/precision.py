@@ -45,8 +45,7 @@ def set_precision(loss_net: nn.Cell, level: str) -> None:
         if not isinstance(network, nn.Cell):
             expected = "LossNet(network, loss_fn), or a Cell with self.network"
             raise wrong(f"loss_net of precision={level!r}", type(loss_net).__name__, expected)
-        by_layer = level in ("O2", "O3")
-        convert = amp.auto_mixed_precision if by_layer else OperatorPrecision
+        convert = amp.auto_mixed_precision if level in ("O2", "O3") else OperatorPrecision
         half = level, convert(network, level)
         for cell in (network, half[1]):
             # Past Cell's own setattr, which would make it a part of itself.
@@ -70,9 +69,8 @@ def _refuse_bfloat16(loss_net: nn.Cell, level: str) -> None:
 
 
 def _lacking(kernel: str, got: str) -> InputError:
-    expected = "float32 layers and precision='auto' (float16) or 'O0'"
     name = f"MindSpore's {ms.get_context('device_target')} has no bfloat16 {kernel}"
-    return wrong(name, got, expected)
+    return wrong(name, got, "float32 layers and precision='auto' (float16) or 'O0'")
 
 
 @functools.cache

@@ -15,16 +15,7 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from labkit.base.arguments import wrong
 from labkit.errors import warn
-from labkit.steps.batches import (
-    arranged,
-    first_batch,
-    labels_of,
-    mapped,
-    nodes,
-    rows_of,
-    said,
-    variable,
-)
+from labkit.steps.batches import arranged, first_batch, labels_of, mapped, nodes, said, variable
 from labkit.steps.gradients import GradientStage, divided
 from labkit.steps.losses import as_loss_net, check_known
 from labkit.steps.options import GradientOptions, Options, gradient_options
@@ -72,12 +63,7 @@ class Step(nn.Cell):
     dictionary that is the whole batch is such names, a tuple or list several parts.
 
     A batch of a new shape compiles again, in seconds; the fourth one is warned of. Pad to a few
-    lengths; or say, before the first call, what varies, and one graph serves all:
-
-    >>> step.set_inputs(
-    ...     Tensor(shape=[None, None], dtype=ms.int32),  # tokens: any rows, any length
-    ...     Tensor(shape=[None, None], dtype=ms.int32),  # labels
-    ... )
+    lengths; or say, before the first call, what varies, and one graph serves all: ``set_inputs``.
 
     Raises:
         InputError: as in ``GradientStage``; if the update stage has another optimizer or needs a
@@ -106,8 +92,7 @@ class Step(nn.Cell):
         if update.needs_buffer and not self.has_buffer:
             name = f"step of {type(update).__name__}"
             raise wrong(name, type(self).__name__, "an AccumulatedStep")
-        half = [weight.name for weight in optimizer.parameters if weight.dtype == ms.float16]
-        if half:
+        if half := [weight.name for weight in optimizer.parameters if weight.dtype == ms.float16]:
             warn(
                 f"Parameter {half[0]!r} is float16: the optimizer gets 0 for a number below "
                 "6e-8 in the averaged gradient and inf above 65504; expected float32 Parameters, "
@@ -116,11 +101,10 @@ class Step(nn.Cell):
         loss_net = as_loss_net(loss_net)
         check_weights(loss_net, optimizer)
         self._weights = tuple(optimizer.parameters)
-        trained = {id(parameter) for parameter in optimizer.parameters}
+        trained = set(map(id, optimizer.parameters))
         cells = [cell for _, cell in loss_net.cells_and_names()]
         self._held = [cell for cell in cells if in_evaluation(cell)]
-        owned = [{id(weight) for weight in cell.get_parameters(expand=False)} for cell in cells]
-        self._trained = [c for c, own in zip(cells, owned, strict=True) if own & trained]
+        self._trained = [c for c in cells if trained & set(map(id, c.get_parameters(expand=False)))]
         self._refuse_evaluation()
         self.optimizer, self.update = optimizer, update
         self.gradient = GradientStage(
@@ -175,8 +159,7 @@ class Step(nn.Cell):
         """Return ``GradientStage.contribution``; one that is not finite leaves no trace."""
         if self.statistics:
             self.map(ops.assign, self.kept, self.statistics)
-        parts = self.gradient.contribution(with_extras, *batch)
-        loss, weight, gradients, finite, squares = parts
+        loss, weight, gradients, finite, squares = self.gradient.contribution(with_extras, *batch)
         if self.statistics:
             # They may be NaN or inf beside a finite loss: the variance of one row is 0 / 0.
             assigned = self.map(flat, ops.depend(self.statistics, loss))
@@ -220,14 +203,11 @@ class Step(nn.Cell):
         if self.cuts > 1:
             return self._by_parts(batch)
         gathers = self._gathers()
-        parts: list[Any] = [
-            (getattr(part, "shape", None), getattr(part, "dtype", None)) for part in batch
-        ]
+        parts: list[Any] = [(getattr(p, "shape", None), getattr(p, "dtype", None)) for p in batch]
         if (None, None) in parts:  # only nested batches cost more calls
             batch = variable(arranged(self.gradient.loss_net, batch))
             parts = [str(mapped(lambda tensor: (tensor.shape, tensor.dtype), batch))]
-        kind = (gathers, *parts)
-        if kind not in self._seen:
+        if (kind := (gathers, *parts)) not in self._seen:
             self._look_at(kind, batch)
         if not all(map(_TRAINABLE, self._weights)):
             check_weights(self.gradient.loss_net, self.optimizer)
@@ -261,8 +241,9 @@ class Step(nn.Cell):
     def set_inputs(self, *inputs: Any, **named: Any) -> None:
         """Set the shapes that the step's graphs are compiled for, None for each axis that varies.
 
-        Given as a batch is: Tensors, nested or by name, each ``Tensor(shape=..., dtype=...)``. In
-        MindSpore an input that is a dictionary has no open axes.
+        Given as a batch is: Tensors, nested or by name, such as
+        ``tokens=Tensor(shape=[None, None], dtype=ms.int32)``. In MindSpore an input that is a
+        dictionary has no open axes.
         """
         inputs = variable(arranged(self.gradient.loss_net, inputs, named))
         if any(isinstance(part, dict) for part in nodes(inputs)):
@@ -286,8 +267,7 @@ class Step(nn.Cell):
 
     def _gathers(self) -> bool:
         """Return whether the current update gathers extras."""
-        has_extras = self._with_extras is not None
-        return has_extras and self.update.wants_extras(integer_of(self.updates))
+        return bool(self._with_extras) and self.update.wants_extras(integer_of(self.updates))
 
     def _between(self) -> None:
         """Set the size of the group that starts now."""
@@ -371,13 +351,12 @@ class PlainStep(Step):
             finite = self.always
         elif self.gradient.ranks > 1:
             # All ranks take the same branch: a rank alone in it would wait for the others forever.
-            everywhere = self.gradient.over_ranks(ops.cast(finite, ms.int32))
-            finite = everywhere == self.gradient.ranks
+            finite = self.gradient.over_ranks(ops.cast(finite, ms.int32)) == self.gradient.ranks
         # Depends on ``finite``: all ranks must sum in the same order.
         weight_sum = self.gradient.over_ranks(ops.depend(weight, finite))
         done: object = False
         if ops.logical_and(finite, self.gradient.counts(weight_sum)):
-            images = ops.cast(rows_of(batch), ms.int32)
+            images = ops.cast(labels_of(batch).shape[0], ms.int32)
             done = self.apply(gradients, (loss * weight, weight_sum, images), squares)
         return ops.depend(self.gradient.added(loss), done)
 

@@ -84,8 +84,7 @@ class UpdateStage(nn.Cell):
     def updated(self, gradients: tuple) -> object:
         """Make the update and count it; arguments as in ``construct``."""
         done = self.construct(gradients)
-        counted = ops.assign_add(self.record.updates, 1)
-        return ops.depend(True, (done, counted))
+        return ops.depend(True, (done, ops.assign_add(self.record.updates, 1)))
 
     def take_nothing(self) -> object:
         """Take a group of weight 0, such as one without a finite micro-batch."""

@@ -98,8 +98,7 @@ def list_labs() -> None:
 
     Example: labkit list
     """
-    labs = find_labs(find_project())
-    rows = [(lab.number, lab.name, lab.title, lab.minutes) for lab in labs]
+    rows = [(lab.number, lab.name, lab.title, lab.minutes) for lab in find_labs(find_project())]
     _table(("number", "lab", "title", "minutes"), rows)
 
 
@@ -165,8 +164,7 @@ def sweep(
 
     Example: labkit sweep 01 --preset smoke -p micro_steps=1,2,4 -p seed=1,2
     """
-    grid = runner.values(parameter or (), parse_several)
-    if not grid:
+    if not (grid := runner.values(parameter or (), parse_several)):
         raise InputError("-p: expected at least one parameter, as in -p seed=1,2,3, got none")
     chosen = sweeps.tasks(lab, grid, _given(preset, device))
     name = f"{chosen[0].lab.name}-{chosen[0].asked['preset']}"

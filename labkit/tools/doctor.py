@@ -168,8 +168,7 @@ def _packages(root: Path) -> Finding:
 
 def _msrun(root: Path) -> Finding:
     here = Path(sys.executable).parent
-    place = shutil.which("msrun", path=f"{here}:{os.environ['PATH']}")
-    if place is None:
+    if (place := shutil.which("msrun", path=f"{here}:{os.environ['PATH']}")) is None:
         return False, "not found", f"it comes with MindSpore: {INSTALL}"
     # In the first line, or, if that would be too long, in the second.
     starts = re.search(r"(/[^\"'\n]*)/python", Path(place).read_text("utf-8", "replace")[:9999])

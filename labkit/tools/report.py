@@ -77,9 +77,8 @@ def _flat(results: Mapping[str, Any]) -> dict[str, Any]:
 
 def check(folders: Sequence[Path]) -> list[str]:
     """Return a line for each difference of runs and each headline number outside its tolerance."""
-    runs, lines = list(read(folders).values()), []
-    for lab, name, *values in differences(runs)[0]:
-        lines.append(f"{lab}: {name}: {' | '.join(map(str, values))}")
+    runs = list(read(folders).values())
+    lines = [f"{lab}: {n}: {' | '.join(map(str, v))}" for lab, n, *v in differences(runs)[0]]
     for lab, results in itertools.chain(*map(dict.items, runs)):
         for name, value, stored, tolerance, verdict in judged(results):
             if verdict == "outside":

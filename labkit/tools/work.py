@@ -160,7 +160,6 @@ def _become_jupyterlab(root: Path, notebook: Path, port: int, browser: bool) -> 
     make_folder(paths.jupyter_runtime_dir())  # in HOME, unless another variable names it
     if not Path(paths.jupyter_config_dir()).is_dir():  # which may be read-only
         make_folder(paths.jupyter_config_dir())
-    root = root if root in notebook.parents else notebook.parent
     options = {
         "ServerApp.ip": "127.0.0.1",
         "ServerApp.port": port,

@@ -123,8 +123,7 @@ def load_into(cell: nn.Cell, values: Mapping, origin: object = "the checkpoint")
     parameters = {parameter.name: parameter for parameter in cell.get_parameters()}
     tensors = {n: Tensor(v) if isinstance(v, np.ndarray) else v for n, v in values.items()}
     own, given = ({n: _form(v) for n, v in held.items()} for held in (parameters, tensors))
-    differing = sorted(n for n in own.keys() | given.keys() if own.get(n) != given.get(n))
-    if differing:
+    if differing := sorted(n for n in own.keys() | given.keys() if own.get(n) != given.get(n)):
         named = [
             f"{n}: expected {own.get(n, 'nothing')}, got {given.get(n, 'nothing')}"
             for n in differing[:3]

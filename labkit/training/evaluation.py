@@ -1,7 +1,7 @@
-"""``evaluate``: accuracies and mean loss over every row, of one rank or of all ranks."""
+"""``evaluate``: accuracies and mean loss over every row, of one rank or all; and ``swapped``."""
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from labkit.runtime import pynative
 from labkit.steps import losses
 from labkit.steps.batches import arranged, first_batch, has_network, variable
 from labkit.steps.gradients import LEAST
+from labkit.steps.state import set_state
 
 
 def evaluate(
@@ -76,21 +77,15 @@ def evaluate(
         for batch in dataset.create_tuple_iterator(num_epochs=1):
             batch = variable(arranged(loss_net, tuple(batch), columns=names))
             with first_batch(loss_net, batch):
-                apart = has_network(loss_net)
-                made = loss_net.network(*batch[:-1]) if apart else loss_net(*batch)
-            sums += (
-                _counted(loss_net, made, batch[-1], ks)
-                if ks
-                else _of_pairs(loss_net, made, batch[-1])
-            )
+                made = loss_net.network(*batch[:-1]) if has_network(loss_net) else loss_net(*batch)
+            sums += _summed(loss_net, made, batch[-1], ks)
     if over_ranks:
         sums = cluster.gather(sums.ravel().tolist()).sum(axis=0).reshape(-1, 2)
     if not sums[:, 1].any() or not sums[: len(ks), 1].all():
         raise InputError("there was nothing to evaluate: the dataset holds no label to count")
     means = sums[:, 0] / np.maximum(sums[:, 1], LEAST)
-    found = dict(zip(ks, means[: len(ks)].tolist(), strict=True)) | {
-        "loss": float(means[len(ks) :].sum())
-    }
+    found = dict(zip(ks, means.tolist(), strict=False))
+    found["loss"] = float(means[len(ks) :].sum())
     if loss_fn is None and getattr(loss_net, "over", None) == "tokens":
         found["perplexity"] = float(np.exp(found["loss"]))
     return found
@@ -109,12 +104,36 @@ def _as_loss_net(network: nn.Cell, loss_fn: Callable | None) -> nn.Cell:
     return loss_net
 
 
-def _of_pairs(loss_net: nn.Cell, made: Any, labels: Any) -> list[tuple[float, float]]:
-    """Return the (sum, weight) of each pair that a loss net makes of one batch."""
+def _summed(loss_net: Any, made: Any, labels: Any, ks: dict[str, int]) -> list:
+    """Return the (sum, weight) of each accuracy and of each pair of a loss net over one batch.
+
+    ``made`` is what its network returned or, of one of the user's own, the loss net itself.
+    """
+    accuracies, given, counts = [], (made, labels), np.ones(0)
+    if ks:
+        ignored, logits = loss_net.ignore_index, losses.first_output(made)
+        if loss_net.over is None:
+            ignored = getattr(loss_net.loss_fn, "ignore_index", losses.IGNORE_INDEX)
+        if not isinstance(labels, Tensor) or logits.ndim < 2 or logits.shape[:-1] != labels.shape:
+            raise InputError(
+                f"the labels have shape {getattr(labels, 'shape', '?')}, the logits {logits.shape};"
+                " expected logits (B, classes) and labels (B,), or (B, T, classes) and (B, T)"
+            )
+        losses.check_labels(labels.asnumpy(), logits.shape[-1], ignored)
+        labels = losses.as_int32(labels)
+        rows = logits.reshape(-1, logits.shape[-1]), labels.reshape(-1)
+        values, wanted = (part.asnumpy() for part in rows)
+        counts = np.ones(wanted.shape, bool) if ignored is None else wanted != ignored
+        values, wanted = values[counts], wanted[counts].astype(np.int64)
+        accuracies = [(_right(values, wanted, k), counts.sum()) for k in ks.values()]
+        given = rows if loss_net.over else (made, labels)
     if has_network(loss_net):
-        with pynative():
-            made = loss_net.of_outputs(made, labels)
-        losses.check_known(loss_net, labels)
+        with pynative():  # a graph took 0.4 s to compile in every evaluation
+            made = loss_net.of_outputs(*given)
+        if not ks:
+            losses.check_known(loss_net, labels)
+        elif not loss_net.over:
+            made = made, counts.sum()
     pairs = made if isinstance(made, tuple) and isinstance(made[0], tuple) else (made,)
     if not all(isinstance(p, tuple) and len(p) == 2 and not np.ndim(p[1]) for p in pairs):
         raise InputError(
@@ -122,38 +141,8 @@ def _of_pairs(loss_net: nn.Cell, made: Any, labels: Any) -> list[tuple[float, fl
             "the number that each is a mean over; expected a loss net that does, or "
             "evaluate(network, loss_fn, dataset)"
         )
-    return [_total(loss, weight) for loss, weight in pairs]
-
-
-def _total(loss: Any, weight: Any) -> tuple[float, float]:
-    return (float(loss) * float(weight), float(weight)) if float(weight) else (0.0, 0.0)
-
-
-def _counted(loss_net: Any, outputs: Any, labels: Any, ks: dict[str, int]) -> list:
-    """Return the (sum, weight) of each accuracy and of the loss over one batch."""
-    ignored, logits = loss_net.ignore_index, losses.first_output(outputs)
-    if loss_net.over is None:
-        ignored = getattr(loss_net.loss_fn, "ignore_index", losses.IGNORE_INDEX)
-    if not isinstance(labels, Tensor) or logits.ndim < 2 or logits.shape[:-1] != labels.shape:
-        raise InputError(
-            f"the labels have shape {getattr(labels, 'shape', '?')}, the logits {logits.shape}; "
-            "expected logits (B, classes) and labels (B,), or (B, T, classes) and (B, T)"
-        )
-    classes = logits.shape[-1]
-    losses.check_labels(labels.asnumpy(), classes, ignored)
-    labels = losses.as_int32(labels)
-    rows = logits.reshape(-1, classes), labels.reshape(-1)
-    values, wanted = (part.asnumpy() for part in rows)
-    counts = np.ones(wanted.shape, bool) if ignored is None else wanted != ignored
-    loss: Any
-    weight: Any
-    with pynative():  # a graph took 0.4 s to compile in every evaluation
-        if loss_net.over is None:
-            loss, weight = loss_net.of_outputs(outputs, labels), counts.sum()
-        else:
-            loss, weight = loss_net.of_outputs(*rows)
-    right = [_right(values[counts], wanted[counts].astype(np.int64), k) for k in ks.values()]
-    return [*((number, counts.sum()) for number in right), _total(loss, weight)]
+    numbers = [(float(loss), float(weight)) for loss, weight in pairs]
+    return [*accuracies, *((loss * weight if weight else 0.0, weight) for loss, weight in numbers)]
 
 
 @contextlib.contextmanager
@@ -176,5 +165,30 @@ def _right(logits: np.ndarray, labels: np.ndarray, k: int) -> int:
     """Return how many labels are among the k largest logits, the smaller class first."""
     own = np.take_along_axis(logits, labels[:, None], axis=1)
     before = (logits > own) | ((logits == own) & (np.arange(logits.shape[1]) < labels[:, None]))
-    right = (before.sum(axis=1) < k) & ~np.isnan(logits).any(axis=1)
-    return int(right.sum())
+    return int(((before.sum(axis=1) < k) & ~np.isnan(logits).any(axis=1)).sum())
+
+
+@contextlib.contextmanager
+def swapped(network: nn.Cell, values: Mapping[str, Any]) -> Iterator[None]:
+    """Give Parameters of a network other values inside a ``with``, and their own back after it.
+
+    ``values``: name -> array, Tensor or Parameter of the shape of the network's Parameter. Names
+    that it lacks keep their values. Raises ``InputError`` for an unknown name or another shape.
+
+    >>> with swapped(network, averages):
+    ...     results = evaluate(network, loss_fn, validation)
+    """
+    own, others = {parameter.name: parameter for parameter in network.get_parameters()}, {}
+    for name, value in values.items():
+        if name not in own or np.shape(value) != own[name].shape:
+            expected = f"the shape {own[name].shape}" if name in own else "names in the network"
+            raise wrong(f"values[{name!r}]", np.shape(value), expected)
+        others[name] = Tensor(value, own[name].dtype)
+    kept = {name: own[name].clone() for name in others}
+    try:
+        for name, value in others.items():
+            set_state(own[name], value)
+        yield
+    finally:
+        for name, value in kept.items():
+            set_state(own[name], value)

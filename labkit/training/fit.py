@@ -113,9 +113,8 @@ def fit(
                 raise wrong("dataset", type(dataset).__name__, "a MindSpore dataset")
             if isinstance(callbacks, Callback):  # as Model.train accepts it
                 callbacks = [callbacks]
-            if not isinstance(callbacks, Sequence) or not all(
-                isinstance(callback, Callback) for callback in callbacks
-            ):
+            several = isinstance(callbacks, Sequence)
+            if not several or not all(isinstance(each, Callback) for each in callbacks):
                 raise wrong("callbacks", callbacks, "a list of MindSpore callbacks")
             constant = isinstance(rated(step.optimizer).learning_rate, Parameter)
             for each in callbacks:
@@ -291,15 +290,12 @@ class _Run(EndOfEpoch):
                 Model(self.step).train(
                     epochs, own, callbacks, dataset_sink_mode, initial_epoch=begun
                 )
-                self._look_at_dropped()
-                done = f"{self._dropped} of {self.micro_batches - self._first} micro-batches"
+                found = self._look_at_dropped()
                 if self._dropped:
-                    print(f"labkit: {done} were not finite, and are dropped", flush=True)
+                    print(f"labkit: {found}, and are dropped", flush=True)
                 if self._updates == self._updates_before:
-                    why = f"{done} were not finite"
-                    if not self._dropped:
-                        why = "no group of micro-batches is complete, or no label counts"
-                    warn(f"this call made no update: {why}")
+                    why = "no group of micro-batches is complete, or no label counts"
+                    warn(f"this call made no update: {found if self._dropped else why}")
         finally:
             self.records.dropped = integer_of(self.step.dropped)
             self.step.trained[self.dataset] = self.micro_batches, integer_of(self.step.updates)
@@ -313,8 +309,7 @@ class _Run(EndOfEpoch):
         self._first, self._dropped = self.micro_batches, 0
         self._dropped_before = integer_of(self.step.dropped)
         if self._name is not None:
-            total = self.epochs * self.epoch_size
-            self._progress = Progress(self._name, total, self.micro_batches)
+            self._progress = Progress(self._name, self.epochs * self.epoch_size, self.micro_batches)
 
     def on_train_step_end(self, run_context: RunContext) -> None:
         super().on_train_step_end(run_context)
@@ -333,12 +328,14 @@ class _Run(EndOfEpoch):
         if self._progress is not None:
             self._progress.close()
 
-    def _look_at_dropped(self) -> None:
-        """Count the dropped micro-batches of this call; print a line when the first is seen."""
+    def _look_at_dropped(self) -> str:
+        """Return how many micro-batches of this call were dropped; print the first that is seen."""
         told, self._dropped = self._dropped, integer_of(self.step.dropped) - self._dropped_before
+        done = self.micro_batches - self._first
+        found = f"{self._dropped} of {done} micro-batches were not finite"
         if self._dropped and not told:
-            done = f"{self._dropped} of {self.micro_batches - self._first} micro-batches"
-            print(f"labkit: so far {done} were not finite, and are dropped", flush=True)
+            print(f"labkit: so far {found}, and are dropped", flush=True)
+        return found
 
     def _record(self) -> None:
         """Add the row of the last update."""

@@ -2,7 +2,7 @@
 
 import csv
 import os
-from typing import Any, TextIO
+from typing import TextIO
 
 from labkit.base.arguments import local_path, wrong
 from labkit.base.files import whole_file
@@ -35,14 +35,6 @@ class Records:
     def column(self, name: str) -> list:
         """Return one column, in order."""
         return [row[name] for row in self.rows]
-
-    def to_pandas(self) -> Any:
-        """Return the rows as a ``pandas.DataFrame``."""
-        try:
-            import pandas
-        except ImportError as error:
-            raise InputError("to_pandas needs pandas, which is not installed") from error
-        return pandas.DataFrame(self.rows)
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -26,11 +26,10 @@ def settings_of(step: Step, dataset: Dataset, rates: Rates, updates: int) -> dic
     A schedule over updates (an array of rates, THOR's damping, a function that gives the size of a
     group) is the SHA-256 of its values up to there: what it says about later updates may change.
     """
-    schedules = {name: _used(values, updates) for name, values in step.schedules().items()}
     arrays = {name: rate.asnumpy() for name, rate in rates.items()}
     settings = {
         **step.settings,
-        **schedules,
+        **{name: _used(values, updates) for name, values in step.schedules().items()},
         "optimizer": _of_cell(step.optimizer),
         "rates": {n: _number(a) if a.size == 1 else _used(a, updates) for n, a in arrays.items()},
         "epoch_size": dataset.get_dataset_size(),

@@ -143,8 +143,7 @@ def read(
         names = [*known, *(old for old, new in OLD_NAMES.items() if new in known)]
         for name, value in content.items():
             refuse_unknown(f"setting of {section}", name, names)
-            key = OLD_NAMES.get(name) or name
-            if key in _CHECKS:
+            if (key := OLD_NAMES.get(name) or name) in _CHECKS:
                 value = _CHECKS[key](f"{name} of {section}", value)
             if section == "boost":
                 asked[key] = value

@@ -8,8 +8,8 @@ from mindspore import nn
 from labkit.errors import InputError
 from labkit.labs.compare import parameter_values
 from labkit.steps.step import PlainStep
+from labkit.training.evaluation import swapped
 from labkit.training.fit import fit
-from labkit.training.weights import swapped
 from tests.support.step_cells import assert_bit_equal, regression, rows, snapshot, tensors
 from tests.support.tolerances import TOLERANCE
 

@@ -139,7 +139,7 @@ MUTANTS = {
         # MindSpore's blocks: 128, 128, 128 and 17 inputs of LeNet's fc1, not 101, 101, 101 and 98.
         "THOR, blocks with a rest": Mutant(
             file="labkit/reference/kronecker.py",
-            right='size = split if cut == "fixed" else math.ceil(n / math.ceil(n / split))',
+            right="size = math.ceil(n / math.ceil(n / split))",
             wrong="size = split",
             test=f"{KRONECKER}::test_blocks_are_few_and_of_one_size_but_the_last",
         ),

@@ -136,16 +136,16 @@ def test_float16_parameters_have_float32_moments(mode, request):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"learning_rate": -1e-3}, "learning_rate: expected a finite number >= 0, got -0.001"),
-        ({"learning_rate": float("nan")}, "learning_rate: expected a finite number"),
-        ({"weight_decay": -1}, "weight_decay: expected a finite number >= 0"),
+        ({"learning_rate": -1e-3}, "'learning rate' must be float and must >= 0, but got '-0.001'"),
+        ({"learning_rate": float("nan")}, "'learning rate' must be a legal value, but got 'nan'"),
+        ({"weight_decay": -1}, "'weight_decay' must be float and must >= 0"),
         ({"beta1": 1}, "beta1: expected a finite number > 0 and < 1, got 1"),
         ({"beta2": 0.0}, "beta2: expected a finite number > 0 and < 1"),
         ({"eps": 0}, "eps: expected a finite number > 0"),
     ],
 )
 def test_numbers_out_of_bounds_are_refused(options, message):
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(ValueError, match=message):
         AdamW(parameters(), **options)
 
 

@@ -108,7 +108,6 @@ def test_the_five_steps_are_near_the_polar_factor(shape, eager):
         (MATRICES, {"parts": {"qkv": 3}}, "parts: expected names of this .* Parameters, got 'qkv'"),
         (MATRICES, {"parts": {"fused": 0}}, "parts of fused: expected an integer >= 1, got 0"),
         (MATRICES, {"momentum": 1.0}, "momentum: expected a finite number >= 0 and < 1"),
-        (MATRICES, {"learning_rate": -1.0}, "learning_rate: expected a finite number >= 0"),
     ],
 )
 def test_what_it_cannot_train_is_refused(shapes, options, message):

@@ -2,7 +2,6 @@
 
 import importlib
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -82,10 +81,9 @@ def test_what_is_installed_is_what_is_pinned():
 
 
 def test_every_public_name_is_there_and_known_to_editors():
-    """labkit loads the names in ``_HOME``; an editor reads the block under TYPE_CHECKING."""
-    text = Path(labkit.__file__).read_text(encoding="utf-8")
-    shown = re.findall(r"^    from (\S+) import (\w+) as \2$", text, re.M)
-    assert sorted(shown) == sorted((labkit._HOME[name], name) for name in labkit.__all__)
+    """Each import under TYPE_CHECKING, which labkit's ``__getattr__`` and editors both read."""
+    block = Path(labkit.__file__).read_text(encoding="utf-8").partition("_CHECKING:")[2]
+    assert block.count("    from labkit.") == len(labkit._HOME) > len(labkit.__all__) > 30
     for name, module in labkit._HOME.items():
         assert getattr(labkit, name) is getattr(importlib.import_module(module), name)
 

@@ -64,7 +64,7 @@ def test_blocks_are_few_and_of_one_size_but_the_last(n, split):
     count = math.ceil(n / split)
     assert len(sizes) == count and set(sizes[:-1]) <= {math.ceil(n / count)}
     assert 0 < sizes[-1] <= max(sizes) <= split
-    assert reference.block_bounds(5, 4, "fixed") == [(0, 4), (4, 5)]
+    assert reference.block_bounds(5, 4) == [(0, 3), (3, 5)]
 
 
 def test_pi_is_the_ratio_of_mean_eigenvalues_over_all_groups():

@@ -1,8 +1,6 @@
 """Rows in memory and in a CSV file: to the last bit, and whatever a kill or a power cut leaves."""
 
 import math
-import sys
-from types import ModuleType
 
 import pytest
 
@@ -57,7 +55,7 @@ def test_rows_go_on_after_those_that_are_left(tmp_path, name):
     assert read_records(path).rows == [*ROWS[: min(left, 2)], ROWS[2]]
 
 
-def test_shown_in_one_line_and_handed_to_pandas(tmp_path, monkeypatch):
+def test_shown_in_one_line():
     records = Records()
     assert repr(records) == "Records(0 rows)"
     for row in ROWS:
@@ -65,10 +63,3 @@ def test_shown_in_one_line_and_handed_to_pandas(tmp_path, monkeypatch):
     records.dropped = 2
     expected = "Records(3 rows, the last: update=3, loss=-0.5, rate=3, 2 micro-batches dropped)"
     assert repr(records) == expected
-    monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(InputError, match="to_pandas needs pandas"):
-        records.to_pandas()
-    pandas = ModuleType("pandas")
-    pandas.DataFrame = list
-    monkeypatch.setitem(sys.modules, "pandas", pandas)
-    assert records.to_pandas() == ROWS

@@ -130,8 +130,7 @@ class Basis:
         if BASIS not in texts:
             raise InputError(f"{path} is no basis; expected a file that Basis.save has written")
         about = json.loads(texts[BASIS])
-        described = [tuple(pair) for pair in about.pop("parameters")]
-        basis = cls(arrays["matrix"], described, **about)
+        basis = cls(arrays["matrix"], [tuple(pair) for pair in about.pop("parameters")], **about)
         basis.check(parameters)
         return basis
 

@@ -24,7 +24,6 @@ _CHUNK, _BLOCK = 16384, 2048
 # for one another, and their bits depend on its number of threads.
 _ITEM = 2**18
 _ROUNDING = 2.0**-24  # half a unit in the last place of float32, relative to the number
-_EPSILON = np.finfo(np.float64).eps
 
 
 def principal_components(
@@ -55,9 +54,8 @@ def principal_components(
         # The largest singular value of a matrix of float32 rounding errors; its square is the
         # floor, or the rounding error of G itself if that is larger.
         rounding = _ROUNDING * np.sqrt(size) * (1 + np.sqrt(count / snapshots.size))
-        error = _EPSILON * count * np.trace(gram)
-        directions = int((values > max(rounding**2, error)).sum())
-        if directions < components:
+        error = np.finfo(np.float64).eps * count * np.trace(gram)
+        if (directions := int((values > max(rounding**2, error)).sum())) < components:
             span = f"the directions that {count} snapshots in {snapshots.folder} span"
             hint = " Take fewer, or snapshots that differ more"
             raise wrong("components", components, f"at most {directions}, {span}", hint)
@@ -124,8 +122,7 @@ def _items(rows: np.ndarray, others: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the columns of ``rows`` as items (n, N, c), and the remaining columns."""
     width = max(1, min(rows.shape[1], _ITEM // (len(rows) * others)))
     whole = rows.shape[1] // width * width
-    items = rows[:, :whole].reshape(len(rows), -1, width).transpose(1, 0, 2)
-    return items, rows[:, whole:]
+    return rows[:, :whole].reshape(len(rows), -1, width).transpose(1, 0, 2), rows[:, whole:]
 
 
 def _outer(rows: np.ndarray) -> np.ndarray:

@@ -92,8 +92,7 @@ class Snapshots(Callback):
         if rank_and_size()[0]:
             return
         make_folder(self._folder)
-        saved = _saved(self._folder)
-        if saved and not self._done and not self._resume:
+        if (saved := _saved(self._folder)) and not self._done and not self._resume:
             there = f"{self._folder} holds snapshots of an earlier training"
             raise InputError(f"{there}; give resume=True to continue it, or another folder")
         remove_unfinished(self._folder)
@@ -221,8 +220,7 @@ def mapped(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
         if about["dtype"] != "F32":
             raise InputError(f"{path}: {name} is {about['dtype']}; expected F32, float32")
         first, end = about["data_offsets"]
-        numbers = data[begin + first : begin + end].view(np.float32)
-        arrays[name] = numbers.reshape(about["shape"])
+        arrays[name] = data[begin + first : begin + end].view(np.float32).reshape(about["shape"])
     return arrays, texts
 
 

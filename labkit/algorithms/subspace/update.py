@@ -162,8 +162,7 @@ class SubspaceUpdate(UpdateStage):
         divisor = weight if self.gradient.mean else 1.0 * self.gradient.ranks
         loss = ops.assign(self.loss, loss_sum / divisor)
         averaged = self.map(ops.assign, self.buffer, gradients)
-        stored = ops.assign(self.pending, ops.depend(1, (noted, loss, averaged)))
-        return ops.depend(True, stored)
+        return ops.depend(True, ops.assign(self.pending, ops.depend(1, (noted, loss, averaged))))
 
     # --- in compiled graphs of its own ---------------------------------------------------------
 
@@ -213,8 +212,7 @@ class SubspaceUpdate(UpdateStage):
         kept = ops.assign(self.residual, residual)
         moved = self.put(start + size * move)
         done = self.optimizer(self.parts(ops.depend(slope, (kept, moved))))
-        remembered = self.map(ops.assign, self.remembered, memory)
-        return self.counted((done, remembered))
+        return self.counted((done, self.map(ops.assign, self.remembered, memory)))
 
     def descend_graph(self, inside: Tensor) -> object:
         """Make the update of ``method="sgd"``, from P^T P g (M,)."""

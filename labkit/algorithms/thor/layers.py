@@ -27,6 +27,7 @@ from mindspore import Parameter, Tensor, mint, nn, ops
 
 from labkit.base.arguments import wrong
 from labkit.errors import InputError, nearest
+from labkit.steps.batches import refuse
 
 LAYERS = nn.Dense, mint.nn.Linear, nn.Conv2d  # those that can have factors
 
@@ -86,8 +87,7 @@ def padding(
         return (pad[:2], pad[2:]) if pad_mode == "pad" else ((0, 0), (0, 0))
     sides: tuple = ()
     for length, entries, step, spread in zip(size, kernel, stride, dilation, strict=True):
-        last = (-(-length // step) - 1) * step
-        total = max(last + (entries - 1) * spread + 1 - length, 0)
+        total = max((-(-length // step) - 1) * step + (entries - 1) * spread + 1 - length, 0)
         sides += ((total // 2, total - total // 2),)
     return sides
 
@@ -134,8 +134,7 @@ def find_layers(
                 owners.setdefault(number, []).append(name)
     skipped: set[str] = set()
     for pattern in skip:
-        found = fnmatch.filter(layers, pattern)
-        if not found:
+        if not (found := fnmatch.filter(layers, pattern)):
             raise InputError(
                 f"skip: expected names or patterns of layers with factors, got {pattern!r}, which "
                 f"matches none of {', '.join(layers)}.{nearest(pattern, layers)}"
@@ -154,8 +153,7 @@ def find_layers(
         if isinstance(parent, nn.MultiheadAttention) and key == "out_proj":
             plain[name] = "is never called: nn.MultiheadAttention takes its weight"
         for kind, parameter in reversed(own.items()):  # a shared weight is named before a bias
-            others = [other for other in owners[id(parameter)] if other != name]
-            if others:
+            if others := [other for other in owners[id(parameter)] if other != name]:
                 # Of an embedding's use there are no factors; two layers would have half of them.
                 where = problems if layers.keys() & others else plain
                 said = " and ".join(map(repr, others))
@@ -185,14 +183,6 @@ def refuse_layers(problems: dict[str, str]) -> None:
         )
 
 
-@ops.constexpr
-def _refuse_second_derivative() -> None:
-    raise InputError(
-        "THOR's factors have no derivative: expected a loss of the network's outputs, got one of "
-        "its derivatives, such as a gradient penalty; PlainStep and AccumulatedStep take it"
-    )
-
-
 class _Once(nn.Cell):
     """Identity without a derivative."""
 
@@ -200,7 +190,10 @@ class _Once(nn.Cell):
         return x
 
     def bprop(self, x: Tensor, out: Tensor, dout: Tensor) -> tuple[Tensor]:
-        _refuse_second_derivative()
+        refuse(
+            "THOR's factors have no derivative: expected a loss of the network's outputs, got one "
+            "of its derivatives, such as a gradient penalty; PlainStep and AccumulatedStep take it"
+        )
         return (dout,)
 
 
@@ -260,8 +253,7 @@ class Tap(nn.Cell):
         images, length, groups = columns.shape[0], columns.shape[2], self.geometry.groups
         columns = columns.reshape(images, groups, -1, length)
         if homogeneous:
-            ones = ops.ones((images, groups, 1, length), ms.float32)
-            columns = ops.concat((columns, ones), 2)
+            columns = ops.concat((columns, ops.ones((images, groups, 1, length), ms.float32)), 2)
         missing = blocks.count * blocks.size - columns.shape[2]
         if missing:
             zeros = ops.zeros((images, groups, missing, length), ms.float32)
@@ -317,8 +309,7 @@ class UpstreamTap(Tap):
             a_sum = self._products(columns, a_blocks, False) * (rows / columns.shape[1])
             g_sum = self._products(slopes, g_blocks, False)
             positions = (rows, rows)
-        counts = ops.stack([ops.cast(count, ms.float32) for count in positions])
-        return a_sum, counts, g_sum
+        return a_sum, ops.stack([ops.cast(count, ms.float32) for count in positions]), g_sum
 
 
 class Tapped(nn.Cell):
