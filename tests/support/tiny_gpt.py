@@ -1,0 +1,279 @@
+"""A GPT of one layer, its batches, and every step on it in float64, for tests/networks."""
+
+from typing import NamedTuple
+
+import mindspore as ms
+import numpy as np
+import torch
+import torch.nn.functional as F
+from mindspore import Parameter, Tensor, nn, ops
+
+from labkit import reference
+from labkit.steps.losses import IGNORE_INDEX
+from labkit.steps.state import set_state
+from tests.support.subspace_cells import basis_of
+
+WIDTH, VOCABULARY, LENGTH, ROWS = 8, 11, 6, 3
+PARTS = [WIDTH, WIDTH, WIDTH, 2 * WIDTH]  # queries, keys, values, the feed-forward part's
+RATES, DECAYS, MOMENTUM, DAMPING = (0.1, 0.05), (0.1, 0.0), 0.9, 0.1  # matrices, the rest
+
+
+class Adapted(nn.Cell):
+    """A dense layer, to be frozen, and a trainable product of two thin ones beside it (LoRA)."""
+
+    def __init__(self, inputs, outputs, rank=2):
+        super().__init__()
+        self.body = nn.Dense(inputs, outputs)
+        self.first = nn.Dense(inputs, rank, has_bias=False)
+        self.second = nn.Dense(rank, outputs, has_bias=False)
+
+    def construct(self, x):
+        return self.body(x) + self.second(self.first(x))
+
+
+class Block(nn.Cell):
+    """Causal self-attention of one head, and beside it a feed-forward part, as in PaLM: one dense
+    layer into both and one out of both, since THOR takes 2 s to compile for each.
+    """
+
+    def __init__(self, dense=nn.Dense):
+        super().__init__()
+        self.norm = nn.LayerNorm((WIDTH,), epsilon=1e-5)
+        self.into, self.out = dense(WIDTH, sum(PARTS)), dense(3 * WIDTH, WIDTH)
+
+    def construct(self, x, allowed):
+        q, k, v, inner = ops.split(self.into(self.norm(x)), PARTS, -1)
+        scores = ops.matmul(q, k.transpose(0, 2, 1)) * WIDTH**-0.5
+        allowed = ops.cast(allowed, scores.dtype)
+        # Not scores - 1e4: float32 then keeps 1e-3 of them, and all of padding's keys are hidden.
+        weights = ops.softmax(scores * allowed + 1e4 * (allowed - 1.0), -1)
+        inner = ops.gelu(inner, approximate="none")
+        return x + self.out(ops.concat((ops.matmul(weights, v), inner), -1))
+
+
+class GPT(nn.Cell):
+    """tokens (B, T), keep (B, T) of 1 and 0 -> logits (B, T, V); the head is the embedding's."""
+
+    def __init__(self, dense=nn.Dense):
+        super().__init__()
+        self.embed = nn.Embedding(VOCABULARY, WIDTH)
+        self.places = Parameter(Tensor(np.zeros((LENGTH, WIDTH), np.float32)), name="places")
+        self.block, self.norm = Block(dense), nn.LayerNorm((WIDTH,), epsilon=1e-5)
+        self.head = nn.Dense(WIDTH, VOCABULARY, has_bias=False)
+        self.head.weight = self.embed.embedding_table
+
+    def construct(self, tokens, keep):
+        length = tokens.shape[1]
+        allowed = ops.tril(ops.ones((length, length), ms.float32)) * ops.expand_dims(keep, 1)
+        x = self.embed(tokens) + self.places[:length]
+        return self.head(self.norm(self.block(x, allowed)))
+
+
+class Nested(nn.Cell):
+    """The same from one argument, {"tokens": tokens, "more": (keep,)}."""
+
+    def __init__(self, network):
+        super().__init__(auto_prefix=False)
+        self.network = network
+
+    def construct(self, parts):
+        return self.network(parts["tokens"], parts["more"][0])
+
+
+def gpt(dense=nn.Dense):
+    """Return a GPT with weights of order 0.3, fixed; all but an ``Adapted`` layer's are frozen."""
+    network = GPT(dense)
+    random = np.random.default_rng(5)
+    for parameter in network.get_parameters():
+        values = 0.3 * random.normal(size=parameter.shape) + parameter.name.endswith("gamma")
+        set_state(parameter, values.astype(np.float32))
+        if dense is Adapted:
+            parameter.requires_grad = any(word in parameter.name for word in (".first", ".second"))
+    return network
+
+
+def optimizer(network):
+    """Return Momentum with two groups: matrices, and all else at half the rate without decay."""
+    groups = [
+        {"params": [p for p in network.trainable_params() if (p.ndim < 2) == few], "lr": rate}
+        | {"weight_decay": decay}
+        for few, rate, decay in zip((False, True), RATES, DECAYS, strict=True)
+    ]
+    return nn.Momentum([group for group in groups if group["params"]], RATES[0], MOMENTUM)
+
+
+def batch(number, columns=LENGTH):
+    """Return tokens, keep and labels, each (3, columns): 17 labels if ``number`` is even, else 4.
+
+    Padding comes first: behind what counts a causal mask would hide it anyway.
+    """
+    # From 70 on, half an ulp of the first weights moves float64's BFGS by four tolerances.
+    random = np.random.default_rng(110 + number)
+    drawn = random.integers(1, VOCABULARY, (ROWS, columns + 1)).astype(np.int32)
+    lengths = np.array(((6, 5, 6), (2, 1, 1))[number % 2])
+    keep = np.arange(columns)[None] >= columns - lengths[:, None]
+    labels = np.where(keep, drawn[:, 1:], np.int32(IGNORE_INDEX))
+    return np.where(keep, drawn[:, :-1], np.int32(0)), keep.astype(np.float32), labels
+
+
+# --- in float64 ------------------------------------------------------------------------------
+
+
+class Result(NamedTuple):
+    """Of one micro-batch: mean loss, labels, gradients by name, [p, d] of each dense layer."""
+
+    loss: float
+    count: int
+    gradients: dict
+    layers: dict
+
+
+def evaluated(values, tokens, keep, labels):
+    """Return the ``Result`` at the weights ``values``, name -> float64 array."""
+    w = {name: torch.tensor(value, requires_grad=True) for name, value in values.items()}
+    seen = {}
+
+    def dense(name, x):
+        if f"{name}.body.weight" in w:
+            return dense(f"{name}.body", x) + dense(f"{name}.second", dense(f"{name}.first", x))
+        y = F.linear(x, w[f"{name}.weight"], w.get(f"{name}.bias"))
+        y.retain_grad()
+        seen[name] = x, y
+        return y
+
+    def norm(name, x):
+        return F.layer_norm(x, (WIDTH,), w[f"{name}.gamma"], w[f"{name}.beta"], 1e-5)
+
+    length = tokens.shape[1]
+    allowed = torch.tril(torch.ones(length, length)) * torch.tensor(keep).double()[:, None]
+    table = w["embed.embedding_table"]
+    x = table[torch.tensor(tokens).long()] + w["places"][:length]
+    q, k, v, inner = dense("block.into", norm("block.norm", x)).split(PARTS, -1)
+    scores = q @ k.transpose(1, 2) * WIDTH**-0.5
+    weights = torch.softmax(scores * allowed + 1e4 * (allowed - 1), -1)
+    x = x + dense("block.out", torch.cat((weights @ v, F.gelu(inner)), -1))
+    logits = (norm("norm", x) @ table.T).reshape(-1, VOCABULARY)
+    targets = torch.tensor(labels).long().reshape(-1)
+    loss = F.cross_entropy(logits, targets, ignore_index=IGNORE_INDEX)
+    loss.backward()
+    layers = {name: [x.detach().numpy(), y.grad.numpy()] for name, (x, y) in seen.items()}
+    gradients = {name: value.grad.numpy() for name, value in w.items()}
+    return Result(loss.item(), int((labels != IGNORE_INDEX).sum()), gradients, layers)
+
+
+def mean_of(results, names=()):
+    """Return (loss, gradients) of the mean over the labels of all micro-batches."""
+    shares = [each.count / sum(r.count for r in results) for each in results]
+    pairs = list(zip(shares, results, strict=True))
+    gradients = {name: sum(share * r.gradients[name] for share, r in pairs) for name in names}
+    return sum(share * r.loss for share, r in pairs), gradients
+
+
+class Reference:
+    """Weights and moments in float64; ``update`` makes an update from micro-batches."""
+
+    def __init__(self, network, rates=RATES, decays=DECAYS):
+        parameters = {p.name: p for p in network.get_parameters()}
+        self.values = {name: p.asnumpy().astype(np.float64) for name, p in parameters.items()}
+        self.rates = {name: rates[p.ndim < 2] for name, p in parameters.items()}
+        self.decays = {name: decays[p.ndim < 2] for name, p in parameters.items()}
+        self.parameters = optimizer(network).parameters
+        self.names = [parameter.name for parameter in self.parameters]
+        self.velocities = {name: np.zeros_like(self.values[name]) for name in self.names}
+        self.losses = []
+
+    def moved(self, gradients, velocities):
+        """Return (the new values of what is trained, its velocities): Momentum's."""
+        kept = {
+            n: MOMENTUM * velocities[n] + gradients[n] + self.decays[n] * self.values[n]
+            for n in self.names
+        }
+        return {n: self.values[n] - self.rates[n] * kept[n] for n in self.names}, kept
+
+    def update(self, batches):
+        """Make an update from (tokens, keep, labels) arrays; those that are NaN are left out."""
+        results = [
+            evaluated(self.values, *each) if np.isfinite(each[1]).all() else None
+            for each in batches
+        ]
+        self.batches = [b for b, result in zip(batches, results, strict=True) if result]
+        if self.batches:
+            finite = [result for result in results if result]
+            loss, gradients = mean_of(finite, self.names)
+            self.losses.append(loss)
+            self.apply(gradients, finite, results)
+
+    def apply(self, gradients, finite, results):
+        moved, self.velocities = self.moved(gradients, self.velocities)
+        self.values |= moved
+
+
+class ThorReference(Reference):
+    """THOR over tokens; the factors are those of every second update."""
+
+    def apply(self, gradients, finite, results):
+        if len(self.losses) % 2:  # the first, the third
+            names = [n for n in finite[0].layers if f"{n}.weight" in gradients]
+            self.factors = {n: self._factors(n, finite) for n in names}
+        made = dict(gradients)
+        for name, (a, g, _) in self.factors.items():
+            weight, bias = f"{name}.weight", f"{name}.bias"
+            matrix = reference.gradient_matrix(gradients[weight], gradients.get(bias))
+            u = reference.thor_direction(a, g, 1, matrix, DAMPING)
+            shape = gradients[weight].shape
+            made[weight], made[bias] = reference.weight_and_bias(u, shape, bias in gradients)
+        super().apply(made, finite, results)
+
+    def _factors(self, name, results):
+        count = sum(each.count for each in results)
+        inputs = np.concatenate([each.layers[name][0] for each in results])
+        slopes = np.concatenate([each.count / count * each.layers[name][1] for each in results])
+        homogeneous = f"{name}.bias" in self.names
+        return reference.kronecker_factors(inputs, slopes, homogeneous=homogeneous, terms=count)
+
+
+class AdasumReference(Reference):
+    """A worker for each micro-batch, with moments of its own; tensor by tensor."""
+
+    def apply(self, gradients, finite, results):
+        self.workers = getattr(self, "workers", [self.velocities] * len(results))
+        vectors = [{name: 0 * self.values[name] for name in self.names} for _ in results]
+        for place, result in enumerate(results):
+            if result is not None:
+                moved, kept = self.moved(result.gradients, self.workers[place])
+                self.workers = [*self.workers[:place], kept, *self.workers[place + 1 :]]
+                vectors[place] = {name: moved[name] - self.values[name] for name in self.names}
+        for name in self.names:
+            total = reference.adasum_tree([vector[name] for vector in vectors])
+            self.values[name] = self.values[name] + total.reshape(self.values[name].shape)
+
+
+class SubspaceReference(Reference):
+    """Projected BFGS in the three components of ``step_cells``, in the optimizer's order."""
+
+    def __init__(self, network, **options):
+        super().__init__(network, **options)
+        basis = basis_of(self.parameters, 3).matrix
+        self.search = reference.ProjectedBFGS(basis, alpha=1.0, gamma=0.0, optimizer=self._slope)
+
+    def apply(self, gradients, finite, results):
+        def loss_of(flat):
+            values = self.values | self._parts(flat)
+            return mean_of([evaluated(values, *each) for each in self.batches])[0]
+
+        start = self._flat(self.values)
+        moved = self.search.update(start, self._flat(gradients), loss_of)
+        self.values |= self._parts(moved)
+
+    def _slope(self, weights, slope):
+        self.values |= self._parts(weights)
+        moved, self.velocities = self.moved(self._parts(slope), self.velocities)
+        return self._flat(moved)
+
+    def _flat(self, values):
+        return np.concatenate([values[name].ravel() for name in self.names])
+
+    def _parts(self, flat):
+        ends = np.cumsum([self.values[name].size for name in self.names])[:-1]
+        parts = zip(self.names, np.split(flat, ends), strict=True)
+        return {name: part.reshape(self.values[name].shape) for name, part in parts}

@@ -1,0 +1,50 @@
+"""The program of test_tokens_on_ranks.py: each step on a GPT; rank r writes OUT/rank<r>.npz.
+
+The first rank's micro-batches have 17 labels, the second's 4.
+"""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from labkit.ranks import cluster
+from labkit.runtime import start
+from labkit.steps.losses import TokenLossNet
+from tests.support import tiny_gpt
+from tests.support.step_cells import STEPS, snapshot, tensors
+
+# step -> (micro-batches of a rank in an update, the reference); two workers on each rank are four
+KINDS = {
+    "plain": (1, tiny_gpt.Reference),
+    "accumulated": (2, tiny_gpt.Reference),
+    "adasum": (2, tiny_gpt.AdasumReference),
+    "thor": (1, tiny_gpt.ThorReference),
+    "subspace": (1, tiny_gpt.SubspaceReference),
+}
+RANKS, UPDATES = 2, 2
+
+
+def micro_batches(kind, update, rank):
+    """Return this rank's micro-batches of an update."""
+    size = KINDS[kind][0]
+    return [tiny_gpt.batch(RANKS * (size * update + turn) + rank) for turn in range(size)]
+
+
+def main(out):
+    start(device="CPU", seed=1, distribute=True)
+    rank, written = cluster.rank_and_size()[0], {}
+    for kind in KINDS:
+        network = tiny_gpt.gpt()
+        step = STEPS[kind](TokenLossNet(network), tiny_gpt.optimizer(network))
+        for update in range(UPDATES):
+            for each in micro_batches(kind, update, rank):
+                step(*tensors(*each))
+            last = step.last_update
+            written[f"{kind}/{update}/last"] = np.array([last.number, last.loss, last.images])
+        written |= {f"{kind}/{name}": value for name, value in snapshot(network).items()}
+    np.savez(out / f"rank{rank}.npz", **written)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
