@@ -52,7 +52,10 @@ class Block(nn.Cell):
 
 
 class GPT(nn.Cell):
-    """tokens (B, T), keep (B, T) of 1 and 0 -> logits (B, T, V); the head is the embedding's."""
+    """tokens (B, T), keep (B, T) of 1 and 0 -> logits (B, T, V); the head is the embedding's.
+
+    It also takes one argument, {"tokens": tokens, "more": (keep,)}.
+    """
 
     def __init__(self, dense=nn.Dense):
         super().__init__()
@@ -62,22 +65,13 @@ class GPT(nn.Cell):
         self.head = nn.Dense(WIDTH, VOCABULARY, has_bias=False)
         self.head.weight = self.embed.embedding_table
 
-    def construct(self, tokens, keep):
+    def construct(self, tokens, keep=None):
+        if isinstance(tokens, dict):
+            tokens, keep = tokens["tokens"], tokens["more"][0]
         length = tokens.shape[1]
         allowed = ops.tril(ops.ones((length, length), ms.float32)) * ops.expand_dims(keep, 1)
         x = self.embed(tokens) + self.places[:length]
         return self.head(self.norm(self.block(x, allowed)))
-
-
-class Nested(nn.Cell):
-    """The same from one argument, {"tokens": tokens, "more": (keep,)}."""
-
-    def __init__(self, network):
-        super().__init__(auto_prefix=False)
-        self.network = network
-
-    def construct(self, parts):
-        return self.network(parts["tokens"], parts["more"][0])
 
 
 def gpt(dense=nn.Dense):
@@ -152,128 +146,110 @@ def evaluated(values, tokens, keep, labels):
     scores = q @ k.transpose(1, 2) * WIDTH**-0.5
     weights = torch.softmax(scores * allowed + 1e4 * (allowed - 1), -1)
     x = x + dense("block.out", torch.cat((weights @ v, F.gelu(inner)), -1))
-    logits = (norm("norm", x) @ table.T).reshape(-1, VOCABULARY)
-    targets = torch.tensor(labels).long().reshape(-1)
-    loss = F.cross_entropy(logits, targets, ignore_index=IGNORE_INDEX)
+    logits, targets = norm("norm", x) @ table.T, torch.tensor(labels).long()
+    loss = F.cross_entropy(logits.transpose(1, 2), targets, ignore_index=IGNORE_INDEX)
     loss.backward()
     layers = {name: [x.detach().numpy(), y.grad.numpy()] for name, (x, y) in seen.items()}
     gradients = {name: value.grad.numpy() for name, value in w.items()}
     return Result(loss.item(), int((labels != IGNORE_INDEX).sum()), gradients, layers)
 
 
-def mean_of(results, names=()):
-    """Return (loss, gradients) of the mean over the labels of all micro-batches."""
-    shares = [each.count / sum(r.count for r in results) for each in results]
-    pairs = list(zip(shares, results, strict=True))
-    gradients = {name: sum(share * r.gradients[name] for share, r in pairs) for name in names}
-    return sum(share * r.loss for share, r in pairs), gradients
-
-
 class Reference:
-    """Weights and moments in float64; ``update`` makes an update from micro-batches."""
+    """Momentum in float64, in one vector of all trained weights; ``update`` makes an update."""
 
     def __init__(self, network, rates=RATES, decays=DECAYS):
-        parameters = {p.name: p for p in network.get_parameters()}
-        self.values = {name: p.asnumpy().astype(np.float64) for name, p in parameters.items()}
-        self.rates = {name: rates[p.ndim < 2] for name, p in parameters.items()}
-        self.decays = {name: decays[p.ndim < 2] for name, p in parameters.items()}
-        self.parameters = optimizer(network).parameters
-        self.names = [parameter.name for parameter in self.parameters]
-        self.velocities = {name: np.zeros_like(self.values[name]) for name in self.names}
-        self.losses = []
+        self.first = {p.name: p.asnumpy().astype(np.float64) for p in network.get_parameters()}
+        self.parameters = list(optimizer(network).parameters)
+        self.shapes = {p.name: p.shape for p in self.parameters}
+        sizes = [p.size for p in self.parameters]
+        few = np.repeat([int(p.ndim < 2) for p in self.parameters], sizes)
+        self.ends = np.cumsum(sizes)[:-1]
+        self.rates, self.decays = np.array(rates)[few], np.array(decays)[few]
+        self.flat = self.joined(self.first)
+        self.velocities, self.losses = {}, []
 
-    def moved(self, gradients, velocities):
-        """Return (the new values of what is trained, its velocities): Momentum's."""
-        kept = {
-            n: MOMENTUM * velocities[n] + gradients[n] + self.decays[n] * self.values[n]
-            for n in self.names
-        }
-        return {n: self.values[n] - self.rates[n] * kept[n] for n in self.names}, kept
+    def joined(self, named):
+        return np.concatenate([named[name].ravel() for name in self.shapes])
+
+    def named(self, flat):
+        pairs = zip(self.shapes.items(), np.split(flat, self.ends), strict=True)
+        return self.first | {name: part.reshape(shape) for (name, shape), part in pairs}
+
+    @property
+    def values(self):
+        return self.named(self.flat)
+
+    def moved(self, flat, slope, worker=0):
+        """Return the weights after Momentum's step, with that worker's velocity."""
+        velocity = MOMENTUM * self.velocities.get(worker, 0) + slope + self.decays * flat
+        self.velocities[worker] = velocity
+        return flat - self.rates * velocity
+
+    def mean(self, flat, batches):
+        """Return (loss, slope, results) of the mean over the labels of all micro-batches."""
+        results = [evaluated(self.named(flat), *each) for each in batches]
+        shares = [each.count / sum(r.count for r in results) for each in results]
+        pairs = list(zip(shares, results, strict=True))
+        slope = sum(share * self.joined(each.gradients) for share, each in pairs)
+        return sum(share * each.loss for share, each in pairs), slope, results
 
     def update(self, batches):
         """Make an update from (tokens, keep, labels) arrays; those that are NaN are left out."""
-        results = [
-            evaluated(self.values, *each) if np.isfinite(each[1]).all() else None
-            for each in batches
-        ]
-        self.batches = [b for b, result in zip(batches, results, strict=True) if result]
+        self.turns = [turn for turn, each in enumerate(batches) if np.isfinite(each[1]).all()]
+        self.batches, self.count = [batches[turn] for turn in self.turns], len(batches)
         if self.batches:
-            finite = [result for result in results if result]
-            loss, gradients = mean_of(finite, self.names)
+            loss, slope, results = self.mean(self.flat, self.batches)
             self.losses.append(loss)
-            self.apply(gradients, finite, results)
+            self.flat = self.after(slope, results)
 
-    def apply(self, gradients, finite, results):
-        moved, self.velocities = self.moved(gradients, self.velocities)
-        self.values |= moved
+    def after(self, slope, results):
+        return self.moved(self.flat, slope)
 
 
 class ThorReference(Reference):
     """THOR over tokens; the factors are those of every second update."""
 
-    def apply(self, gradients, finite, results):
+    def after(self, slope, results):
         if len(self.losses) % 2:  # the first, the third
-            names = [n for n in finite[0].layers if f"{n}.weight" in gradients]
-            self.factors = {n: self._factors(n, finite) for n in names}
-        made = dict(gradients)
+            names = [name for name in results[0].layers if f"{name}.weight" in self.shapes]
+            self.factors = {name: self._factors(name, results) for name in names}
+        gradients = self.named(slope)
         for name, (a, g, _) in self.factors.items():
             weight, bias = f"{name}.weight", f"{name}.bias"
             matrix = reference.gradient_matrix(gradients[weight], gradients.get(bias))
             u = reference.thor_direction(a, g, 1, matrix, DAMPING)
             shape = gradients[weight].shape
-            made[weight], made[bias] = reference.weight_and_bias(u, shape, bias in gradients)
-        super().apply(made, finite, results)
+            made = reference.weight_and_bias(u, shape, bias in gradients)
+            gradients |= zip((weight, bias), made, strict=True)
+        return self.moved(self.flat, self.joined(gradients))
 
     def _factors(self, name, results):
         count = sum(each.count for each in results)
         inputs = np.concatenate([each.layers[name][0] for each in results])
         slopes = np.concatenate([each.count / count * each.layers[name][1] for each in results])
-        homogeneous = f"{name}.bias" in self.names
+        homogeneous = f"{name}.bias" in self.shapes
         return reference.kronecker_factors(inputs, slopes, homogeneous=homogeneous, terms=count)
 
 
 class AdasumReference(Reference):
-    """A worker for each micro-batch, with moments of its own; tensor by tensor."""
+    """A worker for each micro-batch, tensor by tensor; one without it adds a vector of zeros."""
 
-    def apply(self, gradients, finite, results):
-        self.workers = getattr(self, "workers", [self.velocities] * len(results))
-        vectors = [{name: 0 * self.values[name] for name in self.names} for _ in results]
-        for place, result in enumerate(results):
-            if result is not None:
-                moved, kept = self.moved(result.gradients, self.workers[place])
-                self.workers = [*self.workers[:place], kept, *self.workers[place + 1 :]]
-                vectors[place] = {name: moved[name] - self.values[name] for name in self.names}
-        for name in self.names:
-            total = reference.adasum_tree([vector[name] for vector in vectors])
-            self.values[name] = self.values[name] + total.reshape(self.values[name].shape)
+    def after(self, slope, results):
+        vectors = np.zeros((self.count, self.flat.size))
+        for turn, result in zip(self.turns, results, strict=True):
+            own = self.joined(result.gradients)
+            vectors[turn] = self.moved(self.flat, own, turn) - self.flat
+        parts = np.split(vectors, self.ends, axis=1)
+        return self.flat + np.concatenate([reference.adasum_tree(part) for part in parts])
 
 
 class SubspaceReference(Reference):
-    """Projected BFGS in the three components of ``step_cells``, in the optimizer's order."""
+    """Projected BFGS in the three components of ``step_cells``."""
 
     def __init__(self, network, **options):
         super().__init__(network, **options)
         basis = basis_of(self.parameters, 3).matrix
-        self.search = reference.ProjectedBFGS(basis, alpha=1.0, gamma=0.0, optimizer=self._slope)
+        self.search = reference.ProjectedBFGS(basis, alpha=1.0, gamma=0.0, optimizer=self.moved)
 
-    def apply(self, gradients, finite, results):
-        def loss_of(flat):
-            values = self.values | self._parts(flat)
-            return mean_of([evaluated(values, *each) for each in self.batches])[0]
-
-        start = self._flat(self.values)
-        moved = self.search.update(start, self._flat(gradients), loss_of)
-        self.values |= self._parts(moved)
-
-    def _slope(self, weights, slope):
-        self.values |= self._parts(weights)
-        moved, self.velocities = self.moved(self._parts(slope), self.velocities)
-        return self._flat(moved)
-
-    def _flat(self, values):
-        return np.concatenate([values[name].ravel() for name in self.names])
-
-    def _parts(self, flat):
-        ends = np.cumsum([self.values[name].size for name in self.names])[:-1]
-        parts = zip(self.names, np.split(flat, ends), strict=True)
-        return {name: part.reshape(self.values[name].shape) for name, part in parts}
+    def after(self, slope, results):
+        return self.search.update(self.flat, slope, lambda x: self.mean(x, self.batches)[0])

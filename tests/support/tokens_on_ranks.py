@@ -1,7 +1,4 @@
-"""The program of test_tokens_on_ranks.py: each step on a GPT; rank r writes OUT/rank<r>.npz.
-
-The first rank's micro-batches have 17 labels, the second's 4.
-"""
+"""The program of test_tokens_on_ranks.py: each step on a GPT; rank r writes OUT/rank<r>.npz."""
 
 import sys
 from pathlib import Path
@@ -26,7 +23,7 @@ RANKS, UPDATES = 2, 2
 
 
 def micro_batches(kind, update, rank):
-    """Return this rank's micro-batches of an update."""
+    """Return this rank's micro-batches of an update: the first rank's have 17 labels each."""
     size = KINDS[kind][0]
     return [tiny_gpt.batch(RANKS * (size * update + turn) + rank) for turn in range(size)]
 
