@@ -10,13 +10,14 @@ import pytest
 from mindspore import Tensor, nn
 
 from labkit.steps.losses import LossNet
-from tests.support.step_cells import STEPS, momentum, snapshot
+from tests.support.step_cells import STEPS, assert_close, momentum, snapshot
 from tests.support.subspace_cells import basis_of
+from tests.support.tolerances import TOLERANCE
 
 pytest.importorskip("mindcv", reason="mindcv is not installed: `make test ALL=1` does")
 pytestmark = [pytest.mark.usefixtures("runtime"), pytest.mark.slow]
-CLOSE = {"rtol": 1e-5, "atol": 1e-6}
-RATE, UPDATES = 0.02, 3
+CLOSE = TOLERANCE["float32, a few updates"]
+UPDATES = 3
 
 
 def vit():
@@ -31,37 +32,37 @@ def convnext():
     return ConvNeXt(3, 10, depths=[1, 0, 1, 0], dims=[8, 8, 16, 16], layer_scale_init_value=1.0), 32
 
 
-def made(build):
-    """Return the network, always with the same weights, and a batch."""
+def trained(build, make, turns=1):
+    """Return the losses of each update's first call, weights before and after the first, the step.
+
+    The network has the same weights each time, and all calls get the same batch.
+    """
     ms.set_seed(1)
     network, size = build()
     random = np.random.default_rng(0)
-    images = random.normal(size=(4, 3, size, size)).astype(np.float32)
-    return network, (Tensor(images), Tensor(np.arange(4, dtype=np.int32)))
+    images = Tensor(random.normal(size=(4, 3, size, size)).astype(np.float32))
+    step = make(network, momentum(network, 0.02))
+    losses, weights = [], [snapshot(network)]
+    for _ in range(UPDATES):
+        calls = [float(step(images, Tensor(np.arange(4, dtype=np.int32)))) for _ in range(turns)]
+        losses.append(calls[0])
+        weights.append(snapshot(network))
+    return losses, *weights[:2], step
+
+
+def of(kind):
+    return lambda network, given: STEPS[kind](LossNet(network, nn.CrossEntropyLoss()), given)
 
 
 @pytest.fixture(scope="module", params=[vit, convnext], ids=["ViT", "ConvNeXt"])
 def expected(request, runtime):
     """The network's builder, MindSpore's losses, and the weights before and after one update."""
-    network, batch = made(request.param)
-    loss_net = nn.WithLossCell(network, nn.CrossEntropyLoss())
-    step = nn.TrainOneStepCell(loss_net, momentum(network, RATE)).set_train()
-    before, losses = snapshot(network), [float(step(*batch))]
-    after = snapshot(network)
-    losses += [float(step(*batch)) for _ in range(UPDATES - 1)]
-    return request.param, losses, before, after
 
+    def make(network, optimizer):
+        loss_net = nn.WithLossCell(network, nn.CrossEntropyLoss())
+        return nn.TrainOneStepCell(loss_net, optimizer).set_train()
 
-def trained(build, kind, turns=1, options=None):
-    """Return the losses of each update's first call, the weights after the first, and the step."""
-    network, batch = made(build)
-    step = STEPS[kind](LossNet(network, nn.CrossEntropyLoss()), momentum(network, RATE))
-    losses, weights = [], []
-    for _ in range(UPDATES):
-        losses.append([float(step(*batch)) for _ in range(turns)][0])
-        weights.append(snapshot(network))
-    assert step.last_update.number == UPDATES
-    return losses, weights[0], step
+    return request.param, *trained(request.param, make)[:3]
 
 
 # Micro-batches of an update: twice the same one is that one, and Adasum of a vector and itself is
@@ -69,41 +70,38 @@ def trained(build, kind, turns=1, options=None):
 @pytest.mark.parametrize(("kind", "turns"), [("plain", 1), ("accumulated", 2), ("adasum", 2)])
 def test_losses_and_weights_are_those_of_mindspores_own_step(expected, kind, turns):
     build, losses, _, weights = expected
-    found, after, _ = trained(build, kind, turns)
+    found, _, after, step = trained(build, of(kind), turns)
     np.testing.assert_allclose(found, losses, **CLOSE)
-    for name, value in weights.items():
-        np.testing.assert_allclose(after[name], value, err_msg=name, **CLOSE)
+    assert_close(after, weights, **CLOSE)
+    assert step.last_update.number == UPDATES
 
 
 def test_thor_turns_the_gradient_of_dense_layers_and_convolutions_alone(expected):
     """By layer downhill, by another way: <G^-1 g A^-1, g> > 0 for weight and bias together."""
     build, losses, before, weights = expected
-    found, after, step = trained(build, "thor")
+    found, _, after, step = trained(build, of("thor"))
     assert found[0] == pytest.approx(losses[0], rel=1e-6) and np.isfinite(found).all()
-    left = {parameter.name for parameter in step.update.parameters}
+    plain = dict(after)
     for place in step.update.places:
         names = [
             step.update.parameters[i].name for i in (place.weight, place.bias) if i is not None
         ]
-        own, plain = (
+        own, other = (
             np.concatenate([(end[n].astype(np.float64) - before[n]).ravel() for n in names])
             for end in (after, weights)
         )
-        assert own @ plain > 0 and not np.allclose(own, plain, rtol=0.1), names
-        left -= {*names}
-    assert len(left) >= 4
-    for name in left:
-        np.testing.assert_allclose(after[name], weights[name], err_msg=name, **CLOSE)
+        assert own @ other > 0 and not np.allclose(own, other, rtol=0.1), names
+        plain = {name: value for name, value in plain.items() if name not in names}
+    assert_close(plain, {name: weights[name] for name in plain}, **CLOSE)
 
 
 def test_outside_the_subspace_the_move_is_the_plain_one(expected):
     build, losses, _, weights = expected
-    found, after, step = trained(build, "subspace")
+    found, _, after, step = trained(build, of("subspace"))
     assert found[0] == pytest.approx(losses[0], rel=1e-6) and np.isfinite(found).all()
     parameters = step.optimizer.parameters
     matrix = basis_of(parameters, 3).matrix.astype(np.float64)
-    names = [parameter.name for parameter in parameters]
-    apart = np.concatenate([(after[n].astype(np.float64) - weights[n]).ravel() for n in names])
-    inside = matrix.T @ (matrix @ apart)
+    apart = [(after[p.name].astype(np.float64) - weights[p.name]).ravel() for p in parameters]
+    inside = matrix.T @ (matrix @ np.concatenate(apart))
     assert np.abs(inside).max() > 1e-5
-    np.testing.assert_allclose(apart, inside, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(np.concatenate(apart), inside, rtol=0, atol=1e-6)

@@ -6,8 +6,8 @@ import pytest
 from tests.support import tokens_on_ranks
 from tests.support.rank_programs import rank_results
 from tests.support.step_cells import assert_bit_equal
-from tests.support.tiny_gpt import ROWS, gpt
-from tests.support.tokens_on_ranks import KINDS, RANKS, UPDATES, micro_batches
+from tests.support.tiny_gpt import KINDS, ROWS, gpt
+from tests.support.tokens_on_ranks import RANKS, UPDATES, micro_batches
 from tests.support.tolerances import TOLERANCE
 
 pytestmark = [pytest.mark.usefixtures("runtime"), pytest.mark.slow]

@@ -77,7 +77,7 @@ class Project:
         return done.stdout
 
     def done(self):
-        """Return the actions since the last call, each "venv", "base" or "test"."""
+        """Return the actions since the last call, each "venv", "base", "test" or "mindcv"."""
         lines = self.log.read_text().split() if self.log.exists() else []
         self.log.unlink(missing_ok=True)
         return lines

@@ -88,23 +88,21 @@ def gpt(dense=nn.Dense):
 
 def optimizer(network):
     """Return Momentum with two groups: matrices, and all else at half the rate without decay."""
-    groups = [
-        {"params": [p for p in network.trainable_params() if (p.ndim < 2) == few], "lr": rate}
-        | {"weight_decay": decay}
-        for few, rate, decay in zip((False, True), RATES, DECAYS, strict=True)
-    ]
-    return nn.Momentum([group for group in groups if group["params"]], RATES[0], MOMENTUM)
+    groups = []
+    for few in (False, True):
+        own = [p for p in network.trainable_params() if (p.ndim < 2) == few]
+        if own:  # adapters are matrices alone
+            groups.append({"params": own, "lr": RATES[few], "weight_decay": DECAYS[few]})
+    return nn.Momentum(groups, RATES[0], MOMENTUM)
 
 
 def batch(number, columns=LENGTH):
-    """Return tokens, keep and labels, each (3, columns): 17 labels if ``number`` is even, else 4.
-
-    Padding comes first: behind what counts a causal mask would hide it anyway.
-    """
+    """Return tokens, keep, labels, each (3, columns): 17 labels if ``number`` is even, else 4."""
     # From 70 on, half an ulp of the first weights moves float64's BFGS by four tolerances.
     random = np.random.default_rng(110 + number)
     drawn = random.integers(1, VOCABULARY, (ROWS, columns + 1)).astype(np.int32)
     lengths = np.array(((6, 5, 6), (2, 1, 1))[number % 2])
+    # Padding comes first: behind what counts a causal mask would hide it anyway.
     keep = np.arange(columns)[None] >= columns - lengths[:, None]
     labels = np.where(keep, drawn[:, 1:], np.int32(IGNORE_INDEX))
     return np.where(keep, drawn[:, :-1], np.int32(0)), keep.astype(np.float32), labels
@@ -253,3 +251,13 @@ class SubspaceReference(Reference):
 
     def after(self, slope, results):
         return self.search.update(self.flat, slope, lambda x: self.mean(x, self.batches)[0])
+
+
+# step of ``STEPS`` -> (micro-batches of an update, on each rank; the reference)
+KINDS = {
+    "plain": (1, Reference),
+    "accumulated": (2, Reference),
+    "adasum": (2, AdasumReference),
+    "thor": (1, ThorReference),
+    "accumulated subspace": (2, SubspaceReference),
+}

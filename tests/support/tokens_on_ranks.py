@@ -8,32 +8,24 @@ import numpy as np
 from labkit.ranks import cluster
 from labkit.runtime import start
 from labkit.steps.losses import TokenLossNet
-from tests.support import tiny_gpt
 from tests.support.step_cells import STEPS, snapshot, tensors
+from tests.support.tiny_gpt import KINDS, batch, gpt, optimizer
 
-# step -> (micro-batches of a rank in an update, the reference); two workers on each rank are four
-KINDS = {
-    "plain": (1, tiny_gpt.Reference),
-    "accumulated": (2, tiny_gpt.Reference),
-    "adasum": (2, tiny_gpt.AdasumReference),
-    "thor": (1, tiny_gpt.ThorReference),
-    "subspace": (1, tiny_gpt.SubspaceReference),
-}
 RANKS, UPDATES = 2, 2
 
 
 def micro_batches(kind, update, rank):
     """Return this rank's micro-batches of an update: the first rank's have 17 labels each."""
     size = KINDS[kind][0]
-    return [tiny_gpt.batch(RANKS * (size * update + turn) + rank) for turn in range(size)]
+    return [batch(RANKS * (size * update + turn) + rank) for turn in range(size)]
 
 
 def main(out):
     start(device="CPU", seed=1, distribute=True)
     rank, written = cluster.rank_and_size()[0], {}
     for kind in KINDS:
-        network = tiny_gpt.gpt()
-        step = STEPS[kind](TokenLossNet(network), tiny_gpt.optimizer(network))
+        network = gpt()
+        step = STEPS[kind](TokenLossNet(network), optimizer(network))
         for update in range(UPDATES):
             for each in micro_batches(kind, update, rank):
                 step(*tensors(*each))
