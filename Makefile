@@ -48,7 +48,7 @@ run: ## install if needed, then run the labs: PRESET=smoke|lab|paper (lab), LABS
 	@$(BIN)/labkit run --preset $(PRESET) $(ARGS) $(LABS)
 
 test: ## install if needed, then the tests, and every notebook at preset smoke; ALL=1: the slow tests too; ALL=long: all
-	@$(ENVIRONMENT) test
+	@$(ENVIRONMENT) $(if $(ALL),all,test)
 	@status=5; for part in $(PARTS) $(if $(ALL),"$(RANKS)"); do \
 	    case $$part in *on_ranks*) ranks='-n $(ONE_MORE)' ;; *) ranks='--ignore-glob=*on_ranks.py' ;; esac; \
 	    LABKIT_PRESET=smoke $(PYTEST) $$part $$ranks $(ARGS); code=$$?; \

@@ -1,6 +1,7 @@
 #!/bin/sh
 # Make the virtual environment ready; installs once for each content of pyproject.toml and constraints.txt.
 #   environment.sh base | test      what the labs need | that and the test extra (mostly PyTorch)
+#   environment.sh all              and mindcv, whose networks slow tests train, without what it requires
 #   environment.sh remove           remove the environment, if this script has made it
 # From the environment: VENV (default .venv) and PYTHON (default: the first fitting one below).
 set -eu
@@ -52,9 +53,10 @@ echo "Installing into $venv: 3.1 GB on disk, about a minute after the download; 
 : >"$installing" && before=$(packages)
 case $what in base) extras=labs ;; *) extras=labs,test ;; esac
 # In two calls: the pip that builds in isolation would take the user's target from a pip.conf.
-if ! pip_install "setuptools>=77" || ! pip_install --no-build-isolation -e ".[$extras]"; then
+if ! pip_install "setuptools>=77" || ! pip_install --no-build-isolation -e ".[$extras]" ||
+    { [ "$what" = all ] && ! pip_install --no-deps mindcv; }; then
     [ "$(packages)" != "$before" ] || rm -f "$installing" # without a network nothing has changed
     refuse "The installation failed; the reason is above. The same command tries again."
 fi
-{ echo "base $key" && { [ "$what" = base ] || echo "$what $key"; }; } >"$stamp"
+for word in base test all; do echo "$word $key" && [ "$word" != "$what" ] || break; done >"$stamp"
 rm -f "$installing"

@@ -34,9 +34,9 @@ _NO_WEIGHT = (
     "over pairs of a batch's rows lacks the other micro-batches' negatives, whatever its weight"
 )
 _OUTPUTS = (
-    "loss_net returns a loss and outputs, and its mean over micro-batches or ranks needs the "
-    "number that it is a mean over; expected two scalars, (loss, weight), as a Cell around it may "
-    "return"
+    "loss_net returns a loss and outputs, and its mean over micro-batches or ranks, as factors, "
+    "needs the number that it is a mean over; expected two scalars, (loss, weight), as a Cell "
+    "around it may return"
 )
 _NO_COUNT = (
     "loss_net returns a loss alone, and factors need the number of terms that it is a mean over: "
@@ -108,8 +108,8 @@ class GradientStage(nn.Cell):
         if self.pairs > 1 and trainable_batch_norms(loss_net):
             expected = "a network without BatchNorm, which each pair's pass would move"
             raise wrong("pairs of loss_net", self.pairs, expected)
-        if extras is not None and self.pairs > 1:
-            raise wrong("pairs of loss_net", self.pairs, "one (loss, weight) beside THOR's factors")
+        if extras is not None and getattr(loss_net, "pairs", 1) > 1:
+            raise wrong("pairs of loss_net", loss_net.pairs, "one (loss, weight) beside factors")
         self.count, self.float32 = len(parameters), are_float32(parameters)
         self.message_ends = message_ends(options.all_reduce_fusion_config, self.pairs * self.count)
         # After all refusals: it changes the network.
@@ -134,7 +134,7 @@ class GradientStage(nn.Cell):
         if isinstance(result, (list, dict)) or (isinstance(result, tuple) and len(result) < 2):
             refuse(_NO_LOSS)
         if isinstance(result, tuple) and _has_outputs(result):
-            if self.weighted:
+            if self.weighted or self.with_extras:
                 refuse(_OUTPUTS)
             result = result[0]
         if not isinstance(result, tuple):
@@ -144,7 +144,7 @@ class GradientStage(nn.Cell):
                 refuse(_NO_COUNT if self.with_extras else _NO_WEIGHT)
             result = (result, 1.0)
         pairs = result if isinstance(result[0], tuple) else (result,)
-        if self.weighted and len(pairs) != self.pairs:
+        if (self.weighted or self.with_extras) and len(pairs) != self.pairs:
             refuse(_SEVERAL_PAIRS, len(pairs), self.pairs)
         losses: tuple = ()
         weights: tuple = ()

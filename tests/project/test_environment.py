@@ -21,6 +21,7 @@ case "$*" in
     : >"$3/pyvenv.cfg" && cp "$0" "$3/bin/python" && echo venv >>"$LOG" ;;
 "-m pip --version") [ "$PIP" != none ] && [ "$PIP" != never ] ;;
 "-m ensurepip") echo ensurepip >>"$LOG" && [ "$PIP" != never ] ;;
+"-m pip "*"--no-deps mindcv") echo mindcv >>"$LOG" ;;
 "-m pip "*" -e "*) case "$PIP-$*" in -*test]*) echo test ;; -* | none-*) echo base ;; esac >>"$LOG"
     case "$PIP" in
     offline) exit 1 ;;
@@ -76,7 +77,7 @@ class Project:
         return done.stdout
 
     def done(self):
-        """Return the actions since the last call, each "venv", "base" or "test"."""
+        """Return the actions since the last call, each "venv", "base", "test" or "mindcv"."""
         lines = self.log.read_text().split() if self.log.exists() else []
         self.log.unlink(missing_ok=True)
         return lines
@@ -88,9 +89,9 @@ def project(tmp_path):
 
 
 def test_each_content_of_the_two_files_is_installed_once(project):
-    for extra in ("base", "base", "test", "base", "test"):
+    for extra in ("base", "base", "test", "base", "test", "all", "test", "all"):
         project.call(extra)
-    assert project.done() == ["venv", "base", "test"]
+    assert project.done() == ["venv", "base", "test", "test", "mindcv"]
     with (project.folder / "constraints.txt").open("a") as file:
         file.write("# 2\n")
     project.call("base")

@@ -30,12 +30,14 @@ from tests.support.step_cells import (
     TwoMeans,
     exact,
     linear,
+    momentum,
     of_means,
     projected_sgd,
     regression,
     rows,
     split,
     tensors,
+    thor,
     two_means,
 )
 from tests.support.subspace_cells import basis_of
@@ -601,6 +603,10 @@ ALONE = r"a loss alone, .*: return \(loss, weight\), or \(loss, 1\) .* per='rows
         (
             lambda: contribution(TwoMeans, Normalised(nn.BatchNorm1d(4))),
             "pairs of loss_net: expected a network without BatchNorm",
+        ),
+        (
+            lambda: thor(TwoMeans(network := linear()), momentum(network)),
+            "pairs of loss_net: expected one .loss, weight. beside factors, got 2",
         ),
         (lambda: called(rows_of_losses), "expected a scalar loss and a scalar weight"),
         (
