@@ -122,17 +122,16 @@ def twin_of(optimizer: nn.Optimizer, groups: tuple[tuple[int, ...], ...]) -> nn.
     twin.__dict__ = held | {"_params": settings, "_cells": dict(cells)}
     twin.global_step_increase_tensor = Tensor([0], ms.int32)
     by_weight = {name: value for name, value in (held | cells).items() if _length(value) == count}
-    vectors = {
-        id(value): ParameterTuple(_vector(value, group) for group in groups)
-        for value in {id(v): v for name, v in by_weight.items() if name not in SETTINGS}.values()
-        if isinstance(value, ParameterTuple)
-    }
+    vectors: dict[int, ParameterTuple] = {}  # one attribute may have several names
     for name, value in by_weight.items():
-        firsts = [value[group[0]] for group in groups]
-        if name in cells:
-            setattr(twin, name, nn.CellList(firsts, auto_prefix=False))
+        if isinstance(value, ParameterTuple) and name not in SETTINGS:
+            made = (_vector(value, group) for group in groups)
+            new = vectors[id(value)] = vectors.get(id(value)) or ParameterTuple(made)
+        elif name in cells:
+            new = nn.CellList([value[group[0]] for group in groups], auto_prefix=False)
         else:
-            setattr(twin, name, vectors.get(id(value)) or type(value)(firsts))
+            new = type(value)(value[group[0]] for group in groups)
+        setattr(twin, name, new)
     inside = {id(each) for value in by_weight.values() for each in value}
     for name, value in own.items():
         if name not in SETTINGS and id(value) not in inside:
