@@ -236,13 +236,9 @@ def zeros_like(parameter: Parameter, prefix: str, dtype: Any = None) -> Paramete
     return Parameter(zeros, name=f"{prefix}.{parameter.name}", requires_grad=False)
 
 
-# Of a function of ``ops`` MindSpore compiles a copy for each Parameter.
-_cast, _reshape, _slice = ops.Cast(), ops.Reshape(), ops.Slice()
-
-
 def cast_like(gradient: Tensor, parameter: Parameter) -> Tensor:
     """Return the gradient cast to the Parameter's type."""
-    return _cast(gradient, parameter.dtype)
+    return ops.cast(gradient, parameter.dtype)
 
 
 def are_float32(parameters: Sequence[Parameter]) -> bool:
@@ -252,17 +248,13 @@ def are_float32(parameters: Sequence[Parameter]) -> bool:
 
 def flat(tensor: Tensor) -> Tensor:
     """Return all elements of a tensor as one vector, float32."""
-    return _reshape(_cast(tensor, ms.float32), (-1,))
+    return ops.reshape(ops.cast(tensor, ms.float32), (-1,))
 
 
 def part_of(vector: Tensor, start: int, end: int, parameter: Parameter) -> Tensor:
     """Return the elements start .. end - 1, with the shape and type of a Parameter."""
-    return shaped(_slice(vector, (start,), (end - start,)), parameter)
-
-
-def shaped(vector: Tensor, parameter: Parameter) -> Tensor:
-    """Return the vector with the shape and type of a Parameter."""
-    return cast_like(_reshape(vector, parameter.shape), parameter)
+    part = ops.slice(vector, (start,), (end - start,))
+    return cast_like(ops.reshape(part, parameter.shape), parameter)
 
 
 def at(tensors: tuple, place: int) -> Tensor:

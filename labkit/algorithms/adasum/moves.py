@@ -11,7 +11,6 @@ from labkit.optimizers import AdamW
 from labkit.steps.state import at, bounds, copied, flat, state
 
 ELEMENTWISE = (nn.SGD, nn.Momentum, nn.Adam, AdamW)
-_slice = ops.Slice()
 
 
 def moves_of(optimizer: nn.Optimizer, workers: int, halves: int) -> nn.Cell:
@@ -160,4 +159,4 @@ def _difference(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _cut(vector: Tensor, start: int, end: int) -> Tensor:
-    return _slice(vector, (start,), (end - start,))
+    return ops.slice(vector, (start,), (end - start,))
