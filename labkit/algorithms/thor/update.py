@@ -174,8 +174,8 @@ class ThorUpdate(UpdateStage):
             makes the factors invertible.
 
     The step's graph, with or without taps, leaves its gradients in ``pending_gradients``; a second
-    one makes the update from them, by products with the inverses. Compiled once, not in both of the
-    step's, the products and the optimizer take a tenth of the compilation and of its memory.
+    one makes the update from them, by products with the inverses: these and the optimizer are
+    compiled once, and not with and without taps.
     """
 
     def __init__(

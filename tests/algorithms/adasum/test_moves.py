@@ -12,7 +12,15 @@ from labkit.algorithms.adasum.workers import states_of
 from labkit.errors import InputError
 from labkit.steps.state import set_state
 from labkit.steps.step import PlainStep
-from tests.support.step_cells import assert_bit_equal, assert_close, regression, rows, tensors
+from tests.support.step_cells import (
+    assert_bit_equal,
+    assert_close,
+    regression,
+    restore,
+    rows,
+    snapshot,
+    tensors,
+)
 
 pytestmark = pytest.mark.usefixtures("runtime", "eager")
 
@@ -101,7 +109,7 @@ def test_on_vectors_and_on_tensors(name, monkeypatch):
 
 @pytest.mark.parametrize("make", [lambda p: nn.Adam(p, 0.1), lambda p: AdamW(p, 0.1)])
 def test_workers_start_with_the_states_that_the_optimizer_has(make):
-    """Moments and counts of a training before; afterwards nobody may set them."""
+    """Moments and counts of a training before; afterwards only a checkpoint may set them."""
     ends = []
     for step_of in (
         lambda *args: PlainStep(*args),
@@ -118,6 +126,10 @@ def test_workers_start_with_the_states_that_the_optimizer_has(make):
                 step(*tensors(*rows(4, seed=seed)))
         ends.append({p.name: p.asnumpy().copy() for p in net.trainable_params()})
     assert_close(*ends, rtol=1e-5, atol=1e-6)
+    net, loss_net = regression()
+    fresh = AdasumStep(loss_net, make(net.trainable_params()), workers=2, reduction="mean")
+    restore(fresh, snapshot(step))
+    fresh(*tensors(*rows(4)))
     state = states_of(optimizer)[-1]
     set_state(state, np.full(state.shape, np.nan))
     with pytest.raises(InputError, match=f"{state.name}: .* the state of a worker, which each"):
