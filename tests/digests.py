@@ -2,6 +2,7 @@
 
     python -m tests.digests                    one line a configuration
     python -m tests.digests "thor, *" plain    those whose names match
+    python -m tests.digests --weights "*"      without the state: of weights and losses alone
 
 Run it on the same machine before and after a change of the code that must not change any number:
 the lines must be equal. It calls only public names of ``labkit``. A digest covers the names and
@@ -19,6 +20,7 @@ import numpy as np
 from tests.support.subspace_cells import basis_of
 
 UPDATES, RANKS = 20, 2
+WEIGHTS = "--weights" in sys.argv  # beside the patterns, of which it matches none
 
 
 def images(rows, seed, spoiled=False):
@@ -189,7 +191,8 @@ def digest(make, spoiled, rank=0) -> str:
         if (updates := int(step.updates.asnumpy())) != noted:
             last, noted = step.last_update, updates
             content.update(repr((last.loss, last.gradient_norm, last.learning_rate)).encode())
-    for parameter in sorted(step.get_parameters(), key=lambda parameter: parameter.name):
+    held = step.optimizer.parameters if WEIGHTS else step.get_parameters()
+    for parameter in sorted(held, key=lambda parameter: parameter.name):
         content.update(parameter.name.encode() + parameter.asnumpy().tobytes())
     return content.hexdigest()
 

@@ -63,8 +63,8 @@ def test_every_step_takes_them_and_counts_once_an_update(eager, kind, make):
     assert all((a != b).any() for a, b in zip(exact(network), before, strict=True))
     assert step.optimizer.global_step.asnumpy() == 2 == step.last_update.number
     assert step.last_update.learning_rate[make is in_groups] == pytest.approx(RATES[1])
-    made = [p for p in step.optimizer.get_parameters() if p.name.endswith("adamw.made")]
-    assert [int(p.asnumpy()) for p in made] == [2]
+    made = [p.asnumpy() for p in step.get_parameters() if p.name.endswith("adamw.made")]
+    assert np.max(made[-1]) == 2  # under Adasum each worker's, behind the optimizer's own
 
 
 # All that MindSpore's CPU can run: it has no operators of nn.Lamb and nn.LARS.

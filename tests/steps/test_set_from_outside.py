@@ -183,7 +183,7 @@ def test_the_record_shows_the_rate_that_was_used(eager):
 def test_adasum_refuses_moments_by_name(once, set_moments):
     """But a rate is taken, and a checkpoint of the whole step."""
     _, step = once(_with_momentum, "adasum")
-    optimizer, name = step.optimizer, "moments.weight: .*in adasum.bank.moments.weight, got 'val"
+    optimizer, name = step.optimizer, "moments.weight: .*in adasum.bank, got 'values"
     train(step, 0, 3)
     whole = snapshot(step)
     train(step, 3, 1)

@@ -329,7 +329,7 @@ def traces(step, moved):
     """Return the names in ``moved`` that no dropped micro-batch may change."""
     turns = ()
     if isinstance(step, AdasumStep):
-        turns = ("adasum.", *(parameter.name for parameter in step.update.states.states))
+        turns = ("adasum.", *(parameter.name for parameter in step.update.moves.states.states))
     return {name for name in moved if name not in COUNTS and not name.startswith(turns)}
 
 

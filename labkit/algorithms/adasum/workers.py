@@ -25,15 +25,15 @@ SETTINGS = ("learning_rate", "weight_decay", "momentum", "global_step")
 class WorkerStates(nn.Cell):
     """The state of an optimizer, once for each of several workers of this process.
 
-    A bank holds each worker's state twice: half ``side`` has the states before the current update,
-    the other half receives those after it, so that a dropped update leaves no trace.
+    A bank of two ``halves`` holds each worker's state twice: half ``side`` those before the current
+    update, the other one those after it, so that an update dropped halfway leaves no trace.
     """
 
-    def __init__(self, optimizer: nn.Optimizer, workers: int):
+    def __init__(self, states: list[Parameter], workers: int, halves: int):
         super().__init__(auto_prefix=False)
-        self.workers, self.map = workers, ops.HyperMap()
-        self.states = ParameterTuple(states_of(optimizer) if workers > 1 else ())
-        self.banks = ParameterTuple(_bank(each, 2 * workers) for each in self.states)
+        self.workers, self.last, self.map = workers, halves - 1, ops.HyperMap()
+        self.states = ParameterTuple(states if workers > 1 else ())
+        self.banks = ParameterTuple(_bank(each, halves * workers) for each in self.states)
         self.side = state("adasum_side", 0)
 
     def refuse_others(self) -> None:
@@ -47,8 +47,7 @@ class WorkerStates(nn.Cell):
                 if np.array_equal(rows[i], value):
                     break
             else:
-                expected = f"the state of a worker, which each has for itself, in {bank.name}"
-                raise wrong(own.name, "values set from outside", expected)
+                raise changed(own)
 
     def load(self, worker: Tensor) -> bool:
         """Give the optimizer the state of a worker."""
@@ -60,9 +59,15 @@ class WorkerStates(nn.Cell):
     def store(self, worker: Tensor) -> bool:
         """Keep the optimizer's state as that of a worker after the current update."""
         if self.workers > 1:
-            index = ops.reshape((1 - self.side) * self.workers + worker, (1,))
+            index = ops.reshape((self.last - self.side) * self.workers + worker, (1,))
             self.map(ops.partial(_store, index), self.states, self.banks)
         return True
+
+
+def changed(own: Parameter) -> InputError:
+    """Return the error of a state in the optimizer that was set from outside."""
+    expected = "the state of a worker, which each has for itself, in adasum.bank"
+    return wrong(own.name, "values set from outside", expected)
 
 
 def states_of(optimizer: nn.Optimizer) -> list[Parameter]:

@@ -173,8 +173,9 @@ class ThorUpdate(UpdateStage):
         FloatingPointError: if factors or, with ``nan="stop"``, a loss are not finite, or no damping
             makes the factors invertible.
 
-    Three compiled graphs: one gathers factors along with the gradients, one updates from what the
-    first has prepared, and one makes all other updates, by products with the inverses.
+    The step's graph, with or without taps, leaves its gradients in ``pending_gradients``; a second
+    one makes the update from them, by products with the inverses: these and the optimizer are
+    compiled once, and not with and without taps.
     """
 
     def __init__(
@@ -283,10 +284,14 @@ class ThorUpdate(UpdateStage):
         return clipped
 
     def take(self, gradients: tuple, extras: tuple, summary: Summary) -> object:
-        """Update; or, with ``extras``, average the factors and leave the update pending."""
+        """Hold the gradients, which leaves the update pending; average factors of ``extras``."""
         gradients = self.recorded(gradients, summary)
+        done: tuple = (
+            self.map(ops.assign, self.pending_gradients, gradients),
+            ops.assign(self.pending, 1),
+        )
         if len(extras) == 0:
-            return self.updated(gradients)
+            return ops.depend(True, done)
         count = len(self.layers)
         keep = None
         if self.factor_decay > 0:
@@ -299,11 +304,7 @@ class ThorUpdate(UpdateStage):
             averages, rows = (*averages, made[:3]), (*rows, made[3])
         measured = ops.stack(rows)
         finite = ops.reduce_min(ops.unstack(measured, 1)[2]) > 0.5
-        done: tuple = (
-            self.map(ops.assign, self.pending_gradients, gradients),
-            ops.assign(self.measured, measured),
-            ops.assign(self.pending, 1),
-        )
+        done += (ops.assign(self.measured, measured),)
         for i in range(count):
             a_new, g_new, positions = averages[i]
             done += (self.layers[i].observe(a_new, g_new, positions, finite),)
@@ -324,15 +325,15 @@ class ThorUpdate(UpdateStage):
 
     def before(self, step: nn.Cell, batch: tuple) -> None:
         """Discard the pending update of a call that was interrupted."""
-        if self.gathers and integer_of(self.pending):
+        if integer_of(self.pending):
             set_state(self.pending, 0)
         if step.statistics:
             self._dropped = integer_of(step.dropped)
 
     def between(self, step: nn.Cell, batch: tuple, loss: Tensor | None) -> None:
         """Make the pending update, if there is one; then check the micro-batch's loss."""
-        if self.gathers and integer_of(self.pending):
-            self.apply_pending(*self.refresh())
+        if integer_of(self.pending):
+            self.apply_pending(*(self.refresh() if self.gathers else self._refreshed()))
         if loss is not None and self.options.nan == "stop":
             self._stop_at_nan(step, batch, loss)
 
@@ -348,7 +349,7 @@ class ThorUpdate(UpdateStage):
             check_length(given, update + 1, "damping")
             given = given[update]
         damping = np.float32(given)
-        _, _, _, *tables = (parameter.asnumpy().copy() for parameter in self.refreshed)
+        tables = [value.asnumpy() for value in self._refreshed()[3:]]
         traces, frozen, refreshes, retries = tables
         rule, due = self.options.trace_rule, []
         for i, layer in enumerate(self.layers):
@@ -364,6 +365,9 @@ class ThorUpdate(UpdateStage):
                 due.append(i)
         retries += self.inverses.make(due, float(damping))
         return [Tensor(value) for value in (np.int32(update), np.int32(update), damping, *tables)]
+
+    def _refreshed(self) -> list[Tensor]:
+        return [Tensor(parameter.asnumpy().copy()) for parameter in self.refreshed]
 
     def _check_factors(self, measured: np.ndarray, update: int) -> None:
         """Stop at factors that are not finite, and at layers that were not called."""

@@ -285,9 +285,7 @@ def three(once):
     """``three(tail)`` returns (network, step) in the initial state: three workers, Momentum."""
 
     def anew(tail="flush"):
-        net, step = once(build, {"workers": 3})
-        step.tail = tail  # read between the compiled graphs
-        return net, step
+        return once(build, {"workers": 3, "tail": tail})
 
     return anew
 
@@ -340,8 +338,8 @@ def test_what_a_callback_sets_between_workers_stays(three):
 @settings(max_examples=40, deadline=None, derandomize=True)
 def test_updates_ahead_are_those_that_happen(once, workers, tail, size, before, epochs):
     """The number is right from any point of a team, over epochs of any length."""
-    _, step = once(build, {"workers": workers})
-    step.tail, step.micro_steps = tail, size
+    _, step = once(build, {"workers": workers, "tail": tail})
+    step.micro_steps = size
     set_state(step.group_size, 1 if size is by_update else size)
     feed(step, range(before))
     start = step.last_update.number
@@ -423,15 +421,25 @@ def test_workers_statistics_follow_one_another(eager):
     assert all((again[name] != after[name]).any() for name in moved)
 
 
-@pytest.mark.parametrize("on", ["updates", "gradients"])
-@pytest.mark.parametrize(("optimizer", "states"), [(nn.Momentum, 1), (nn.SGD, 2), (nn.Adam, 2)])
-def test_memory_is_what_the_docstring_says(optimizer, states, on):
+@pytest.mark.parametrize("options", [{}, {"on": "gradients"}, {"tail": "drop"}])
+@pytest.mark.parametrize(
+    ("make", "states", "by_vector"),
+    [
+        (lambda p: nn.Momentum(p, 0.1, 0.9), 1, True),
+        (lambda p: nn.SGD(p, 0.1), 2, True),
+        (lambda p: nn.Adam(p, 0.1), 2, True),
+        (lambda p: AdamW(p, 0.1), 2, True),
+        (lambda p: nn.RMSProp(p, 0.1), 2, False),
+    ],
+)
+def test_memory_is_what_the_docstring_says(make, states, by_vector, options):
     """The step is built, not compiled; the weights are so large that the scalars do not count."""
-    options = {"momentum": 0.9} if optimizer is nn.Momentum else {}
     net = nn.Dense(64, 64)
-    own = optimizer(net.trainable_params(), learning_rate=0.1, **options)
-    step = AdasumStep(LossNet(net, nn.CrossEntropyLoss()), own, workers=3, on=on)
+    own = make(net.trainable_params())
+    step = AdasumStep(LossNet(net, nn.CrossEntropyLoss()), own, workers=3, **options)
     held = {id(parameter): parameter.size for parameter in step.get_parameters()}
     copies = sum(held.values()) / sum(p.size for p in net.trainable_params())
-    expected = (1 + 2 * states) * 3 + states + 3 if on == "updates" else 3 + states + 2
+    expected = 3 + states + 2
+    if "on" not in options:
+        expected = (1 + states) * 3 + (1 + by_vector) * states + 3 + 3 * states * len(options)
     assert copies == pytest.approx(expected, abs=0.1)
