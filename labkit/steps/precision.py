@@ -18,6 +18,7 @@ from labkit.steps.options import BFLOAT16
 
 _PRODUCTS = nn.Dense, nn.Conv1d, nn.Conv2d, nn.Conv3d, mint.nn.Linear, mint.nn.Conv2d
 _NO_KERNEL = re.compile(r".*?(?:operator\[|For ')(\w+).*?(?:get input|got Ref).*?BFloat16", re.S)
+_UNSUPPORTED = re.compile(r"Unsupported op \[(\w+)\] on (\w+)")
 _OTHER_TYPES = re.compile(r"types? (must|should) be (the )?same|type of .* should be same")
 
 
@@ -86,13 +87,16 @@ def has_products(dtype: Any) -> bool:
 
 @contextlib.contextmanager
 def explained(level: str) -> Iterator[None]:
-    """Refuse, in one sentence, types that a compilation in the block cannot bring together."""
+    """Refuse, in one sentence, operators and types that a compilation in the block cannot take."""
     try:
         yield
     except (TypeError, ValueError, RuntimeError) as error:
         text = str(error).strip()
         if found := _NO_KERNEL.match(text):
             raise _lacking(found[1], "bfloat16 in the network") from error
+        if found := _UNSUPPORTED.search(text):
+            expected = f"operators that {found[2]} has, as those of nn and ops instead of mint's"
+            raise InputError(f"network: expected {expected}, got {found[1]}") from error
         if level in ("O2", "O3") and _OTHER_TYPES.search(text):
             expected = "'auto', which casts at each operator and not at each layer"
             raise wrong("precision", level, f"{expected} ({text.splitlines()[0]})") from error

@@ -5,7 +5,7 @@ import json
 import mindspore as ms
 import numpy as np
 import pytest
-from mindspore import Parameter, Tensor, nn, ops
+from mindspore import Parameter, Tensor, mint, nn, ops
 from mindspore.ops.primitive import constexpr
 
 from labkit.algorithms.thor import ThorStep
@@ -171,8 +171,9 @@ def twice(first, second):
         step_of(network, level)
 
 
-def called(network, level="O0"):
-    return step_of(network, level)(*tensors(np.ones((2, 3), np.float32), np.ones((2, 2), "f4")))
+def called(network, level="O0", outputs=2):
+    data = tensors(np.ones((2, 3), np.float32), np.ones((2, outputs), np.float32))
+    return step_of(network, level)(*data)
 
 
 def on_attention(level):
@@ -196,6 +197,7 @@ NO_PRODUCT = "MindSpore's CPU has no bfloat16 product: expected float32 layers a
         (lambda: twice("O2", "auto"), "precision: expected 'O2', which an earlier .*, got 'auto'"),
         # At the first.
         (lambda: called(Scaled(ms.bfloat16)), r"CPU has no bfloat16 \w+: expected float32 lay"),
+        (lambda: called(mint.nn.LayerNorm((3,)), outputs=3), "that CPU has, .*got LayerNormExt$"),
         (lambda: on_attention("O2"), "precision: expected 'auto', .*MatMulExt.*got 'O2'$"),
         (lambda: on_attention("O3"), "precision: expected 'auto', .*MatMulExt.*got 'O3'$"),
     ],
