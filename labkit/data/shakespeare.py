@@ -70,12 +70,3 @@ def micro_batches(
     drawn = random.choice(len(lines), count * rows, replace=False)
     chosen = sorted((lines[i] for i in drawn), key=len)
     return [padded(chosen[i : i + rows], length) for i in range(0, len(chosen), rows)]
-
-
-def ngram_nats(train: np.ndarray, judged: np.ndarray, vocabulary: int, order: int) -> float:
-    """Return the nats per character of counts of ``order`` characters in a row, each + 0.1."""
-    powers = vocabulary ** np.arange(order)[::-1]
-    codes = [np.lib.stride_tricks.sliding_window_view(t, order) @ powers for t in (train, judged)]
-    counts = np.bincount(codes[0], minlength=vocabulary**order).reshape(-1, vocabulary) + 0.1
-    shares = counts / counts.sum(1, keepdims=True)
-    return float(-np.log(shares.ravel()[codes[1]]).mean())
