@@ -34,7 +34,7 @@ from labkit.steps.losses import TokenLossNet
 from labkit.steps.parameter_groups import decay_groups
 from labkit.steps.schedules import cosine
 from labkit.steps.state import set_state
-from labkit.training.weights import swapped
+from labkit.training.evaluation import swapped
 
 LENGTH, ROWS, UPDATES, DECAY, TUNING_SEED = 64, 16, 300, 0.1, 100
 # Windows of an update and how many micro-batches or workers they come in; else 16 in one.
