@@ -407,17 +407,6 @@ class ThorUpdate(UpdateStage):
         damping = self.options.damping
         return {"damping": damping} if isinstance(damping, np.ndarray) else {}
 
-    def memory_usage(self) -> list[dict]:
-        """Return a row per layer: its name, factor shapes, and bytes of factors and inverses."""
-        rows = []
-        for layer in self.layers:
-            a, g = layer.a_factor, layer.g_factor
-            row = {"layer": layer.layer_name, "a_factor": a.shape, "g_factor": g.shape}
-            rows.append(
-                row | dict.fromkeys(("factor_bytes", "inverse_bytes"), 4 * (a.size + g.size))
-            )
-        return rows
-
     def release(self) -> None:
         """Restore the network's own layers, without taps."""
         for place, cell in zip(self.places, self.tapped, strict=True):
