@@ -49,10 +49,11 @@ def step_of(make):
         (STEPS["thor"], FACTORS),
         (STEPS["accumulated thor"], FACTORS | {"gradient sums": WEIGHTS + A + G + COUNTS}),
         (
-            STEPS["adasum"],  # two workers, each with five notes and two copies of the moments
+            # Two workers, each with five notes and its moments; a twin with weights and moments.
+            STEPS["adasum"],
             SUMS
-            | {"workers' vectors": 2 * (WEIGHTS + 5), "weights at the start": WEIGHTS}
-            | {"bank": 2 * 2 * WEIGHTS},
+            | {"workers' vectors": 2 * (WEIGHTS + 5), "a worker's turn": 2 * WEIGHTS}
+            | {"bank": 2 * WEIGHTS},
         ),
         (STEPS["subspace"], SUMS | {"basis": 3 * WEIGHTS, "search": MEMORY}),
     ],
