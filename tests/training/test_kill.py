@@ -8,7 +8,12 @@ import pytest
 from labkit.training.checkpoint import checkpoints
 from tests.support.killed_training import EPOCHS, MOMENTS, STEPS, Training
 
-KINDS = [kind for kind in STEPS if kind != "wide"]
+LONG = "plain", "accumulation"  # whose state the others have too
+KINDS = [
+    pytest.param(kind, marks=pytest.mark.long) if kind in LONG else kind
+    for kind in STEPS
+    if kind != "wide"
+]
 
 
 @pytest.mark.slow
