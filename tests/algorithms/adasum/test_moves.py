@@ -80,7 +80,12 @@ def train(step, calls):
         step(*tensors(*batch))
 
 
-@pytest.mark.parametrize("name", MADE)
+LONG = "SGD without decay", "groups", "schedules", "AMSGrad"  # much as one of the others
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.long) if n in LONG else n for n in MADE]
+)
 def test_on_vectors_and_on_tensors(name, monkeypatch):
     """To the bit, but for Adam's kernels, which round the last numbers of a tensor otherwise."""
     make, count = MADE[name]
