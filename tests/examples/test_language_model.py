@@ -35,13 +35,3 @@ def test_micro_batches_are_parts_of_the_plain_update(program):
     plain, accumulated = losses(program, "plain"), losses(program, "accumulated")
     np.testing.assert_allclose(accumulated, plain, rtol=1e-5)
     assert plain[-1] < plain[0] - 0.1
-
-
-@pytest.mark.parametrize("step", ["plain", "adasum"])
-def test_two_ranks_make_the_updates_of_one_process(program, example, step, capfd, monkeypatch):
-    monkeypatch.undo()  # the ranks train the whole network
-    ends = []
-    for ranks in ("1", "2"):
-        example("language_model").main(["--step", step, "--updates", "3", "--ranks", ranks])
-        ends.append(float(re.search(rf"{step}: (\S+) nats", capfd.readouterr().out)[1]))
-    assert ends[0] == pytest.approx(ends[1], abs=2e-3) and ends[0] < 4.2
