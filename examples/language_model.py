@@ -13,9 +13,18 @@ from pathlib import Path
 
 import numpy as np
 from mindspore import Tensor, nn
+from mindspore.dataset import NumpySlicesDataset
 
 import labkit
-from labkit import AccumulatedStep, AdasumStep, PlainStep, SubspaceStep, ThorStep, TokenLossNet
+from labkit import (
+    AccumulatedStep,
+    AdasumStep,
+    PlainStep,
+    SubspaceStep,
+    ThorStep,
+    TokenLossNet,
+    evaluate,
+)
 from labkit.algorithms.subspace import Basis
 from labkit.algorithms.subspace.snapshots import write_snapshot
 from labkit.data import shakespeare
@@ -78,10 +87,8 @@ def train(name, network, text, updates, seed, runtime, folder):
 
 def judge(network, text, windows=256):
     """Return the mean loss over windows at even distances, nats a character."""
-    loss_net = TokenLossNet(network).set_train(False)
-    batch = shakespeare.even_windows(text, windows, LENGTH)
-    parts = zip(*(np.split(part, 4) for part in batch), strict=True)
-    return float(np.mean([loss_net(*map(Tensor, part))[0].asnumpy() for part in parts]))
+    batches = NumpySlicesDataset(shakespeare.even_windows(text, windows, LENGTH), shuffle=False)
+    return evaluate(TokenLossNet(network), batches.batch(64))["loss"]
 
 
 def main(words=None):

@@ -285,7 +285,7 @@ class Step(nn.Cell):
 
         Each Parameter of network, optimizer and step counts once. Not in it: what a graph allocates
         while it runs: at its peak a CPU process with 5.2 million weights held 7 copies of them in
-        all for a plain step, and 26 for ThorStep.
+        all for a plain step, and 27 for ThorStep.
         """
         network, optimizer = self.gradient.loss_net, self.optimizer
         parts: dict[str, Iterable[Tensor]] = {
