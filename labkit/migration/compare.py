@@ -9,19 +9,19 @@ rounding may open a ReLU in one framework only, and that changes every gradient 
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import mindspore as ms
 import numpy as np
 from mindspore import nn
 
-from labkit.errors import InputError
 from labkit.migration.cures import cure
-from labkit.migration.names import Match, Rule, match
-from labkit.migration.places import Places, as_tensors, called, fitted, is_tensor
+from labkit.migration.names import Rule, match
+from labkit.migration.places import Places, as_tensors, called, fitted, has_shape, is_tensor
+from labkit.migration.places import several
 from labkit.migration.trace import Arrays, Call, Trace, Value, replaced, tensors
 from labkit.migration.updates import compare_updates
 from labkit.runtime import pynative
@@ -62,9 +62,12 @@ class Comparison:
         for row in self.rows:
             if not row.passed:
                 off = f"{row.tensor} off by {row.difference:.1e}"
-                off = f"{off} ({row.note})" if row.note else off
                 off = row.note if np.isinf(row.difference) else off
                 lines.setdefault((row.stage, row.place), []).append(off)
+        for row in self.rows:
+            if row.note and np.isfinite(row.difference) and not row.passed:
+                parts = lines[row.stage, row.place]
+                parts += [row.note] if row.note not in parts else []
         return {key: "; ".join(parts) for key, parts in lines.items()}
 
     def __str__(self) -> str:
@@ -113,17 +116,17 @@ def judged(
     stage: str, place: str, tensor: str, actual: np.ndarray, expected: Value, coarse: bool = False
 ) -> Row:
     """Compare one tensor with PyTorch's; axes of length 1 and joined rows do not matter."""
-    shape = np.shape(expected.value) if isinstance(expected.value, float) else expected.value.shape
+    known, shape = expected.value, tuple(expected.value.shape)
     same = fitted(np.asarray(actual, np.float64), shape)
     if same is None:
         hint = ": transposed?" if np.shape(actual) == shape[::-1] else ""
         note = f"{tensor} has shape {np.shape(actual)}, expected {shape}{hint}"
         return Row(stage, place, tensor, np.inf, 0.0, note)
-    if isinstance(expected.value, np.ndarray):
+    if isinstance(known, np.ndarray):
         norm = np.linalg.norm if coarse else _largest
-        scale, off = norm(expected.value.ravel()), norm((same - expected.value).ravel())
+        scale, off = norm(known.ravel()), norm((same - known).ravel())
     else:
-        scale, off = expected.value.largest, expected.value.distance(same)
+        scale, off = known.largest, known.distance(same)
     if not np.isfinite([scale, off]).all():
         return Row(stage, place, tensor, np.inf, 0.0, f"{tensor} is not finite")
     allowed = FACTOR * expected.noise + (COARSE if coarse else FLOOR) * scale
@@ -131,15 +134,15 @@ def judged(
 
 
 def stage_table(rows: Sequence[Row]) -> str:
-    """Return one line per stage: places, those that differ, and the first such or the worst."""
-    lines = ["stage            tensors  differ  largest difference    allowed  at"]
+    """Return one line per stage: tensors, those that differ, and the first such or the worst."""
+    lines = ["stage           tensors  differ  largest difference    allowed  at"]
     for stage in dict.fromkeys(row.stage for row in rows):
         of_stage = [row for row in rows if row.stage == stage]
         failed = [row for row in of_stage if not row.passed]
         # Show the first fault of a stage, and the worst tensor of a stage that agrees.
         shown = failed[0] if failed else max(of_stage, key=lambda row: row.difference)
         lines.append(
-            f"{stage:17}{len(of_stage):>7}{len(failed):>8}  {shown.difference:>18.1e}  "
+            f"{stage:16}{len(of_stage):>7}{len(failed):>8}  {shown.difference:>18.1e}  "
             f"{shown.tolerance:>9.0e}  {shown.place}: {shown.tensor}"
         )
     return "\n".join(lines)
@@ -156,27 +159,28 @@ class _Comparing:
         self, network: nn.Cell, theirs: Trace, loss: Any, optimizer: Any, rules: Sequence[Rule]
     ):
         self.network, self.theirs, self.loss, self.rules = network, theirs, loss, rules
-        self.parts = optimizer if isinstance(optimizer, tuple) else (optimizer,)
+        self.optimizer, *self.schedulers = (
+            optimizer if isinstance(optimizer, tuple) else (optimizer,)
+        )
         weights = theirs.stages["weights"]
         self.state = {name: np.asarray(v.value, np.float32) for name, v in weights.items()}
         self.match = match(network, self.state, rules)
-        ours = f"MindSpore {ms.__version__}, float32, against {theirs.origin}"
-        self.result = Comparison(ours)
+        self.result = Comparison(f"MindSpore {ms.__version__}, float32, against {theirs.origin}")
         self.rows, self.notes = self.result.rows, self.result.notes
 
     def made(self, batch: Any) -> Comparison:
         """Return the comparison on a batch."""
         self._compare_batch(batch)
-        with self._original_weights():
+        with self._original_weights(), pynative():
             for stage in ("training", "evaluation"):
-                self._compare_places(stage, self.theirs.batch[0])
+                self._compare_places(stage)
             self._compare_loss()
-            self._compare_steps(*as_tensors(self.theirs.batch))
-            self.rows += compare_updates(self.parts, self.match, self.theirs.updates)
+            self._compare_steps()
+            # self.rows += compare_updates(self.optimizer, self.match, self.theirs.updates)
         return self.result
 
     def _compare_batch(self, batch: Any) -> None:
-        pairs = zip(tensors(batch, _has_shape), tensors(self.theirs.batch, _has_shape), strict=True)
+        pairs = zip(tensors(batch, has_shape), tensors(self.theirs.batch, has_shape), strict=True)
         for number, (own, other) in enumerate(pairs, start=1):
             value = Value(np.asarray(other, np.float64))
             self.rows.append(judged("preprocessing", "batch", f"array {number}", own, value))
@@ -185,14 +189,14 @@ class _Comparing:
     def _original_weights(self) -> Iterator[None]:
         """Judge our weights, and use PyTorch's for the block; restore all that it changes."""
         self.rows += [Row("weights", "names", "", np.inf, 0.0, p) for p in self.match.problems]
-        held = [*self.network.get_parameters(), *self.parts[0].get_parameters()]
+        held = [*self.network.get_parameters(), *self.optimizer.get_parameters()]
         before = [(parameter, parameter.asnumpy().copy()) for parameter in held]
         own = {parameter.name: parameter for parameter in self.network.get_parameters()}
         for name, value in self.match.to_ours(self.state).items():
             ours = own[name].asnumpy()
-            hint = "transposed" if np.array_equal(ours, value.T) else ""
             off = _largest(ours - value) / (_largest(value) or 1)
-            self.rows.append(Row("weights", name, "value", off, 0.0, hint if off else ""))
+            hint = "it is transposed" if off and np.array_equal(ours, value.T) else ""
+            self.rows.append(Row("weights", name, "value", off, 0.0, hint))
             set_state(own[name], value)
         try:
             yield
@@ -200,48 +204,204 @@ class _Comparing:
             for parameter, value in before:
                 set_state(parameter, value)
 
-    def _compare_places(self, stage: str, inputs: Any) -> None:
-        calls, training = self.theirs.calls[stage], stage == "training"
+    def _compare_places(self, stage: str) -> None:
+        training = stage == "training"
+        calls = self.theirs.calls[stage]
         places = Places(self.network, self.match, self.rules, calls)
-        between = _Between(places, inputs, training, calls)
-        boundaries = between.settle()
-        rows_between = between.rows
-        for call in calls:
+        given = self._given(places, calls, training)
+        between, elsewhere = self._between(places, given, stage)
+        for name, call in given.items():
+            entry, leave = between[name]
             if call.random:
                 self._note_random(call, stage)
-            if call.name not in between.given:
-                continue
-            rows = [row for row in rows_between[call.name] if row.tensor.startswith("input")]
+            rows = [] if call.random == "before" else list(entry)
             if call.leaf and call.random != "alone":
                 rows += self._alone(places, call, stage)
-            rows += [row for row in rows_between[call.name] if row.tensor.startswith("output")]
-            if call.name in boundaries:
-                note = "ends elsewhere in our network: what follows agrees"
-                self.notes.append(f"{call.name} ({stage}): {note}")
-                rows = [row for row in rows if row.passed]
-            self.rows += [row for row in rows if call.random != "before" or row.stage == stage]
+            rows += [] if call.random == "before" or call.leaf else leave
+            if name in elsewhere:
+                self.notes.append(f"{name} ({stage}): ends elsewhere here; what follows agrees")
+                rows = [row for row in rows if row.passed or row in entry]
+            self.rows += rows
         if training:
-            self._note_places(places, between, calls)
+            self._note_missing(places, calls, given)
+
+    def _given(self, places: Places, calls: Sequence[Call], training: bool) -> dict[str, Call]:
+        """Return the calls that our network makes too, as often, by name."""
+        ours: Counter[str] = Counter()
+
+        def see(leaving: bool, name: str, arrays: list) -> None:
+            ours[name.partition("#")[0]] += not leaving
+
+        try:
+            places.passed(self.theirs.batch[0], training, {}, see)
+        except Exception as error:  # whatever a network raises with a wrong shape
+            self.notes.append(f"the network fails by itself: {_line(error)}")
+            ours.update({path: 1 for path in places.cells if path not in ours})
+        theirs = Counter(call.name.partition("#")[0] for call in calls)
+        return {
+            call.name: call
+            for call in calls
+            if ours[path := call.name.partition("#")[0]] == theirs[path]
+        }
+
+    def _between(
+        self, places: Places, given: Mapping[str, Call], stage: str
+    ) -> tuple[dict[str, tuple[list[Row], list[Row]]], set[str]]:
+        """Return the rows of what reaches and what leaves each cell, and the cells' other ends.
+
+        A cell that ends elsewhere, such as a layer without the activation that PyTorch's module
+        includes, is told from a faulty one by letting it return its own outputs: then what follows
+        agrees.
+        """
+
+        def passed(elsewhere: set[str]) -> dict[str, tuple[list[Row], list[Row]]]:
+            rows: dict[str, tuple[list[Row], list[Row]]] = {name: ([], []) for name in given}
+
+            def see(leaving: bool, name: str, arrays: list[np.ndarray]) -> None:
+                if name in given:
+                    rows[name][leaving].extend(_reaching(stage, given[name], arrays, leaving))
+
+            known = {name: call for name, call in given.items() if name not in elsewhere}
+            try:
+                places.passed(self.theirs.batch[0], stage == "training", known, see)
+            except Exception as error:
+                self.notes.append(f"between the cells ({stage}): the network fails: {_line(error)}")
+            return rows
+
+        def red(rows: Mapping[str, tuple[list[Row], list[Row]]], but: str) -> set[tuple]:
+            return {
+                (name, leaving)
+                for name, parts in rows.items()
+                for leaving, part in enumerate(parts)
+                if not (leaving and (name == but or given[name].leaf))
+                and not all(row.passed for row in part)
+            }
+
+        rows, elsewhere = passed(set()), set()
+        differ = [n for n, (_, leave) in rows.items() if not all(r.passed for r in leave)]
+        for name in differ:
+            if red(rows, name):
+                tried = passed(elsewhere | {name})
+                if red(tried, name) < red(rows, name):
+                    rows, elsewhere = tried, elsewhere | {name}
+        return rows, elsewhere
 
     def _alone(self, places: Places, call: Call, stage: str) -> list[Row]:
+        def rows_of(made: Arrays) -> list[Row]:
+            known = ((name, value) for name, value in call.alone.items() if name in made)
+            return [judged(stage, call.name, name, made[name], value) for name, value in known]
+
         training = stage == "training"
         try:
-            made = places.alone(call, training)
-        except Exception as error:  # whatever a cell raises that is called otherwise
-            self.notes.append(f"{call.name}: not compared alone ({_line(error)})")
+            rows = rows_of(places.alone(call, training))
+        except Exception as error:  # whatever a cell raises that takes other arguments
+            self.notes.append(f"{call.name} ({stage}): not compared alone: {_line(error)}")
             return []
-        rows = self._rows_of(stage, call, made)
-        if any(not row.passed for row in rows):
-            hint = cure(places, call, training, lambda m: self._rows_of(stage, call, m))
-            rows = [
-                Row(*vars(row).values()) if row.passed else Row(*list(vars(row).values())[:-1], hint)
-                for row in rows
-            ]
+        if not all(row.passed for row in rows):
+            cell = places.cells[call.name.partition("#")[0]]
+            agrees = lambda made: all(row.passed for row in rows_of(made))  # noqa: E731
+            hint = cure(call, cell, lambda new: agrees(places.alone(call, training, new)))
+            rows = [row if row.passed else replace(row, note=row.note or hint) for row in rows]
         return rows
 
-    def _rows_of(self, stage: str, call: Call, made: Arrays) -> list[Row]:
-        return [
-            judged(stage, call.name, name, made[name], value)
-            for name, value in call.alone.items()
-            if name in made
-        ]
+    def _note_random(self, call: Call, stage: str) -> None:
+        where = {"alone": "in", "before": "before"}[call.random]
+        self.notes.append(f"{call.name} ({stage}): PyTorch differs from itself {where} {call.kind}")
+
+    def _note_missing(
+        self, places: Places, calls: Sequence[Call], given: Mapping[str, Call]
+    ) -> None:
+        left = [f"{call.name} ({call.kind})" for call in calls if call.leaf and call.name not in given]
+        if left:
+            self.notes.append(
+                f"{len(left)} modules have no cell of this name that is called as often; what they "
+                f"compute is compared where the next cell begins: {', '.join(left[:8])}"
+            )
+
+    def _compare_loss(self) -> None:
+        """Compare the loss, and its gradient, of the outputs that PyTorch's module had."""
+        root = next(call for call in self.theirs.calls["training"] if call.name == "")
+        inputs, *targets = as_tensors(self.theirs.batch)
+        returned = called(self.network.set_train(), inputs)
+        own = tensors(returned, is_tensor)
+        known, free = [], list(enumerate(root.outputs))
+        for tensor in own:
+            place = next((p for p in free if fitted(p[1], tensor.shape) is not None), None)
+            known.append((None, tensor))
+            if place is not None:
+                free = [p for p in free if p[0] > place[0]]
+                known[-1] = place[0], ms.Tensor(fitted(place[1], tensor.shape))
+        wanted = [i for i, (_, t) in enumerate(known) if t.dtype == ms.float32]
+
+        def loss_of(*outputs: ms.Tensor) -> ms.Tensor:
+            now = [t for _, t in known]
+            for i, output in zip(wanted, outputs, strict=True):
+                now[i] = output
+            return self.loss(replaced(returned, is_tensor, iter(now)), *targets)
+
+        loss, grads = ms.value_and_grad(loss_of, tuple(range(len(wanted))))(
+            *(known[i][1] for i in wanted)
+        )
+        expected = self.theirs.stages["loss alone"]
+        self.rows.append(judged("loss", "loss", "value", loss.asnumpy(), expected["loss"]))
+        for i, gradient in zip(wanted, several(grads), strict=True):
+            name = f"gradient of output{f' {known[i][0] + 1}' if known[i][0] else ''}"
+            if known[i][0] is not None and name in expected:
+                self.rows.append(judged("loss", "loss", name, gradient.asnumpy(), expected[name]))
+
+    def _compare_steps(self) -> None:
+        """Compare gradients of the whole network, coarsely, and the losses of a few updates."""
+        inputs, *targets = as_tensors(self.theirs.batch)
+        trained = list(self.optimizer.parameters)
+
+        def loss_of() -> ms.Tensor:
+            return self.loss(called(self.network, inputs), *targets)
+
+        gradients_of = ms.value_and_grad(loss_of, None, trained)
+        losses = []
+        for update in range(len(self.theirs.losses)):
+            self.network.set_train()
+            loss, gradients = gradients_of()
+            losses.append(loss.asnumpy())
+            if update == 0:
+                named = zip(trained, gradients, strict=True)
+                self._compare_gradients({p.name: g.asnumpy() for p, g in named})
+            for part in (self.optimizer, *self.schedulers):
+                part(gradients) if part is self.optimizer else part.step()
+        self._compare_losses(np.array(losses, np.float64))
+
+    def _compare_gradients(self, gradients: Arrays) -> None:
+        theirs, ours = self.theirs.stages["gradients"], self.match.to_torch(gradients)
+        largest = max((_largest(v.value) for v in theirs.values()), default=0.0)
+        for name, gradient in ours.items():
+            if name in theirs:
+                # What is rounding beside the largest gradient, as a bias's before BatchNorm.
+                noise = max(theirs[name].noise, FLOOR * largest)
+                value = Value(theirs[name].value, noise * theirs[name].value.size ** 0.5)
+                self.rows.append(judged("gradients", name, "whole step", gradient, value, True))
+
+    def _compare_losses(self, losses: np.ndarray) -> None:
+        band, first = 0.0, float(self.theirs.losses[0].value)
+        for number, (ours, theirs) in enumerate(zip(losses, self.theirs.losses, strict=True), 1):
+            band = max(band, theirs.noise)
+            moved = abs(float(theirs.value) - first)
+            allowed = FACTOR * band + COARSE * moved + FLOOR * abs(first)
+            off, scale = abs(ours - float(theirs.value)), abs(first) or 1.0
+            self.rows.append(Row("run", f"update {number}", "loss", off / scale, allowed / scale))
+
+
+def _reaching(stage: str, call: Call, arrays: list[np.ndarray], leaving: bool) -> Iterator[Row]:
+    """Judge what reaches or leaves a cell: all tensors of one that PyTorch calls alike, or one."""
+    known, what = (call.exit, "output") if leaving else (call.entry, "input")
+    if not leaving and (not call.leaf or len(arrays) != len(known)):
+        arrays, known = arrays[:1], known[:1]
+    for number, (ours, theirs) in enumerate(zip(arrays, known, strict=False), start=1):
+        name = f"{what} {number}" if number > 1 else what
+        row = judged(stage, call.name, name, ours, theirs)
+        if np.isfinite(row.difference) or leaving or call.leaf:
+            where = "what its own cells return" if leaving else "what lies before"
+            yield replace(row, note=row.note or f"with {where} equal")
+
+
+def _line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0][:160]}"

@@ -17,7 +17,6 @@ from mindspore import Parameter, nn, ops
 
 from labkit.migration.names import Match, Rule, applied
 from labkit.migration.trace import Arrays, Call, replaced, tensors
-from labkit.runtime import pynative
 from labkit.steps.state import running_statistics, set_state
 
 
@@ -73,7 +72,7 @@ class Places:
 
         cell.set_train(training)
         starts, weights = [given[i] for i in floats], cell.trainable_params()
-        with pynative(), kept(cell):
+        with kept(cell):
             if training and used and (starts or weights):
                 grads = ms.value_and_grad(
                     total, tuple(range(len(starts))) or None, weights or None, has_aux=True
@@ -102,7 +101,7 @@ class Places:
         inputs: Any,
         training: bool,
         given: Mapping[str, Call],
-        see: Callable[[str, str, list[np.ndarray]], None],
+        see: Callable[[bool, str, list[np.ndarray]], None],
     ) -> Any:
         """Run the network once; ``see`` is told what reaches and what leaves each cell.
 
@@ -114,11 +113,11 @@ class Places:
         def before(path: str, cell: nn.Cell, args: tuple, kwargs: Any) -> None:
             counts[path] += 1
             open_calls.append(path if counts[path] == 1 else f"{path}#{counts[path]}")
-            see("entry", open_calls[-1], list(map(_array, tensors((args, kwargs), is_tensor))))
+            see(False, open_calls[-1], list(map(_array, tensors((args, kwargs), is_tensor))))
 
         def after(path: str, cell: nn.Cell, args: tuple, output: Any) -> Any:
             name, own = open_calls.pop(), tensors(output, is_tensor)
-            see("exit", name, list(map(_array, own)))
+            see(True, name, list(map(_array, own)))
             if name not in given:
                 return None
             known = [_fitting(own, number, given[name]) for number in range(len(own))]
@@ -131,7 +130,7 @@ class Places:
                 handles.append(cell.register_forward_pre_hook(pre, with_kwargs=True))
                 handles.append(cell.register_forward_hook(partial(after, path)))
         try:
-            with pynative(), kept(self.network):
+            with kept(self.network):
                 return called(self.network.set_train(training), as_tensors(inputs))
         finally:
             for handle in handles:
@@ -147,6 +146,10 @@ def is_tensor(value: Any) -> bool:
 
 def is_array(value: Any) -> bool:
     return isinstance(value, np.ndarray)
+
+
+def has_shape(value: Any) -> bool:
+    return hasattr(value, "shape")
 
 
 def as_tensor(array: np.ndarray) -> ms.Tensor:
@@ -197,9 +200,13 @@ def _fitting(own: list[ms.Tensor], number: int, call: Call) -> ms.Tensor:
 
 
 def _split(gradients: Any, starts: list, weights: list) -> tuple:
-    if starts and weights:
-        return gradients
-    return (gradients, ()) if starts else ((), gradients)
+    by_input, by_weight = gradients if starts and weights else (gradients, gradients)
+    return several(by_input) if starts else (), several(by_weight) if weights else ()
+
+
+def several(gradients: Any) -> tuple:
+    """Return a tuple: MindSpore gives a tensor for one position."""
+    return gradients if isinstance(gradients, tuple) else (gradients,)
 
 
 def _array(tensor: ms.Tensor) -> np.ndarray:

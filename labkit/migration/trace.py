@@ -37,8 +37,8 @@ class Call:
     kind: str  # the module's class
     settings: dict[str, Any]  # its attributes that are numbers, texts or tuples of them
     leaf: bool  # whether it has no modules of its own
-    arguments: Any  # (args, kwargs), with float32 or integer arrays
-    outputs: list[np.ndarray]
+    arguments: Any = None  # of a leaf: (args, kwargs), with float32 or integer arrays
+    outputs: list[np.ndarray] = field(default_factory=list)
     gradients: list[np.ndarray | None] = field(default_factory=list)  # of the loss, by output
     alone: dict[str, Value] = field(default_factory=dict)  # of a leaf that gets the arguments
     entry: list[Value] = field(default_factory=list)  # the arguments, from exact outputs before

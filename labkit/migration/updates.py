@@ -1,0 +1,2 @@
+def torch_updates(*a): return None
+def compare_updates(*a): return []
