@@ -59,16 +59,13 @@ class Comparison:
     def faults(self) -> dict[tuple[str, str], str]:
         """What is off at each faulty place, by (stage, place)."""
         lines: dict[tuple[str, str], list[str]] = {}
-        for row in self.rows:
-            if not row.passed:
-                off = f"{row.tensor} off by {row.difference:.1e}"
-                off = row.note if np.isinf(row.difference) else off
-                lines.setdefault((row.stage, row.place), []).append(off)
-        for row in self.rows:
-            if row.note and np.isfinite(row.difference) and not row.passed:
-                parts = lines[row.stage, row.place]
-                parts += [row.note] if row.note not in parts else []
-        return {key: "; ".join(parts) for key, parts in lines.items()}
+        for row in (row for row in self.rows if not row.passed):
+            if row.stage == "evaluation" and ("training", row.place) in lines:
+                continue  # the same fault again
+            off = f"{row.tensor} off by {row.difference:.1e}" if np.isfinite(row.difference) else ""
+            parts = lines.setdefault((row.stage, row.place), [])
+            parts += [part for part in (off, row.note) if part and part not in parts]
+        return {key: "; ".join(sorted(parts, key=_is_advice)) for key, parts in lines.items()}
 
     def __str__(self) -> str:
         lines = [self.origin, stage_table(self.rows)]
@@ -148,6 +145,10 @@ def stage_table(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
+def _is_advice(part: str) -> bool:
+    return part.startswith("with ")
+
+
 def _largest(values: np.ndarray) -> float:
     return float(np.abs(values).max(initial=0.0))
 
@@ -167,6 +168,7 @@ class _Comparing:
         self.match = match(network, self.state, rules)
         self.result = Comparison(f"MindSpore {ms.__version__}, float32, against {theirs.origin}")
         self.rows, self.notes = self.result.rows, self.result.notes
+        self.random, self.returned = False, None
 
     def made(self, batch: Any) -> Comparison:
         """Return the comparison on a batch."""
@@ -175,8 +177,12 @@ class _Comparing:
             for stage in ("training", "evaluation"):
                 self._compare_places(stage)
             self._compare_loss()
-            self._compare_steps()
-            # self.rows += compare_updates(self.optimizer, self.match, self.theirs.updates)
+            self.rows += compare_updates(self.optimizer, self.match, self.theirs.updates)
+            if self.result.faults or self.random:
+                why = "the places differ" if self.result.faults else "PyTorch differs from itself"
+                self.notes.append(f"the whole step is not judged while {why}")
+            else:
+                self._compare_steps()
         return self.result
 
     def _compare_batch(self, batch: Any) -> None:
@@ -217,6 +223,8 @@ class _Comparing:
             rows = [] if call.random == "before" else list(entry)
             if call.leaf and call.random != "alone":
                 rows += self._alone(places, call, stage)
+            elif "p" in call.settings and call.random == "alone":
+                rows += self._dropped(places, call, stage)
             rows += [] if call.random == "before" or call.leaf else leave
             if name in elsewhere:
                 self.notes.append(f"{name} ({stage}): ends elsewhere here; what follows agrees")
@@ -224,16 +232,23 @@ class _Comparing:
             self.rows += rows
         if training:
             self._note_missing(places, calls, given)
+        elif not self.result.faults:
+            known = enumerate(tensors(self.outputs, is_tensor), start=1)
+            values = self.theirs.stages["evaluation"]
+            rows = [(f"output {number}", t.asnumpy()) for number, t in known]
+            self.rows += [
+                judged(stage, "the whole network", n, x, values[n]) for n, x in rows if n in values
+            ]
 
     def _given(self, places: Places, calls: Sequence[Call], training: bool) -> dict[str, Call]:
-        """Return the calls that our network makes too, as often, by name."""
+        """Return the calls that our network makes too, as often, by name; judge its outputs."""
         ours: Counter[str] = Counter()
 
         def see(leaving: bool, name: str, arrays: list) -> None:
             ours[name.partition("#")[0]] += not leaving
 
         try:
-            places.passed(self.theirs.batch[0], training, {}, see)
+            self.outputs = places.passed(self.theirs.batch[0], training, {}, see)
         except Exception as error:  # whatever a network raises with a wrong shape
             self.notes.append(f"the network fails by itself: {_line(error)}")
             ours.update({path: 1 for path in places.cells if path not in ours})
@@ -257,13 +272,19 @@ class _Comparing:
         def passed(elsewhere: set[str]) -> dict[str, tuple[list[Row], list[Row]]]:
             rows: dict[str, tuple[list[Row], list[Row]]] = {name: ([], []) for name in given}
 
+            last = ["the network's input"]
+
             def see(leaving: bool, name: str, arrays: list[np.ndarray]) -> None:
                 if name in given:
-                    rows[name][leaving].extend(_reaching(stage, given[name], arrays, leaving))
+                    new = _reaching(stage, given[name], arrays, leaving)
+                    note = f"between {last[0]} and here, in construct"
+                    rows[name][leaving].extend(replace(r, note=r.note or note) for r in new)
+                    last[0] = name if leaving else last[0]
 
             known = {name: call for name, call in given.items() if name not in elsewhere}
             try:
-                places.passed(self.theirs.batch[0], stage == "training", known, see)
+                returned = places.passed(self.theirs.batch[0], stage == "training", known, see)
+                self.returned = returned if stage == "training" else self.returned
             except Exception as error:
                 self.notes.append(f"between the cells ({stage}): the network fails: {_line(error)}")
             return rows
@@ -304,9 +325,19 @@ class _Comparing:
             rows = [row if row.passed else replace(row, note=row.note or hint) for row in rows]
         return rows
 
+    def _dropped(self, places: Places, call: Call, stage: str) -> list[Row]:
+        """Compare the share of ones that a dropout makes zeros: of 100 000, to 5 deviations."""
+        cell = places.cells[call.name.partition("#")[0]]
+        left = cell.set_train(stage == "training")(ms.Tensor(np.ones((1000, 100), np.float32)))
+        share, p = float((left.asnumpy() == 0).mean()), call.settings["p"]
+        note = f"it drops {share:.2f} of its inputs, PyTorch's p={p:g}"
+        return [Row(stage, call.name, "share", abs(share - p), 5 * (p * (1 - p) / 1e5) ** 0.5, note)]
+
     def _note_random(self, call: Call, stage: str) -> None:
         where = {"alone": "in", "before": "before"}[call.random]
-        self.notes.append(f"{call.name} ({stage}): PyTorch differs from itself {where} {call.kind}")
+        self.random = True
+        itself = f"PyTorch differs from itself {where} {call.kind}"
+        self.notes.append(f"{call.name} ({stage}): {itself}; without it (p=0) more is compared")
 
     def _note_missing(
         self, places: Places, calls: Sequence[Call], given: Mapping[str, Call]
@@ -321,10 +352,9 @@ class _Comparing:
     def _compare_loss(self) -> None:
         """Compare the loss, and its gradient, of the outputs that PyTorch's module had."""
         root = next(call for call in self.theirs.calls["training"] if call.name == "")
-        inputs, *targets = as_tensors(self.theirs.batch)
-        returned = called(self.network.set_train(), inputs)
+        _, *targets = as_tensors(self.theirs.batch)
+        returned, known, free = self.returned, [], list(enumerate(root.outputs))
         own = tensors(returned, is_tensor)
-        known, free = [], list(enumerate(root.outputs))
         for tensor in own:
             place = next((p for p in free if fitted(p[1], tensor.shape) is not None), None)
             known.append((None, tensor))
@@ -399,8 +429,7 @@ def _reaching(stage: str, call: Call, arrays: list[np.ndarray], leaving: bool) -
         name = f"{what} {number}" if number > 1 else what
         row = judged(stage, call.name, name, ours, theirs)
         if np.isfinite(row.difference) or leaving or call.leaf:
-            where = "what its own cells return" if leaving else "what lies before"
-            yield replace(row, note=row.note or f"with {where} equal")
+            yield row
 
 
 def _line(error: Exception) -> str:

@@ -32,8 +32,9 @@ def _convolution(s: dict[str, Any]) -> tuple[str, tuple, dict]:
     padding = tuple(p for p in s["padding"] for _ in range(2)) if rank > 1 else s["padding"][0]
     options = {"stride": _one(s["stride"]), "pad_mode": "pad", "padding": _one(padding)}
     options |= {"dilation": _one(s["dilation"]), "group": s["groups"]}
+    options = {key: value for key, value in options.items() if value != 1 or key == "padding"}
     sizes = s["in_channels"], s["out_channels"], _one(s["kernel_size"])
-    return f"Conv{rank}d", sizes, {k: v for k, v in options.items() if v != 1 or k == "padding"}
+    return f"Conv{rank}d", sizes, options | ({"has_bias": True} if s["bias"] else {})
 
 
 def _pool(s: dict[str, Any], name: str, **more: Any) -> tuple[str, tuple, dict]:

@@ -68,7 +68,8 @@ class Places:
                 now[place] = value
             args, kwargs = replaced(call.arguments, is_array, iter(now))
             outputs = tensors(cell(*args, **kwargs), is_tensor)
-            return sum(((outputs[i] * g).sum() for i, g in used), ms.Tensor(0.0)), tuple(outputs)
+            same = [(outputs[i], g) for i, g in used if outputs[i].shape == g.shape]
+            return sum(((o * g).sum() for o, g in same), ms.Tensor(0.0)), tuple(outputs)
 
         cell.set_train(training)
         starts, weights = [given[i] for i in floats], cell.trainable_params()

@@ -47,7 +47,7 @@ def torch_trace(
     judged = [_judged(module, batch, kind) for kind in KINDS]
     outputs = zip(*(seen[""].outputs for seen in judged), strict=True)
     trace.stages["evaluation"] = {
-        f"output {number}": _value(*map(_array, pair)) for number, pair in enumerate(outputs)
+        f"output {number}": _value(*map(_array, pair)) for number, pair in enumerate(outputs, 1)
     }
     trace.calls["evaluation"] = _alone(module, batch, judged[0], training=False)
     trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
@@ -338,4 +338,5 @@ def _is_plain(value: Any) -> bool:
 
 def _settings(part: nn.Module) -> dict[str, Any]:
     own = {name: value for name, value in vars(part).items() if not name.startswith("_")}
+    own |= {"bias": part._parameters.get("bias") is not None}
     return {n: json.loads(json.dumps(v)) for n, v in own.items() if n != "training" and _is_plain(v)}
