@@ -7,15 +7,10 @@ Importing this package imports MindSpore: call ``labkit.start`` first.
 # ruff: noqa: F401
 from labkit.migration import fixtures
 from labkit.migration.compare import Row, compare_step, first_difference, stage_table
+from labkit.migration.files import read_torch, write_torch
 from labkit.migration.names import Match, Rule, applied, match, pairs
+from labkit.migration.propose import propose
 from labkit.migration.trace import STAGES, Trace, trace
-from labkit.migration.weights import (
-    convert_back,
-    convert_file,
-    load,
-    read_torch,
-    state_dict,
-    write_torch,
-)
+from labkit.migration.weights import convert, load, state_dict
 
 recorded = rule = fixtures
