@@ -30,7 +30,6 @@ from labkit.steps.state import parameters_in, set_state
 
 Arrays = dict[str, np.ndarray]
 _FACTOR, _FLOOR = 16.0, 1e-5
-_REPLAYED = ("SGD", "Adam", "AdamW")  # PyTorch's optimizers whose usual suspects are tried
 _PROBES = 64  # elements of each tensor on which the usual suspects are tried
 
 
@@ -127,15 +126,15 @@ def torch_updates(
                 for name, gradient in updates.gradients(number).items():
                     own[name].grad = torch.as_tensor(gradient).to(own[name].device, kind)
                 its_optimizer.step()
-                with warnings.catch_warnings():  # of the wrapper of step() that a copy lacks
-                    warnings.simplefilter("ignore")
-                    _ = its_scheduler and its_scheduler.step()
+                if its_scheduler:
+                    with warnings.catch_warnings():  # of the wrapper of step() that a copy lacks
+                        warnings.simplefilter("ignore")
+                        its_scheduler.step()
             float32, float64 = ({n: p.detach().cpu() for n, p in own.items()} for own, *_ in twins)
             off = {n: float((float32[n] - float64[n]).abs().max()) for n in start}
             yield Update(settings, {n: p.numpy().copy() for n, p in float64.items()}, off)
 
-    updates = Updates(type(optimizer).__name__, seed, start, draws, run)
-    return updates
+    return (updates := Updates(type(optimizer).__name__, seed, start, draws, run))
 
 
 def _twin(parameters: dict, optimizer: Any, scheduler: Any, kind: Any) -> tuple:
@@ -185,9 +184,8 @@ def compare_updates(optimizer: Any, match: Match, updates: Updates) -> list[Upda
     """
     optimizer, scheduler = optimizer if isinstance(optimizer, tuple) else (optimizer, None)
     ours = {parameter.name: parameter for parameter in optimizer.parameters}
-    for parameter in ours.values():
-        if parameter.dtype != ms.float32:
-            raise wrong(parameter.name, parameter.dtype, "float32")
+    if odd := [p for p in ours.values() if p.dtype != ms.float32]:
+        raise wrong(odd[0].name, odd[0].dtype, "float32")
     nothing = {n: np.broadcast_to(np.float32(0), shape) for n, shape in match.shapes.items()}
 
     def ordered(state: Arrays) -> list[ms.Tensor]:
@@ -205,18 +203,21 @@ def compare_updates(optimizer: Any, match: Match, updates: Updates) -> list[Upda
         for number, update in enumerate(updates.run(), 1):
             drawn = updates.gradients(number)
             optimizer(tuple(ordered(drawn)))
-            _ = scheduler and scheduler.step()
+            if scheduler:
+                scheduler.step()
             own = values()
             for name, place in places.items():
                 place.see(update, own[name], drawn[name])
     unmatched = ours.keys() - match.to_ours(nothing).keys()
-    notes = {name: "PyTorch's optimizer trains it, ours does not" for name in start.keys() - own}
+    drawn_by = {updates.draws[name] for name in places}  # also of tied weights with two names
+    words = "PyTorch's optimizer trains it, ours does not"
+    notes = {n: words for n in start.keys() - own if updates.draws[n] not in drawn_by}
     for name in (own.keys() - start) | unmatched:
         notes[name] = "our optimizer trains it, PyTorch's does not"
     rows = [UpdateRow(name, 0, np.inf, notes[name]) for name in sorted(notes)]
     decays = sorted({place.settings[0].get("weight_decay", 0.0) for place in places.values()})
-    exempts = getattr(optimizer, "is_group", True) is False and optimizer.exec_weight_decay
-    exempts = f"nn.{type(optimizer).__name__}" if exempts else ""
+    by_name = getattr(optimizer, "is_group", True) is False and optimizer.exec_weight_decay
+    exempts = f"nn.{type(optimizer).__name__}" * bool(by_name)
     rows += [place.row(updates.kind, decays, exempts) for place in places.values()]
     return sorted(rows, key=lambda row: np.inf if row.update is None else row.update)
 
@@ -255,13 +256,10 @@ class _Place:
         spacing = float(np.spacing(np.float32(np.abs(after).max())))
         allowed = _FACTOR * rounding + len(self.settings) * spacing + _FLOOR * self.gone
         if not self.red:
-            is_red = not (off <= allowed).all()
+            self.red = len(self.settings) * (not (off <= allowed).all())
             worst, most = float(off.max()), float(change.max())
-            size = worst / most if most else np.inf if is_red else 0.0
-            self.red, self.size = (
-                len(self.settings) * is_red,
-                size if is_red else max(size, self.size),
-            )
+            size = worst / most if most else np.inf if worst else 0.0
+            self.size = size if self.red else max(size, self.size)
         self.before = after
         self.seen.append([x.ravel()[self.probes] for x in (own, after, allowed, drawn)])
 
@@ -280,7 +278,7 @@ class _Place:
 
         # None for an optimizer that had a state, nor where no probe sees the fault.
         suspects: list[tuple[str, str, list[dict]]] = []
-        if kind in _REPLAYED and agrees(after) and not agrees(own):
+        if kind in ("SGD", "Adam", "AdamW") and agrees(after) and not agrees(own):
             steps = after[0] - self.start
             moved = float(steps @ (own[0] - self.start) / (steps @ steps or np.nan))
             suspects = list(_suspects(self.settings, decays, exempts, moved))
