@@ -9,5 +9,5 @@ from labkit.migration.files import read_torch, write_torch
 from labkit.migration.names import Match, Rule, applied, match, pairs
 from labkit.migration.propose import propose
 from labkit.migration.trace import Trace, read, save
-from labkit.migration.updates import compare_updates
-from labkit.migration.weights import convert_back, convert_file, load, state_dict
+from labkit.migration.updates import compare_updates, torch_updates
+from labkit.migration.weights import convert, load, state_dict
