@@ -21,10 +21,11 @@ from labkit.migration.trace import Arrays, Call, Trace, Value, replaced, tensors
 from labkit.migration.updates import torch_updates
 
 KINDS = (torch.float32, torch.float64)
+STEPS = 5
 
 
 def torch_trace(
-    module: nn.Module, loss: Callable, optimizer: Any, batch: Any, *, updates: int = 5
+    module: nn.Module, loss: Callable, optimizer: Any, batch: Any, *, updates: int = 12
 ) -> Trace:
     """Return what PyTorch computes in a training step on ``batch``, and around it.
 
@@ -35,10 +36,11 @@ def torch_trace(
             ``step()`` follows each update. Its state is afterwards what it was.
         batch: ``(inputs, *targets)``, arrays; inputs may be a tuple, or a mapping by argument.
             Integers reach PyTorch as int64.
-        updates: how often the step is made on the batch, for ``Trace.losses``.
+        updates: how many the optimizer makes alone; up to ``STEPS`` are made on the batch.
     """
     trace = Trace(f"PyTorch {torch.__version__}, float32 and float64", {}, batch)
-    low, high = (_trained(module, loss, optimizer, batch, kind, updates) for kind in KINDS)
+    steps = min(updates, STEPS)
+    low, high = (_trained(module, loss, optimizer, batch, kind, steps) for kind in KINDS)
     for stage, values in high.stages.items():
         trace.stages[stage] = {name: _value(low.stages[stage][name], values[name]) for name in values}
     trace.losses = [_value(*pair) for pair in zip(low.losses, high.losses, strict=True)]
@@ -51,7 +53,7 @@ def torch_trace(
     }
     trace.calls["evaluation"] = _alone(module, batch, judged[0], training=False)
     trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
-    trace.updates = torch_updates(trained, optimizer)
+    trace.updates = torch_updates(trained, optimizer, updates)
     return trace
 
 
@@ -133,7 +135,7 @@ def _as(module: nn.Module, kind: torch.dtype, training: bool, seed: int = 0) -> 
 
 
 def _trained(
-    module: nn.Module, loss: Callable, optimizer: Any, batch: Any, kind: torch.dtype, updates: int
+    module: nn.Module, loss: Callable, optimizer: Any, batch: Any, kind: torch.dtype, steps: int
 ) -> _Steps:
     """Return the calls and stages of the first step, and the losses of all."""
     parts = optimizer if isinstance(optimizer, tuple) else (optimizer,)
@@ -142,7 +144,7 @@ def _trained(
     with _as(module, kind, training=True):
         _restore(parts, states)  # in this type
         before, (inputs, targets) = _weights(module), _batch(batch, kind)
-        for step in range(updates):
+        for step in range(steps):
             with nullcontext() if step else _seen(module, made.seen):
                 value = loss(_called(module, inputs), *targets)
                 module.zero_grad()
