@@ -77,7 +77,7 @@ def _rows(stage: str, actual: Trace, reference: Trace) -> Iterator[Row]:
     floor = _NOISE * max(filter(np.isfinite, map(_largest, theirs.values())), default=0.0)
     common = [name for name in theirs if name in ours]
     if stage == "forward" and ours and theirs and not common:
-        note = "no cell has the same name on both sides: renames"
+        note = "no cell has the same name on both sides"
         yield Row(stage, next(iter(theirs)), np.inf, tolerance, False, note)
     for name in common if stage == "forward" else {**theirs, **ours}:
         if name in common:

@@ -11,7 +11,7 @@
 Stages are in the order in which a fault spreads: the first one that differs is where to look.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +22,7 @@ import numpy as np
 from mindspore import nn, ops
 
 from labkit.errors import InputError
-from labkit.migration.names import Pair, pairs, renamed
+from labkit.migration.names import Pair, pairs
 from labkit.runtime import pynative
 from labkit.steps.state import running_statistics, set_state
 
@@ -62,8 +62,6 @@ def trace(
     optimizer: nn.Optimizer,
     images: np.ndarray,
     labels: np.ndarray,
-    *,
-    renames: Mapping[str, str] | None = None,
 ) -> Trace:
     """Take one training step with a MindSpore network and return what it computed.
 
@@ -77,7 +75,6 @@ def trace(
         loss_fn: (logits, labels) -> mean loss.
         optimizer: an optimizer over ``network.trainable_params()``.
         images, labels: (B, ...) float32, or int32 (tokens); and int32, (B,) or (B, ...).
-        renames: as in ``names.pairs``; cell paths are renamed likewise.
 
     Raises:
         InputError: if the optimizer's parameters are not exactly the network's trainable ones.
@@ -86,11 +83,11 @@ def trace(
         raise InputError("optimizer: expected exactly the parameters network.trainable_params()")
     kind = ms.int32 if images.dtype.kind == "i" else ms.float32
     batch = ms.Tensor(images, kind), ms.Tensor(labels, ms.int32)
-    names = pairs(network, renames)
+    names = pairs(network)
     floats = [p for p in network.get_parameters() if p.dtype in _FLOATS]
     before = _by_torch_name(floats, floats, names)
     network.set_train()
-    forward = _forward(network, batch[0], renames or {})
+    forward = _forward(network, batch[0])
     loss, gradients = _OneStep(network, loss_fn, optimizer).set_train()(*batch)
     gradients = _by_torch_name(optimizer.parameters, gradients, names)
     after = _by_torch_name(floats, floats, names)
@@ -151,9 +148,9 @@ def _by_torch_name(parameters: Sequence, tensors: Sequence, names: list[Pair]) -
     return {p.torch: values[p.mindspore].reshape(p.torch_shape).copy() for p in known}
 
 
-def _forward(network: nn.Cell, images: ms.Tensor, renames: Mapping[str, str]) -> Arrays:
+def _forward(network: nn.Cell, images: ms.Tensor) -> Arrays:
     """Return the output of every cell in the order of the calls; statistics stay unchanged."""
-    cells = [(renamed(path, renames)[0], cell) for path, cell in network.cells_and_names()]
+    cells = list(network.cells_and_names())
     kept = [(statistic, statistic.asnumpy().copy()) for statistic in running_statistics(network)]
     try:
         with pynative(), _recorded(cells, ms.Tensor.asnumpy) as outputs:

@@ -2,12 +2,12 @@
 
 Nothing in a file is executed: ``.safetensors`` holds no code, and ``.pth`` is read by PyTorch with
 ``weights_only=True``. Before PyTorch 2.6 a file could still execute code (CVE-2025-32434), so older
-versions are refused. ``renames`` are everywhere those of ``names.pairs``.
+versions are refused.
 """
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -20,7 +20,7 @@ from safetensors.numpy import save_file
 from labkit.base.arguments import local_path, wrong
 from labkit.base.files import whole_file
 from labkit.errors import InputError, refuse_unknown
-from labkit.migration.names import COUNTER, Match, match, pairs
+from labkit.migration.names import COUNTER, Match, Rule, match, pairs
 from labkit.steps.state import set_state
 from labkit.training import checkpoint
 
@@ -33,41 +33,42 @@ _KINDS |= {f"{sign}{8 * size}": f"<{sign.lower()}{size}" for sign in "IU" for si
 State = dict[str, np.ndarray]
 
 
-def load(network: nn.Cell, state: Mapping, renames: Mapping[str, str] | None = None) -> Match:
+def load(
+    network: nn.Cell, state: Mapping, rules: Sequence[Rule] = (), leave: str | None = None
+) -> Match:
     """Load PyTorch's tensors, arrays by name, into ``network`` and return the ``Match``.
+
+    ``rules`` and ``leave`` are those of ``names.match``.
 
     Raises:
         InputError: if a name or shape has no counterpart, a value is not finite, or the
             parameter's type cannot hold every value exactly; the network is then unchanged.
     """
-    matched = match(network, state, renames)
+    matched = match(network, state, rules, leave)
     if matched.problems:
-        lines = ["these tensors are not this network's:", *matched.problems]
-        heads = {name.partition(".")[0] for name in state}
-        if len(heads) == 1 < len(state):
-            lines.append(f"every name begins with '{heads.pop()}.': give prefix= to read_torch")
-        raise InputError("\n".join(lines))
+        raise InputError("\n".join(("these tensors are not this network's:", *matched.problems)))
     parameters = {parameter.name: parameter for parameter in network.get_parameters()}
     values: State = {}
-    for pair in matched.pairs:
-        value, parameter = np.asarray(state[pair.torch]), parameters[pair.mindspore]
+    for pair, source in matched.links:
+        value, parameter = source.of(state), parameters[pair.mindspore]
         kind = parameter.asnumpy().dtype
+        name = " and ".join(source.torch)
         if value.dtype.kind == "f" and not np.isfinite(value).all():
-            raise InputError(f"{pair.torch} holds NaN or infinite values")
+            raise InputError(f"{name} holds NaN or infinite values")
         with np.errstate(over="ignore"):
             fitted = value.astype(kind)
         if not np.array_equal(fitted.astype(value.dtype), value):
             why = f"{value.dtype} that {kind} cannot hold without rounding"
-            raise InputError(f"{pair.torch}: {why}")
-        fitted = fitted.reshape(parameter.shape)
+            raise InputError(f"{name}: {why}")
+        fitted = fitted.reshape(pair.shape)
         if not np.array_equal(values.setdefault(pair.mindspore, fitted), fitted):
-            raise InputError(f"{pair.torch} shares its parameter with another name and differs")
+            raise InputError(f"{name} shares its parameter with another name and differs")
     for name, value in values.items():
         set_state(parameters[name], value)
     return matched
 
 
-def state_dict(network: nn.Cell, renames: Mapping[str, str] | None = None) -> State:
+def state_dict(network: nn.Cell) -> State:
     """Return the parameters of ``network`` under PyTorch's names, ``num_batches_tracked`` as 0.
 
     bfloat16, which NumPy lacks, becomes float32.
@@ -77,7 +78,7 @@ def state_dict(network: nn.Cell, renames: Mapping[str, str] | None = None) -> St
         for p in network.get_parameters()
     }
     state: State = {}
-    for pair in pairs(network, renames):
+    for pair in pairs(network):
         state[pair.torch] = values[pair.mindspore].reshape(pair.torch_shape).copy()
         module, _, attribute = pair.torch.rpartition(".")
         if attribute == "running_var":
