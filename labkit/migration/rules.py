@@ -22,8 +22,8 @@ BERT = (
     Rule(r"^embeddings\.position_ids$", None),
 )
 
-# Its dense layers are "Conv1D", (in, out) where nn.Dense has (out, in): a square one fits both ways,
-# and only here is it said. The masks are buffers. lm_head is wte again, whether a file has it or not.
+# Its dense layers are "Conv1D", (in, out), and nn.Dense has (out, in): a square one fits both ways.
+# The masks are buffers. lm_head is wte again, whether a file has it or not.
 GPT2 = (
     Rule(r"^(?:transformer\.)?", ""),
     Rule(r"\.(c_attn|q_attn|c_proj|c_fc)\.weight$", r".\1.weight", transpose=True),
@@ -39,6 +39,6 @@ LLAMA = (
     Rule(r"\.rotary_emb\.inv_freq$", None),
 )
 
-# For a network with one dense layer, ``qkv``, where BERT, ViT or a Llama without grouped queries has
-# three: ``(*VIT, MERGED)``.
+# For a network with one dense layer ``qkv`` where BERT, ViT, or a Llama without grouped queries,
+# has three: ``(*VIT, MERGED)``.
 MERGED = Rule((r"\.(?:query|q_proj)\.", r"\.(?:key|k_proj)\.", r"\.(?:value|v_proj)\."), ".qkv.")

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from labkit.migration.names import Rule
 from labkit.migration.rules import BERT, GPT2, LLAMA, VIT
 from labkit.nets import gpt
+from labkit.nets.layers import GlobalAveragePool
 from labkit.nets.resnet import DEPTHS, resnet
 from tests.support.torchvision_on_cpu import models  # before transformers, which imports it
 
@@ -39,14 +40,16 @@ class Pair(NamedTuple):
 
 def loss(logits, labels):
     """Return the mean cross entropy; logits (B, classes, ...), or (B, T, classes) of texts."""
-    logits = logits.reshape(-1, logits.shape[-1]) if logits.ndim == 3 else logits
-    return ops.cross_entropy(logits, labels.reshape(-1) if labels.ndim == 2 else labels)
+    if logits.ndim == 3:
+        logits, labels = logits.reshape(-1, logits.shape[-1]), labels.reshape(-1)
+    return ops.cross_entropy(logits, labels)
 
 
 def torch_loss(output, labels):
     logits = getattr(output, "logits", output)
-    logits = logits.flatten(0, 1) if logits.ndim == 3 else logits
-    return F.cross_entropy(logits, (labels.flatten() if labels.ndim == 2 else labels).long())
+    if logits.ndim == 3:
+        logits, labels = logits.flatten(0, 1), labels.flatten()
+    return F.cross_entropy(logits, labels.long())
 
 
 def pair(name, seed):
@@ -75,6 +78,16 @@ def of_words(random, network, module, rules=(), more=(), labels=(4,)):
     return Pair(network, module, (words, *more), labels, rules)
 
 
+def twins(function, ours, theirs):
+    """Return a network and a module of one function of their layers, which go by these names."""
+    network = type("Network", (nn.Cell,), {"construct": function})()
+    module = type("Module", (torch.nn.Module,), {"forward": function})()
+    for made, layers in ((network, ours), (module, theirs)):
+        for name, layer in layers.items():
+            setattr(made, name, layer)
+    return network, module
+
+
 # --- images ----------------------------------------------------------------------------------
 
 
@@ -92,29 +105,24 @@ def conv_norm(ins, outs, kernel, stride=1, groups=1, act=None):
     return nn.SequentialCell(cells + ([act()] if act else []))
 
 
-class Residual(nn.Cell):
-    """x + body(x), or body(x) where the shape changes; the cells of the body go by ``name``."""
+class Residual(nn.SequentialCell):
+    def construct(self, x):
+        return x + super().construct(x)
 
-    def __init__(self, name, cells, same):
-        super().__init__()
-        self.name, self.same = name, same
-        self.insert_child_to_cell(name, nn.SequentialCell(cells))
+
+class SqueezeExcitation(nn.SequentialCell):
+    def __init__(self, channels, hidden):
+        down, up = patches(channels, hidden, 1), patches(hidden, channels, 1)
+        cells = {"avgpool": GlobalAveragePool(), "fc1": down, "activation": nn.SiLU(), "fc2": up}
+        super().__init__(OrderedDict(cells, scale_activation=nn.Sigmoid()))
 
     def construct(self, x):
-        y = getattr(self, self.name)(x)
-        return x + y if self.same else y
+        return x * super().construct(x)
 
 
-class Classifier(nn.Cell):
-    """Images -> logits: ``features``, the mean over all places, ``classifier``."""
-
-    def __init__(self, features, *classifier):
-        super().__init__()
-        self.features = nn.SequentialCell(features)
-        self.classifier = nn.SequentialCell(*classifier)
-
-    def construct(self, x):
-        return self.classifier(ops.mean(self.features(x), (2, 3), keep_dims=True))
+def classifier(features, *head):
+    parts = {"features": nn.SequentialCell(features), "avgpool": GlobalAveragePool()}
+    return nn.SequentialCell(OrderedDict(parts, classifier=nn.SequentialCell(*head)))
 
 
 def resnet_of(depth, random):
@@ -122,20 +130,22 @@ def resnet_of(depth, random):
     return of_images(random, resnet(depth, CLASSES), module)
 
 
-def inverted_residuals(setting, act, name, last):
-    """Return the stages of blocks of both networks below; ``last`` makes a block's last cells."""
-    stages, ins = [], 32
-    for factor, kernel, first, outs, blocks in setting:
-        stages.append([])
-        for stride in (first, *[1] * (blocks - 1)):
+def inverted_residuals(random, module, setting, act, stages, last, rules):
+    """Return the pair of a network of such blocks; ``last`` makes the last cells of each."""
+    features, ins = [conv_norm(3, 32, 3, 2, act=act)], 32
+    for factor, kernel, first, outs, count in setting:
+        blocks = []
+        for stride in (first, *[1] * (count - 1)):
             hidden = factor * ins
             cells = [conv_norm(ins, hidden, 1, act=act)] if factor > 1 else []
             cells += [conv_norm(hidden, hidden, kernel, stride, hidden, act)]
-            cells += last(ins, hidden, outs)
-            stages[-1].append(Residual(name, cells, stride == 1 and ins == outs))
+            kind = Residual if stride == 1 and ins == outs else nn.SequentialCell
+            blocks.append(kind(cells + last(ins, hidden, outs)))
             ins = outs
-    ends = conv_norm(3, 32, 3, 2, act=act), conv_norm(ins, 1280, 1, act=act)
-    return stages, ends
+        features += [nn.SequentialCell(blocks)] if stages else blocks
+    features.append(conv_norm(ins, 1280, 1, act=act))
+    network = classifier(features, nn.Flatten(), nn.Dense(1280, CLASSES))
+    return of_images(random, network, module, 32, (), rules)
 
 
 def mobilenet_v2(random):
@@ -143,24 +153,12 @@ def mobilenet_v2(random):
     setting = [[1, 3, 1, 8, 1], [6, 3, 2, 8, 2], [6, 3, 2, 16, 2], [6, 3, 1, 24, 1]]
     theirs = [[factor, outs, blocks, stride] for factor, _, stride, outs, blocks in setting]
     module = models.MobileNetV2(CLASSES, 1.0, theirs, dropout=0.0)
+    rules = (Rule(r"^(features\.\d+)\.conv\.", r"\1."),)
 
     def last(ins, hidden, outs):
         return [conv(hidden, outs, 1), nn.BatchNorm2d(outs, **BATCH_NORM)]
 
-    stages, (first, end) = inverted_residuals(setting, nn.ReLU6, "conv", last)
-    network = Classifier([first, *sum(stages, []), end], nn.Flatten(), nn.Dense(1280, CLASSES))
-    return of_images(random, network, module, 32)
-
-
-class SqueezeExcitation(nn.Cell):
-    def __init__(self, channels, hidden):
-        super().__init__()
-        self.fc1, self.fc2 = patches(channels, hidden, 1), patches(hidden, channels, 1)
-        self.activation, self.scale_activation = nn.SiLU(), nn.Sigmoid()
-
-    def construct(self, x):
-        scale = self.activation(self.fc1(ops.mean(x, (2, 3), keep_dims=True)))
-        return self.scale_activation(self.fc2(scale)) * x
+    return inverted_residuals(random, module, setting, nn.ReLU6, False, last, rules)
 
 
 def efficientnet_b0(random):
@@ -169,13 +167,12 @@ def efficientnet_b0(random):
     # factor of the hidden channels, kernel, stride, channels, blocks
     setting = [(1, 3, 1, 16, 1), (6, 3, 2, 24, 2), (6, 5, 2, 40, 2), (6, 3, 2, 80, 3),
                (6, 5, 1, 112, 3), (6, 5, 2, 192, 4), (6, 3, 1, 320, 1)]  # fmt: skip
+    rules = (Rule(r"\.block\.", "."),)
 
     def last(ins, hidden, outs):
         return [SqueezeExcitation(hidden, ins // 4), conv_norm(hidden, outs, 1)]
 
-    stages, (first, end) = inverted_residuals(setting, nn.SiLU, "block", last)
-    features = [first, *map(nn.SequentialCell, stages), end]
-    return of_images(random, Classifier(features, nn.Flatten(), nn.Dense(1280, CLASSES)), module)
+    return inverted_residuals(random, module, setting, nn.SiLU, True, last, rules)
 
 
 class LayerNorm2d(nn.LayerNorm):
@@ -188,28 +185,18 @@ class LayerNorm2d(nn.LayerNorm):
 class ScaledResidual(nn.Cell):
     def __init__(self, width):
         super().__init__()
-        self.block = nn.SequentialCell(
-            conv(width, width, 7, groups=width, bias=True),
-            Permute((0, 2, 3, 1)),
-            nn.LayerNorm((width,), epsilon=1e-6),
-            nn.Dense(width, 4 * width),
-            nn.GELU(approximate=False),
-            nn.Dense(4 * width, width),
-            Permute((0, 3, 1, 2)),
-        )
+        cells = [conv(width, width, 7, groups=width, bias=True), nn.Identity()]
+        cells += [nn.LayerNorm((width,), epsilon=1e-6), nn.Dense(width, 4 * width)]
+        cells += [nn.GELU(approximate=False), nn.Dense(4 * width, width)]
+        self.block = nn.CellList(cells)
         self.layer_scale = Parameter(Tensor(np.ones((width, 1, 1), np.float32)))
 
     def construct(self, x):
-        return x + self.layer_scale * self.block(x)
-
-
-class Permute(nn.Cell):
-    def __init__(self, axes):
-        super().__init__()
-        self.axes = axes
-
-    def construct(self, x):
-        return ops.permute(x, self.axes)
+        first, _, *others = self.block
+        y = ops.permute(first(x), (0, 2, 3, 1))
+        for cell in others:
+            y = cell(y)
+        return x + self.layer_scale * ops.permute(y, (0, 3, 1, 2))
 
 
 def convnext(random):
@@ -224,43 +211,30 @@ def convnext(random):
         features.append(nn.SequentialCell([ScaledResidual(width) for _ in range(blocks)]))
         if outs:
             features.append(nn.SequentialCell(norm((width,)), patches(width, outs, 2)))
-    network = Classifier(features, norm((48,)), nn.Flatten(), nn.Dense(48, CLASSES))
+    network = classifier(features, norm((48,)), nn.Flatten(), nn.Dense(48, CLASSES))
     return of_images(random, network, module)
 
 
-class UNet(nn.Cell):
+def unet(random):
     """Down once and up again, with a connection across; a label for each pixel."""
 
-    concat = staticmethod(ops.concat)
-
-    def __init__(self):
-        super().__init__()
-        self.left = conv_norm(3, 8, 3, act=nn.ReLU)
-        self.pool, self.bottom = nn.MaxPool2d(2, 2), conv_norm(8, 16, 3, act=nn.ReLU)
-        self.up = nn.Conv2dTranspose(16, 8, 2, 2, pad_mode="valid", has_bias=True)
-        self.right, self.head = conv_norm(16, 8, 3, act=nn.ReLU), patches(8, CLASSES, 1)
-
-    def construct(self, x):
+    def function(self, x):
         left = self.left(x)
         up = self.up(self.bottom(self.pool(left)))
         return self.head(self.right(self.concat((left, up), 1)))
 
+    def theirs(ins, outs):
+        conv = t.Conv2d(ins, outs, 3, padding=1, bias=False)
+        return t.Sequential(conv, t.BatchNorm2d(outs), t.ReLU(inplace=True))
 
-class TorchUNet(torch.nn.Module):
-    concat, forward = staticmethod(torch.cat), UNet.construct
-
-    def __init__(self):
-        super().__init__()
-        t = torch.nn
-        for name, ins, outs in (("left", 3, 8), ("bottom", 8, 16), ("right", 16, 8)):
-            conv = t.Conv2d(ins, outs, 3, padding=1, bias=False)
-            setattr(self, name, t.Sequential(conv, t.BatchNorm2d(outs), t.ReLU(inplace=True)))
-        self.pool, self.up = t.MaxPool2d(2), t.ConvTranspose2d(16, 8, 2, 2)
-        self.head = t.Conv2d(8, CLASSES, 1)
-
-
-def unet(random):
-    return of_images(random, UNet(), TorchUNet(), 16, (16, 16))
+    t, up = torch.nn, nn.Conv2dTranspose(16, 8, 2, 2, pad_mode="valid", has_bias=True)
+    convs = {"left": (3, 8), "bottom": (8, 16), "right": (16, 8)}
+    a = {name: conv_norm(*size, 3, act=nn.ReLU) for name, size in convs.items()}
+    b = {name: theirs(*size) for name, size in convs.items()}
+    a |= {"pool": nn.MaxPool2d(2, 2), "up": up, "head": patches(8, CLASSES, 1)}
+    b |= {"pool": t.MaxPool2d(2), "up": t.ConvTranspose2d(16, 8, 2, 2)}
+    a, b = a | {"concat": ops.concat}, b | {"concat": torch.cat, "head": t.Conv2d(8, CLASSES, 1)}
+    return of_images(random, *twins(function, a, b), 16, (16, 16))
 
 
 def biased_cnn(random):
@@ -277,31 +251,17 @@ def biased_cnn(random):
 # --- texts, attention ------------------------------------------------------------------------
 
 
-class LSTM(nn.Cell):
-    """Words (B, T) -> logits: two layers in both directions, and the mean over the time."""
+def lstm(random):
+    """Two layers in both directions, and the mean over the time."""
 
-    def __init__(self):
-        super().__init__()
-        self.embedding = nn.Embedding(WORDS, WIDTH)
-        self.lstm = nn.LSTM(WIDTH, 8, 2, batch_first=True, bidirectional=True)
-        self.fc = nn.Dense(16, CLASSES)
-
-    def construct(self, words):
+    def function(self, words):
         return self.fc(self.lstm(self.embedding(words))[0].mean(1))
 
-
-class TorchLSTM(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embedding = torch.nn.Embedding(WORDS, WIDTH)
-        self.lstm = torch.nn.LSTM(WIDTH, 8, 2, batch_first=True, bidirectional=True)
-        self.fc = torch.nn.Linear(16, CLASSES)
-
-    forward = LSTM.construct
-
-
-def lstm(random):
-    return of_words(random, LSTM(), TorchLSTM())
+    t, sizes, both = torch.nn, (WIDTH, 8, 2), {"batch_first": True, "bidirectional": True}
+    ours = {"embedding": nn.Embedding(WORDS, WIDTH), "fc": nn.Dense(16, CLASSES)}
+    theirs = {"embedding": t.Embedding(WORDS, WIDTH), "fc": t.Linear(16, CLASSES)}
+    ours["lstm"], theirs["lstm"] = nn.LSTM(*sizes, **both), t.LSTM(*sizes, **both)
+    return of_words(random, *twins(function, ours, theirs))
 
 
 def heads(x, count):
@@ -320,12 +280,11 @@ class Block(nn.Cell):
 
     def __init__(self, eps, first=True):
         super().__init__()
-        self.first = first
+        self.first, self.act = first, nn.GELU(approximate=False)
         for name in ("query", "key", "value", "out"):
             setattr(self, name, nn.Dense(WIDTH, WIDTH))
         self.norm1, self.norm2 = (nn.LayerNorm((WIDTH,), epsilon=eps) for _ in range(2))
         self.up, self.down = nn.Dense(WIDTH, 2 * WIDTH), nn.Dense(2 * WIDTH, WIDTH)
-        self.act = nn.GELU(approximate=False)
 
     def attention(self, x, mask):
         q, k, v = (heads(part(x), HEADS) for part in (self.query, self.key, self.value))
@@ -339,41 +298,35 @@ class Block(nn.Cell):
         return self.norm2(x + self.down(self.act(self.up(x))))
 
 
-class TorchBlock(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        for name in ("query", "key", "value", "out"):
-            setattr(self, name, torch.nn.Linear(WIDTH, WIDTH))
-        self.norm1, self.norm2 = torch.nn.LayerNorm(WIDTH), torch.nn.LayerNorm(WIDTH)
-        self.up, self.down = torch.nn.Linear(WIDTH, 2 * WIDTH), torch.nn.Linear(2 * WIDTH, WIDTH)
-        self.act = torch.nn.GELU()
-
-    def forward(self, x):
-        y = self.norm1(x)
-        q, k, v = (heads(part(y), HEADS) for part in (self.query, self.key, self.value))
-        x = x + self.out(F.scaled_dot_product_attention(q, k, v).swapaxes(1, 2).flatten(2))
-        return x + self.down(self.act(self.up(self.norm2(x))))
-
-
 def attention(random):
     """softmax ignores the bias of the keys, and its gradient is rounding alone."""
+    options = {"activation": "gelu", "batch_first": True, "norm_first": True, "dropout": 0.0}
+    module = torch.nn.TransformerEncoderLayer(WIDTH, HEADS, 2 * WIDTH, **options)
+    split = r"query.\1", r"key.\1", r"value.\1"
+    names = renamed(self_attn__out_proj="out", linear1="up", linear2="down")
+    rules = (Rule(r"^self_attn\.in_proj_(.*)", split), *names)
     x = random.normal(size=(4, TIME, WIDTH)).astype(np.float32)
-    labels = random.integers(0, WIDTH, (4, TIME)).astype(np.int32)
-    return Pair(Block(1e-5), TorchBlock(), (x,), labels)
+    return Pair(Block(1e-5), module, (x,), random.integers(0, WIDTH, (4, TIME)), rules)
 
 
-def renamed(names, within=""):
-    """Return rules from names of transformers to our own, within layers or at the head."""
-    if within:
-        return [Rule(rf"^{within}\.(\d+)\.{old}", rf"blocks.\1.{new}") for old, new in names]
-    return [Rule(f"^{old}", new) for old, new in names]
+def renamed(**names):
+    """Return rules for parts of names, without their ends; "__" is a dot."""
+    dotted = ((old.replace("__", r"\."), new) for old, new in names.items())
+    return tuple(Rule(rf"(^|\.){old}(\.|$)", rf"\1{new}\2") for old, new in dotted)
 
 
-LAYER = "encoder.layer"
+# The names of both encoders' layers become those of ``Block``.
+LAYERS = (
+    Rule(r"^encoder\.layer", "blocks"),
+    Rule(r"\.attention\.(?:self|attention)\.", "."),
+    *renamed(attention__output__dense="out", intermediate__dense="up", output__dense="down"),
+)
+# All four take these names, and store those that are another's.
 SETTING = dict(
-    hidden_size=WIDTH, num_hidden_layers=2, num_attention_heads=HEADS, intermediate_size=2 * WIDTH,
-    hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, initializer_range=0.2,
-    num_labels=CLASSES,
+    vocab_size=WORDS, hidden_size=WIDTH, num_hidden_layers=2, num_attention_heads=HEADS,
+    intermediate_size=2 * WIDTH, max_position_embeddings=12, hidden_dropout_prob=0.0,
+    attention_probs_dropout_prob=0.0, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+    initializer_range=0.2, num_labels=CLASSES, pad_token_id=None, use_cache=False,
 )  # fmt: skip
 
 
@@ -397,41 +350,27 @@ class Bert(nn.Cell):
 
 
 def bert(random):
-    sizes = {"vocab_size": WORDS, "max_position_embeddings": 12, "pad_token_id": None}
-    module = transformers.BertForSequenceClassification(transformers.BertConfig(**SETTING, **sizes))
+    module = transformers.BertForSequenceClassification(transformers.BertConfig(**SETTING))
     counts = (np.arange(TIME) < [[7], [5], [6], [3]]).astype(np.int32)
     sentences = (np.arange(TIME) >= [[3], [2], [4], [1]]).astype(np.int32)
-    outer = [
-        ("embeddings.word_embeddings", "words"),
-        ("embeddings.LayerNorm", "norm"),
-        ("embeddings.position_embeddings", "places"),
-        ("pooler.dense", "pooler"),
-        ("embeddings.token_type_embeddings", "sentences"),
-    ]
-    inner = [("attention.self.", ""), ("attention.output.dense", "out"), ("output.dense", "down"),
-             ("attention.output.LayerNorm", "norm1"), ("intermediate.dense", "up"),
-             ("output.LayerNorm", "norm2")]  # fmt: skip
-    rules = (*BERT, *renamed(outer), *renamed(inner, LAYER))
+    names = renamed(
+        embeddings__word_embeddings="words", embeddings__position_embeddings="places",
+        embeddings__token_type_embeddings="sentences", embeddings__LayerNorm="norm",
+        attention__output__LayerNorm="norm1", output__LayerNorm="norm2", pooler__dense="pooler",
+    )  # fmt: skip
+    rules = (*BERT, *names, *LAYERS)
     return of_words(random, Bert(), module, rules, (counts, sentences))
 
 
 def gpt2(random):
     """labkit's own GPT, whose GELU is the exact one."""
-    config = transformers.GPT2Config(
-        vocab_size=WORDS, n_positions=12, n_embd=WIDTH, n_layer=2, n_head=HEADS, use_cache=False,
-        activation_function="gelu", resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
-        initializer_range=0.2,
+    config = transformers.GPT2Config(**SETTING, activation_function="gelu")
+    names = renamed(
+        wte="embedding", wpe__weight="positions", h="blocks", ln_1="norm1", ln_2="norm2",
+        ln_f="norm", attn__c_attn="attention.qkv", attn__c_proj="attention.out",
+        mlp__c_fc="up", mlp__c_proj="down",
     )  # fmt: skip
-    inner = [
-        ("ln_1", "norm1"),
-        ("attn.c_attn", "attention.qkv"),
-        ("mlp.c_fc", "up"),
-        ("ln_2", "norm2"),
-        ("attn.c_proj", "attention.out"),
-        ("mlp.c_proj", "down"),
-    ]
-    outer = [("wte", "embedding"), ("wpe.weight", "positions"), ("ln_f", "norm")]
-    rules = (*GPT2, *renamed(inner, "h"), *renamed(outer))
+    rules = (*GPT2, *names)
     network = gpt.GPT(WORDS, layers=2, width=WIDTH, heads=HEADS, length=12)
     return of_words(random, network, transformers.GPT2LMHeadModel(config), rules, (), (4, TIME))
 
@@ -444,30 +383,24 @@ class ViT(nn.Cell):
         self.patches, self.classifier = patches(3, WIDTH, 4), nn.Dense(WIDTH, CLASSES)
         self.token = Parameter(Tensor(np.zeros((1, 1, WIDTH), np.float32)))
         self.places = Parameter(Tensor(np.zeros((1, 17, WIDTH), np.float32)))
-        self.blocks = nn.CellList([Block(1e-12) for _ in range(2)])
+        self.blocks = nn.SequentialCell(Block(1e-12), Block(1e-12))
         self.norm = nn.LayerNorm((WIDTH,), epsilon=1e-12)
 
     def construct(self, images):
         x = self.patches(images).reshape(len(images), WIDTH, -1).swapaxes(1, 2)
         token = ops.broadcast_to(self.token, (len(images), 1, WIDTH))
-        x = ops.concat((token, x), 1) + self.places
-        for block in self.blocks:
-            x = block(x)
+        x = self.blocks(ops.concat((token, x), 1) + self.places)
         return self.classifier(self.norm(x)[:, 0])
 
 
 def vit(random):
     config = transformers.ViTConfig(**SETTING, image_size=16, patch_size=4)
-    outer = [
-        ("embeddings.cls_token", "token"),
-        ("embeddings.position_embeddings", "places"),
-        ("embeddings.patch_embeddings.projection", "patches"),
-        ("layernorm", "norm"),
-    ]
-    inner = [("attention.attention.", ""), ("attention.output.dense", "out"),
-             ("intermediate.dense", "up"), ("output.dense", "down"),
-             ("layernorm_before", "norm1"), ("layernorm_after", "norm2")]  # fmt: skip
-    rules = (*VIT, *renamed(outer), *renamed(inner, LAYER))
+    names = renamed(
+        embeddings__cls_token="token", embeddings__position_embeddings="places",
+        embeddings__patch_embeddings__projection="patches", layernorm="norm",
+        layernorm_before="norm1", layernorm_after="norm2",
+    )  # fmt: skip
+    rules = (*VIT, *names, *LAYERS)
     return of_images(random, ViT(), transformers.ViTForImageClassification(config), 16, (), rules)
 
 
@@ -494,10 +427,11 @@ class LlamaLayer(nn.Cell):
 
     def __init__(self):
         super().__init__()
-        sizes = [("q", WIDTH), ("k", 8), ("v", 8), ("o", WIDTH), ("gate", 24), ("up", 24)]
+        inner = 2 * WIDTH
+        sizes = [("q", WIDTH), ("k", 8), ("v", 8), ("o", WIDTH), ("gate", inner), ("up", inner)]
         for name, size in sizes:
             setattr(self, f"{name}_proj", nn.Dense(WIDTH, size, has_bias=False))
-        self.down_proj, self.act_fn = nn.Dense(24, WIDTH, has_bias=False), nn.SiLU()
+        self.down_proj, self.act_fn = nn.Dense(inner, WIDTH, has_bias=False), nn.SiLU()
         self.input_layernorm, self.post_attention_layernorm = RMSNorm(), RMSNorm()
 
     def construct(self, x):
@@ -511,13 +445,11 @@ class LlamaLayer(nn.Cell):
 
 
 def llama(random):
-    config = transformers.LlamaConfig(
-        vocab_size=WORDS, hidden_size=WIDTH, intermediate_size=24, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, use_cache=False, initializer_range=0.2,
-    )  # fmt: skip
+    config = transformers.LlamaConfig(**SETTING, num_key_value_heads=2)
     network = nn.SequentialCell(OrderedDict(
-        embed_tokens=nn.Embedding(WORDS, WIDTH), layers=nn.SequentialCell(LlamaLayer(), LlamaLayer()),
-        norm=RMSNorm(), lm_head=nn.Dense(WIDTH, WORDS, has_bias=False),
+        embed_tokens=nn.Embedding(WORDS, WIDTH),
+        layers=nn.SequentialCell(LlamaLayer(), LlamaLayer()), norm=RMSNorm(),
+        lm_head=nn.Dense(WIDTH, WORDS, has_bias=False),
     ))  # fmt: skip
     rules = (*LLAMA, Rule(r"\.(?:self_attn|mlp)\.", "."))
     module = transformers.LlamaForCausalLM(config)
