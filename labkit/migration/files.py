@@ -186,9 +186,10 @@ def _entry(path: Path, content: Any, entry: str | None) -> Mapping:
     """Return the tensors in an entry of a file's content; warn of averages beside the default."""
     if entry is not None:
         for part in entry.split("."):
-            refuse_unknown(f"entry= of {path}", part, map(str, content) if _maps(content) else ())
+            held = map(str, content) if isinstance(content, Mapping) else ()
+            refuse_unknown(f"entry= of {path}", part, held)
             content = content[part]
-    elif _maps(content) and not _are_tensors(content):
+    elif isinstance(content, Mapping) and not _are_tensors(content):
         entry = next((name for name in _ENTRIES if name in content), None)
         if entry is None:
             held = ", ".join(map(str, content)) or "nothing"
@@ -203,12 +204,9 @@ def _entry(path: Path, content: Any, entry: str | None) -> Mapping:
     return content
 
 
-def _maps(content: Any) -> bool:
-    return isinstance(content, Mapping)
-
-
 def _are_tensors(content: Any) -> bool:
-    return _maps(content) and all(hasattr(v, "detach") for v in content.values()) and bool(content)
+    values = content.values() if isinstance(content, Mapping) else ()
+    return bool(values) and all(hasattr(value, "detach") for value in values)
 
 
 def write_torch(path: str | os.PathLike, state: Mapping) -> Path:

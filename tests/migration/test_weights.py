@@ -290,7 +290,7 @@ BACKWARDS = [
     ([Rule("n_averaged", None), MODULE], {"module.weight", "module.bias"}),
     ([Rule(r"^head\.(\w+)$", r"\1")], {"head.weight", "head.bias"}),
     ([Rule("gamma", "weight"), Rule("beta", "bias")], {"gamma", "beta"}),
-    ([Rule("_orig_mod", "")], "cannot be read backwards; expected literals, groups that all"),
+    ([Rule("_orig_mod", "")], "cannot be read backwards; expected literals, groups that come"),
     ([Rule("a.weight|weight", "weight")], "cannot be read backwards"),
     ([Rule("a", "weight"), Rule("b", "weight")], "rules cannot be read backwards here"),
 ]
