@@ -186,8 +186,8 @@ def _entry(path: Path, content: Any, entry: str | None) -> Mapping:
     """Return the tensors in an entry of a file's content; warn of averages beside the default."""
     if entry is not None:
         for part in entry.split("."):
-            held = map(str, content) if isinstance(content, Mapping) else ()
-            refuse_unknown(f"entry= of {path}", part, held)
+            entries = map(str, content) if isinstance(content, Mapping) else ()
+            refuse_unknown(f"entry= of {path}", part, entries)
             content = content[part]
     elif isinstance(content, Mapping) and not _are_tensors(content):
         entry = next((name for name in _ENTRIES if name in content), None)
@@ -195,9 +195,8 @@ def _entry(path: Path, content: Any, entry: str | None) -> Mapping:
             held = ", ".join(map(str, content)) or "nothing"
             raise InputError(f"{path} holds {held}; name the entry that holds the tensors: entry=")
         if averaged := [name for name in content if re.search("(^|_)ema(_|$)", str(name))]:
-            warn(
-                f"{path}: {entry!r} is read; averaged weights are there too, entry={averaged[0]!r}"
-            )
+            other = f"averaged weights are there too, entry={averaged[0]!r}"
+            warn(f"{path}: {entry!r} is read; {other}")
         content = content[entry]
     if not _are_tensors(content):
         raise InputError(f"{path}: expected tensors by name, got a {type(content).__name__}")
