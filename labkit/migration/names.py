@@ -95,7 +95,9 @@ class Rule:
     splits it into equal parts along axis 0; a tuple of expressions joins equal parts in that order.
     ``transpose`` transposes a matrix, before it is split or joined; a vector stays as it is.
 
-    Rules are applied in order, each to the names that the ones before left.
+    Rules are applied in order, each to the names that the ones before left. Read backwards, what a
+    name may have, ``(?:bert\.)?``, is left out, and of alternatives, ``(?:gamma|weight)``, the last
+    is taken.
     """
 
     torch: str | tuple[str, ...]
@@ -132,6 +134,8 @@ class Rule:
 
     def _inverse(self, torch: str, ours: str) -> tuple[str, str]:
         """Return the expression that finds our name, and what replaces it."""
+        torch = re.sub(r"\(\?:[^()]*\)\?", "", torch)
+        torch = re.sub(r"\(\?:(?:[^()|]*\|)*([^()|]*)\)", r"\1", torch)
         start, body, end = _ENDS.fullmatch(torch).groups("")  # type: ignore[union-attr]
         literals, groups = _GROUP.split(body)[::2], _GROUP.findall(body)
         words, numbers = re.split(r"\\\d", ours), re.findall(r"\\(\d)", ours)
@@ -226,7 +230,7 @@ def _moved(rule: Rule, sources: Mapping[str, Source]) -> dict[str, Source]:
         for part, own in enumerate(ours):
             one = replace(source, part=part, parts=len(ours)) if len(ours) > 1 else source
             reached.setdefault(own, []).append((which, one))
-    if not used:
+    if not used and rule.ours is not None:
         raise InputError(f"{rule} matches no name")
     return {own: _one(rule, own, parts) for own, parts in reached.items()}
 
@@ -304,7 +308,8 @@ def match(
     found are left: the network's keep their values, and the file's are not read.
 
     Raises:
-        InputError: if a rule or ``leave`` matches no name, or two names become one.
+        InputError: if a rule, but for one that drops, or ``leave`` matches no name, or two names
+            become one.
     """
     shapes = shapes_of(state)
     sources = {name: Source((name,)) for name in shapes}

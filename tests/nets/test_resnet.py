@@ -53,10 +53,10 @@ def test_logits_parameters_and_names_are_those_of_pytorch(depth, eager):
 @pytest.mark.parametrize("depth", DEPTHS)
 def test_the_pytorch_original_is_the_installed_torchvision(depth):
     torch = pytest.importorskip("torch")
-    models = pytest.importorskip("torchvision.models")
+    installed = pytest.importorskip("tests.support.torchvision_on_cpu", reason="`make test ALL=1`")
     from tests.support import torch_resnet
 
-    theirs = getattr(models, f"resnet{depth}")().eval()
+    theirs = getattr(installed.models, f"resnet{depth}")().eval()
     ours = torch_resnet.resnet(depth).eval()
     ours.load_state_dict(theirs.state_dict())
     x = torch.from_numpy(images())
