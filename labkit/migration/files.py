@@ -120,8 +120,11 @@ def _shards(index: Path) -> Tensors:
         paths = {file: index.with_name(file) for file in files.values()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{index} is damaged, or no index: expected a weight_map") from error
-    if missing := sorted(file for file, path in paths.items() if not path.is_file()):
-        raise InputError(f"{index} lists files that are not there: {', '.join(missing)}")
+    # An index that lists itself would be read for ever.
+    if bad := sorted(
+        f for f, path in paths.items() if path.suffix == ".json" or not path.is_file()
+    ):
+        raise InputError(f"{index} lists files that are not there, or no weights: {', '.join(bad)}")
     shards = {file: read_torch(path) for file, path in paths.items()}
     if lost := [name for name, file in files.items() if name not in shards[file]]:
         raise InputError(f"{index}: {files[lost[0]]} lacks {lost[0]} ({len(lost)} in all)")

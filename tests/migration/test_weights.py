@@ -288,6 +288,8 @@ BACKWARDS = [
     ([Rule("gamma", "weight"), Rule("beta", "bias")], {"gamma", "beta"}),
     ([Rule("_orig_mod", "")], "cannot be read backwards; expected literals, groups that come"),
     ([Rule("a.weight|weight", "weight")], "cannot be read backwards"),
+    ([Rule("fc", "ias")], "matches no name"),  # no part of a word: bias is not made bfc
+    ([Rule("fc", "bia")], "matches no name"),
     ([Rule("a", "weight"), Rule("b", "weight")], "rules cannot be read backwards here"),
 ]
 
@@ -362,7 +364,9 @@ UNREADABLE = [  # file, entry, message
     (lambda folder: [pickled(T, n)(folder) for n in ("a.pth", "b.bin")] and folder, None,
      "got a.pth, b.bin"),
     (lambda folder: (sharded(folder) / "1.safetensors").unlink() or folder, None,
-     "lists files that are not there: 1.safetensors"),
+     "lists files that are not there, or no weights: 1.safetensors"),
+    (lambda folder: (folder / "a.json").write_text('{"weight_map": {"w": "a.json"}}') and folder
+     / "a.json", None, "or no weights: a.json"),
     (lambda folder: in_safetensors({"0.bias": T["0.bias"]}, "1.safetensors")(sharded(folder))
      and folder, None, r"1.safetensors lacks 1.weight \(4 in all\)"),
     (lambda folder: (folder / "a.json").write_text("{}") and folder / "a.json", None,
