@@ -144,10 +144,10 @@ def _safetensors(path: Path) -> Tensors:
 
     def read(name: str) -> np.ndarray:
         offset, count = start + header[name]["data_offsets"][0], math.prod(shapes[name])
-        value = np.fromfile(path, kinds[name], count, offset=offset).reshape(shapes[name])
+        value = np.fromfile(path, kinds[name], count, offset=offset)
         if header[name]["dtype"] == "BF16":
-            return (value.astype(np.uint32) << 16).view(np.float32)
-        return value
+            value = (value.astype(np.uint32) << 16).view(np.float32)
+        return value.reshape(shapes[name])
 
     mindspore = written.get("format") == "ms" or "labkit_position" in written
     return Tensors(shapes, read, mindspore)
@@ -216,7 +216,7 @@ def write_torch(path: str | os.PathLike, state: Mapping) -> Path:
     path = local_path("path", path)
     if path.suffix not in (".pth", ".safetensors"):
         raise wrong("path", str(path), "a name ending in .pth, .safetensors")
-    arrays = {name: np.array(value, order="C") for name, value in state.items()}
+    arrays = {name: np.asarray(value, order="C") for name, value in state.items()}
     torch = _torch(path) if path.suffix == ".pth" else None
     with whole_file(path, "the weights") as temporary:
         if torch is None:

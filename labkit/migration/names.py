@@ -66,7 +66,7 @@ def pairs(network: nn.Cell) -> list[Pair]:
         names = next((names for kinds, names in _KINDS if isinstance(cell, kinds)), {})
         for attribute, parameter in cell._params.items():
             attribute = names.get(attribute, attribute)
-            if parameter is None or attribute is None:
+            if parameter is None or attribute in (None, COUNTER):
                 continue
             shape = torch_shape = tuple(parameter.shape)
             if isinstance(cell, _ONE_DIMENSIONAL) and len(shape) == 4:
@@ -287,7 +287,8 @@ def match(
     for name, pair in wanted.items():
         shape = given[name].shape(shapes) if name in given else None
         if shape is None and pair.mindspore not in filled:
-            faults[name] = f"{MISSING}.{nearest(name, unknown)}"
+            hint = nearest(name, unknown)
+            faults[name] = f"{MISSING}{hint and '.' + hint}"
         elif shape is None:  # tied: filled under its other name
             del faults[name]
         elif [n for n in shape if n != 1] != [n for n in pair.torch_shape if n != 1]:
@@ -308,7 +309,7 @@ def backwards(network: nn.Cell, rules: Sequence[Rule] = ()) -> Match:
     """Return the match with PyTorch's names as they follow from the network's own and ``rules``.
 
     Each rule is read backwards, the last one first, wherever what it gives is found; dropped names
-    stay dropped. That can be done for expressions made of literals, groups, and anchors at the ends.
+    stay dropped. Expressions may consist of literals, groups, and anchors at the ends.
 
     Raises:
         InputError: if a rule cannot be read backwards, or the names found do not lead back.

@@ -39,8 +39,9 @@ def load(
         if value.dtype.kind == "f" and not np.isfinite(value).all():
             raise InputError(f"{name} holds NaN or infinite values")
         with np.errstate(over="ignore"):
-            fits = np.array_equal(value.astype(kind).astype(value.dtype), value)
-        if not fits:
+            real = value.dtype.kind != "c"
+            exact = real and np.array_equal(value.astype(kind).astype(value.dtype), value)
+        if not exact:
             raise InputError(f"{name}: {value.dtype} that {kind} cannot hold without rounding")
         other = sources.setdefault(pair.mindspore, source)
         if other is not source and not np.array_equal(other.of(state), value):
@@ -86,7 +87,7 @@ def state_dict(network: nn.Cell, rules: Sequence[Rule] = ()) -> dict[str, np.nda
 
 def convert(
     source: str | os.PathLike,
-    target: str | os.PathLike,
+    target: str | os.PathLike | None,
     network: nn.Cell,
     rules: Sequence[Rule] = (),
     *,
@@ -97,14 +98,18 @@ def convert(
 
     From a file of PyTorch to a MindSpore checkpoint; or from a file of MindSpore to PyTorch's
     ``.pth`` or ``.safetensors``, without what is not the network's, such as an optimizer's state.
-    Errors and arguments are those of ``read_torch`` and ``load``.
+    Errors and arguments are those of ``read_torch`` and ``load``; without ``target``, all is
+    checked and nothing is written.
     """
     tensors = read_torch(source, entry)
     if not tensors.mindspore:
         matched = load(network, tensors, rules, leave)
-        checkpoint.write(network, target)
+        if target is not None:
+            checkpoint.write(network, target)
         return matched
     own = {parameter.name for parameter in network.get_parameters()}
     matched = load(network, {n: tensors[n] for n in tensors if n in own}, (), leave)
-    write_torch(target, state_dict(network, rules))
+    state = state_dict(network, rules)
+    if target is not None:
+        write_torch(target, state)
     return matched
