@@ -67,9 +67,7 @@ class Config(TrainingConfig):
             if self.pretrained is None and (value := getattr(self, name)) != default:
                 raise wrong(name, value, f"{default} without pretrained")
         if self.freeze == 4 and self.lower_rate != 1:
-            raise wrong(
-                "lower_rate", self.lower_rate, "1.0: freeze=4 leaves nothing below the head"
-            )
+            raise wrong("lower_rate", self.lower_rate, "1.0: freeze=4 leaves the head alone")
 
 
 def prepare(config: Config, network: Any) -> list[str]:
@@ -86,14 +84,14 @@ def prepare(config: Config, network: Any) -> list[str]:
     matched = load(network, state, leave=None if fits else r"^fc\.")
     done = [f"loaded {len(matched.links)} parameters"]
     done += [f"left new: {line}" for line in matched.left]
-    frozen = ["conv1", "bn1", *(f"layer{n}" for n in range(1, config.freeze + 1))]
-    for cell in [getattr(network, name) for name in frozen] if config.freeze else ():
-        cell.set_train(False)
-        for parameter in cell.trainable_params():
-            parameter.requires_grad = False
     if config.freeze:
-        where = "; their BatchNorm uses its running statistics, and leaves them"
-        done.append(f"frozen: {', '.join(frozen)}{where}")
+        frozen = ["conv1", "bn1", *(f"layer{n}" for n in range(1, config.freeze + 1))]
+        for cell in [getattr(network, name) for name in frozen]:
+            cell.set_train(False)
+            for parameter in cell.trainable_params():
+                parameter.requires_grad = False
+        why = "their BatchNorm uses its running statistics, which stay"
+        done.append(f"frozen: {', '.join(frozen)}; {why}")
     if config.lower_rate != 1:
         done.append(f"rates below the head: {config.lower_rate} of its own")
     return done
@@ -112,13 +110,13 @@ def build_step(config: Config, net: LossNet, micro_batches: int) -> Step:
 def _lower(groups: list[dict], head: set[int], config: Config, rates: np.ndarray) -> list[dict]:
     """Return the groups, each cut into the head and what is below it."""
     *members, order = groups
-    lower, cut = ms.Tensor((rates * config.lower_rate).astype(rates.dtype)), []
-    for group in members:
-        above = [p for p in group["params"] if id(p) in head]
-        below = [p for p in group["params"] if id(p) not in head]
-        cut += [group | {"params": part} for part in (above,) if part]
-        cut += [group | {"params": part, "lr": lower} for part in (below,) if part]
-    return [*cut, order]
+    lower = {"lr": ms.Tensor((rates * config.lower_rate).astype(rates.dtype))}
+    cut = [
+        group | rate | {"params": [p for p in group["params"] if (id(p) in head) == is_head]}
+        for group in members
+        for rate, is_head in ((lower, False), ({}, True))
+    ]
+    return [*(group for group in cut if group["params"]), order]
 
 
 def _pretrained(config: Config) -> Path | None:

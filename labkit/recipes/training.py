@@ -100,11 +100,13 @@ class Recipe:
         train_set, val_set, classes = data
         rank, batches = started.rank, train_set.get_dataset_size()
         if path is not None:
-            done = self.prepare(config, network) if self.prepare else []
+            lines = [f"starts from {path}"]
             if self.prepare is None:
                 load(network, path, classes)
-            for line in [f"starts from {path}", *done] if rank == 0 else ():
-                print(f"labkit: {line}", flush=True)
+            else:
+                lines += self.prepare(config, network)
+            if rank == 0:
+                print(*(f"labkit: {line}" for line in lines), sep="\n", flush=True)
         step = self.build_step(config, LossNet(network, build_loss(config)), batches)
         if not step.updates_ahead([batches] * config.epoch_size):
             raise InputError(f"an epoch has {batches} micro-batches; expected enough for an update")

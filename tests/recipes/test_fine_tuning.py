@@ -135,10 +135,11 @@ def test_a_training_from_a_file_resumed_and_evaluated(file, data, tmp_path, caps
         RECIPE.train(config, data, device="CPU", resume=True)
     assert_bit_equal(state_dict(networks[0]), after)
     checkpoint.write(networks[0], tmp_path / "ours.ckpt", extra={"moments.fc": Tensor([1.0])})
-    other = settings("resnet50", tmp_path, class_num=10, pretrained=str(tmp_path / "ours.ckpt"))
-    network = training.build_network(other)
-    assert RECIPE.prepare(other, network) == [f"loaded {len(snapshot(network))} parameters"]
-    assert_bit_equal(snapshot(network), snapshot(networks[0]))
+    for own in (tmp_path / "ours.ckpt", path):
+        other = settings("resnet50", tmp_path, class_num=10, pretrained=str(own))
+        network = training.build_network(other)
+        assert RECIPE.prepare(other, network) == [f"loaded {len(snapshot(network))} parameters"]
+        assert_bit_equal(snapshot(network), snapshot(networks[0]))
 
 
 @pytest.mark.parametrize(
@@ -149,7 +150,7 @@ def test_a_training_from_a_file_resumed_and_evaluated(file, data, tmp_path, caps
         ({"pretrained": "x.pth", "freeze": 5}, "freeze: expected an integer >= 0 and <= 4, got 5"),
         (
             {"pretrained": "x.pth", "freeze": 4, "lower_rate": 0.1},
-            "nothing below the head, got 0.1",
+            "leaves the head alone, got 0.1",
         ),
     ],
 )
