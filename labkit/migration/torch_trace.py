@@ -84,7 +84,9 @@ def _array(tensor: Tensor) -> np.ndarray:
 
 
 def _value(low: np.ndarray, high: np.ndarray) -> Value:
-    return Value(high, float(np.abs(np.subtract(low, high, dtype=np.float64)).max(initial=0.0)))
+    # Infinities, as a mask before softmax has, are equal and have no difference.
+    off = np.subtract(low, high, np.zeros(high.shape), where=low != high, dtype=np.float64)
+    return Value(high, float(np.abs(off).max(initial=0.0)))
 
 
 def _cast(tensor: Tensor, kind: torch.dtype) -> Tensor:
