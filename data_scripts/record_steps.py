@@ -2,19 +2,22 @@
 
     python -m data_scripts.record_steps            # needs PyTorch: pip install '.[test]'
 
-Writes ``labkit/migration/steps/tiny.npz``, ``resnet18.npz``, ``resnet50.npz`` and ``gpt.npz``. It
+Writes ``labkit/labs/steps/tiny.npz``, ``resnet18.npz``, ``resnet50.npz`` and ``gpt.npz``. It
 computes in float64, so that the records agree on every machine to more digits than float32 has.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 
 from labkit.data import shakespeare
 from labkit.data.prepare import prepare
-from labkit.migration import recorded, rule
-from labkit.migration.trace import Trace, torch_trace
+from labkit.labs import recorded
+from labkit.labs import recorded as rule
+from labkit.migration.torch_trace import torch_trace
+from labkit.migration.trace import Trace, Value
 from tests.support import torch_gpt, torch_resnet
 
 SETTINGS = {
@@ -147,27 +150,31 @@ def record_gpt() -> None:
     """
     module, loss_fn, optimizer, tokens, labels = build_gpt()
     updates = GPT_TRAINING["updates"]
-    step = torch_trace(module, loss_fn, optimizer, tokens[::updates], labels[::updates])
-    values = [float(step.stages["loss"]["loss"])]
-    for update in range(1, updates):
+    step = torch_trace(module, loss_fn, optimizer, (tokens[::updates], labels[::updates]))
+    values = []
+    for update in range(updates):
         batch = tokens[update::updates], labels[update::updates]
         values += losses(module, loss_fn, optimizer, *batch, [GPT_TRAINING["rate"]])
     after = {name: w.numpy() for name, w in module.state_dict().items()}
     for name in after:
         if name.endswith("qkv.bias"):
             after[name][GPT["width"] : 2 * GPT["width"]] = 0.0
-    step = Trace(step.origin, step.stages | {"after all updates": after})
+    step.stages["after all updates"] = {name: Value(array) for name, array in after.items()}
     path = recorded.save("gpt", step, GPT | GPT_TRAINING | {"losses": values})
     print(f"{path.name}: {path.stat().st_size} bytes")
 
 
+def _step(module: torch.nn.Module, loss: Callable, optimizer: Any, *batch: np.ndarray) -> Trace:
+    return torch_trace(module, loss, optimizer, batch, updates=1)
+
+
 def main(depths: Sequence[int] = (18, 50)) -> None:
     """Record the steps of ``Tiny`` and of these ResNets."""
-    path = recorded.save("tiny", torch_trace(*build_tiny()), TINY | ten_steps_of_tiny())
+    path = recorded.save("tiny", _step(*build_tiny()), TINY | ten_steps_of_tiny())
     print(f"{path.name}: {path.stat().st_size} bytes")
     for depth in depths:
         settings = {**SETTINGS, "depth": depth, "losses": losses(*build(depth))}
-        path = recorded.save(f"resnet{depth}", torch_trace(*build(depth)), settings)
+        path = recorded.save(f"resnet{depth}", _step(*build(depth)), settings)
         print(f"{path.name}: {path.stat().st_size} bytes")
 
 

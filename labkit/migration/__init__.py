@@ -4,14 +4,10 @@ Importing this package imports MindSpore: call ``labkit.start`` first.
 """
 
 # ruff: noqa: F401
-from labkit.migration.compare import Comparison, Row, compare, stage_table
+from labkit.migration.compare import Comparison, Row, compare
+from labkit.migration.files import read_torch, write_torch
 from labkit.migration.names import Match, Rule, applied, match, pairs
+from labkit.migration.propose import propose
 from labkit.migration.trace import Trace, read, save
-from labkit.migration.weights import (
-    convert_back,
-    convert_file,
-    load,
-    read_torch,
-    state_dict,
-    write_torch,
-)
+from labkit.migration.updates import compare_updates, torch_updates
+from labkit.migration.weights import convert, load, state_dict

@@ -179,7 +179,7 @@ class _Comparing:
             for stage in ("training", "evaluation"):
                 self._compare_places(stage)
             self._compare_loss()
-            self.rows += compare_updates(self.optimizer, self.match, self.theirs.updates)
+            self._compare_optimizers()
             if self.result.faults or self.random:
                 why = "the places differ" if self.result.faults else "PyTorch differs from itself"
                 self.notes.append(f"the whole step is not judged while {why}")
@@ -380,6 +380,14 @@ class _Comparing:
             name = f"gradient of output{f' {known[i][0] + 1}' if known[i][0] else ''}"
             if known[i][0] is not None and name in expected:
                 self.rows.append(judged("loss", "loss", name, gradient.asnumpy(), expected[name]))
+
+    def _compare_optimizers(self) -> None:
+        """Compare the optimizers alone, from the same weights with the same gradients."""
+        ours = (self.optimizer, *self.schedulers) if self.schedulers else self.optimizer
+        for row in compare_updates(ours, self.match, self.theirs.updates):
+            what = f"update {row.update}" if row.update else "updates"
+            allowed = np.inf if row.update is None else 0.0
+            self.rows.append(Row("optimizer", row.name, what, row.difference, allowed, row.note))
 
     def _compare_steps(self) -> None:
         """Compare gradients of the whole network, coarsely, and the losses of a few updates."""

@@ -10,7 +10,7 @@ order of gates, the same two biases). tests/migration/test_layers.py compares ea
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -19,6 +19,7 @@ from mindspore.nn.layer.normalization import _BatchNorm, _InstanceNorm
 
 from labkit.errors import InputError, nearest
 
+MISSING, UNKNOWN = "no PyTorch tensor", "no parameter of the network"
 COUNTER = "num_batches_tracked"  # of BatchNorm: ignored, as it changes nothing with a set momentum
 _NORM = {"gamma": "weight", "beta": "bias"}
 _STATISTICS = {"moving_mean": "running_mean", "moving_variance": "running_var"}
@@ -65,7 +66,7 @@ def pairs(network: nn.Cell) -> list[Pair]:
         names = next((names for kinds, names in _KINDS if isinstance(cell, kinds)), {})
         for attribute, parameter in cell._params.items():
             attribute = names.get(attribute, attribute)
-            if parameter is None or attribute is None:
+            if parameter is None or attribute in (None, COUNTER):
                 continue
             shape = torch_shape = tuple(parameter.shape)
             if isinstance(cell, _ONE_DIMENSIONAL) and len(shape) == 4:
@@ -188,8 +189,8 @@ def _moved(rule: Rule, sources: Mapping[str, _Source]) -> dict[str, _Source]:
                 raise InputError(f"{rule}: {name} is a part already, or joined")
             source = replace(source, transposed=source.transposed != rule.transpose)
         for part, own in enumerate(ours):
-            split = {"part": part, "parts": len(ours)} if len(ours) > 1 else {}
-            reached.setdefault(own, []).append((which, replace(source, **split)))
+            one = replace(source, part=part, parts=len(ours)) if len(ours) > 1 else source
+            reached.setdefault(own, []).append((which, one))
     if not used:
         raise InputError(f"{rule} matches no name")
     return {own: _one(rule, own, parts) for own, parts in reached.items()}
@@ -212,12 +213,17 @@ class Match:
 
     links: tuple[tuple[Pair, _Source], ...]
     left: tuple[str, ...]  # a line for each name that ``leave`` left, and why
-    problems: tuple[str, ...]  # a line for each other name of either side
+    faults: Mapping[str, str]  # each other of our names of either side -> why it does not match
     shapes: Mapping[str, Shape] = field(repr=False)  # of PyTorch's tensors
 
     def __str__(self) -> str:
         found = f"{len(self.links)} parameters match"
         return "\n  ".join((found, *(f"left: {line}" for line in self.left), *self.problems))
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """A line for each name that does not match."""
+        return tuple(f"{name}: {why}" for name, why in self.faults.items())
 
     @property
     def paths(self) -> dict[str, str]:
@@ -245,6 +251,15 @@ class Match:
         return whole
 
 
+def shapes_of(state: Mapping) -> dict[str, Shape]:
+    """Return the shapes of arrays, or shapes, by name, without those of batch counters."""
+    shapes = getattr(state, "shapes", None) or {
+        name: tuple(value if isinstance(value, tuple) else np.shape(value))
+        for name, value in state.items()
+    }
+    return {n: shape for n, shape in shapes.items() if n.rpartition(".")[2] != COUNTER}
+
+
 def match(
     network: nn.Cell, state: Mapping, rules: Sequence[Rule] = (), leave: str | None = None
 ) -> Match:
@@ -257,11 +272,8 @@ def match(
     Raises:
         InputError: if a rule or ``leave`` matches no name, or two names become one.
     """
-    shapes = getattr(state, "shapes", None) or {
-        name: tuple(value if isinstance(value, tuple) else np.shape(value))
-        for name, value in state.items()
-    }
-    sources = {n: _Source((n,)) for n in shapes if n.rpartition(".")[2] != COUNTER}
+    shapes = shapes_of(state)
+    sources = {name: _Source((name,)) for name in shapes}
     for rule in rules:
         sources = _moved(rule, sources)
     wanted = {pair.torch: pair for pair in pairs(network)}
@@ -271,11 +283,12 @@ def match(
         raise InputError("expected each parameter under one name, got PyTorch's and MindSpore's")
     unknown = [name for name in given if name not in wanted]
     filled = {wanted[name].mindspore for name in given.keys() & wanted.keys()}
-    faults = {name: "" for name in wanted} | dict.fromkeys(unknown, "no parameter of the network")
+    faults = {name: "" for name in wanted} | dict.fromkeys(unknown, UNKNOWN)
     for name, pair in wanted.items():
         shape = given[name].shape(shapes) if name in given else None
         if shape is None and pair.mindspore not in filled:
-            faults[name] = f"no PyTorch tensor.{nearest(name, unknown)}"
+            hint = nearest(name, unknown)
+            faults[name] = f"{MISSING}{hint and '.' + hint}"
         elif shape is None:  # tied: filled under its other name
             del faults[name]
         elif [n for n in shape if n != 1] != [n for n in pair.torch_shape if n != 1]:
@@ -287,6 +300,62 @@ def match(
     return Match(
         tuple((wanted[n], given[n]) for n, why in faults.items() if not why and n not in left),
         tuple(f"{n}: {why or 'it fits'}" for n, why in faults.items() if n in left),
-        tuple(f"{n}: {why}" for n, why in faults.items() if why and n not in left),
+        {n: why for n, why in faults.items() if why and n not in left},
         shapes,
     )
+
+
+def backwards(network: nn.Cell, rules: Sequence[Rule] = ()) -> Match:
+    """Return the match with PyTorch's names as they follow from the network's own and ``rules``.
+
+    Each rule is read backwards, the last one first, wherever what it gives is found; dropped names
+    stay dropped. Expressions may consist of literals, groups, and anchors at the ends.
+
+    Raises:
+        InputError: if a rule cannot be read backwards, or the names found do not lead back.
+    """
+    shapes = {pair.torch: pair.torch_shape for pair in pairs(network)}
+    rules = [rule for rule in rules if rule.ours is not None]
+    for rule in reversed(rules):
+        parts, joined = len(_several(rule.ours or "")), len(_several(rule.torch))
+        before, shapes = shapes, {}
+        for name, shape in before.items():
+            found = before_rule(rule, name)
+            if found and parts != joined and shape:
+                shape = (shape[0] * parts // joined, *shape[1:])
+            turned = shape[::-1] if found and rule.transpose and len(shape) == 2 else shape
+            shapes |= dict.fromkeys(found or [name], turned)
+    matched = match(network, shapes, rules)
+    if matched.problems:
+        raise InputError(f"rules cannot be read backwards here: {'; '.join(matched.problems)}")
+    return matched
+
+
+def before_rule(rule: Rule, name: str) -> list[str]:
+    """Return the names of which a rule may have made ``name``, none if it did not."""
+    sides = [(torch, own) for torch in _several(rule.torch) for own in _several(rule.ours or "")]
+    inverse = [_inverse(rule, *side) for side in sides]
+    return [re.sub(found, theirs, name) for found, theirs in inverse if re.search(found, name)]
+
+
+def _inverse(rule: Rule, torch: str, ours: str) -> tuple[str, str]:
+    """Return the expression that finds our name, and what replaces it, from those of a rule."""
+    ends = re.fullmatch(r"(\^|\\b)?(.*?)(\$|\\b)?", torch)
+    start, body, end = ends.groups("") if ends else ("", torch, "")
+    literals, groups = (re.split(r"(\([^()?][^()]*\))", body)[k::2] for k in (0, 1))
+    words, numbers = (re.split(r"\\(\d)", ours)[k::2] for k in (0, 1))
+    plain = all(re.fullmatch(r"(\\\W|[\w/:-])*", literal) for literal in literals)
+    back = [str(k + 1) for k in range(len(groups))]
+    if not plain or sorted(numbers) != back or not (ours or start or end):
+        expected = "literals, groups that all come back, and anchors at its ends"
+        raise InputError(f"{rule} cannot be read backwards; expected {expected}")
+    # A whole word is one on the way back too: fc -> head does not make fcing of heading.
+    start = start or r"(?<!\w)" * words[0][:1].isalnum()
+    end = end or r"(?!\w)" * words[-1][-1:].isalnum()
+    found = re.escape(words[0])
+    for number, word in zip(numbers, words[1:], strict=True):
+        found += groups[int(number) - 1] + re.escape(word)
+    theirs = re.sub(r"\\(\W)", r"\1", literals[0])
+    for number, literal in zip(back, literals[1:], strict=True):
+        theirs += rf"\g<{numbers.index(number) + 1}>" + re.sub(r"\\(\W)", r"\1", literal)
+    return start + found + end, theirs

@@ -1,2 +1,353 @@
-def torch_updates(*a): return None
-def compare_updates(*a): return []
+"""Both optimizers alone: the same weights and the same made-up gradients, for a dozen updates.
+
+After each update every weight is compared with that of PyTorch's optimizer in float64. It may be
+off by 16 times what PyTorch in float32 is off by (the tensor's largest), plus the floor: one
+float32 spacing of the tensor's largest weight for each update made, and 1e-5 of the way that the
+weight has gone (1 - 0.999 in float32 is off by 1.3e-5, and so Adam's step by 6e-6).
+"""
+
+import copy
+import json
+import math
+import os
+import warnings
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain, combinations
+from typing import Any, NamedTuple
+
+import mindspore as ms
+import numpy as np
+
+from labkit.base.arguments import local_path, wrong
+from labkit.base.files import whole_file
+from labkit.errors import InputError
+from labkit.migration.names import Match
+from labkit.steps.state import parameters_in, set_state
+
+Arrays = dict[str, np.ndarray]
+_FACTOR, _FLOOR = 16.0, 1e-5
+_PROBES = 64  # elements of each tensor on which the usual suspects are tried
+
+
+class Update(NamedTuple):
+    """One update of PyTorch's optimizer, by PyTorch name."""
+
+    settings: dict[str, dict]  # that it was made with: lr, weight_decay, ...
+    after: Arrays  # the weights after it, float64
+    rounding: dict[str, float]  # the largest |float32 - float64| of these
+
+
+@dataclass(frozen=True)
+class Updates:
+    """PyTorch's updates, made or read one at a time whenever ``run`` is iterated over."""
+
+    kind: str  # the optimizer's class
+    seed: int
+    start: Arrays  # the weights that it trains, before the first update
+    draws: dict[str, str]  # name -> name that its gradients are drawn by: tied weights share one
+    run: Callable[[], Iterator[Update]]
+
+    def gradients(self, number: int) -> Arrays:
+        """Return the gradients of update ``number``, of both signs and sizes from 1e-4 to 1."""
+        gradients = {}
+        for name, weight in self.start.items():
+            draw = np.random.default_rng([self.seed, number, zlib.crc32(self.draws[name].encode())])
+            x = draw.uniform(-1.0, 1.0, weight.shape).astype(np.float32)
+            gradients[name] = np.copysign(np.float32(10) ** (4 * np.abs(x) - 4), x)
+        return gradients
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Write an ``.npz`` for where there is no PyTorch: float64 weights after each update."""
+        updates = list(self.run())
+        weights = enumerate([self.start, *(update.after for update in updates)])
+        arrays = {f"{number}/{n}": w for number, by_name in weights for n, w in by_name.items()}
+        kept = [(update.settings, update.rounding) for update in updates]
+        header = np.array(json.dumps([self.kind, self.seed, self.draws, kept]))
+        with whole_file(path, "the updates") as temporary, temporary.open("wb") as file:
+            np.savez(file, allow_pickle=False, header=header, **arrays)
+
+
+def read_updates(path: str | os.PathLike) -> Updates:
+    """Return the updates in a file of ``Updates.save``, which are read one at a time."""
+    try:
+        file = np.load(local_path("path", path))
+        kind, seed, draws, kept = json.loads(str(file["header"]))
+    except (OSError, ValueError, KeyError, IndexError, zipfile.BadZipFile) as error:
+        raise InputError(f"{path}: expected a file of Updates.save ({error})") from error
+
+    def weights(number: int) -> Arrays:
+        return {name: file[f"{number}/{name}"] for name in draws}
+
+    def run() -> Iterator[Update]:
+        for number, (settings, rounding) in enumerate(kept, 1):
+            yield Update(settings, weights(number), rounding)
+
+    return Updates(kind, seed, weights(0), draws, run)
+
+
+def torch_updates(
+    parameters: Mapping[str, Any], optimizer: Any, steps: int = 12, seed: int = 0
+) -> Updates:
+    """Return what PyTorch's optimizer does with made-up gradients; it runs on copies.
+
+    The copies are made when the updates are compared or saved: do so before training goes on.
+
+    Args:
+        parameters: PyTorch name -> parameter, such as ``dict(module.named_parameters())``.
+        optimizer: the optimizer, or (optimizer, scheduler), whose ``step()`` follows each update.
+        steps: number of updates.
+        seed: of the gradients.
+
+    Raises:
+        InputError: if the optimizer has a parameter that ``parameters`` does not name.
+    """
+    optimizer, scheduler = optimizer if isinstance(optimizer, tuple) else (optimizer, None)
+    held = {id(p): p.requires_grad for group in optimizer.param_groups for p in group["params"]}
+    if unnamed := len(held.keys() - {id(p) for p in parameters.values()}):
+        raise InputError(f"parameters: {unnamed} of the optimizer's are not among them")
+    trained = {name: p for name, p in parameters.items() if held.get(id(p))}
+    first: dict[int, str] = {}
+    draws = {name: first.setdefault(id(p), name) for name, p in trained.items()}
+    start = {name: p.detach().cpu().float().numpy().copy() for name, p in trained.items()}
+
+    def run() -> Iterator[Update]:
+        import torch
+
+        kinds = (torch.float32, torch.float64)
+        twins = [_twin(trained, optimizer, scheduler, kind) for kind in kinds]
+        for number in range(1, steps + 1):
+            groups = [(_plain(group), group["params"]) for group in twins[0][1].param_groups]
+            by_id = {id(p): plain for plain, parameters in groups for p in parameters}
+            settings = {name: by_id[id(p)] for name, p in twins[0][0].items()}
+            for (own, its_optimizer, its_scheduler), kind in zip(twins, kinds, strict=True):
+                for name, gradient in updates.gradients(number).items():
+                    own[name].grad = torch.as_tensor(gradient).to(own[name].device, kind)
+                its_optimizer.step()
+                if its_scheduler:
+                    with warnings.catch_warnings():  # of the wrapper of step() that a copy lacks
+                        warnings.simplefilter("ignore")
+                        its_scheduler.step()
+            float32, float64 = ({n: p.detach().cpu() for n, p in own.items()} for own, *_ in twins)
+            off = {n: float((float32[n] - float64[n]).abs().max()) for n in start}
+            yield Update(settings, {n: p.numpy().copy() for n, p in float64.items()}, off)
+
+    return (updates := Updates(type(optimizer).__name__, seed, start, draws, run))
+
+
+def _twin(parameters: dict, optimizer: Any, scheduler: Any, kind: Any) -> tuple:
+    """Return copies of the three that belong together, parameters and state cast to ``kind``."""
+    memo: dict = {}
+    own = copy.deepcopy(parameters, memo)
+    # Optimizer.__getstate__ leaves out hooks and a subclass's attributes; the wrapper of step()
+    # that a scheduler makes would call the original.
+    twin = memo[id(optimizer)] = object.__new__(type(optimizer))
+    attributes = {key: value for key, value in vars(optimizer).items() if key != "step"}
+    vars(twin).update(copy.deepcopy(attributes, memo))
+    for parameter in own.values():
+        parameter.data = parameter.data.to(kind)
+    twin.load_state_dict(twin.state_dict())  # casts the state to the parameters' type
+    return own, twin, copy.deepcopy(scheduler, memo)
+
+
+def _plain(group: dict) -> dict:
+    """Return the numbers among an optimizer's settings, as JSON has them."""
+    values = {k: float(v) if hasattr(v, "item") else v for k, v in group.items()}
+    values = {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
+    return {k: v for k, v in values.items() if k != "params" and isinstance(v, int | float | list)}
+
+
+@dataclass(frozen=True)
+class UpdateRow:
+    """One parameter and the first update after which it is not PyTorch's."""
+
+    name: str  # in PyTorch
+    update: int | None  # from 1; 0: only one side trains it; None: all are equal
+    difference: float  # at that update, else the largest: in units of the tensor's largest change
+    note: str = ""
+
+
+def compare_updates(optimizer: Any, match: Match, updates: Updates) -> list[UpdateRow]:
+    """Run our optimizer from PyTorch's weights; return a row for each parameter, faults first.
+
+    Weights, states and rates are restored afterwards. It runs in the current mode; PyNative mode
+    (``labkit.runtime.pynative``) compiles nothing, but ``mint.optim`` then changes no weight on CPU
+    (MindSpore 2.10: ``add_`` has no effect on a Parameter).
+
+    Args:
+        optimizer: of ``nn``, ``mint.optim`` or ``mindspore.experimental.optim``, over float32; or
+            (optimizer, scheduler), whose ``step()`` follows each update.
+        match: of the network with PyTorch's parameters.
+        updates: of ``torch_updates`` or ``read_updates``.
+    """
+    optimizer, scheduler = optimizer if isinstance(optimizer, tuple) else (optimizer, None)
+    ours = {parameter.name: parameter for parameter in optimizer.parameters}
+    if odd := [p for p in ours.values() if p.dtype != ms.float32]:
+        raise wrong(odd[0].name, odd[0].dtype, "float32")
+    nothing = {n: np.broadcast_to(np.float32(0), shape) for n, shape in match.shapes.items()}
+
+    def ordered(state: Arrays) -> list[ms.Tensor]:
+        arrays = match.to_ours(nothing | state)
+        return [ms.Tensor(arrays.get(n, np.zeros(p.shape, np.float32))) for n, p in ours.items()]
+
+    def values() -> Arrays:
+        return match.to_torch({name: parameter.asnumpy() for name, parameter in ours.items()})
+
+    start, own = updates.start, values()
+    places = {name: _Place(name, weight) for name, weight in start.items() if name in own}
+    with _restored(optimizer, scheduler):
+        for parameter, value in zip(ours.values(), ordered(start), strict=True):
+            set_state(parameter, value)
+        for number, update in enumerate(updates.run(), 1):
+            drawn = updates.gradients(number)
+            optimizer(tuple(ordered(drawn)))
+            if scheduler:
+                scheduler.step()
+            own = values()
+            for name, place in places.items():
+                place.see(update, own[name], drawn[name])
+    unmatched = ours.keys() - match.to_ours(nothing).keys()
+    drawn_by = {updates.draws[name] for name in places}  # also of tied weights with two names
+    words = "PyTorch's optimizer trains it, ours does not"
+    notes = {n: words for n in start.keys() - own if updates.draws[n] not in drawn_by}
+    for name in (own.keys() - start) | unmatched:
+        notes[name] = "our optimizer trains it, PyTorch's does not"
+    rows = [UpdateRow(name, 0, np.inf, notes[name]) for name in sorted(notes)]
+    decays = sorted({place.settings[0].get("weight_decay", 0.0) for place in places.values()})
+    by_name = getattr(optimizer, "is_group", True) is False and optimizer.exec_weight_decay
+    exempts = f"nn.{type(optimizer).__name__}" * bool(by_name)
+    rows += [place.row(updates.kind, decays, exempts) for place in places.values()]
+    return sorted(rows, key=lambda row: np.inf if row.update is None else row.update)
+
+
+@contextmanager
+def _restored(optimizer: Any, scheduler: Any) -> Iterator[None]:
+    groups = [list(group.values()) for group in getattr(optimizer, "param_groups", [])]
+    own = vars(scheduler) if scheduler else {}
+    held = parameters_in([optimizer, list(vars(optimizer).values()), groups, list(own.values())])
+    kept, plain = {id(p): (p, p.asnumpy().copy()) for p in held}, dict(own)
+    try:
+        yield
+    finally:
+        own.update(plain)
+        for parameter, value in kept.values():
+            set_state(parameter, value)
+
+
+class _Place:
+    """What has been seen of one parameter."""
+
+    def __init__(self, name: str, start: np.ndarray):
+        self.name, self.red, self.size = name, 0, 0.0
+        self.before, self.gone = start.astype(np.float64), np.zeros_like(start)
+        self.probes = np.unique(np.linspace(0, start.size - 1, _PROBES).astype(int))
+        self.start = self.before.ravel()[self.probes]
+        self.settings: list[dict] = []
+        self.seen: list[list[np.ndarray]] = []
+
+    def see(self, update: Update, own: np.ndarray, drawn: np.ndarray) -> None:
+        """Judge one update, and keep of it what the suspects are tried on."""
+        after, rounding = update.after[self.name], update.rounding[self.name]
+        self.settings.append(update.settings[self.name])
+        change, off = np.abs(after - self.before), np.abs(own - after)
+        self.gone += change.astype(np.float32)
+        spacing = float(np.spacing(np.float32(np.abs(after).max())))
+        allowed = _FACTOR * rounding + len(self.settings) * spacing + _FLOOR * self.gone
+        if not self.red:
+            self.red = len(self.settings) * (not (off <= allowed).all())
+            worst, most = float(off.max()), float(change.max())
+            size = worst / most if most else np.inf if worst else 0.0
+            self.size = size if self.red else max(size, self.size)
+        self.before = after
+        self.seen.append([x.ravel()[self.probes] for x in (own, after, allowed, drawn)])
+
+    def row(self, kind: str, decays: list[float], exempts: str) -> UpdateRow:
+        """Return the row, with the one or two suspects with which PyTorch does what ours did."""
+        if not self.red:
+            return UpdateRow(self.name, None, self.size)
+        own, after, allowed, drawn = (np.array(x[:-1]) for x in zip(*self.seen, strict=True))
+
+        def agrees(values: np.ndarray, *changes: list[dict]) -> bool:
+            parts = zip(self.settings, *changes, strict=True)
+            settings = ({k: v for part in each for k, v in part.items()} for each in parts)
+            made = _replayed(self.start, drawn, settings)
+            slack = allowed + _FLOOR * abs(values - self.start)
+            return all((abs(m - v) <= a).all() for m, v, a in zip(made, values, slack, strict=True))
+
+        # None for an optimizer that had a state, nor where no probe sees the fault.
+        suspects: list[tuple[str, str, list[dict]]] = []
+        if kind in ("SGD", "Adam", "AdamW") and agrees(after) and not agrees(own):
+            steps = after[0] - self.start
+            moved = float(steps @ (own[0] - self.start) / (steps @ steps or np.nan))
+            suspects = list(_suspects(self.settings, decays, exempts, moved))
+        for several in chain(combinations(suspects, 1), combinations(suspects, 2)):
+            if agrees(own, *(changes for *_, changes in several)):
+                write = max(write for _, write, _ in several)
+                note = " and ".join(why for why, *_ in several) + (write and f": write {write}")
+                return UpdateRow(self.name, self.red, self.size, note)
+        has = ", ".join(f"{k}={v}" for k, v in self.settings[0].items() if v)
+        return UpdateRow(self.name, self.red, self.size, f"PyTorch: {kind}({has})")
+
+
+def _replayed(w: Any, gradients: np.ndarray, settings: Iterable[dict]) -> Iterator[np.ndarray]:
+    """Yield the weights after each update of SGD or Adam, in float64."""
+    m = v = top = 0.0
+    for t, (g, s) in enumerate(zip(gradients, settings, strict=False), 1):
+        rate, decay = s["lr"], s["weight_decay"]
+        decoupled = s.get("decoupled_weight_decay", False)
+        w, g = (w - rate * decay * w, g) if decoupled else (w, g + decay * w)
+        if "betas" in s:
+            b1, b2 = s["betas"]
+            m, v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g * g
+            top = np.maximum(top, v) if s["amsgrad"] else v
+            c1, c2 = (1 - b1**t, 1 - b2**t) if s.get("corrects", True) else (1, 1)
+            eps = s["eps"] / (math.sqrt(1 - b2**t) if s.get("early") else 1)
+            w = w - rate * m / c1 / (np.sqrt(top / c2) + eps)
+        else:
+            m = s["momentum"] * m + (1 - s["dampening"] * (t > 1)) * g
+            w = w - rate * (g + s["momentum"] * m if s["nesterov"] else m)
+        yield w
+
+
+def _suspects(
+    settings: list[dict], decays: list[float], exempts: str, moved: float
+) -> Iterator[tuple[str, str, list[dict]]]:
+    """Yield (sentence, what to write if known, what changes in the settings of each update)."""
+    s, steps, decay, write = settings[0], len(settings), settings[0]["weight_decay"], ""
+    if "betas" in s:
+        (b1, b2), rate = s["betas"], s.get("initial_lr", s["lr"])
+        write = f"labkit.AdamW(parameters, {rate}, {b1}, {b2}, {s['eps']}, {decay})"
+        if decay and not s["decoupled_weight_decay"]:
+            write = f"mint.optim.Adam(parameters, {rate}, ({b1}, {b2}), {s['eps']}, {decay})"
+        yield "ours adds eps before the bias correction, as nn.Adam", write, [{"early": 1}] * steps
+        why = "ours has no bias correction, as nn.AdamWeightDecay"
+        yield why, write, [{"corrects": False}] * steps
+        yield f"{why}, and its eps=1e-06", write, [{"corrects": False, "eps": 1e-6}] * steps
+        key = "decoupled_weight_decay"
+        why = f"the decay of ours is {'not ' * s[key]}decoupled, as that of AdamW is"
+        yield why, write, [{key: not s[key]}] * steps
+    if decay and exempts:
+        why = f"{exempts} without groups does not decay what is called beta or gamma"
+        group = f"{exempts}([{{'params': parameters, 'weight_decay': {decay}}}], ...)"
+        yield why, write or group, [{"weight_decay": 0.0}] * steps
+    usual: dict[str, list] = {
+        "weight_decay": [*decays, 0.0, 1e-4, 5e-4, 1e-3, 0.01, 0.05, 0.1],
+        "momentum": [0.0, 0.8, 0.9, 0.95, 0.99],
+        "dampening": [0.0, s.get("momentum")],
+        "nesterov": [False, True],
+        "amsgrad": [False, True],
+        "eps": [1e-8, 1e-7, 1e-6],
+        "betas": [[0.9, 0.999], [0.9, 0.99], [0.9, 0.95]],
+    }
+    for key, values in usual.items():
+        for value in [value for value in values if key in s and value != s[key]]:
+            yield f"{key} is {s[key]} in PyTorch, {value} in ours", "", [{key: value}] * steps
+    rates = [{"lr": one["lr"]} for one in settings]
+    yield "the schedule of ours is one update ahead of PyTorch's", "", [*rates[1:], rates[-1]]
+    yield "the schedule of ours is one update behind PyTorch's", "", [rates[0], *rates[:-1]]
+    if np.isfinite(moved):
+        why = f"the rate is {s['lr']:.6g} in PyTorch, {s['lr'] * moved:.6g} in ours"
+        yield why, "", [{"lr": one["lr"] * moved} for one in settings]

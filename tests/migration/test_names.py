@@ -22,7 +22,10 @@ class Own(nn.Cell):
 def numbered(**shapes):
     """Return arrays of distinct numbers by name."""
     ends = np.cumsum([int(np.prod(shape)) for shape in shapes.values()])
-    return {n: np.arange(e - np.prod(s), e).reshape(s) for (n, s), e in zip(shapes.items(), ends)}
+    return {
+        n: np.arange(e - np.prod(s), e).reshape(s)
+        for (n, s), e in zip(shapes.items(), ends, strict=True)
+    }
 
 
 def test_attributes_of_a_users_own_cell_keep_their_names():

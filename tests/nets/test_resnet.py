@@ -40,8 +40,7 @@ def test_logits_parameters_and_names_are_those_of_pytorch(depth, eager):
     module = torch_by_rule(torch, torch_resnet.resnet(depth)).eval()
     state = {name: value.numpy() for name, value in module.state_dict().items()}
     network = resnet(depth)
-    result = load(network, state)  # which refuses a name without a counterpart
-    assert len(result.carried) == len(result.pairs) // 5  # one of five tensors
+    load(network, state)  # which refuses a name without a counterpart
     assert sum(p.size for p in network.trainable_params()) == PARAMETERS[depth]
     assert sum(p.numel() for p in module.parameters()) == PARAMETERS[depth]
     with torch.no_grad():

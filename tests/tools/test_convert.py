@@ -1,72 +1,86 @@
-"""`labkit convert`: which network, which direction, and what is refused before any writing."""
+"""`labkit convert`: which network, rules and direction, and what is refused before any writing."""
 
+import json
 import sys
 
 import numpy as np
 import pytest
 
-from labkit.migration import rule
-from labkit.migration.names import pairs
-from labkit.migration.weights import read_torch, write_torch
-from labkit.nets.resnet import resnet
+from labkit.migration import Rule, read_torch, write_torch
 
-RESNET = ("--network", "resnet18", "--classes", "10")
-
-
-@pytest.fixture(scope="module")
-def weights(runtime, tmp_path_factory):
-    shapes = {pair.torch: pair.torch_shape for pair in pairs(resnet(18, 10))}
-    return write_torch(tmp_path_factory.mktemp("weights") / "in.safetensors", rule.state(shapes))
+OWN = ("--network", "a_network_of_mine:net")
+STATE = {"module.fc.weight": np.ones((2, 3), np.float32), "module.fc.bias": np.zeros(2, np.float32)}
+RULES = ("--rule", r"^module\.=", "--rule", r"\bfc=end_point")
+LISTED = [[r"^module\.", ""], {"torch": r"\bfc", "ours": "end_point", "transpose": False}]
 
 
-def test_there_and_back_is_equal_to_the_bit(call, weights, tmp_path):
-    there, back = tmp_path / "there.ckpt", tmp_path / "back.safetensors"
-    said = call("convert", weights, there, *RESNET)[1]
-    assert f"\n{there}: written; 102 parameters match" in said
-    assert call("convert", there, back, *RESNET)[1].endswith(f"\n{back}: written\n")
-    copied, expected = read_torch(back), read_torch(weights)
-    assert expected.keys() <= copied.keys()
-    assert all(np.array_equal(copied[name], value) for name, value in expected.items())
-
-
-def test_a_network_of_ones_own_with_other_names(call, tmp_path, monkeypatch, runtime):
+@pytest.fixture
+def folder(tmp_path, monkeypatch, runtime):
     (tmp_path / "a_network_of_mine.py").write_text(
         "from collections import OrderedDict\nfrom mindspore import nn\n"
         "def net(): return nn.SequentialCell(OrderedDict(end_point=nn.Dense(3, 2)))\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    state = {"fc.weight": np.ones((2, 3), np.float32), "fc.bias": np.zeros(2, np.float32)}
-    source, target = write_torch(tmp_path / "mine.safetensors", state), tmp_path / "mine.ckpt"
-    own = ("--network", "a_network_of_mine:net", "--rename", "end_point=fc")
-    assert "2 parameters match" in call("convert", source, target, *own)[1] and target.exists()
+    write_torch(tmp_path / "in.safetensors", STATE)
+    (tmp_path / "rules.json").write_text(json.dumps(LISTED))
+    return tmp_path
+
+
+@pytest.mark.parametrize("given", [RULES, (*RULES[:2], "--rules", "{}/tail.json")])
+def test_there_and_back_is_equal_to_the_bit(call, folder, given):
+    (folder / "tail.json").write_text(json.dumps(LISTED[1:]))
+    given = [word.format(folder) for word in given]
+    source, there, back = (folder / name for name in ("in.safetensors", "a.ckpt", "b.safetensors"))
+    for read, written in ((source, there), (there, back)):
+        said = call("convert", read, written, *OWN, *given)[1]
+        assert said.endswith(f"\n{written}: written; 2 parameters match\n")
+    copied = read_torch(back)
+    assert copied.keys() == STATE.keys()
+    assert all(np.array_equal(copied[name], value) for name, value in STATE.items())
+
+
+def test_a_dry_run_writes_nothing_and_proposes_a_file_of_rules(call, folder):
+    source, target = folder / "in.safetensors", folder / "out.ckpt"
+    code, said, _ = call("convert", source, target, *OWN, "--dry-run")
+    lines = said[said.index("[\n") :]
+    assert code == 1 and json.loads(lines) == [[r"^module\.fc\b", "end_point"]]
+    assert "end_point.weight: no PyTorch tensor" in said
+    (folder / "rules.json").write_text(lines)
+    options = (*OWN, "--rules", folder / "rules.json", "--leave", "bias")
+    code, said, _ = call("convert", source, target, *options, "--dry-run")
+    assert code == 0 and not target.exists()
+    assert "not written (dry run); 1 parameters match\n  left: end_point.bias: it fits\n" in said
+    assert call("convert", source, target, *options)[0] == 0 and target.exists()
+
+
+def test_the_lists_of_rules_are_those_of_the_library(call, folder, monkeypatch):
+    lists = type(sys)("labkit.migration.rules")
+    lists.VIT = tuple(Rule(*(row.values() if isinstance(row, dict) else row)) for row in LISTED)
+    monkeypatch.setitem(sys.modules, lists.__name__, lists)
+    said = call("convert", folder / "in.safetensors", folder / "a.ckpt", *OWN, "--rules", "vit")[1]
+    assert "written; 2 parameters match" in said
 
 
 @pytest.mark.parametrize(
     ("source", "target", "options", "words"),
     [
-        ("in.safetensors", "out.pth", "", "expected one .ckpt"),
-        ("a.ckpt", "b.pth", "--prefix module.", "expected none with a checkpoint"),
+        ("in.safetensors", "out.pth", "", "expected one of MindSpore"),
         ("in.safetensors", "out.ckpt", "--network resnet20", "152), got 20"),
         ("in.safetensors", "out.ckpt", "--network vgg", "or module:function"),
         ("in.safetensors", "out.ckpt", "--network no_such:net", "No module named 'no_such'"),
         ("in.safetensors", "out.ckpt", "--network os:getcwd", "a function that returns an nn.Cell"),
-        ("in.safetensors", "out.ckpt", "--rename fc", "each as MINDSPORE=PYTORCH"),
-        ("in.safetensors", "out.ckpt", "--rename end_point=fc", "change no name"),
-        ("in.safetensors", "out.ckpt", "--classes 1000", "shape (10, 512), expected (1000, 512)"),
+        ("in.safetensors", "out.ckpt", "--rule fc", "expected PATTERN=NAME"),
+        ("in.safetensors", "out.ckpt", "--rule x=y", "matches no name"),
+        ("in.safetensors", "out.ckpt", "--rules absent", "or a JSON list of [torch, ours]"),
+        ("in.safetensors", "out.ckpt", "--leave x", "matches no name"),
+        ("in.safetensors", "out.ckpt", "--entry model", "has no entries"),
+        ("in.safetensors", "out.ckpt", "", "no parameter of the network"),
         ("absent.safetensors", "out.ckpt", "", "is not there"),
-        ("absent.ckpt", "out.pth", "", "no checkpoint at"),
     ],
 )
 def test_what_does_not_fit_is_refused_and_nothing_written(
-    call, weights, tmp_path, source, target, options, words
+    call, folder, source, target, options, words
 ):
-    place = weights.with_name(source)
-    code, _, said = call("convert", place, tmp_path / target, *RESNET, *options.split())
-    assert code == 2 and words in said and list(tmp_path.iterdir()) == []
-
-
-def test_where_pytorch_is_not_installed(call, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch", None)  # an import of it raises
-    (tmp_path / "x.pth").write_bytes(b"PK")
-    code, _, said = call("convert", tmp_path / "x.pth", tmp_path / "y.ckpt")
-    assert code == 2 and "needs PyTorch, which is not installed" in said
+    before = list(folder.iterdir())
+    code, _, said = call("convert", folder / source, folder / target, *OWN, *options.split())
+    assert code == 2 and words in said and list(folder.iterdir()) == before

@@ -1,0 +1,121 @@
+"""Rules proposed for names that do not match, from the order, kind and shapes of cells."""
+
+import difflib
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+from mindspore import nn
+
+from labkit.migration.names import (
+    MISSING,
+    UNKNOWN,
+    Match,
+    Rule,
+    Shape,
+    before_rule,
+    pairs,
+    shapes_of,
+)
+
+_OF_ONE_CELL = ("weight", "bias", "running_mean", "running_var")
+
+
+def prefix(matched: Match) -> Rule | None:
+    """Return the rule for the prefix that most names without a counterpart have too much."""
+    unknown = [name for name, why in matched.faults.items() if why == UNKNOWN]
+    missing = {name for name, why in matched.faults.items() if why.startswith(MISSING)}
+    heads = Counter(
+        name[: dot.end()]
+        for name in unknown
+        for dot in re.finditer(r"\.", name)
+        if name[dot.end() :] in missing
+    )
+    return Rule(f"^{re.escape(heads.most_common(1)[0][0])}", "") if heads else None
+
+
+def propose(network: nn.Cell, state: Mapping) -> list[Rule]:
+    """Return rules under which the tensors of ``state``, arrays or shapes by name, may match.
+
+    Cells are paired in the order of both sides where kind and shapes agree, and the tensors of one
+    cell by their attributes: by order alone a BatchNorm's four tensors, all of one shape, would
+    match and be wrong. Nothing proves the pairing: look at the rules, then compare the outputs.
+    """
+    ours = _cells({pair.torch: pair.torch_shape for pair in pairs(network)})
+    theirs = _cells(shapes_of(state))
+    kinds = [kind for kind, _ in ours], [kind for kind, _ in theirs]
+    blocks = difflib.SequenceMatcher(None, *kinds, autojunk=False).get_matching_blocks()
+    paired = {j + k: i + k for i, j, size in blocks for k in range(size)}
+    rest = [i for i in range(len(ours)) if i not in paired.values()]
+    for j in (j for j in range(len(theirs)) if j not in paired):
+        if (i := next((i for i in rest if kinds[0][i] == kinds[1][j]), None)) is not None:
+            paired[j] = i
+            rest.remove(i)
+    targets = {
+        name: own
+        for j, i in sorted(paired.items())
+        for name, own in zip(theirs[j][1], ours[i][1], strict=True)
+    }
+    return _rules(targets, [name for _, names in theirs for name in names])
+
+
+def _cells(shapes: Mapping[str, Shape]) -> list[tuple[tuple, list[str]]]:
+    """Return (kind with shapes, names) of each cell, and of each tensor with a name of its own."""
+    cells: dict[str, dict[str, str]] = {}
+    for name in shapes:
+        module, _, attribute = name.rpartition(".")
+        cells.setdefault(module if attribute in _OF_ONE_CELL else f"{name}.", {})[attribute] = name
+    listed = []
+    for key, names in cells.items():
+        own = sorted(names.items())
+        sizes = ((a, tuple(n for n in shapes[name] if n != 1)) for a, name in own)
+        kind = tuple(size if key.endswith(".") else (a, size) for a, size in sizes)
+        listed.append((kind, [name for _, name in own]))
+    return listed
+
+
+def _rules(targets: Mapping[str, str], names: list[str]) -> list[Rule]:
+    """Return few rules that turn each name into its target, and leave the others as they are."""
+    now = {name: name for name in names}
+    rules: list[Rule] = []
+    while True:
+        best: tuple[Rule | None, dict[str, str]] = None, {}
+        for name, target in targets.items():
+            if now[name] == target:
+                continue
+            for rule in _candidates(now[name], target):
+                changed = {n: found[1][0] for n, old in now.items() if (found := rule.names(old))}
+                right = all(targets.get(n) == new for n, new in changed.items())
+                if right and len(changed) > len(best[1]) and _leads_back(rule, now, now | changed):
+                    best = rule, changed
+            if best[0]:
+                break
+        if best[0] is None:
+            return rules
+        rules.append(best[0])
+        now |= best[1]
+
+
+def _leads_back(rule: Rule, before: Mapping[str, str], after: Mapping[str, str]) -> bool:
+    return all((before_rule(rule, own) or [own]) == [before[n]] for n, own in after.items())
+
+
+def _candidates(name: str, target: str) -> Iterator[Rule]:
+    """Yield rules that turn ``name`` into ``target``, of the words that differ or of more."""
+    old, new = name.split("."), target.split(".")
+    most = min(len(old), len(new)) - 1
+    tail = next((k for k in range(most) if old[-1 - k] != new[-1 - k]), most)
+    head = next((k for k in range(most - tail) if old[k] != new[k]), max(most - tail, 0))
+    for first in {head, 0}:
+        for last in {tail, min(tail, 1), 0}:
+            ends = "^" if first == 0 else r"\b", "$" if last == 0 else r"\b"
+            a, b = old[first : len(old) - last], new[first : len(new) - last]
+            for general in (len(a), 1, 0):
+                words, left, groups = [], list(b), 0
+                for word in map(re.escape, a):
+                    if word.isdigit() and word in left and groups < general:
+                        groups += 1
+                        left[left.index(word)] = rf"\{groups}"
+                        word = r"(\d+)"
+                    words.append(word)
+                yield Rule(ends[0] + r"\.".join(words) + ends[1], ".".join(left))
