@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from labkit.errors import InputError
 from labkit.migration.trace import Arrays, Call, Trace, Value, replaced, tensors
 from labkit.migration.updates import torch_updates
 
@@ -37,10 +38,15 @@ def torch_trace(
             Integers reach PyTorch as int64.
         updates: how often the step is made on the batch, for ``Trace.losses``.
     """
+    batch = replaced(batch, _has_shape, map(np.asarray, tensors(batch, _has_shape)))
+    if not all(a.size and (a == a).all() for a in tensors(batch, _has_shape)):
+        raise InputError("batch: expected arrays of numbers, got an empty one, or NaN")
     trace = Trace(f"PyTorch {torch.__version__}, float32 and float64", {}, batch)
     low, high = (_trained(module, loss, optimizer, batch, kind, updates) for kind in KINDS)
     for stage, values in high.stages.items():
-        trace.stages[stage] = {name: _value(low.stages[stage][name], values[name]) for name in values}
+        trace.stages[stage] = {
+            name: _value(low.stages[stage][name], values[name]) for name in values
+        }
     trace.losses = [_value(*pair) for pair in zip(low.losses, high.losses, strict=True)]
     trace.calls["training"] = _alone(module, batch, low.seen, training=True)
     trace.stages["loss alone"] = _loss_alone(loss, low.seen[""], batch)
@@ -50,7 +56,9 @@ def torch_trace(
         f"output {number}": _value(*map(_array, pair)) for number, pair in enumerate(outputs, 1)
     }
     trace.calls["evaluation"] = _alone(module, batch, judged[0], training=False)
-    trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    # A parameter that two modules share under both names, as in the state dict.
+    named = module.named_parameters(remove_duplicate=False)
+    trained = {name: p for name, p in named if p.requires_grad}
     trace.updates = torch_updates(trained, optimizer)
     return trace
 
@@ -236,9 +244,7 @@ def _seen(
             handle.remove()
 
 
-def _alone(
-    module: nn.Module, batch: Any, seen: dict[str, _Seen], *, training: bool
-) -> list[Call]:
+def _alone(module: nn.Module, batch: Any, seen: dict[str, _Seen], *, training: bool) -> list[Call]:
     """Return each call with what its module computes alone, and what reaches it."""
     between: list[dict[str, _Seen]] = [{}, {}]
     # In another seed's float32: where it differs, a function between the modules is random.
@@ -265,7 +271,9 @@ def _take_between(made: Call, call: _Seen, high: _Seen | None, again: _Seen | No
         return
     low, other = (tensors(x.arguments, _is_tensor) for x in (high, again))
     made.entry = [_value(*map(_array, pair)) for pair in zip(entries, low, strict=True)]
-    made.exit = [_value(*map(_array, pair)) for pair in zip(call.outputs, high.outputs, strict=True)]
+    made.exit = [
+        _value(*map(_array, pair)) for pair in zip(call.outputs, high.outputs, strict=True)
+    ]
     pairs = [*zip(entries, other, strict=True)]
     if not made.leaf:
         pairs += zip(call.outputs, again.outputs, strict=True)
@@ -341,4 +349,6 @@ def _is_plain(value: Any) -> bool:
 def _settings(part: nn.Module) -> dict[str, Any]:
     own = {name: value for name, value in vars(part).items() if not name.startswith("_")}
     own |= {"bias": part._parameters.get("bias") is not None}
-    return {n: json.loads(json.dumps(v)) for n, v in own.items() if n != "training" and _is_plain(v)}
+    return {
+        n: json.loads(json.dumps(v)) for n, v in own.items() if n != "training" and _is_plain(v)
+    }
