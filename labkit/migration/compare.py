@@ -153,7 +153,7 @@ def stage_table(rows: Sequence[Row]) -> str:
 
 
 def _is_advice(part: str) -> bool:
-    return part.startswith("with ")
+    return part.startswith("with ") or part.endswith(" here")
 
 
 def _largest(values: np.ndarray) -> float:
@@ -357,7 +357,7 @@ class _Comparing:
                 and not all(row.passed for row in part)
             }
 
-        rows, elsewhere = passed(set()), set()
+        rows, elsewhere = passed(set()), set[str]()
         if missing_random and red(rows, ""):  # perhaps a function here is random in its place
             first = dict(reached)
             passed(set())
@@ -393,7 +393,7 @@ class _Comparing:
             agrees = lambda made: all(row.passed for row in rows_of(made))  # noqa: E731
             hint = cure(call, cell, lambda new: agrees(places.alone(call, training, new)))
             if not hint and not cell.parameters_dict() and type(cell).__name__ != call.kind:
-                hint = f"with {call.kind} in PyTorch, {type(cell).__name__} here"
+                hint = f"{call.kind} in PyTorch, {type(cell).__name__} here"
             rows = [row if row.passed else replace(row, note=row.note or hint) for row in rows]
         return rows
 
