@@ -20,8 +20,15 @@ from mindspore import nn
 
 from labkit.migration.cures import cure
 from labkit.migration.names import Rule, match
-from labkit.migration.places import Places, as_tensors, called, fitted, has_shape, is_tensor
-from labkit.migration.places import several
+from labkit.migration.places import (
+    Places,
+    as_tensors,
+    called,
+    fitted,
+    has_shape,
+    is_tensor,
+    several,
+)
 from labkit.migration.trace import Arrays, Call, Trace, Value, replaced, tensors
 from labkit.migration.updates import compare_updates
 from labkit.runtime import pynative
@@ -238,7 +245,8 @@ class _Comparing:
 
     def _compare_ties(self) -> None:
         ours = {link.torch[0]: pair.mindspore for pair, link in self.match.links}
-        for name, first in self.theirs.updates.draws.items():
+        updates = self.theirs.updates
+        for name, first in (updates.draws if updates else {}).items():
             if name in ours and first in ours and ours[name] != ours[first]:
                 note = f"one parameter with {first} in PyTorch, two here"
                 self.rows.append(Row("weights", name, "tied", np.inf, 0.0, note))

@@ -191,7 +191,7 @@ def _moved(rule: Rule, sources: Mapping[str, _Source]) -> dict[str, _Source]:
         for part, own in enumerate(ours):
             one = replace(source, part=part, parts=len(ours)) if len(ours) > 1 else source
             reached.setdefault(own, []).append((which, one))
-    if not used:
+    if not used and rule.ours is not None:
         raise InputError(f"{rule} matches no name")
     return {own: _one(rule, own, parts) for own, parts in reached.items()}
 

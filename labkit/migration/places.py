@@ -13,7 +13,7 @@ from typing import Any
 
 import mindspore as ms
 import numpy as np
-from mindspore import Parameter, nn, ops
+from mindspore import Parameter, nn
 
 from labkit.migration.names import Match, Rule, applied
 from labkit.migration.trace import Arrays, Call, replaced, tensors

@@ -22,10 +22,11 @@ from labkit.migration.trace import Arrays, Call, Trace, Value, replaced, tensors
 from labkit.migration.updates import torch_updates
 
 KINDS = (torch.float32, torch.float64)
+STEPS = 5
 
 
 def torch_trace(
-    module: nn.Module, loss: Callable, optimizer: Any, batch: Any, *, updates: int = 5
+    module: nn.Module, loss: Callable, optimizer: Any, batch: Any, *, updates: int = 12
 ) -> Trace:
     """Return what PyTorch computes in a training step on ``batch``, and around it.
 
@@ -36,18 +37,12 @@ def torch_trace(
             ``step()`` follows each update. Its state is afterwards what it was.
         batch: ``(inputs, *targets)``, arrays; inputs may be a tuple, or a mapping by argument.
             Integers reach PyTorch as int64.
-        updates: how often the step is made on the batch, for ``Trace.losses``.
+        updates: how many the optimizer makes alone; up to ``STEPS`` are made on the batch.
     """
     batch = replaced(batch, _has_shape, map(np.asarray, tensors(batch, _has_shape)))
     if not all(a.size and (a == a).all() for a in tensors(batch, _has_shape)):
         raise InputError("batch: expected arrays of numbers, got an empty one, or NaN")
-    trace = Trace(f"PyTorch {torch.__version__}, float32 and float64", {}, batch)
-    low, high = (_trained(module, loss, optimizer, batch, kind, updates) for kind in KINDS)
-    for stage, values in high.stages.items():
-        trace.stages[stage] = {
-            name: _value(low.stages[stage][name], values[name]) for name in values
-        }
-    trace.losses = [_value(*pair) for pair in zip(low.losses, high.losses, strict=True)]
+    trace, low = _steps(module, loss, optimizer, batch, min(updates, STEPS))
     trace.calls["training"] = _alone(module, batch, low.seen, training=True)
     trace.stages["loss alone"] = _loss_alone(loss, low.seen[""], batch)
     judged = [_judged(module, batch, kind) for kind in KINDS]
@@ -59,8 +54,25 @@ def torch_trace(
     # A parameter that two modules share under both names, as in the state dict.
     named = module.named_parameters(remove_duplicate=False)
     trained = {name: p for name, p in named if p.requires_grad}
-    trace.updates = torch_updates(trained, optimizer)
+    trace.updates = torch_updates(trained, optimizer, updates)
     return trace
+
+
+def torch_step(module: nn.Module, loss: Callable, optimizer: Any, batch: Any) -> Trace:
+    """Return a whole training step alone: the stages of ``torch_trace``, without the places."""
+    return _steps(module, loss, optimizer, batch, 1)[0]
+
+
+def _steps(
+    module: nn.Module, loss: Callable, optimizer: Any, batch: Any, steps: int
+) -> tuple[Trace, "_Steps"]:
+    trace = Trace(f"PyTorch {torch.__version__}, float32 and float64", {}, batch)
+    low, high = (_trained(module, loss, optimizer, batch, kind, steps) for kind in KINDS)
+    for stage, values in high.stages.items():
+        pairs = ((name, low.stages[stage][name], value) for name, value in values.items())
+        trace.stages[stage] = {name: _value(*pair) for name, *pair in pairs}
+    trace.losses = [_value(*pair) for pair in zip(low.losses, high.losses, strict=True)]
+    return trace, low
 
 
 @dataclass
@@ -143,7 +155,7 @@ def _as(module: nn.Module, kind: torch.dtype, training: bool, seed: int = 0) -> 
 
 
 def _trained(
-    module: nn.Module, loss: Callable, optimizer: Any, batch: Any, kind: torch.dtype, updates: int
+    module: nn.Module, loss: Callable, optimizer: Any, batch: Any, kind: torch.dtype, steps: int
 ) -> _Steps:
     """Return the calls and stages of the first step, and the losses of all."""
     parts = optimizer if isinstance(optimizer, tuple) else (optimizer,)
@@ -152,7 +164,7 @@ def _trained(
     with _as(module, kind, training=True):
         _restore(parts, states)  # in this type
         before, (inputs, targets) = _weights(module), _batch(batch, kind)
-        for step in range(updates):
+        for step in range(steps):
             with nullcontext() if step else _seen(module, made.seen):
                 value = loss(_called(module, inputs), *targets)
                 module.zero_grad()

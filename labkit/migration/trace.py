@@ -18,6 +18,7 @@ import numpy as np
 from labkit.base.arguments import local_path
 from labkit.base.files import whole_file
 from labkit.errors import InputError
+from labkit.migration.updates import Update, Updates
 
 Arrays = dict[str, np.ndarray]
 
@@ -54,7 +55,7 @@ class Trace:
     stages: dict[str, dict[str, Value]]  # of the whole step: stage -> name -> value
     batch: Any = None  # (inputs, targets), as given
     calls: dict[str, list[Call]] = field(default_factory=dict)  # "training", "evaluation"
-    updates: Any = None  # of the optimizer alone, see ``labkit.migration.updates``
+    updates: Updates | None = None  # of the optimizer alone
     losses: list[Value] = field(default_factory=list)  # of several updates on the batch
 
 
@@ -86,14 +87,20 @@ def replaced(value: Any, is_tensor: Callable[[Any], bool], new: Iterator) -> Any
 
 def save(path: str | os.PathLike, trace: Trace) -> Path:
     """Write a trace to ``path``, an .npz file of arrays that executes nothing when it is read."""
-    path, arrays = local_path("path", path), []
+    path = local_path("path", path)
+    arrays: list[np.ndarray] = []
 
     def encoded(value: Any) -> Any:
         if isinstance(value, np.ndarray | np.generic):
             arrays.append(np.asarray(value))
             return {"array": len(arrays) - 1}
-        if isinstance(value, Value):
-            return {"value": encoded(np.asarray(value.value)), "noise": value.noise}
+        if isinstance(value, Value):  # in float32: half a rounding, of 16 that are allowed
+            return {"value": encoded(np.asarray(value.value, np.float32)), "noise": value.noise}
+        if isinstance(value, Update):
+            return {"update": encoded(tuple(value))}
+        if isinstance(value, Updates):
+            kept = value.kind, value.seed, value.start, value.draws, list(value.run())
+            return {"updates": encoded(kept)}
         if isinstance(value, Call):
             return {"call": {f.name: encoded(getattr(value, f.name)) for f in fields(Call)}}
         if isinstance(value, dict):
@@ -129,6 +136,11 @@ def read(path: str | os.PathLike) -> Trace:
             return arrays[str(part)]
         if kind == "call":
             return Call(**{name: decoded(own) for name, own in part.items()})
+        if kind == "update":
+            return Update(*decoded(part))
+        if kind == "updates":
+            *settings, made = decoded(part)
+            return Updates(*settings, lambda: iter(made))
         if kind == "dict":
             return {key: decoded(own) for key, own in part}
         return {"tuple": tuple, "list": list}[kind](map(decoded, part))

@@ -57,7 +57,10 @@ class CNN(Faulty):
         self.conv2 = nn.Conv2d(8, 8, 3, padding=2, dilation=2, group=2, **pad)
         self.norm, self.leaky = nn.GroupNorm(4, 8), nn.LeakyReLU(0.1)
         self.up = nn.Upsample(
-            scale_factor=(2.0, 2.0), mode="bilinear", align_corners=True, recompute_scale_factor=True
+            scale_factor=(2.0, 2.0),
+            mode="bilinear",
+            align_corners=True,
+            recompute_scale_factor=True,
         )
         self.conv3 = nn.Conv2d(8, 8, 3, padding=1, **pad)
         self.bn3, self.hard = nn.BatchNorm2d(8, momentum=0.9), nn.HSwish()
@@ -97,7 +100,9 @@ class TorchGPT(T.Module):
     def forward(self, ids):
         x = self.embed(ids) + self.pos(torch.arange(ids.shape[1]))
         y = self.ln1(x)
-        q, k, v = (f(y).reshape(*y.shape[:2], 4, 4).transpose(1, 2) for f in (self.q, self.k, self.v))
+        q, k, v = (
+            f(y).reshape(*y.shape[:2], 4, 4).transpose(1, 2) for f in (self.q, self.k, self.v)
+        )
         future = torch.ones(ids.shape[1], ids.shape[1]).triu(1).bool()
         scores = (q @ k.transpose(-1, -2) / 2).masked_fill(future, -torch.inf)
         y = (self.drop(self.softmax(scores)) @ v).transpose(1, 2).reshape(x.shape)
