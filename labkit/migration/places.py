@@ -13,7 +13,7 @@ from typing import Any
 
 import mindspore as ms
 import numpy as np
-from mindspore import Parameter, nn, ops
+from mindspore import Parameter, nn
 
 from labkit.migration.names import Match, Rule, applied
 from labkit.migration.trace import Arrays, Call, replaced, tensors
@@ -89,7 +89,9 @@ class Places:
                 made |= self._named(call, "", ((p, p) for p in running_statistics(cell)))
         return made
 
-    def _named(self, call: Call, prefix: str, pairs: Iterable[tuple[Parameter, ms.Tensor]]) -> Arrays:
+    def _named(
+        self, call: Call, prefix: str, pairs: Iterable[tuple[Parameter, ms.Tensor]]
+    ) -> Arrays:
         """Return tensors of parameters under PyTorch's names of them in the module."""
         path = _path(call.name)
         values = self.match.to_torch({parameter.name: _array(t) for parameter, t in pairs})
