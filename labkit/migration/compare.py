@@ -79,7 +79,12 @@ class Comparison:
 
     def __str__(self) -> str:
         lines = [self.origin, stage_table(self.rows)]
-        lines += [f"{place} ({stage}): {what}" for (stage, place), what in self.faults.items()]
+        alike: dict[tuple[str, str], list[str]] = {}
+        for (stage, place), what in self.faults.items():
+            alike.setdefault((stage, what), []).append(place)
+        for (stage, what), (place, *others) in alike.items():
+            more = f" and {len(others)} more" if others else ""
+            lines.append(f"{place}{more} ({stage}): {what}")
         return "\n".join(lines + list(dict.fromkeys(self.notes)))
 
 

@@ -6,7 +6,7 @@ module returned: whatever then reaches a cell is due to the functions in ``const
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -24,7 +24,7 @@ class Places:
     """The cells of a network under the paths of PyTorch's modules."""
 
     def __init__(
-        self, network: nn.Cell, match: Match, rules: Iterable[Rule], calls: Iterable[Call]
+        self, network: nn.Cell, match: Match, rules: Sequence[Rule], calls: Iterable[Call]
     ):
         self.network, self.match = network, match
         cells = dict(network.cells_and_names())
@@ -33,9 +33,13 @@ class Places:
             for theirs, ours in match.paths.items()
         }
         kinds = {call.name: call.kind for call in calls if "#" not in call.name}
+        # Of a module whose tensors are joined or split there is no cell.
+        owners = {name.rpartition(".")[0] for name in match.shapes}
         self.cells: dict[str, nn.Cell] = {}
         for path in kinds:
-            ours = of_tensors.get(path) or applied(rules, f"{path}.")
+            ours = of_tensors.get(path)
+            if ours is None and path not in owners - {""}:
+                ours = applied(rules, f"{path}.")
             if isinstance(ours, str) and ours.removesuffix(".") in cells:
                 self.cells[path] = cells[ours.removesuffix(".")]
         self.renamed = self._pair_by_kind(cells, kinds)
