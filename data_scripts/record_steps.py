@@ -17,8 +17,8 @@ from labkit.data import shakespeare
 from labkit.data.prepare import prepare
 from labkit.labs import recorded
 from labkit.labs import recorded as rule
-from labkit.migration.torch_trace import torch_trace
-from labkit.migration.trace import Trace, Value
+from labkit.migration.torch_trace import torch_step, torch_trace
+from labkit.migration.trace import Value
 from labkit.steps.schedules import cosine
 from tests.support import torch_gpt, torch_resnet
 
@@ -153,7 +153,7 @@ def record_gpt() -> None:
     """
     module, loss_fn, optimizer, tokens, labels = build_gpt()
     updates = GPT_TRAINING["updates"]
-    step = torch_trace(module, loss_fn, optimizer, (tokens[::updates], labels[::updates]))
+    step = torch_step(module, loss_fn, optimizer, (tokens[::updates], labels[::updates]))
     values = []
     for update in range(updates):
         batch = tokens[update::updates], labels[update::updates]
@@ -171,7 +171,9 @@ def build_small() -> tuple:
     """Return (module, loss function, (optimizer, scheduler), batch) of lab 02's planted faults."""
     module = torch_resnet.ResNet(torch_resnet.Bottleneck, (1, 1, 1, 1), 10, SMALL["stem"])
     module = _with_the_rules_weights(module, torch.float32)
-    weights, others = ([p for p in module.parameters() if (p.ndim > 1) is big] for big in (True, False))
+    weights, others = (
+        [p for p in module.parameters() if (p.ndim > 1) is big] for big in (True, False)
+    )
     groups = [{"params": weights, "weight_decay": 1e-4}, {"params": others}]
     rates = cosine(lr=0.1, lr_end=0.0, epochs=10, steps_per_epoch=5, warmup_epochs=2)
     optimizer = torch.optim.SGD(groups, lr=1.0, momentum=0.9)
@@ -180,20 +182,20 @@ def build_small() -> tuple:
     return module, loss_fn, (optimizer, scheduler), rule.batch(SMALL["batch"], SMALL["side"], 10)
 
 
-def _step(module: torch.nn.Module, loss: Callable, optimizer: Any, *batch: np.ndarray) -> Trace:
-    return torch_trace(module, loss, optimizer, batch, updates=1)
+def _apart(module: torch.nn.Module, loss: Callable, optimizer: Any, *batch: np.ndarray) -> tuple:
+    return module, loss, optimizer, batch
 
 
 def main(depths: Sequence[int] = (18, 50)) -> None:
     """Record the steps of ``Tiny`` and of these ResNets."""
-    path = recorded.save("tiny", _step(*build_tiny()), TINY | ten_steps_of_tiny())
+    path = recorded.save("tiny", torch_step(*_apart(*build_tiny())), TINY | ten_steps_of_tiny())
     print(f"{path.name}: {path.stat().st_size} bytes")
     trace = torch_trace(*build_small(), updates=3)
-    path = migration.save(recorded.FOLDER / "small_resnet.npz", trace)
+    path = migration.save(recorded.SMALL_RESNET, trace)
     print(f"{path.name}: {path.stat().st_size} bytes")
     for depth in depths:
         settings = {**SETTINGS, "depth": depth, "losses": losses(*build(depth))}
-        path = recorded.save(f"resnet{depth}", _step(*build(depth)), settings)
+        path = recorded.save(f"resnet{depth}", torch_step(*_apart(*build(depth))), settings)
         print(f"{path.name}: {path.stat().st_size} bytes")
 
 

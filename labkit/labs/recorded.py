@@ -32,6 +32,7 @@ from labkit.errors import refuse_unknown
 from labkit.migration.trace import Trace, Value
 
 FOLDER = Path(__file__).parent / "steps"
+SMALL_RESNET = Path(__file__).parent / "places" / "small_resnet.npz"  # a labkit.migration.Trace
 KEPT, SUMS = 24, 4
 _ENDS = ("running_var", "weight", "bias")
 

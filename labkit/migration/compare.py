@@ -20,8 +20,15 @@ from mindspore import nn
 
 from labkit.migration.cures import cure
 from labkit.migration.names import Rule, match
-from labkit.migration.places import Places, as_tensors, called, fitted, has_shape, is_tensor
-from labkit.migration.places import several
+from labkit.migration.places import (
+    Places,
+    as_tensors,
+    called,
+    fitted,
+    has_shape,
+    is_tensor,
+    several,
+)
 from labkit.migration.trace import Arrays, Call, Trace, Value, replaced, tensors
 from labkit.migration.updates import compare_updates
 from labkit.runtime import pynative
@@ -331,7 +338,9 @@ class _Comparing:
         left = cell.set_train(stage == "training")(ms.Tensor(np.ones((1000, 100), np.float32)))
         share, p = float((left.asnumpy() == 0).mean()), call.settings["p"]
         note = f"it drops {share:.2f} of its inputs, PyTorch's p={p:g}"
-        return [Row(stage, call.name, "share", abs(share - p), 5 * (p * (1 - p) / 1e5) ** 0.5, note)]
+        return [
+            Row(stage, call.name, "share", abs(share - p), 5 * (p * (1 - p) / 1e5) ** 0.5, note)
+        ]
 
     def _note_random(self, call: Call, stage: str) -> None:
         where = {"alone": "in", "before": "before"}[call.random]
@@ -342,7 +351,9 @@ class _Comparing:
     def _note_missing(
         self, places: Places, calls: Sequence[Call], given: Mapping[str, Call]
     ) -> None:
-        left = [f"{call.name} ({call.kind})" for call in calls if call.leaf and call.name not in given]
+        left = [
+            f"{call.name} ({call.kind})" for call in calls if call.leaf and call.name not in given
+        ]
         if left:
             self.notes.append(
                 f"{len(left)} modules have no cell of this name that is called as often; what they "

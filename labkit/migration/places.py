@@ -13,7 +13,7 @@ from typing import Any
 
 import mindspore as ms
 import numpy as np
-from mindspore import Parameter, nn, ops
+from mindspore import Parameter, nn
 
 from labkit.migration.names import Match, Rule, applied
 from labkit.migration.trace import Arrays, Call, replaced, tensors
@@ -28,16 +28,8 @@ class Places:
     ):
         self.network, self.match = network, match
         cells = dict(network.cells_and_names())
-        of_tensors = {
-            theirs.rpartition(".")[0]: ours.rpartition(".")[0]
-            for theirs, ours in match.paths.items()
-        }
         kinds = {call.name: call.kind for call in calls if "#" not in call.name}
-        self.cells: dict[str, nn.Cell] = {}
-        for path in kinds:
-            ours = of_tensors.get(path) or applied(rules, f"{path}.")
-            if isinstance(ours, str) and ours.removesuffix(".") in cells:
-                self.cells[path] = cells[ours.removesuffix(".")]
+        self.cells = _paired(cells, kinds, match, rules)
         self.renamed = self._pair_by_kind(cells, kinds)
         self.paths = {id(cell): path for path, cell in reversed(self.cells.items())}
 
@@ -89,7 +81,9 @@ class Places:
                 made |= self._named(call, "", ((p, p) for p in running_statistics(cell)))
         return made
 
-    def _named(self, call: Call, prefix: str, pairs: Iterable[tuple[Parameter, ms.Tensor]]) -> Arrays:
+    def _named(
+        self, call: Call, prefix: str, pairs: Iterable[tuple[Parameter, ms.Tensor]]
+    ) -> Arrays:
         """Return tensors of parameters under PyTorch's names of them in the module."""
         path = _path(call.name)
         values = self.match.to_torch({parameter.name: _array(t) for parameter, t in pairs})
@@ -136,6 +130,45 @@ class Places:
         finally:
             for handle in handles:
                 handle.remove()
+
+
+def _paired(
+    cells: Mapping[str, nn.Cell], kinds: Mapping[str, str], match: Match, rules: Iterable[Rule]
+) -> dict[str, nn.Cell]:
+    """Return the cell of each of PyTorch's paths: the one that holds the same tensors.
+
+    By the rules alone ``0``, which has ``0.0`` and ``0.1``, would be paired with our layer ``0``.
+    Several paths that hold the same are paired from the outside, or as the rules name them.
+    """
+    links = [(pair.torch, source.torch) for pair, source in match.links]
+    theirs = _holding((name, own) for own, names in links for name in names)
+    ours = _holding((own, own) for own, _ in links)
+    direct = ((a.rpartition(".")[0], b.rpartition(".")[0]) for a, b in match.paths.items())
+    paired = {a: b for a, b in direct if theirs[a] == ours[b]}
+    for path in kinds:
+        rule = applied(rules, f"{path}.")
+        named = rule.removesuffix(".") if isinstance(rule, str) else None
+        if path in theirs and path not in paired:
+            same = sorted((p for p in kinds if theirs.get(p) == theirs[path]), key=len)
+            left = [p for p in same if p not in paired]
+            free = [p for p in ours if ours[p] == theirs[path] and p not in paired.values()]
+            if len(left) == len(free):
+                paired |= zip(left, sorted(free, key=len), strict=True)
+            elif named in free:
+                paired[path] = named
+        elif path not in theirs and named not in ours:
+            paired[path] = named
+    return {path: cells[paired[path]] for path in kinds if paired.get(path) in cells}
+
+
+def _holding(names: Iterable[tuple[str, str]]) -> dict[str, set[str]]:
+    """Return the tensors below each path, from outside, of pairs (name, tensor)."""
+    held: dict[str, set[str]] = {}
+    for name, tensor in names:
+        words = name.split(".")
+        for count in range(len(words)):
+            held.setdefault(".".join(words[:count]), set()).add(tensor)
+    return held
 
 
 ms_floats = (ms.float16, ms.float32, ms.float64, ms.bfloat16)

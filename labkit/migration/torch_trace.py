@@ -38,12 +38,7 @@ def torch_trace(
             Integers reach PyTorch as int64.
         updates: how many the optimizer makes alone; up to ``STEPS`` are made on the batch.
     """
-    trace = Trace(f"PyTorch {torch.__version__}, float32 and float64", {}, batch)
-    steps = min(updates, STEPS)
-    low, high = (_trained(module, loss, optimizer, batch, kind, steps) for kind in KINDS)
-    for stage, values in high.stages.items():
-        trace.stages[stage] = {name: _value(low.stages[stage][name], values[name]) for name in values}
-    trace.losses = [_value(*pair) for pair in zip(low.losses, high.losses, strict=True)]
+    trace, low = _steps(module, loss, optimizer, batch, min(updates, STEPS))
     trace.calls["training"] = _alone(module, batch, low.seen, training=True)
     trace.stages["loss alone"] = _loss_alone(loss, low.seen[""], batch)
     judged = [_judged(module, batch, kind) for kind in KINDS]
@@ -55,6 +50,23 @@ def torch_trace(
     trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
     trace.updates = torch_updates(trained, optimizer, updates)
     return trace
+
+
+def torch_step(module: nn.Module, loss: Callable, optimizer: Any, batch: Any) -> Trace:
+    """Return a whole training step alone: the stages of ``torch_trace``, without the places."""
+    return _steps(module, loss, optimizer, batch, 1)[0]
+
+
+def _steps(
+    module: nn.Module, loss: Callable, optimizer: Any, batch: Any, steps: int
+) -> tuple[Trace, "_Steps"]:
+    trace = Trace(f"PyTorch {torch.__version__}, float32 and float64", {}, batch)
+    low, high = (_trained(module, loss, optimizer, batch, kind, steps) for kind in KINDS)
+    for stage, values in high.stages.items():
+        pairs = ((name, low.stages[stage][name], value) for name, value in values.items())
+        trace.stages[stage] = {name: _value(*pair) for name, *pair in pairs}
+    trace.losses = [_value(*pair) for pair in zip(low.losses, high.losses, strict=True)]
+    return trace, low
 
 
 @dataclass
@@ -236,9 +248,7 @@ def _seen(
             handle.remove()
 
 
-def _alone(
-    module: nn.Module, batch: Any, seen: dict[str, _Seen], *, training: bool
-) -> list[Call]:
+def _alone(module: nn.Module, batch: Any, seen: dict[str, _Seen], *, training: bool) -> list[Call]:
     """Return each call with what its module computes alone, and what reaches it."""
     between: list[dict[str, _Seen]] = [{}, {}]
     # In another seed's float32: where it differs, a function between the modules is random.
@@ -265,7 +275,9 @@ def _take_between(made: Call, call: _Seen, high: _Seen | None, again: _Seen | No
         return
     low, other = (tensors(x.arguments, _is_tensor) for x in (high, again))
     made.entry = [_value(*map(_array, pair)) for pair in zip(entries, low, strict=True)]
-    made.exit = [_value(*map(_array, pair)) for pair in zip(call.outputs, high.outputs, strict=True)]
+    made.exit = [
+        _value(*map(_array, pair)) for pair in zip(call.outputs, high.outputs, strict=True)
+    ]
     pairs = [*zip(entries, other, strict=True)]
     if not made.leaf:
         pairs += zip(call.outputs, again.outputs, strict=True)
@@ -341,4 +353,6 @@ def _is_plain(value: Any) -> bool:
 def _settings(part: nn.Module) -> dict[str, Any]:
     own = {name: value for name, value in vars(part).items() if not name.startswith("_")}
     own |= {"bias": part._parameters.get("bias") is not None}
-    return {n: json.loads(json.dumps(v)) for n, v in own.items() if n != "training" and _is_plain(v)}
+    return {
+        n: json.loads(json.dumps(v)) for n, v in own.items() if n != "training" and _is_plain(v)
+    }
