@@ -229,13 +229,13 @@ def test_a_file_says_the_same_and_pytorchs_side_is_untouched(tmp_path):
         read_updates(tmp_path / "other.npz")
 
 
-def test_a_single_number_may_be_off_by_its_spacing(eager):
+def test_a_single_number_may_be_off_by_its_spacing():
     """PyTorch's own rounding of it may happen to be nothing."""
     ours, theirs = nn.Cell(), torch.nn.Module()
     ours.scale = Parameter(ms.Tensor([1.0], ms.float32), name="scale")
     theirs.scale = torch.nn.Parameter(torch.ones(1))
     named = dict(theirs.named_parameters())
-    optimizer, linked = optim.AdamW([ours.scale], 1e-3), match(ours, named)
+    optimizer, linked = AdamW([ours.scale], 1e-3), match(ours, named)
     for seed in range(20):
         made = torch_updates(named, TORCH.AdamW([theirs.scale], 1e-3), seed=seed)
         assert compare_updates(optimizer, linked, made)[0].update is None, seed
