@@ -2,19 +2,24 @@
 
     python -m data_scripts.record_steps            # needs PyTorch: pip install '.[test]'
 
-Writes ``labkit/migration/steps/tiny.npz``, ``resnet18.npz``, ``resnet50.npz`` and ``gpt.npz``. It
+Writes ``labkit/labs/steps/tiny.npz``, ``resnet18.npz``, ``resnet50.npz`` and ``gpt.npz``. It
 computes in float64, so that the records agree on every machine to more digits than float32 has.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 
+from labkit import migration
 from labkit.data import shakespeare
 from labkit.data.prepare import prepare
-from labkit.migration import recorded, rule
-from labkit.migration.trace import Trace, torch_trace
+from labkit.labs import recorded
+from labkit.labs import recorded as rule
+from labkit.migration.torch_trace import torch_step, torch_trace
+from labkit.migration.trace import Value
+from labkit.steps.schedules import cosine
 from tests.support import torch_gpt, torch_resnet
 
 SETTINGS = {
@@ -30,6 +35,7 @@ SETTINGS = {
     # Large: to omit it changes the updates by far more than their tolerance.
     "weight_decay": 0.01,
 }
+SMALL = {"stem": 2, "batch": 4, "side": 32}
 TINY = {"classes": 10, "batch": 8, "side": 32, "learning_rate": 0.1, "momentum": 0.9}
 
 # Lab 06: a batch of 8 windows of the plays for each of 50 updates.
@@ -147,27 +153,49 @@ def record_gpt() -> None:
     """
     module, loss_fn, optimizer, tokens, labels = build_gpt()
     updates = GPT_TRAINING["updates"]
-    step = torch_trace(module, loss_fn, optimizer, tokens[::updates], labels[::updates])
-    values = [float(step.stages["loss"]["loss"])]
-    for update in range(1, updates):
+    step = torch_step(module, loss_fn, optimizer, (tokens[::updates], labels[::updates]))
+    values = []
+    for update in range(updates):
         batch = tokens[update::updates], labels[update::updates]
         values += losses(module, loss_fn, optimizer, *batch, [GPT_TRAINING["rate"]])
     after = {name: w.numpy() for name, w in module.state_dict().items()}
     for name in after:
         if name.endswith("qkv.bias"):
             after[name][GPT["width"] : 2 * GPT["width"]] = 0.0
-    step = Trace(step.origin, step.stages | {"after all updates": after})
+    step.stages["after all updates"] = {name: Value(array) for name, array in after.items()}
     path = recorded.save("gpt", step, GPT | GPT_TRAINING | {"losses": values})
     print(f"{path.name}: {path.stat().st_size} bytes")
 
 
+def build_small() -> tuple:
+    """Return (module, loss function, (optimizer, scheduler), batch) of lab 02's planted faults."""
+    module = torch_resnet.ResNet(torch_resnet.Bottleneck, (1, 1, 1, 1), 10, SMALL["stem"])
+    module = _with_the_rules_weights(module, torch.float32)
+    weights, others = (
+        [p for p in module.parameters() if (p.ndim > 1) is big] for big in (True, False)
+    )
+    groups = [{"params": weights, "weight_decay": 1e-4}, {"params": others}]
+    rates = cosine(lr=0.1, lr_end=0.0, epochs=10, steps_per_epoch=5, warmup_epochs=2)
+    optimizer = torch.optim.SGD(groups, lr=1.0, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: float(rates[update]))
+    loss_fn = torch.nn.CrossEntropyLoss(label_smoothing=0.1)
+    return module, loss_fn, (optimizer, scheduler), rule.batch(SMALL["batch"], SMALL["side"], 10)
+
+
+def _apart(module: torch.nn.Module, loss: Callable, optimizer: Any, *batch: np.ndarray) -> tuple:
+    return module, loss, optimizer, batch
+
+
 def main(depths: Sequence[int] = (18, 50)) -> None:
     """Record the steps of ``Tiny`` and of these ResNets."""
-    path = recorded.save("tiny", torch_trace(*build_tiny()), TINY | ten_steps_of_tiny())
+    path = recorded.save("tiny", torch_step(*_apart(*build_tiny())), TINY | ten_steps_of_tiny())
+    print(f"{path.name}: {path.stat().st_size} bytes")
+    trace = torch_trace(*build_small(), updates=3)
+    path = migration.save(recorded.SMALL_RESNET, trace)
     print(f"{path.name}: {path.stat().st_size} bytes")
     for depth in depths:
         settings = {**SETTINGS, "depth": depth, "losses": losses(*build(depth))}
-        path = recorded.save(f"resnet{depth}", torch_trace(*build(depth)), settings)
+        path = recorded.save(f"resnet{depth}", torch_step(*_apart(*build(depth))), settings)
         print(f"{path.name}: {path.stat().st_size} bytes")
 
 

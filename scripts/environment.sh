@@ -1,7 +1,7 @@
 #!/bin/sh
 # Make the virtual environment ready; installs once for each content of pyproject.toml and constraints.txt.
 #   environment.sh base | test      what the labs need | that and the test extra (mostly PyTorch)
-#   environment.sh all              and mindcv, whose networks slow tests train, without what it requires
+#   environment.sh all              and others' networks, which slow tests train, without what they require
 #   environment.sh remove           remove the environment, if this script has made it
 # From the environment: VENV (default .venv) and PYTHON (default: the first fitting one below).
 set -eu
@@ -24,6 +24,8 @@ pip_install() {
     PIP_DRY_RUN=0 PIP_NO_DEPS=0 PIP_REQUIRE_HASHES=0 "$(place)/bin/python" -m pip --python= install --no-user \
         --target= --prefix="$(place)" --root=/ --no-input --disable-pip-version-check -c constraints.txt "$@"
 }
+# The last three are what transformers imports. What timm and torchvision require is a second PyTorch.
+networks="mindcv timm torchvision transformers huggingface-hub regex tokenizers"
 packages() { ls "$venv"/lib/python*/site-packages | cksum; }
 
 if [ "$what" = remove ]; then
@@ -54,7 +56,7 @@ echo "Installing into $venv: 3.1 GB on disk, about a minute after the download; 
 case $what in base) extras=labs ;; *) extras=labs,test ;; esac
 # In two calls: the pip that builds in isolation would take the user's target from a pip.conf.
 if ! pip_install "setuptools>=77" || ! pip_install --no-build-isolation -e ".[$extras]" ||
-    { [ "$what" = all ] && ! pip_install --no-deps mindcv; }; then
+    { [ "$what" = all ] && ! pip_install --no-deps $networks; }; then
     [ "$(packages)" != "$before" ] || rm -f "$installing" # without a network nothing has changed
     refuse "The installation failed; the reason is above. The same command tries again."
 fi

@@ -1,16 +1,13 @@
-"""From PyTorch to MindSpore: names, weights, and one training step compared stage by stage.
+"""From PyTorch to MindSpore: names, weights, and a network compared place by place.
 
-``rule`` gives synthetic weights and images, ``recorded`` PyTorch's steps shipped with labkit.
 Importing this package imports MindSpore: call ``labkit.start`` first.
 """
 
 # ruff: noqa: F401
-from labkit.migration import fixtures
-from labkit.migration.compare import Row, compare_step, first_difference, stage_table
+from labkit.migration.compare import Comparison, Row, compare
 from labkit.migration.files import read_torch, write_torch
 from labkit.migration.names import Match, Rule, applied, match, pairs
 from labkit.migration.propose import propose
-from labkit.migration.trace import STAGES, Trace, trace
+from labkit.migration.trace import Trace, read, save
+from labkit.migration.updates import compare_updates, torch_updates
 from labkit.migration.weights import convert, load, state_dict
-
-recorded = rule = fixtures

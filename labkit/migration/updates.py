@@ -7,11 +7,9 @@ weight has gone (1 - 0.999 in float32 is off by 1.3e-5, and so Adam's step by 6e
 """
 
 import copy
-import json
 import math
-import os
 import warnings
-import zipfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,10 +19,8 @@ from typing import Any, NamedTuple
 import mindspore as ms
 import numpy as np
 
-from labkit.base.arguments import local_path, wrong
-from labkit.base.files import whole_file
+from labkit.base.arguments import wrong
 from labkit.errors import InputError
-from labkit.migration.fixtures import uniform
 from labkit.migration.names import Match
 from labkit.steps.state import parameters_in, set_state
 
@@ -55,37 +51,10 @@ class Updates:
         """Return the gradients of update ``number``, of both signs and sizes from 1e-4 to 1."""
         gradients = {}
         for name, weight in self.start.items():
-            x = uniform(f"{self.draws[name]}, {self.seed}, {number}", weight.shape, -1.0, 1.0)
+            draw = np.random.default_rng([self.seed, number, zlib.crc32(self.draws[name].encode())])
+            x = draw.uniform(-1.0, 1.0, weight.shape).astype(np.float32)
             gradients[name] = np.copysign(np.float32(10) ** (4 * np.abs(x) - 4), x)
         return gradients
-
-    def save(self, path: str | os.PathLike) -> None:
-        """Write an ``.npz`` for where there is no PyTorch: float64 weights after each update."""
-        updates = list(self.run())
-        weights = enumerate([self.start, *(update.after for update in updates)])
-        arrays = {f"{number}/{n}": w for number, by_name in weights for n, w in by_name.items()}
-        kept = [(update.settings, update.rounding) for update in updates]
-        header = np.array(json.dumps([self.kind, self.seed, self.draws, kept]))
-        with whole_file(path, "the updates") as temporary, temporary.open("wb") as file:
-            np.savez(file, allow_pickle=False, header=header, **arrays)
-
-
-def read_updates(path: str | os.PathLike) -> Updates:
-    """Return the updates in a file of ``Updates.save``, which are read one at a time."""
-    try:
-        file = np.load(local_path("path", path))
-        kind, seed, draws, kept = json.loads(str(file["header"]))
-    except (OSError, ValueError, KeyError, IndexError, zipfile.BadZipFile) as error:
-        raise InputError(f"{path}: expected a file of Updates.save ({error})") from error
-
-    def weights(number: int) -> Arrays:
-        return {name: file[f"{number}/{name}"] for name in draws}
-
-    def run() -> Iterator[Update]:
-        for number, (settings, rounding) in enumerate(kept, 1):
-            yield Update(settings, weights(number), rounding)
-
-    return Updates(kind, seed, weights(0), draws, run)
 
 
 def torch_updates(
@@ -180,7 +149,7 @@ def compare_updates(optimizer: Any, match: Match, updates: Updates) -> list[Upda
         optimizer: of ``nn``, ``mint.optim`` or ``mindspore.experimental.optim``, over float32; or
             (optimizer, scheduler), whose ``step()`` follows each update.
         match: of the network with PyTorch's parameters.
-        updates: of ``torch_updates`` or ``read_updates``.
+        updates: of ``torch_updates``.
     """
     optimizer, scheduler = optimizer if isinstance(optimizer, tuple) else (optimizer, None)
     ours = {parameter.name: parameter for parameter in optimizer.parameters}

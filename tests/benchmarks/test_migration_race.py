@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from migration_race import PLAN, MindSpore, PyTorch, side_of
 
-from labkit.migration import rule
+from labkit.labs import recorded
 from labkit.runtime import pynative
 
 
@@ -23,7 +23,7 @@ def sides():
     """Return both sides with the rule's weights, which keep ReLU's inputs away from zero."""
     made = {name: side_of(name, SMALL, seed=3) for name in ("PyTorch", "MindSpore")}
     for side in made.values():
-        side.load(rule.state({name: value.shape for name, value in side.state().items()}))
+        side.load(recorded.state({name: value.shape for name, value in side.state().items()}))
     return made
 
 
@@ -50,7 +50,7 @@ def test_both_begin_with_the_same_weights(runtime):
 def test_two_updates_of_one_are_those_of_the_other(runtime):
     """Rates, momentum, decay and smoothing agree; the second update uses buffer and second rate."""
     pytest.importorskip("torch")
-    images, labels = rule.batch(8, 32, 10)
+    images, labels = recorded.batch(8, 32, 10)
     losses, moves, logits = {}, {}, {}
     with pynative():
         for name, side in sides().items():

@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from labkit.migration import recorded  # noqa: E402
+from labkit.labs import recorded  # noqa: E402
 from tests.support import texts  # noqa: E402
 from tests.support.data_archives import SCRIPTS, load  # noqa: E402
 
@@ -33,7 +33,9 @@ def test_shipped_steps_are_what_the_script_records(script, tmp_path, monkeypatch
     today, settings = recorded.load(name), recorded.settings(name)
     losses = shipped_settings.pop("losses")
     assert len(losses) == 10 and len(settings.pop("losses")) == 1
-    assert losses[0] == pytest.approx(float(today.stages["loss"]["loss"].kept.item()), rel=SAME)
+    assert losses[0] == pytest.approx(
+        float(today.stages["loss"]["loss"].value.kept.item()), rel=SAME
+    )
     assert settings == shipped_settings
     assert_same(today, shipped)
 
@@ -44,7 +46,7 @@ def assert_same(today, shipped):
     for stage, tensors in shipped.stages.items():
         assert list(today.stages[stage]) == list(tensors) and tensors
         for tensor, expected in tensors.items():
-            actual = today.stages[stage][tensor]
+            actual, expected = today.stages[stage][tensor].value, expected.value
             assert actual.shape == expected.shape
             numbers = [(actual.kept, expected.kept), (actual.sums, expected.sums)]
             numbers += [(actual.largest, expected.largest)]
@@ -82,7 +84,7 @@ def test_the_tiny_step_is_that_of_the_listing_in_the_lab(script, root, tmp_path,
 
 
 def test_shipped_losses_are_those_of_the_script(script, monkeypatch):
-    """The first two are compared; tests/migration/test_trace.py compares all ten with MindSpore."""
+    """The first two are compared; tests/labs/test_one_step.py compares all ten with MindSpore."""
     rates = script.SETTINGS["learning_rates_of_losses"][:2]
     monkeypatch.setitem(script.SETTINGS, "learning_rates_of_losses", rates)
     actual = script.losses(*script.build(18))

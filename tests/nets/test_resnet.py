@@ -5,9 +5,10 @@ import pytest
 from mindspore import Tensor, nn
 
 from labkit.errors import InputError
-from labkit.migration import load, rule
+from labkit.labs import recorded
+from labkit.labs.one_step import _forward
+from labkit.migration import load
 from labkit.migration.names import pairs
-from labkit.migration.trace import _forward
 from labkit.nets import resnet as nets
 from labkit.nets.resnet import BLOG, DEPTHS, ResidualBlock, ResNet, resnet
 from tests.support.migrating import by_rule, torch_by_rule
@@ -22,7 +23,7 @@ LISTS = {"layer_nums": [1, 1, 1, 1], "in_channels": [4, 4, 8, 8], "out_channels"
 
 
 def images(count=2, side=64):
-    return rule.batch(count, side, 10)[0]
+    return recorded.batch(count, side, 10)[0]
 
 
 def tiny(differences=(), **lists):
@@ -53,10 +54,10 @@ def test_logits_parameters_and_names_are_those_of_pytorch(depth, eager):
 @pytest.mark.parametrize("depth", DEPTHS)
 def test_the_pytorch_original_is_the_installed_torchvision(depth):
     torch = pytest.importorskip("torch")
-    models = pytest.importorskip("torchvision.models")
+    installed = pytest.importorskip("tests.support.torchvision_on_cpu", reason="`make test ALL=1`")
     from tests.support import torch_resnet
 
-    theirs = getattr(models, f"resnet{depth}")().eval()
+    theirs = getattr(installed.models, f"resnet{depth}")().eval()
     ours = torch_resnet.resnet(depth).eval()
     ours.load_state_dict(theirs.state_dict())
     x = torch.from_numpy(images())
@@ -84,7 +85,7 @@ def test_another_network_than_asked_for_is_refused():
 
 def outputs(network, x):
     by_rule(network)
-    return _forward(network.set_train(False), Tensor(x), {})
+    return _forward(network.set_train(False), Tensor(x))
 
 
 @pytest.fixture(scope="module")

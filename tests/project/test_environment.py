@@ -21,7 +21,7 @@ case "$*" in
     : >"$3/pyvenv.cfg" && cp "$0" "$3/bin/python" && echo venv >>"$LOG" ;;
 "-m pip --version") [ "$PIP" != none ] && [ "$PIP" != never ] ;;
 "-m ensurepip") echo ensurepip >>"$LOG" && [ "$PIP" != never ] ;;
-"-m pip "*"--no-deps mindcv") echo mindcv >>"$LOG" ;;
+"-m pip "*"--no-deps mindcv "*) echo networks >>"$LOG" && [ "$PIP" != no_networks ] ;;
 "-m pip "*" -e "*) case "$PIP-$*" in -*test]*) echo test ;; -* | none-*) echo base ;; esac >>"$LOG"
     case "$PIP" in
     offline) exit 1 ;;
@@ -77,7 +77,7 @@ class Project:
         return done.stdout
 
     def done(self):
-        """Return the actions since the last call, each "venv", "base", "test" or "mindcv"."""
+        """Return the actions since the last call, each "venv", "base", "test" or "networks"."""
         lines = self.log.read_text().split() if self.log.exists() else []
         self.log.unlink(missing_ok=True)
         return lines
@@ -91,7 +91,7 @@ def project(tmp_path):
 def test_each_content_of_the_two_files_is_installed_once(project):
     for extra in ("base", "base", "test", "base", "test", "all", "test", "all"):
         project.call(extra)
-    assert project.done() == ["venv", "base", "test", "test", "mindcv"]
+    assert project.done() == ["venv", "base", "test", "test", "networks"]
     with (project.folder / "constraints.txt").open("a") as file:
         file.write("# 2\n")
     project.call("base")
@@ -116,6 +116,12 @@ def test_a_half_installed_environment_is_not_taken_for_whole(project, how, code,
     project.call("base")
     assert project.done() == then
     assert not (project.folder / ".venv/lib/python3/site-packages/half").exists()
+
+
+def test_the_slow_tests_need_the_networks_of_others(project):
+    """Where one of them cannot be installed no test is run, and none skipped."""
+    said = project.call("test", code=2, program=["make"], ALL="1", PIP="no_networks")
+    assert "The installation failed" in said and project.done()[-1] == "networks"
 
 
 @pytest.mark.parametrize("given", ["variables", "file"])

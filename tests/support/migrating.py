@@ -3,13 +3,14 @@
 import numpy as np
 from mindspore import nn, ops
 
-from labkit.migration import load, rule
+from labkit.labs import recorded
+from labkit.migration import load
 from labkit.migration.names import pairs
 from labkit.steps.losses import CrossEntropySmooth
 from labkit.steps.parameter_groups import decay_groups
 
 # Images and labels for ``Small``.
-BATCH = rule.uniform("images", (8, 3, 8, 8), -2, 2), (np.arange(8) % 4).astype(np.int32)
+BATCH = recorded.uniform("images", (8, 3, 8, 8), -2, 2), (np.arange(8) % 4).astype(np.int32)
 
 
 def smoothed_cross_entropy(classes, smoothing):
@@ -24,14 +25,14 @@ def momentum(network, rates, *, decay=1e-4, momentum=0.9):
 
 def by_rule(network):
     """Load the rule's weights into ``network`` and return them by PyTorch name."""
-    state = rule.state({pair.torch: pair.torch_shape for pair in pairs(network)})
+    state = recorded.state({pair.torch: pair.torch_shape for pair in pairs(network)})
     load(network, state)
     return state
 
 
 def torch_by_rule(torch, module):
     """Load the rule's weights into a PyTorch module and return it."""
-    state = rule.state({name: value.shape for name, value in module.state_dict().items()})
+    state = recorded.state({name: value.shape for name, value in module.state_dict().items()})
     module.load_state_dict({name: torch.from_numpy(value) for name, value in state.items()})
     return module
 

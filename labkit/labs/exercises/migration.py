@@ -9,6 +9,7 @@ import numpy as np
 from mindspore import Tensor, nn
 
 from labkit import migration
+from labkit.labs import recorded
 from labkit.labs.exercises.check import Exercise, draw, of_lab
 from labkit.nets.initialisers import initialise
 from labkit.nets.resnet import BLOG, ResidualBlockBase, ResNet
@@ -35,7 +36,7 @@ class OnResNet:
     @property
     def images(self) -> Tensor:
         """Two images (2, 3, 32, 32)."""
-        return Tensor(migration.rule.batch(2, 32, 10)[0])
+        return Tensor(recorded.batch(2, 32, 10)[0])
 
     @functools.cached_property
     def state(self) -> dict[str, np.ndarray]:
@@ -44,7 +45,7 @@ class OnResNet:
         cells = list(dict.fromkeys(name.rpartition(".")[0] for name in shapes))
         # PyTorch's BatchNorm has weight and bias first, MindSpore's the statistics: equal shapes.
         names = sorted(shapes, key=lambda n: (cells.index(n.rpartition(".")[0]), "running" in n))
-        tensors = migration.rule.state({name: shapes[name] for name in names})
+        tensors = recorded.state({name: shapes[name] for name in names})
         # Positive vectors: paired by order, a variance below 0 would make the logits NaN.
         return {name: abs(each) if each.ndim == 1 else each for name, each in tensors.items()}
 

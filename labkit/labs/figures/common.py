@@ -156,7 +156,7 @@ def images_grid(images: np.ndarray, labels: Sequence) -> Figure:
 
 
 def step_figure(rows: Sequence, title: str) -> Figure:
-    """Every row of ``labkit.migration.compare_step`` as a dot over its stage, with the tolerances.
+    """Every row of ``labkit.labs.one_step.compare`` as a dot over its stage, with its tolerance.
 
     Equal tensors are drawn at 1e-9; those that differ in shape or are not finite, at 10.
     """
@@ -169,8 +169,8 @@ def step_figure(rows: Sequence, title: str) -> Figure:
         for passed, color in ((True, GREEN), (False, RED)):
             chosen = [row.passed is passed for row in own]
             axis.plot(spread[chosen], heights[chosen], ".", color=color, markersize=4)
-        limit = max(own[0].tolerance, 1e-9)
-        axis.plot([number - 0.4, number + 0.4], [limit, limit], color="black", linewidth=1)
+        limits = np.clip([row.tolerance for row in own], 1e-9, 10)
+        axis.plot(spread, limits, "_", color="black", markersize=4)
     axis.set_xticks(range(len(stages)), stages, rotation=20)
     axis.set(yscale="log", ylim=(4e-10, 20), ylabel="difference / largest value", title=title)
     return figure

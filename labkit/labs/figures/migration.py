@@ -63,16 +63,16 @@ def padding(axis: Axes, rows: float, kernel: float, stride: float) -> None:
 def fault(axis: Axes, rows: Sequence[Any], title: str) -> None:
     """Draw where a step differs, stages downwards and layers to the right, below the fault's name.
 
-    ``rows`` are from ``labkit.migration.compare_step`` on networks with ResNet's names; the
-    tensors of a stage and layer are in one box, which says how many of them differ.
+    ``rows`` are from ``labkit.migration.compare`` on networks with ResNet's names; the tensors of a
+    stage and layer are in one box, which says how many of them differ.
     """
     counts: dict[tuple[str, str], tuple[int, int]] = {}
     for row in rows:
-        head = row.name.split(".")[0]
+        head = row.place.split(".")[0].split("#")[0]
         if head in ("avgpool", "flatten"):  # between layer4 and fc, without parameters
             continue
         layer = head if head in LAYERS else "stem"
-        key = row.stage, "" if row.stage in ("preprocessing", "loss") else layer
+        key = row.stage, "" if row.stage in ("preprocessing", "loss", "run") else layer
         failed, number = counts.get(key, (0, 0))
         counts[key] = failed + (not row.passed), number + 1
     stages = list(dict.fromkeys(stage for stage, _ in counts))
@@ -82,7 +82,7 @@ def fault(axis: Axes, rows: Sequence[Any], title: str) -> None:
         axis.bar(left - 0.46, 0.86, width, level - 0.43, align="edge", color=color)
         text, middle = f"{failed}/{number}" if failed else "ok", left - 0.46 + width / 2
         axis.text(middle, level, text, ha="center", va="center", color="white", fontsize=7)
-    first = next((f"first: {row.stage}, {row.name}" for row in rows if not row.passed), None)
+    first = next((f"first: {row.stage}, {row.place}" for row in rows if not row.passed), None)
     axis.set_yticks(range(len(stages)), stages)
     axis.set_xticks(range(len(LAYERS)), LAYERS)
     limits = {"xlim": (-0.6, len(LAYERS) - 0.4), "ylim": (len(stages) - 0.4, -0.6)}

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from labkit.errors import InputError
-from labkit.migration import recorded, rule
-from labkit.migration.fixtures import KEPT, Digest
-from labkit.migration.trace import STAGES, Trace
+from labkit.labs import recorded
+from labkit.labs.one_step import STAGES
+from labkit.labs.recorded import KEPT, Digest
+from labkit.migration.trace import Trace, Value
 
 
 def tensor(size=10_000, seed=0):
@@ -68,19 +69,22 @@ def test_what_a_digest_cannot_see():
 
 def test_a_trace_comes_back_as_digests(tmp_path, monkeypatch):
     monkeypatch.setattr(recorded, "FOLDER", tmp_path / "steps")
+    batch = tensor(100).reshape(2, 50), np.arange(3)
     stages = {
-        "preprocessing": {"images": tensor(100).reshape(2, 50), "labels": np.arange(3)},
         "loss": {"loss": np.float64(1.25)},
         "gradients": {"b": tensor(7), "a": tensor(30)},
     }
-    path = recorded.save("own", Trace("here", stages), {"batch": 2})
+    values = {s: {n: Value(x, 0.125) for n, x in part.items()} for s, part in stages.items()}
+    path = recorded.save("own", Trace("here", values, batch), {"batch": 2})
+    stages = {"preprocessing": {"images": batch[0], "labels": batch[1]}} | stages
     assert path == tmp_path / "steps" / "own.npz"
     actual = recorded.load("own")
     assert actual.origin == "here" and recorded.settings("own") == {"batch": 2}
     assert {s: list(t) for s, t in actual.stages.items()} == {s: list(t) for s, t in stages.items()}
     for stage, values in stages.items():
         for name, value in values.items():
-            digest, expected = actual.stages[stage][name], Digest.of(value)
+            (digest, noise), expected = actual.stages[stage][name], Digest.of(value)
+            assert noise == (0.125 if stage != "preprocessing" else 0)
             assert digest.shape == np.shape(value) and digest.largest == expected.largest
             np.testing.assert_array_equal(digest.kept, expected.kept)
             np.testing.assert_array_equal(digest.sums, expected.sums)
@@ -95,7 +99,7 @@ def test_shipped_steps():
         assert settings["depth"] == int(name[6:]) and len(settings["losses"]) == 10
         assert len(step.stages["gradients"]) == len(step.stages["update"]) == tensors
         # No tensor is all zeros: an error in it would show.
-        for digest in (digest for stage in step.stages.values() for digest in stage.values()):
+        for digest, _ in (value for stage in step.stages.values() for value in stage.values()):
             assert np.isfinite([*digest.kept, *digest.sums]).all() and 0 < digest.largest < np.inf
         assert (recorded.FOLDER / f"{name}.npz").stat().st_size < 200_000
 
@@ -122,11 +126,11 @@ FROZEN = {
 
 
 def test_the_rules_numbers_are_frozen():
-    images, labels = rule.batch(4, 16, 10)
+    images, labels = recorded.batch(4, 16, 10)
     assert images.dtype == np.float32 and labels.dtype == np.int32
-    numbers = rule.state({name: SHAPES.get(name, (4000,)) for name in [*FROZEN][:10]})
+    numbers = recorded.state({name: SHAPES.get(name, (4000,)) for name in [*FROZEN][:10]})
     numbers |= {"images": images, "labels": labels}
     sums = {n: hashlib.sha256(value.tobytes()).hexdigest()[:40] for n, value in numbers.items()}
     assert sums == FROZEN
     with pytest.raises(InputError, match="side: expected a multiple of 4, got 30"):
-        rule.batch(2, 30, 10)
+        recorded.batch(2, 30, 10)

@@ -29,9 +29,10 @@ import numpy as np
 from labkit.base.arguments import wrong
 from labkit.base.files import whole_file
 from labkit.errors import refuse_unknown
-from labkit.migration.trace import Trace
+from labkit.migration.trace import Trace, Value
 
 FOLDER = Path(__file__).parent / "steps"
+SMALL_RESNET = Path(__file__).parent / "places" / "small_resnet.npz"  # a labkit.migration.Trace
 KEPT, SUMS = 24, 4
 _ENDS = ("running_var", "weight", "bias")
 
@@ -136,11 +137,12 @@ def _sums(flat: np.ndarray) -> np.ndarray:
 def load(name: str) -> Trace:
     """Return a recorded step: ``resnet18``, ``resnet50``, or ``tiny``, which lab 02 shows."""
     header, numbers = _read(name)
-    stages: dict[str, dict[str, object]] = {}
-    for stage, tensor, shape, largest in header["tensors"]:
+    stages: dict[str, dict[str, Value]] = {}
+    for stage, tensor, shape, largest, noise in header["tensors"]:
         size = min(math.prod(shape), KEPT)
         kept, sums, numbers = np.split(numbers, [size, size + SUMS])
-        stages.setdefault(stage, {})[tensor] = Digest(tuple(shape), largest, kept, sums)
+        digest = Digest(tuple(shape), largest, kept, sums)
+        stages.setdefault(stage, {})[tensor] = Value(digest, noise)
     return Trace(header["origin"], stages)
 
 
@@ -155,10 +157,12 @@ def settings(name: str) -> dict:
 def save(name: str, trace: Trace, settings: dict) -> Path:
     """Write a PyTorch step as ``name``; return the path of the file."""
     tensors, arrays = [], []
-    for stage, values in trace.stages.items():
-        for tensor, value in values.items():
-            digest = Digest.of(np.asarray(value))
-            tensors.append([stage, tensor, digest.shape, digest.largest])
+    batch = zip(("images", "labels"), map(np.asarray, trace.batch), strict=True)
+    stages = {"preprocessing": {name: Value(array) for name, array in batch}} | trace.stages
+    for stage, values in stages.items():
+        for tensor, (value, noise) in values.items():
+            digest = Digest.of(value)
+            tensors.append([stage, tensor, digest.shape, digest.largest, noise])
             arrays += [digest.kept, digest.sums]
     header = json.dumps({"origin": trace.origin, "settings": settings, "tensors": tensors})
     path = FOLDER / f"{name}.npz"
