@@ -338,7 +338,8 @@ class _Comparing:
         def passed(elsewhere: set[str]) -> dict[str, tuple[list[Row], list[Row]]]:
             reached.clear()
             made: dict[str, tuple[list[Row], list[Row]]] = {name: ([], []) for name in given}
-            last, offs = ["the network's input"], []
+            last = ["the network's input"]
+            offs: list[np.ndarray] = []
 
             def see(leaving: bool, name: str, arrays: list[np.ndarray]) -> None:
                 if name in given:
