@@ -6,7 +6,7 @@ module returned: whatever then reaches a cell is due to the functions in ``const
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -24,7 +24,7 @@ class Places:
     """The cells of a network under the paths of PyTorch's modules."""
 
     def __init__(
-        self, network: nn.Cell, match: Match, rules: Iterable[Rule], calls: Iterable[Call]
+        self, network: nn.Cell, match: Match, rules: Sequence[Rule], calls: Iterable[Call]
     ):
         self.network, self.match = network, match
         cells = dict(network.cells_and_names())
