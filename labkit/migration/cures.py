@@ -14,6 +14,7 @@ def cure(call: Call, cell: nn.Cell, agrees: Callable[[nn.Cell], bool]) -> str:
     if call.kind not in _LINES:
         return ""
     name, args, kwargs = _LINES[call.kind](call.settings)
+    kwargs = {key: value for key, value in kwargs.items() if value is not None}
     words = [repr(a) for a in args] + [f"{key}={value!r}" for key, value in kwargs.items()]
     try:
         new = getattr(nn, name)(*args, **kwargs)
@@ -71,6 +72,7 @@ _LINES: dict[str, Callable[[dict], tuple[str, tuple, dict]]] = {
     "GELUActivation": lambda s: ("GELU", (), {"approximate": False}),
     "LeakyReLU": lambda s: ("LeakyReLU", (s["negative_slope"],), {}),
     "Softmax": lambda s: ("Softmax", (s["dim"],), {}),
+    "Dropout": lambda s: ("Dropout", (), {"p": s["p"]}),
     "MaxPool2d": lambda s: _pool(s, "MaxPool2d"),
     "AvgPool2d": lambda s: _pool(s, "AvgPool2d", count_include_pad=s["count_include_pad"]),
     "Upsample": lambda s: (

@@ -7,16 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from mindspore import nn
 
-from labkit.migration.names import (
-    MISSING,
-    UNKNOWN,
-    Match,
-    Rule,
-    Shape,
-    before_rule,
-    pairs,
-    shapes_of,
-)
+from labkit.migration.names import MISSING, UNKNOWN, Match, Rule, Shape, pairs, shapes_of
 
 _OF_ONE_CELL = ("weight", "bias", "running_mean", "running_var")
 
@@ -97,25 +88,21 @@ def _rules(targets: Mapping[str, str], names: list[str]) -> list[Rule]:
 
 
 def _leads_back(rule: Rule, before: Mapping[str, str], after: Mapping[str, str]) -> bool:
-    return all((before_rule(rule, own) or [own]) == [before[n]] for n, own in after.items())
+    return all((rule.back(own) or [own]) == [before[n]] for n, own in after.items())
 
 
 def _candidates(name: str, target: str) -> Iterator[Rule]:
-    """Yield rules that turn ``name`` into ``target``, of the words that differ or of more."""
+    """Yield rules that turn ``name`` into ``target``, from the words that differ to all."""
     old, new = name.split("."), target.split(".")
     most = min(len(old), len(new)) - 1
     tail = next((k for k in range(most) if old[-1 - k] != new[-1 - k]), most)
-    head = next((k for k in range(most - tail) if old[k] != new[k]), max(most - tail, 0))
-    for first in {head, 0}:
-        for last in {tail, min(tail, 1), 0}:
-            ends = "^" if first == 0 else r"\b", "$" if last == 0 else r"\b"
-            a, b = old[first : len(old) - last], new[first : len(new) - last]
-            for general in (len(a), 1, 0):
-                words, left, groups = [], list(b), 0
-                for word in map(re.escape, a):
-                    if word.isdigit() and word in left and groups < general:
-                        groups += 1
-                        left[left.index(word)] = rf"\{groups}"
-                        word = r"(\d+)"
-                    words.append(word)
-                yield Rule(ends[0] + r"\.".join(words) + ends[1], ".".join(left))
+    head = next((k for k in range(most - tail) if old[k] != new[k]), most - tail)
+    for first, last, general in ((head, tail, 1), (0, tail, 1), (0, 0, 1), (0, tail, 0), (0, 0, 0)):
+        words, ours, at, groups = [], new[first : len(new) - last], 0, 0
+        for word in map(re.escape, old[first : len(old) - last]):
+            if general and word.isdigit() and word in ours[at:]:
+                groups, at = groups + 1, ours.index(word, at) + 1
+                ours[at - 1], word = rf"\{groups}", r"(\d+)"
+            words.append(word)
+        start, end = r"\b" if first else "^", r"\b" if last else "$"
+        yield Rule(start + r"\.".join(words) + end, ".".join(ours))

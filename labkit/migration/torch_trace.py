@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from labkit.errors import InputError
 from labkit.migration.trace import Arrays, Call, Trace, Value, replaced, tensors
 from labkit.migration.updates import torch_updates
 
@@ -38,6 +39,9 @@ def torch_trace(
             Integers reach PyTorch as int64.
         updates: how many the optimizer makes alone; up to ``STEPS`` are made on the batch.
     """
+    batch = replaced(batch, _has_shape, map(np.asarray, tensors(batch, _has_shape)))
+    if not all(a.size and (a == a).all() for a in tensors(batch, _has_shape)):
+        raise InputError("batch: expected arrays of numbers, got an empty one, or NaN")
     trace, low = _steps(module, loss, optimizer, batch, min(updates, STEPS))
     trace.calls["training"] = _alone(module, batch, low.seen, training=True)
     trace.stages["loss alone"] = _loss_alone(loss, low.seen[""], batch)
@@ -47,7 +51,9 @@ def torch_trace(
         f"output {number}": _value(*map(_array, pair)) for number, pair in enumerate(outputs, 1)
     }
     trace.calls["evaluation"] = _alone(module, batch, judged[0], training=False)
-    trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    # A parameter that two modules share under both names, as in the state dict.
+    named = module.named_parameters(remove_duplicate=False)
+    trained = {name: p for name, p in named if p.requires_grad}
     trace.updates = torch_updates(trained, optimizer, updates)
     return trace
 
@@ -98,7 +104,9 @@ def _array(tensor: Tensor) -> np.ndarray:
 
 
 def _value(low: np.ndarray, high: np.ndarray) -> Value:
-    return Value(high, float(np.abs(np.subtract(low, high, dtype=np.float64)).max(initial=0.0)))
+    # Infinities, as a mask before softmax has, are equal and have no difference.
+    off = np.subtract(low, high, np.zeros(high.shape), where=low != high, dtype=np.float64)
+    return Value(high, float(np.abs(off).max(initial=0.0)))
 
 
 def _cast(tensor: Tensor, kind: torch.dtype) -> Tensor:

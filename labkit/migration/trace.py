@@ -1,4 +1,4 @@
-"""What PyTorch computed in one training step and around it: the reference that a network is held to.
+"""What PyTorch computed in one training step and around it: what a network is compared with.
 
 ``torch_trace`` makes a ``Trace``, ``save`` and ``read`` keep it in a file for where there is no
 PyTorch. Every number was computed twice, in float64, the ``value``, and in float32: the difference,
