@@ -52,7 +52,7 @@ class Places:
         cell = self.cells[_path(call.name)] if cell is None else cell
         given = [as_tensor(array) for array in tensors(call.arguments, is_array)]
         floats = [number for number, t in enumerate(given) if t.dtype in ms_floats]
-        used = [(i, as_tensor(g)) for i, g in enumerate(call.gradients) if g is not None]
+        used = [(i, g) for i, g in enumerate(call.gradients) if g is not None]
 
         def total(*values: ms.Tensor) -> tuple:
             now = list(given)
@@ -60,8 +60,9 @@ class Places:
                 now[place] = value
             args, kwargs = replaced(call.arguments, is_array, iter(now))
             outputs = tensors(cell(*args, **kwargs), is_tensor)
-            same = [(outputs[i], g) for i, g in used if outputs[i].shape == g.shape]
-            return sum(((o * g).sum() for o, g in same), ms.Tensor(0.0)), tuple(outputs)
+            same = [(outputs[i], fitted(g, outputs[i].shape)) for i, g in used]
+            terms = ((o * as_tensor(g)).sum() for o, g in same if g is not None)
+            return sum(terms, ms.Tensor(0.0)), tuple(outputs)
 
         cell.set_train(training)
         starts, weights = [given[i] for i in floats], cell.trainable_params()
