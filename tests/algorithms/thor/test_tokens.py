@@ -236,6 +236,7 @@ def test_a_tied_head_takes_the_plain_update(eager, capsys):
     said = "labkit: THOR leaves to the plain update: layer 'head' shares its weight"
     assert f"{said} 'embed.embedding_table' with 'embed'\n" in capsys.readouterr().out
 
+
 class Penalised(nn.Cell):
     """A mean over rows with the gradient's square by the input."""
 
