@@ -379,7 +379,7 @@ def decayed_groups(weight, bias):
 
 @pytest.mark.usefixtures("released")
 @pytest.mark.parametrize("case", [groups, scheduled_groups, decayed_groups])
-@pytest.mark.parametrize("micro_steps", [None, 1, 3])
+@pytest.mark.parametrize("micro_steps", [None, 3])
 def test_the_rate_of_update_n_is_the_same_for_every_k(case, micro_steps):
     """Schedules count updates. The gradient is constant, so that the moves show the rates."""
     network, (inputs, targets) = linear(), rows(4)

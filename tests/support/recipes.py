@@ -93,16 +93,16 @@ def shrink(patch, norm=None):
     patch.setattr(resnet, "_bn", norm or resnet._bn)
 
 
-def interpret(patch):
-    """Let recipes train operator by operator, which compiles nothing."""
-    start = runtime.start
+def interpret(patch, module=runtime):
+    """Let programs that call ``module.start`` train operator by operator, which compiles nothing."""
+    start = module.start
 
     def started(*arguments, **options):
         made = start(*arguments, **options)
         set_context(mode=PYNATIVE_MODE)
         return made
 
-    patch.setattr(runtime, "start", started)
+    patch.setattr(module, "start", started)
 
 
 @contextlib.contextmanager
