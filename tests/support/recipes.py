@@ -94,7 +94,7 @@ def shrink(patch, norm=None):
 
 
 def interpret(patch, module=runtime):
-    """Let programs that call ``module.start`` train operator by operator, which compiles nothing."""
+    """Let what calls ``module.start`` train operator by operator, which compiles nothing."""
     start = module.start
 
     def started(*arguments, **options):
