@@ -115,6 +115,12 @@ STEPS = {
     "subspace, tokens": (subspace, NextToken, {"clip_norm": 1.0}),
     "subspace, sgd": (subspace, smallest, {"method": "sgd", "reduction": "sum"}),
 }
+# Their operators are those of two others: of the gradient stage there, and of the update stage.
+LONG = ("accumulated, float16", "accumulated, BatchNorm", "thor, BatchNorm", "thor, accumulated")
+CASES = [
+    pytest.param(*case, id=name, marks=pytest.mark.long if name in LONG else ())
+    for name, case in STEPS.items()
+]
 
 
 def every_graph(step, *batch):
@@ -125,7 +131,7 @@ def every_graph(step, *batch):
 
 
 @pytest.mark.filterwarnings("ignore:the network holds a trainable BatchNorm")
-@pytest.mark.parametrize(("make", "build", "options"), STEPS.values(), ids=STEPS)
+@pytest.mark.parametrize(("make", "build", "options"), CASES)
 def test_every_operator_of_a_step_is_documented_for_all_platforms(make, build, options):
     network = build()
     loss_net, batch = loss_net_and_batch(network)
