@@ -23,7 +23,7 @@ def test_at_a_random_micro_batch(kind, tmp_path):
     """Killed twice: within the first epochs, and again in what has been resumed."""
     undisturbed = Training(kind, tmp_path / "undisturbed").to_its_end()
     killed = Training(kind, tmp_path / "killed")
-    draw = random.Random()
+    draw = random.Random(kind)
     # Steps of several micro-batches write the first checkpoint after the fourth.
     moments = draw.randint(5, 18), draw.randint(4, 18)
     for moment in moments:
