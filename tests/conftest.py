@@ -102,12 +102,12 @@ def _module(request):
     os.sched_setaffinity(0, "runtime" in request.fixturenames and _OWN_CORE or _CORES)
     yield
     os.sched_setaffinity(0, _CORES)
-    gc.unfreeze()
     if psutil.Process().memory_info().rss < _ROOM:
         _COMPILED.clear()
     else:
         _release(set(_COMPILED))
-        gc.collect()
+        gc.unfreeze()
+    gc.collect()
     gc.freeze()
 
 
