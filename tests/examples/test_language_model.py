@@ -6,9 +6,6 @@ import re
 import numpy as np
 import pytest
 
-import labkit
-from tests.support.recipes import interpret
-
 UPDATES = 18
 
 
@@ -26,9 +23,7 @@ def losses(program, step):
 
 
 @pytest.mark.parametrize("step", ["adasum", "thor", "subspace"])
-def test_every_technique_lowers_the_loss(program, eager, step, capsys, monkeypatch):
-    """The graphs of these steps on a GPT: tests/networks."""
-    interpret(monkeypatch, labkit)
+def test_every_technique_lowers_the_loss(program, step, capsys):
     found = losses(program, step)
     assert len(found) == UPDATES and found[0] == pytest.approx(np.log(67), abs=0.02)
     assert found[-1] < found[UPDATES // 2] < found[0] - 0.1

@@ -93,16 +93,16 @@ def shrink(patch, norm=None):
     patch.setattr(resnet, "_bn", norm or resnet._bn)
 
 
-def interpret(patch, module=runtime):
-    """Let what calls ``module.start`` train operator by operator, which compiles nothing."""
-    start = module.start
+def interpret(patch):
+    """Let recipes train operator by operator, which compiles nothing."""
+    start = runtime.start
 
     def started(*arguments, **options):
         made = start(*arguments, **options)
         set_context(mode=PYNATIVE_MODE)
         return made
 
-    patch.setattr(module, "start", started)
+    patch.setattr(runtime, "start", started)
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from labkit import fit
 from labkit.ranks import cluster
 from labkit.steps.state import set_state
 from tests.support.killed_training import Kill, accumulation
-from tests.support.rank_programs import in_mode, refused
+from tests.support.rank_programs import refused
 from tests.support.trainings import comparable, dataset
 
 EPOCHS = 3
@@ -47,11 +47,6 @@ def refusals(step, rank, ranks, out):
 
 def main(out, killed, with_refusals):
     labkit.start("CPU", seed=1, distribute=True)
-    with in_mode(compiled=False):  # test_steps_on_ranks.py has the graphs
-        train(out, killed, with_refusals)
-
-
-def train(out, killed, with_refusals):
     rank, ranks = cluster.rank_and_size()
     # With BatchNorm, a dynamic loss scale and groups, each rank holds values of its own.
     step = accumulation(norm=True)

@@ -539,7 +539,7 @@ class TestLengthOfSchedules:
         return AccumulatedStep(*parts, micro_steps, **options)
 
     @pytest.mark.parametrize("case", UPDATES)
-    def test_counts_the_updates_that_fit_makes(self, eager, case, tmp_path):
+    def test_counts_the_updates_that_fit_makes(self, case, tmp_path):
         micro_steps, options, expected = self.UPDATES[case]
         step = self.build(micro_steps, [0.01] * max(expected, 1), options)
         assert step.updates_ahead([11, 11]) == expected

@@ -81,18 +81,15 @@ def train(step, calls):
 
 
 LONG = "SGD without decay", "groups", "schedules", "AMSGrad"  # much as one of the others
-COMPILED = "a Cell", "AdamW"  # the others operator by operator
 
 
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=pytest.mark.long) if n in LONG else n for n in MADE]
 )
-def test_on_vectors_and_on_tensors(name, monkeypatch, request):
+def test_on_vectors_and_on_tensors(name, monkeypatch):
     """To the bit, but for Adam's kernels, which round the last numbers of a tensor otherwise."""
     make, count = MADE[name]
     ends, vectors = [], []
-    if name not in COMPILED:
-        request.getfixturevalue("eager")
     for by_vector in (True, False):
         net = Sums()
         optimizer = make(net.trainable_params())
