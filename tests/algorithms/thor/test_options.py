@@ -201,7 +201,7 @@ OF_ELEMENTS = (nn.BCELoss, nn.BCEWithLogitsLoss, nn.MSELoss, nn.L1Loss)
 
 
 @pytest.mark.parametrize("kind", MEANS, ids=lambda kind: f"{kind.__module__}.{kind.__name__}")
-def test_losses_that_are_the_mean_over_rows_of_one_loss_a_row(kind, eager):
+def test_losses_that_are_the_mean_over_rows_of_one_loss_a_row(kind):
     """The loss of six rows is the mean of the losses of the single rows."""
     loss, random = kind(**MEANS[kind]), np.random.default_rng(0)
     outputs, targets = random.uniform(0.1, 0.9, size=(2, 6, 2)).astype(np.float32)
