@@ -40,7 +40,7 @@ STAGE_1, STAGE_2 = "subspace-1", "subspace-2"
 # Updates in an epoch of 4 micro-batches.
 UPDATES = dict.fromkeys(NAMES, 4) | {"adasum": 2, "accumulation": 2}
 of_every_recipe = pytest.mark.parametrize("name", NAMES)
-# test_resume.py resumes every step. tests/slow.txt has adasum and accumulation.
+# test_resume.py resumes every step.
 RESUMED = [pytest.param(n, marks=pytest.mark.long) if n == "thor" else n for n in NAMES]
 LOSS = {
     "thor": r"epoch: {} step: 4, loss is \d\.\d+",
