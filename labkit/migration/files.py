@@ -120,8 +120,11 @@ def _shards(index: Path) -> Tensors:
         paths = {file: index.with_name(file) for file in files.values()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{index} is damaged, or no index: expected a weight_map") from error
-    if missing := sorted(file for file, path in paths.items() if not path.is_file()):
-        raise InputError(f"{index} lists files that are not there: {', '.join(missing)}")
+    # An index that lists itself would be read for ever.
+    if bad := sorted(
+        f for f, path in paths.items() if path.suffix == ".json" or not path.is_file()
+    ):
+        raise InputError(f"{index} lists files that are not there, or no weights: {', '.join(bad)}")
     shards = {file: read_torch(path) for file, path in paths.items()}
     if lost := [name for name, file in files.items() if name not in shards[file]]:
         raise InputError(f"{index}: {files[lost[0]]} lacks {lost[0]} ({len(lost)} in all)")
@@ -186,29 +189,26 @@ def _entry(path: Path, content: Any, entry: str | None) -> Mapping:
     """Return the tensors in an entry of a file's content; warn of averages beside the default."""
     if entry is not None:
         for part in entry.split("."):
-            refuse_unknown(f"entry= of {path}", part, map(str, content) if _maps(content) else ())
+            entries = map(str, content) if isinstance(content, Mapping) else ()
+            refuse_unknown(f"entry= of {path}", part, entries)
             content = content[part]
-    elif _maps(content) and not _are_tensors(content):
+    elif isinstance(content, Mapping) and not _are_tensors(content):
         entry = next((name for name in _ENTRIES if name in content), None)
         if entry is None:
             held = ", ".join(map(str, content)) or "nothing"
             raise InputError(f"{path} holds {held}; name the entry that holds the tensors: entry=")
         if averaged := [name for name in content if re.search("(^|_)ema(_|$)", str(name))]:
-            warn(
-                f"{path}: {entry!r} is read; averaged weights are there too, entry={averaged[0]!r}"
-            )
+            other = f"averaged weights are there too, entry={averaged[0]!r}"
+            warn(f"{path}: {entry!r} is read; {other}")
         content = content[entry]
     if not _are_tensors(content):
         raise InputError(f"{path}: expected tensors by name, got a {type(content).__name__}")
     return content
 
 
-def _maps(content: Any) -> bool:
-    return isinstance(content, Mapping)
-
-
 def _are_tensors(content: Any) -> bool:
-    return _maps(content) and all(hasattr(v, "detach") for v in content.values()) and bool(content)
+    values = content.values() if isinstance(content, Mapping) else ()
+    return bool(values) and all(hasattr(value, "detach") for value in values)
 
 
 def write_torch(path: str | os.PathLike, state: Mapping) -> Path:

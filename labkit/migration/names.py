@@ -95,7 +95,9 @@ class Rule:
     splits it into equal parts along axis 0; a tuple of expressions joins equal parts in that order.
     ``transpose`` transposes a matrix, before it is split or joined; a vector stays as it is.
 
-    Rules are applied in order, each to the names that the ones before left.
+    Rules are applied in order, each to the names that the ones before left. Read backwards, what a
+    name may have, ``(?:bert\.)?``, is left out, and of alternatives, ``(?:gamma|weight)``, the last
+    is taken.
     """
 
     torch: str | tuple[str, ...]
@@ -118,16 +120,48 @@ class Rule:
         """Return which expression is found in ``name`` and what that becomes; None if none is."""
         for i, expression in enumerate(_several(self.torch)):
             if re.search(expression, name):
-                ours = () if self.ours is None else _several(self.ours)
                 try:
-                    return i, tuple(re.sub(expression, own, name) for own in ours)
+                    return i, tuple(re.sub(expression, own, name) for own in _several(self.ours))
                 except (re.error, IndexError) as error:
                     raise InputError(f"{self}: {error}") from None
         return None
 
+    def back(self, name: str) -> list[str]:
+        """Return the names of which this rule may have made ``name``, none if it did not."""
+        sides = [(torch, own) for torch in _several(self.torch) for own in _several(self.ours)]
+        inverse = [self._inverse(*side) for side in sides]
+        return [re.sub(found, theirs, name) for found, theirs in inverse if re.search(found, name)]
 
-def _several(value: str | tuple[str, ...]) -> tuple[str, ...]:
-    return value if isinstance(value, tuple) else (value,)
+    def _inverse(self, torch: str, ours: str) -> tuple[str, str]:
+        """Return the expression that finds our name, and what replaces it."""
+        torch = re.sub(r"\(\?:[^()]*\)\?", "", torch)
+        torch = re.sub(r"\(\?:(?:[^()|]*\|)*([^()|]*)\)", r"\1", torch)
+        start, body, end = _ENDS.fullmatch(torch).groups("")  # type: ignore[union-attr]
+        literals, groups = _GROUP.split(body)[::2], _GROUP.findall(body)
+        words, numbers = re.split(r"\\\d", ours), re.findall(r"\\(\d)", ours)
+        plain = all(re.fullmatch(r"(\\\W|[\w/:-])*", literal) for literal in literals)
+        in_order = numbers == [str(k + 1) for k in range(len(groups))]
+        if not plain or not in_order or not (ours or start or end):
+            expected = "literals, groups that come back in order, and anchors at its ends"
+            raise InputError(f"{self} cannot be read backwards; expected {expected}")
+        # A whole word is one on the way back too: fc -> head does not make fcing of heading.
+        start = start or r"(?<!\w)" * words[0][:1].isalnum()
+        end = end or r"(?!\w)" * words[-1][-1:].isalnum()
+        found = "".join(
+            re.escape(word) + group for word, group in zip(words, [*groups, ""], strict=True)
+        )
+        numbers = [rf"\g<{number}>" for number in numbers]
+        theirs = "".join(
+            re.sub(r"\\(\W)", r"\1", a) + b for a, b in zip(literals, [*numbers, ""], strict=True)
+        )
+        return start + found + end, theirs
+
+
+_ENDS, _GROUP = re.compile(r"(\^|\\b)?(.*?)(\$|\\b)?"), re.compile(r"(\([^()?][^()]*\))")
+
+
+def _several(value: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    return value if isinstance(value, tuple) else () if value is None else (value,)
 
 
 def _written(value: str | tuple | None) -> str:
@@ -148,7 +182,7 @@ def applied(rules: Sequence[Rule], name: str) -> str | tuple[str, ...] | None:
 
 
 @dataclass(frozen=True)
-class _Source:
+class Source:
     """Where a parameter's values are: in one tensor, in a part of it, or in several joined."""
 
     torch: tuple[str, ...]
@@ -156,18 +190,21 @@ class _Source:
     part: int = 0
     parts: int = 1
 
+    @property
+    def whole(self) -> bool:
+        """Whether it is one tensor, not a part and not joined."""
+        return self.parts == 1 == len(self.torch)
+
     def shape(self, shapes: Mapping[str, Shape]) -> Shape:
         """Return the shape of the values; raise ``InputError`` if a rule does not suit them."""
-        own = [shapes[name] for name in self.torch]
-        if self.transposed and any(len(shape) > 2 for shape in own):
-            raise InputError(f"transpose: expected a matrix, got {self.torch[0]} {own[0]}")
-        if self.parts == 1 == len(own):
-            return own[0][::-1] if self.transposed else own[0]
-        rows, *rest = own[0][::-1] if self.transposed else own[0] or (1,)
-        if rows % self.parts or any(shape != own[0] for shape in own):
-            named = ", ".join(f"{n} {shape}" for n, shape in zip(self.torch, own, strict=True))
-            raise InputError(f"rules: expected {self.parts * len(own)} equal parts, got {named}")
-        return (rows * len(own) // self.parts, *rest)
+        own = {shapes[name][:: -1 if self.transposed else 1] for name in self.torch}
+        first = min(own)
+        rows, *rest = first or (1,)
+        if self.transposed and len(rest) > 1 or len(own) > 1 or rows % self.parts:
+            got = ", ".join(f"{name} {shapes[name]}" for name in self.torch)
+            parts = f"{self.parts * len(self.torch)} equal parts"
+            raise InputError(f"rules: expected {'a matrix' if self.whole else parts}, got {got}")
+        return first if self.whole else (rows * len(self.torch) // self.parts, *rest)
 
     def of(self, state: Mapping) -> np.ndarray:
         """Return the values, from PyTorch's tensors."""
@@ -177,15 +214,17 @@ class _Source:
         return joined if self.parts == 1 else np.split(joined, self.parts)[self.part]
 
 
-def _moved(rule: Rule, sources: Mapping[str, _Source]) -> dict[str, _Source]:
+def _moved(rule: Rule, sources: Mapping[str, Source]) -> dict[str, Source]:
     """Return our name -> where its values are, after one rule more."""
-    reached: dict[str, list[tuple[int, _Source]]] = {}
+    reached: dict[str, list[tuple[int, Source]]] = {}
     used = False
     for name, source in sources.items():
         which, ours = rule.names(name) or (-1, (name,))
         if which >= 0:
-            used, whole = True, source.parts == 1 == len(source.torch)
-            if not whole and (rule.transpose or isinstance(rule.torch, tuple) or len(ours) > 1):
+            used = True
+            if not source.whole and (
+                rule.transpose or isinstance(rule.torch, tuple) or len(ours) > 1
+            ):
                 raise InputError(f"{rule}: {name} is a part already, or joined")
             source = replace(source, transposed=source.transposed != rule.transpose)
         for part, own in enumerate(ours):
@@ -196,7 +235,7 @@ def _moved(rule: Rule, sources: Mapping[str, _Source]) -> dict[str, _Source]:
     return {own: _one(rule, own, parts) for own, parts in reached.items()}
 
 
-def _one(rule: Rule, own: str, parts: list[tuple[int, _Source]]) -> _Source:
+def _one(rule: Rule, own: str, parts: list[tuple[int, Source]]) -> Source:
     """Return the source of one of our names, joined if that is what the rule does."""
     parts = sorted(parts, key=lambda part: part[0])
     expected = range(len(_several(rule.torch))) if parts[0][0] >= 0 else range(-1, 0)
@@ -211,7 +250,7 @@ def _one(rule: Rule, own: str, parts: list[tuple[int, _Source]]) -> _Source:
 class Match:
     """The parameters and tensors that belong together, and those that do not."""
 
-    links: tuple[tuple[Pair, _Source], ...]
+    links: tuple[tuple[Pair, Source], ...]
     left: tuple[str, ...]  # a line for each name that ``leave`` left, and why
     faults: Mapping[str, str]  # each other of our names of either side -> why it does not match
     shapes: Mapping[str, Shape] = field(repr=False)  # of PyTorch's tensors
@@ -228,8 +267,7 @@ class Match:
     @property
     def paths(self) -> dict[str, str]:
         """PyTorch's name -> our name, of tensors that are neither split nor joined."""
-        whole = (link for link in self.links if link[1].parts == 1 == len(link[1].torch))
-        return {source.torch[0]: pair.torch for pair, source in whole}
+        return {source.torch[0]: pair.torch for pair, source in self.links if source.whole}
 
     def to_ours(self, state: Mapping) -> dict[str, np.ndarray]:
         """Return parameter name -> array in MindSpore's layout, from PyTorch's tensors."""
@@ -270,10 +308,11 @@ def match(
     found are left: the network's keep their values, and the file's are not read.
 
     Raises:
-        InputError: if a rule or ``leave`` matches no name, or two names become one.
+        InputError: if a rule, but for one that drops, or ``leave`` matches no name, or two names
+            become one.
     """
     shapes = shapes_of(state)
-    sources = {name: _Source((name,)) for name in shapes}
+    sources = {name: Source((name,)) for name in shapes}
     for rule in rules:
         sources = _moved(rule, sources)
     wanted = {pair.torch: pair for pair in pairs(network)}
@@ -317,45 +356,15 @@ def backwards(network: nn.Cell, rules: Sequence[Rule] = ()) -> Match:
     shapes = {pair.torch: pair.torch_shape for pair in pairs(network)}
     rules = [rule for rule in rules if rule.ours is not None]
     for rule in reversed(rules):
-        parts, joined = len(_several(rule.ours or "")), len(_several(rule.torch))
+        parts, joined = len(_several(rule.ours)), len(_several(rule.torch))
         before, shapes = shapes, {}
         for name, shape in before.items():
-            found = before_rule(rule, name)
+            found = rule.back(name)
             if found and parts != joined and shape:
                 shape = (shape[0] * parts // joined, *shape[1:])
-            turned = shape[::-1] if found and rule.transpose and len(shape) == 2 else shape
+            turned = shape[::-1] if found and rule.transpose else shape
             shapes |= dict.fromkeys(found or [name], turned)
     matched = match(network, shapes, rules)
     if matched.problems:
         raise InputError(f"rules cannot be read backwards here: {'; '.join(matched.problems)}")
     return matched
-
-
-def before_rule(rule: Rule, name: str) -> list[str]:
-    """Return the names of which a rule may have made ``name``, none if it did not."""
-    sides = [(torch, own) for torch in _several(rule.torch) for own in _several(rule.ours or "")]
-    inverse = [_inverse(rule, *side) for side in sides]
-    return [re.sub(found, theirs, name) for found, theirs in inverse if re.search(found, name)]
-
-
-def _inverse(rule: Rule, torch: str, ours: str) -> tuple[str, str]:
-    """Return the expression that finds our name, and what replaces it, from those of a rule."""
-    ends = re.fullmatch(r"(\^|\\b)?(.*?)(\$|\\b)?", torch)
-    start, body, end = ends.groups("") if ends else ("", torch, "")
-    literals, groups = (re.split(r"(\([^()?][^()]*\))", body)[k::2] for k in (0, 1))
-    words, numbers = (re.split(r"\\(\d)", ours)[k::2] for k in (0, 1))
-    plain = all(re.fullmatch(r"(\\\W|[\w/:-])*", literal) for literal in literals)
-    back = [str(k + 1) for k in range(len(groups))]
-    if not plain or sorted(numbers) != back or not (ours or start or end):
-        expected = "literals, groups that all come back, and anchors at its ends"
-        raise InputError(f"{rule} cannot be read backwards; expected {expected}")
-    # A whole word is one on the way back too: fc -> head does not make fcing of heading.
-    start = start or r"(?<!\w)" * words[0][:1].isalnum()
-    end = end or r"(?!\w)" * words[-1][-1:].isalnum()
-    found = re.escape(words[0])
-    for number, word in zip(numbers, words[1:], strict=True):
-        found += groups[int(number) - 1] + re.escape(word)
-    theirs = re.sub(r"\\(\W)", r"\1", literals[0])
-    for number, literal in zip(back, literals[1:], strict=True):
-        theirs += rf"\g<{numbers.index(number) + 1}>" + re.sub(r"\\(\W)", r"\1", literal)
-    return start + found + end, theirs

@@ -27,7 +27,7 @@ BERT = (
 GPT2 = (
     Rule(r"^(?:transformer\.)?", ""),
     Rule(r"\.(c_attn|q_attn|c_proj|c_fc)\.weight$", r".\1.weight", transpose=True),
-    Rule(r"\.(?:cross)?attn(?:ention)?\.(?:masked_)?bias$", None),
+    Rule(r"\.(?:attn|crossattention)\.(?:masked_)?bias$", None),
     Rule(r"^lm_head\.weight$", None),
 )
 

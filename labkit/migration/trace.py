@@ -1,4 +1,4 @@
-"""What PyTorch computed in one training step and around it: the reference that a network is held to.
+"""What PyTorch computed in one training step and around it: what a network is compared with.
 
 ``torch_trace`` makes a ``Trace``, ``save`` and ``read`` keep it in a file for where there is no
 PyTorch. Every number was computed twice, in float64, the ``value``, and in float32: the difference,
@@ -139,8 +139,8 @@ def read(path: str | os.PathLike) -> Trace:
         if kind == "update":
             return Update(*decoded(part))
         if kind == "updates":
-            *settings, made = decoded(part)
-            return Updates(*settings, lambda: iter(made))
+            name, seed, start, draws, made = decoded(part)
+            return Updates(name, seed, start, draws, lambda: iter(made))
         if kind == "dict":
             return {key: decoded(own) for key, own in part}
         return {"tuple": tuple, "list": list}[kind](map(decoded, part))

@@ -185,8 +185,9 @@ def compare_updates(optimizer: Any, match: Match, updates: Updates) -> list[Upda
         notes[name] = "our optimizer trains it, PyTorch's does not"
     rows = [UpdateRow(name, 0, np.inf, notes[name]) for name in sorted(notes)]
     decays = sorted({place.settings[0].get("weight_decay", 0.0) for place in places.values()})
-    by_name = getattr(optimizer, "is_group", True) is False and optimizer.exec_weight_decay
-    exempts = f"nn.{type(optimizer).__name__}" * bool(by_name)
+    kind = type(optimizer)
+    by_name = kind.__module__.startswith("mindspore.nn.") and not optimizer.is_group
+    exempts = f"nn.{kind.__name__}" if by_name and optimizer.exec_weight_decay else ""
     rows += [place.row(updates.kind, decays, exempts) for place in places.values()]
     return sorted(rows, key=lambda row: np.inf if row.update is None else row.update)
 
@@ -287,9 +288,10 @@ def _suspects(
     s, steps, decay, write = settings[0], len(settings), settings[0]["weight_decay"], ""
     if "betas" in s:
         (b1, b2), rate = s["betas"], s.get("initial_lr", s["lr"])
-        write = f"labkit.AdamW(parameters, {rate}, {b1}, {b2}, {s['eps']}, {decay})"
+        of = "parameters" if len(decays) == 1 else "groups"
+        write = f"labkit.AdamW({of}, {rate}, {b1}, {b2}, {s['eps']}, {decay})"
         if decay and not s["decoupled_weight_decay"]:
-            write = f"mint.optim.Adam(parameters, {rate}, ({b1}, {b2}), {s['eps']}, {decay})"
+            write = f"mint.optim.Adam({of}, {rate}, ({b1}, {b2}), {s['eps']}, {decay})"
         yield "ours adds eps before the bias correction, as nn.Adam", write, [{"early": 1}] * steps
         why = "ours has no bias correction, as nn.AdamWeightDecay"
         yield why, write, [{"corrects": False}] * steps

@@ -17,7 +17,7 @@ from labkit.steps.options import GradientOptions
 CONFIG, CLASSES = "config.json", "classes.json"  # in the run folder; they describe the training
 DEPTHS = (18, 34, 50, 101, 152)  # of labkit.nets.resnet
 SCHEMES = ("seed", "seed_table", "torchvision", "pytorch")  # of labkit.nets.initialisers
-PATHS = ("save_checkpoint_path", "stage_1", "pretrained_weight_path", "pca_mat_path")
+PATHS = ("save_checkpoint_path", "stage_1", "pretrained_weight_path", "pca_mat_path", "pretrained")
 Settings = TypeVar("Settings", bound="TrainingConfig")
 
 

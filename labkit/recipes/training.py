@@ -80,7 +80,8 @@ class Recipe:
     tree_on_gpu: Tree | None = None  # if that differs
     losses: tuple[str, str] | None = None  # title and words that it prints; None: our progress bar
     snapshots: bool = False  # whether the settings ask for snapshots of the trainable weights
-    starts_from: Callable[[Any], Path] | None = None  # settings -> checkpoint
+    starts_from: Callable[[Any], Path | None] | None = None  # settings -> checkpoint
+    prepare: Callable[[Any, nn.Cell], list[str]] | None = None  # loads it; what was done, in lines
     judged: str = ""  # what it prints about an evaluation of ``path``, as a format
 
     def train(
@@ -93,15 +94,19 @@ class Recipe:
         ``InputError`` if the folder, the ranks or an earlier training does not fit.
         """
         path = None if self.starts_from is None else self.starts_from(config)
-        if path is not None and not path.is_file():  # before minutes of reading
+        if path is not None and not path.exists():  # before minutes of reading
             raise InputError(f"no checkpoint at {path}")
         started, config, data, network = begin(config, dataset_path, **machine)
         train_set, val_set, classes = data
         rank, batches = started.rank, train_set.get_dataset_size()
         if path is not None:
-            load(network, path, classes)
+            lines = [f"starts from {path}"]
+            if self.prepare is None:
+                load(network, path, classes)
+            else:
+                lines += self.prepare(config, network)
             if rank == 0:
-                print(f"labkit: starts from {path}", flush=True)
+                print(*(f"labkit: {line}" for line in lines), sep="\n", flush=True)
         step = self.build_step(config, LossNet(network, build_loss(config)), batches)
         if not step.updates_ahead([batches] * config.epoch_size):
             raise InputError(f"an epoch has {batches} micro-batches; expected enough for an update")

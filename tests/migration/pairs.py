@@ -338,7 +338,7 @@ class Bert(nn.Cell):
         self.words, self.places = nn.Embedding(WORDS, WIDTH), nn.Embedding(12, WIDTH)
         self.sentences, self.norm = nn.Embedding(2, WIDTH), nn.LayerNorm((WIDTH,), epsilon=1e-12)
         self.blocks = nn.CellList([Block(1e-12, first=False) for _ in range(2)])
-        self.pooler, self.tanh = nn.Dense(WIDTH, WIDTH), nn.Tanh()
+        self.pool, self.tanh = nn.Dense(WIDTH, WIDTH), nn.Tanh()
         self.classifier = nn.Dense(WIDTH, CLASSES)
 
     def construct(self, words, counts, sentences):
@@ -346,7 +346,7 @@ class Bert(nn.Cell):
         x = self.norm(self.words(words) + self.sentences(sentences) + self.places(places))
         for block in self.blocks:
             x = block(x, (1.0 - counts[:, None, None].astype(x.dtype)) * -1e9)
-        return self.classifier(self.tanh(self.pooler(x[:, 0])))
+        return self.classifier(self.tanh(self.pool(x[:, 0])))
 
 
 def bert(random):
@@ -356,7 +356,7 @@ def bert(random):
     names = renamed(
         embeddings__word_embeddings="words", embeddings__position_embeddings="places",
         embeddings__token_type_embeddings="sentences", embeddings__LayerNorm="norm",
-        attention__output__LayerNorm="norm1", output__LayerNorm="norm2", pooler__dense="pooler",
+        attention__output__LayerNorm="norm1", output__LayerNorm="norm2", pooler__dense="pool",
     )  # fmt: skip
     rules = (*BERT, *names, *LAYERS)
     return of_words(random, Bert(), module, rules, (counts, sentences))

@@ -19,9 +19,9 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.usefixtures("runtime")
 
 
-def network(inputs=3, outputs=4):
+def network(inputs=3):
     """A dense layer and a BatchNorm: 6 parameters, under names that differ, and a counter."""
-    return nn.SequentialCell(nn.Dense(inputs, outputs), nn.BatchNorm1d(4))
+    return nn.SequentialCell(nn.Dense(inputs, 4), nn.BatchNorm1d(4))
 
 
 def numbers(prefix=""):
@@ -109,51 +109,47 @@ def tied():
 
 T, EMBEDDING = tensors(numbers()), np.ones((5, 3), np.float32)
 HARMLESS = {"args": argparse.Namespace(lr=0.1), "best": np.float64(0.3), "epoch": np.int64(3)}
-WITH = numbers()
-KINDS = {  # file, entry, rules, network, what it holds afterwards
-    "plain .pth": (pickled(T), None, [], network, WITH),
-    "state_dict, epoch": (pickled({"state_dict": T, "epoch": 3}), None, [], network, WITH),
-    "model, args": (pickled({"model": T, "args": [1]}), None, [], network, WITH),
-    "Hugging Face's .bin": (pickled(T, "pytorch_model.bin"), None, [], network, WITH),
-    "before zip": (pickled(T, _use_new_zipfile_serialization=False), None, [], network, WITH),
+BUFFERS = T | {"attn.bias": torch.ones(4), "position_ids": torch.ones(1)}
+AVERAGED = tensors(numbers("module.") | {"n_averaged": np.int64(3)})
+LIGHTNING = tensors(numbers("model.") | {"loss.weight": np.ones(4)})
+DATA_PARALLEL, BOTH = tensors(numbers("module.")), tensors(numbers("module._orig_mod."))
+TIED = {"wte.weight": EMBEDDING, "lm_head.weight": EMBEDDING}
+KINDS = {  # file, entry, rules; network and what it holds afterwards, if not those above
+    "plain .pth": (pickled(T), None, []),
+    "state_dict, epoch": (pickled({"state_dict": T, "epoch": 3}), None, []),
+    "model, args": (pickled({"model": T, "args": [1]}), None, []),
+    "Hugging Face's .bin": (pickled(T, "pytorch_model.bin"), None, []),
+    "before zip": (pickled(T, _use_new_zipfile_serialization=False), None, []),
     "float16": (pickled(tensors(HALVES, torch.float16)), None, [], network, HALVES),
     "bfloat16": (pickled(tensors(HALVES, torch.bfloat16)), None, [], network, HALVES),
     "bfloat16, safetensors": (
         in_safetensors(tensors(HALVES, torch.bfloat16)), None, [], network, HALVES),
-    "average": (
-        pickled({"model": tensors(HALVES), "model_ema": tensors(numbers("module."))}),
-        "model_ema", [MODULE], network, WITH),
-    "DataParallel": (pickled(tensors(numbers("module."))), None, [MODULE], network, WITH),
-    "compile": (pickled(tensors(numbers("_orig_mod."))), None, [ORIGINAL], network, WITH),
-    "both": (pickled(tensors(numbers("module._orig_mod."))), None, [MODULE, ORIGINAL],
-             network, WITH),
-    "another entry": (pickled({"net": T}), "net", [], network, WITH),
-    "nested entry": (pickled({"state": {"model": T}}), "state.model", [], network, WITH),
-    "AveragedModel": (
-        pickled(tensors(numbers("module.") | {"n_averaged": np.int64(3)})),
-        None, [Rule("n_averaged", None), MODULE], network, WITH),
-    "Lightning's .ckpt": (
-        pickled({"state_dict": tensors(numbers("model.") | {"loss.weight": np.ones(4)})}, "a.ckpt"),
-        None, [Rule(r"^loss\.", None), Rule(r"^model\.", "")], network, WITH),
-    "Namespace, NumPy scalars": (pickled({"model": T} | HARMLESS), None, [], network, WITH),
-    ".pth.tar": (pickled({"state_dict": T}, "a.pth.tar"), None, [], network, WITH),
-    "shards": (sharded, None, [], network, WITH),
-    "tied": (pickled({"wte.weight": torch.ones(5, 3)}), None, [], tied,
-             {"wte.weight": EMBEDDING, "lm_head.weight": EMBEDDING}),
-    "buffers": (pickled(T | {"attn.bias": torch.ones(4), "position_ids": torch.ones(1)}), None,
-                [Rule(r"position_ids$|attn\.bias$", None)], network, WITH),
+    "average": (pickled({"model": T, "model_ema": DATA_PARALLEL}), "model_ema", [MODULE]),
+    "DataParallel": (pickled(DATA_PARALLEL), None, [MODULE]),
+    "compile": (pickled(tensors(numbers("_orig_mod."))), None, [ORIGINAL]),
+    "compile, DataParallel": (pickled(BOTH), None, [MODULE, ORIGINAL]),
+    "another entry": (pickled({"net": T}), "net", []),
+    "nested entry": (pickled({"state": {"model": T}}), "state.model", []),
+    "AveragedModel": (pickled(AVERAGED), None, [Rule("n_averaged", None), MODULE]),
+    "Lightning's .ckpt": (pickled({"state_dict": LIGHTNING}, "a.ckpt"), None,
+                          [Rule(r"^loss\.", None), Rule(r"^model\.", "")]),
+    "Namespace, NumPy scalars": (pickled({"model": T} | HARMLESS), None, []),
+    ".pth.tar": (pickled({"state_dict": T}, "a.pth.tar"), None, []),
+    "shards": (sharded, None, []),
+    "tied": (pickled({"wte.weight": torch.ones(5, 3)}), None, [], tied, TIED),
+    "buffers": (pickled(BUFFERS), None, [Rule(r"position_ids$|attn\.bias$", None)]),
     "qkv": (pickled(tensors(QKV)), None, [Rule("qkv", ("q", "k", "v"))],
             lambda: dense(q=(2, 3), k=(2, 3), v=(2, 3)), QKV),
     "Conv1D": (pickled(tensors(SQUARE)), None, [Rule("c_proj", "proj", transpose=True)],
                lambda: dense(proj=(3, 3)), SQUARE),
-    "MindSpore's .ckpt": (by_mindspore("ckpt"), None, [], network, WITH),
-    "MindSpore's .safetensors": (by_mindspore("safetensors"), None, [], network, WITH),
+    "MindSpore's .ckpt": (by_mindspore("ckpt"), None, []),
+    "MindSpore's .safetensors": (by_mindspore("safetensors"), None, []),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_file_is_loaded_bit_by_bit(tmp_path, kind):
-    write, entry, rules, build, expected = KINDS[kind]
+    write, entry, rules, build, expected = (*KINDS[kind], network, numbers())[:5]
     state, cell = read_torch(write(tmp_path), entry), build()
     result = load(cell, state, rules)
     assert not result.problems and not result.left
@@ -290,8 +286,10 @@ BACKWARDS = [
     ([Rule("n_averaged", None), MODULE], {"module.weight", "module.bias"}),
     ([Rule(r"^head\.(\w+)$", r"\1")], {"head.weight", "head.bias"}),
     ([Rule("gamma", "weight"), Rule("beta", "bias")], {"gamma", "beta"}),
-    ([Rule("_orig_mod", "")], "cannot be read backwards; expected literals, groups that all"),
+    ([Rule("_orig_mod", "")], "cannot be read backwards; expected literals, groups that come"),
     ([Rule("a.weight|weight", "weight")], "cannot be read backwards"),
+    ([Rule("fc", "ias")], "matches no name"),  # no part of a word: bias is not made bfc
+    ([Rule("fc", "bia")], "matches no name"),
     ([Rule("a", "weight"), Rule("b", "weight")], "rules cannot be read backwards here"),
 ]
 
@@ -366,7 +364,9 @@ UNREADABLE = [  # file, entry, message
     (lambda folder: [pickled(T, n)(folder) for n in ("a.pth", "b.bin")] and folder, None,
      "got a.pth, b.bin"),
     (lambda folder: (sharded(folder) / "1.safetensors").unlink() or folder, None,
-     "lists files that are not there: 1.safetensors"),
+     "lists files that are not there, or no weights: 1.safetensors"),
+    (lambda folder: (folder / "a.json").write_text('{"weight_map": {"w": "a.json"}}') and folder
+     / "a.json", None, "or no weights: a.json"),
     (lambda folder: in_safetensors({"0.bias": T["0.bias"]}, "1.safetensors")(sharded(folder))
      and folder, None, r"1.safetensors lacks 1.weight \(4 in all\)"),
     (lambda folder: (folder / "a.json").write_text("{}") and folder / "a.json", None,

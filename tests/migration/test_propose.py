@@ -1,0 +1,54 @@
+"""Rules proposed by the order of cells: right where parameters in order would be wrong."""
+
+import numpy as np
+import pytest
+from mindspore import nn
+
+from labkit.migration import Rule, load, match, propose, state_dict
+from labkit.migration.propose import _rules
+
+pytestmark = pytest.mark.usefixtures("runtime")
+
+
+def network():
+    """Two convolutions with BatchNorms, whose four tensors have one shape, and a head."""
+    blocks = [nn.SequentialCell(nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4)) for _ in range(2)]
+    cell = nn.SequentialCell(*blocks)
+    cell.insert_child_to_cell("classifier", nn.Conv2d(4, 2, 1, has_bias=True))
+    return cell
+
+
+def state():
+    """PyTorch's tensors, its BatchNorms in its own order and after other names."""
+    draw, shapes = np.random.default_rng(0), {}
+    for k in (1, 2):
+        shapes[f"layer.{k}.conv.weight"] = (4, 4, 3, 3)
+        for name in ("weight", "bias", "running_mean", "running_var"):
+            shapes[f"layer.{k}.norm.{name}"] = (4,)
+        shapes[f"layer.{k}.norm.num_batches_tracked"] = ()
+    shapes |= {"fc.weight": (2, 4), "fc.bias": (2,), "extra.scale": (9,)}
+    return {name: draw.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+def test_cells_are_paired_in_order_and_their_tensors_by_name():
+    cell, theirs = network(), state()
+    rules = propose(cell, theirs)
+    assert match(cell, theirs, rules).problems == ("extra.scale: no parameter of the network",)
+    load(cell, theirs, [*rules, Rule("extra", None)])
+    for k, (_, norm) in enumerate(list(cell)[:2], 1):
+        for ours, name in (("gamma", "weight"), ("moving_variance", "running_var")):
+            actual = getattr(norm, ours).asnumpy()
+            np.testing.assert_array_equal(actual, theirs[f"layer.{k}.norm.{name}"])
+    # The rules lead back to PyTorch's names.
+    assert state_dict(cell, rules).keys() == theirs.keys() - {"extra.scale"}
+
+
+def test_rules_lead_back():
+    """A rule for all of a would make a.b of c.b on the way back."""
+    targets = {"a.w": "c.w", "c.b": "c.b"}
+    assert _rules(targets, list(targets)) == [Rule(r"^a\.w$", "c.w")]
+
+
+def test_what_fits_needs_no_rules():
+    shapes = {name: value.shape for name, value in state_dict(network()).items()}
+    assert propose(network(), shapes) == []
