@@ -489,7 +489,8 @@ class _Comparing:
         def loss_of() -> ms.Tensor:
             return self.loss(called(self.network, inputs), *targets)
 
-        gradients_of = ms.value_and_grad(loss_of, None, trained)
+        with pynative():  # the mode in which it is made is the one in which it computes
+            gradients_of = ms.value_and_grad(loss_of, None, trained)
         losses = []
         for update in range(len(self.theirs.losses)):
             self.network.set_train()

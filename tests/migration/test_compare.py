@@ -24,34 +24,31 @@ X, Z, TARGETS = (R.normal(size=(6, n)).astype(np.float32) for n in (5, 3, 4))
 LABELS = np.arange(6) % 4
 
 
-class Module(T.Module):
+class Parts:
+    def forward(self, x, z=None):
+        return self.run(self, x, z)
+
+    construct = forward
+
+
+class Module(Parts, T.Module):
     def __init__(self, run, p=0.0):
         super().__init__()
         self.a, self.b, self.c = T.Linear(5, 8), T.Linear(3, 8), T.Linear(8, 4)
         self.norm, self.relu, self.drop = T.BatchNorm1d(8), T.ReLU(inplace=True), T.Dropout(p)
         self.run = run
 
-    def forward(self, x, z=None):
-        return self.run(self, x, z)
 
-
-class Network(nn.Cell):
+class Network(Parts, nn.Cell):
     def __init__(self, run, p=0.0):
         super().__init__()
         self.a, self.b, self.c = nn.Dense(5, 8), nn.Dense(3, 8), nn.Dense(8, 4)
         self.norm, self.relu, self.drop = nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(p=p)
         self.run = run
 
-    def construct(self, x, z=None):
-        return self.run(self, x, z)
-
 
 def plain(s, x, z):
     return s.c(s.drop(s.relu(s.norm(s.relu(s.a(x))))))
-
-
-def two(s, x, z):
-    return s.c(s.relu(s.a(x) + s.b(z)))
 
 
 def random(s, x, z):
@@ -66,15 +63,25 @@ def squares(x, y):
     return ((x - y) ** 2).mean()
 
 
-def compared(batch, ours=plain, theirs=None, losses=cross_entropy, p=0.0, change=None, of=""):
+def compared(
+    *batch, ours=plain, theirs=plain, loss=cross_entropy, own=None, p=0.0, of="", change=None
+):
     torch.manual_seed(0)
-    module, network = Module(theirs or ours, p), Network(ours, p)
+    module, network = Module(theirs, p), Network(ours, p)
     load(network, {name: value.numpy() for name, value in module.state_dict().items()})
     _ = change and change(module, network)
-    own = [p for p in network.trainable_params() if p.name.startswith(of)]
+    trained = [p for p in network.trainable_params() if p.name.startswith(of)]
     other = [p for n, p in module.named_parameters() if n.startswith(of) and p.requires_grad]
-    losses = losses if isinstance(losses, tuple) else (losses, losses)
-    return compare(network, module, losses, (nn.SGD(own, 0.1), torch.optim.SGD(other, 0.1)), batch)
+    optimizers = nn.SGD(trained, 0.1), torch.optim.SGD(other, 0.1)
+    return compare(network, module, (own or loss, loss), optimizers, batch)
+
+
+def of(key):
+    return lambda outputs, labels: cross_entropy(outputs[key], labels)
+
+
+def both(run, **more):
+    return {"ours": run, "theirs": run} | more
 
 
 def freeze(module, network):
@@ -82,67 +89,59 @@ def freeze(module, network):
         parameter.requires_grad = False
 
 
-def pair(s, x, z):
-    return plain(s, x, z), x
-
-
-def named(s, x, z):
-    return {"logits": plain(s, x, z)}
-
-
+TWO = both(lambda s, x, z: s.c(s.relu(s.a(x) + s.b(z))))
 FORMS = {
-    "two inputs": {"batch": ((X, Z), LABELS), "ours": two},
-    "by name": {"batch": ({"z": Z, "x": X}, LABELS), "ours": two},
-    "tuple": {"ours": pair, "losses": lambda x, y: cross_entropy(x[0], y)},
-    "mapping": {"ours": named, "losses": lambda x, y: cross_entropy(x["logits"], y)},
-    "numbers": {"batch": (X, TARGETS), "losses": squares},
-    "float64": {"batch": (X.astype(float), TARGETS.astype(float)), "losses": squares},
-    "soft labels": {"batch": (X, np.full((6, 4), 0.25, np.float32))},
-    "no targets": {"batch": (X,), "losses": lambda x: (x**2).mean()},
-    "tensors": {"batch": (torch.from_numpy(X), torch.from_numpy(LABELS))},
-    "frozen": {"change": freeze},
-    "head": {"of": "c."},
-}
+    "two inputs": ((X, Z), LABELS, TWO),
+    "by name": ({"z": Z, "x": X}, LABELS, TWO),
+    "tuple": (X, LABELS, both(lambda *a: (plain(*a), a[1]), loss=of(0))),
+    "mapping": (X, LABELS, both(lambda *a: {"x": plain(*a)}, loss=of("x"))),
+    "numbers": (X, TARGETS, {"loss": squares}),
+    "float64": (X.astype(float), TARGETS.astype(float), {"loss": squares}),
+    "soft labels": (X, np.full((6, 4), 0.25, np.float32), {}),
+    "no targets": (X, {"loss": lambda x: (x**2).mean()}),
+    "tensors": (torch.from_numpy(X), torch.from_numpy(LABELS), {}),
+    "frozen": (X, LABELS, {"change": freeze}),
+    "head": (X, LABELS, {"of": "c."}),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_any_inputs_outputs_and_targets_and_no_fault(form):
-    result = compared(**{"batch": (X, LABELS)} | FORMS[form])
+    *batch, options = FORMS[form]
+    result = compared(*batch, **options)
     assert result.faults == {}, str(result)
     assert [row.stage for row in result.rows].count("run") == 5
     places = {row.place for row in result.rows if row.stage == "training"}
-    both = {"b"} if form in ("two inputs", "by name") else {"norm", "relu#2", "drop"}
-    assert {"a", "relu", "c"} | both <= places
+    assert {"a", "relu", "c", *(["b"] if options is TWO else ["norm", "relu#2", "drop"])} <= places
 
 
 def test_targets_that_are_cut_to_integers_are_a_fault():
     cut = lambda x, y: squares(x, y.astype(ms.int32).astype(ms.float32))  # noqa: E731
-    result = compared((X, TARGETS), losses=(cut, squares))
-    assert list(result.faults) == [("loss", "loss")]
+    assert list(compared(X, TARGETS, loss=squares, own=cut).faults) == [("loss", "loss")]
 
 
 def test_a_function_that_is_random_where_pytorch_has_a_module_is_not_judged():
-    result = compared((X, LABELS), random, plain, p=0.4)
+    result = compared(X, LABELS, ours=random, p=0.4)
     assert result.faults == {} and "drop (Dropout)" in str(result)
     assert "c (training): the network differs from itself" in str(result)
-    assert list(compared((X, LABELS), random, plain).faults) == [("training", "c")]
+    assert list(compared(X, LABELS, ours=random).faults) == [("training", "c")]
 
 
 def test_a_network_that_raises_is_a_fault_after_the_last_place():
-    result = compared((X, LABELS), lambda s, x, z: s.c(s.relu(s.a(x)).reshape(7, 5)), plain)
+    result = compared(X, LABELS, ours=lambda s, x, z: s.c(s.relu(s.a(x)).reshape(7, 5)))
     assert list(result.faults) == [("training", "relu")], str(result)
     assert "the network raises after it: ValueError" in result.faults["training", "relu"]
 
 
 def test_half_precision_is_said():
-    result = compared((X, LABELS), change=lambda module, network: network.to_float(ms.float16))
+    result = compared(X, LABELS, change=lambda module, network: network.to_float(ms.float16))
     assert str(result).count("computes in float16: compare it before to_float") == 1
 
 
 @pytest.mark.parametrize("inputs", [X[:0], np.where(X > 0, np.nan, X)])
 def test_an_empty_batch_and_nan_are_refused(inputs):
     with pytest.raises(InputError, match="batch: expected arrays of numbers, got an empty one, or"):
-        compared((inputs, LABELS[: len(inputs)]))
+        compared(inputs, LABELS[: len(inputs)])
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -172,40 +171,37 @@ def test_everything_is_afterwards_what_it_was(fails):
         assert fails
     assert_bit_equal(state(), before)
     assert ms.get_context("mode") == ms.GRAPH_MODE
-    assert not any(getattr(part, "_forward_hook", None) for _, part in parts)
-    assert not any(getattr(part, "_forward_hooks", None) for _, part in parts)
+    assert not any(vars(part).get(f"_forward_{n}") for _, part in parts for n in ("hook", "hooks"))
 
 
-START = """
+PROGRAM = """
 import sys
-sys.modules["torch"] = None
-import labkit
-labkit.start("CPU", seed=1)
-from labkit.migration import read
-theirs = read(sys.argv[1])
-"""
-ROWS = """
+if "theirs" not in globals():
+    sys.modules["torch"] = None
+    import labkit
+    labkit.start("CPU", seed=1)
 from mindspore import nn, ops
-from labkit.migration import compare, load
+from labkit.migration import compare, load, read
+theirs = globals().get("theirs") or read(sys.argv[1])
 network = nn.SequentialCell(nn.Dense(5, 8), nn.GELU(), nn.Dropout(p=0.5), nn.Dense(8, 4))
 load(network, {n: v.value.astype("float32") for n, v in theirs.stages["weights"].items()})
 optimizer = nn.Momentum(network.trainable_params(), 0.1, 0.8)
 result = compare(network, theirs, ops.cross_entropy, optimizer)
 rows = [[row.stage, row.place, row.tensor, row.passed] for row in result.rows]
-rows = repr([list(result.faults), rows])
+print([list(result.faults), rows])
 """
 
 
-def test_a_trace_in_a_file_makes_the_same_rows_without_pytorch(tmp_path, root):
+def test_a_trace_in_a_file_makes_the_same_rows_without_pytorch(tmp_path, root, capsys):
     module = T.Sequential(T.Linear(5, 8), T.GELU(), T.Dropout(0.3), T.Linear(8, 4))
     optimizer = torch.optim.SGD(module.parameters(), 0.1, momentum=0.9)
-    names = {"theirs": torch_trace(module, cross_entropy, optimizer, (X, LABELS))}
-    exec(ROWS, names)  # noqa: S102
-    assert "('training', '1'), ('training', '2'), ('optimizer', " in names["rows"]
-    path = save(tmp_path / "trace.npz", names["theirs"])
-    command = [sys.executable, "-c", f"{START}{ROWS}print(rows)", str(path)]
+    theirs = torch_trace(module, cross_entropy, optimizer, (X, LABELS))
+    exec(PROGRAM, {"theirs": theirs})  # noqa: S102
+    *_, expected = capsys.readouterr().out.splitlines()
+    assert expected.startswith("[[('training', '1'), ('training', '2'), ('optimizer', ")
+    command = [sys.executable, "-c", PROGRAM, str(save(tmp_path / "trace.npz", theirs))]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == names["rows"]
+    assert done.stdout.splitlines()[-1] == expected
 
 
 def test_a_tensor_is_allowed_what_pytorchs_rounding_is_and_a_floor():
