@@ -115,27 +115,26 @@ def test_any_inputs_outputs_and_targets_and_no_fault(form):
     assert {"a", "relu", "c", *(["b"] if options is TWO else ["norm", "relu#2", "drop"])} <= places
 
 
-def test_targets_that_are_cut_to_integers_are_a_fault():
-    cut = lambda x, y: squares(x, y.astype(ms.int32).astype(ms.float32))  # noqa: E731
-    assert list(compared(X, TARGETS, loss=squares, own=cut).faults) == [("loss", "loss")]
+def cut(x, y):
+    return squares(x, y.astype(ms.int32).astype(ms.float32))
 
 
-def test_a_function_that_is_random_where_pytorch_has_a_module_is_not_judged():
-    result = compared(X, LABELS, ours=random, p=0.4)
-    assert result.faults == {} and "drop (Dropout)" in str(result)
-    assert "c (training): the network differs from itself" in str(result)
-    assert list(compared(X, LABELS, ours=random).faults) == [("training", "c")]
+SAID = {  # targets, options, faults, a part of what is said
+    "cut": (TARGETS, {"loss": squares, "own": cut}, {("loss", "loss")}, "(loss): value off by"),
+    "random": (LABELS, {"ours": random, "p": 0.4}, set(), "c (training): the network differs from"),
+    "random alone": (LABELS, {"ours": random}, {("training", "c")}, "between relu#2 and here"),
+    "raises": (LABELS, {"ours": lambda s, x, z: s.c(s.relu(s.a(x)).reshape(7, 5))},
+        {("training", "relu")}, "the network raises after it: ValueError"),
+    "half": (LABELS, {"change": lambda module, network: network.to_float(ms.float16)},
+        None, "the network computes in float16: compare it before to_float"),
+}  # fmt: skip
 
 
-def test_a_network_that_raises_is_a_fault_after_the_last_place():
-    result = compared(X, LABELS, ours=lambda s, x, z: s.c(s.relu(s.a(x)).reshape(7, 5)))
-    assert list(result.faults) == [("training", "relu")], str(result)
-    assert "the network raises after it: ValueError" in result.faults["training", "relu"]
-
-
-def test_half_precision_is_said():
-    result = compared(X, LABELS, change=lambda module, network: network.to_float(ms.float16))
-    assert str(result).count("computes in float16: compare it before to_float") == 1
+@pytest.mark.parametrize("name", SAID)
+def test_what_is_said_of_other_networks(name):
+    targets, options, faults, words = SAID[name]
+    result = compared(X, targets, **options)
+    assert faults in (None, set(result.faults)) and str(result).count(words) == 1, str(result)
 
 
 @pytest.mark.parametrize("inputs", [X[:0], np.where(X > 0, np.nan, X)])
