@@ -570,5 +570,6 @@ def _is_carried(row: Row, value: Value, array: np.ndarray, offs: list[np.ndarray
 
 
 def _line(error: Exception) -> str:
-    first = str(error).strip().partition("\n")[0]
-    return f"{type(error).__name__}: {first[:160]}"
+    # MindSpore begins some messages with a line of dashes.
+    lines = [line for line in str(error).splitlines() if any(map(str.isalnum, line))]
+    return f"{type(error).__name__}: {''.join(lines[:1])[:160]}"
