@@ -89,7 +89,7 @@ def compare(actual: Trace, reference: Trace) -> list[Row]:
     return [
         judged(stage, name, "", actual.stages[stage][name].value, value)
         for stage in STAGES
-        for name, value in reference.stages[stage].items()
+        for name, value in reference.stages.get(stage, {}).items()
         if name in actual.stages[stage]
     ]
 
