@@ -34,6 +34,8 @@ ALGORITHMS := tests/algorithms tests/recipes tests/upstream
 PARTS := "$(STEPS)" "$(ALGORITHMS)" "tests notebooks $(addprefix --ignore=,$(STEPS) $(ALGORITHMS))"
 RANKS := tests/*/test_*on_ranks.py
 ONE_MORE := $(shell expr $(JOBS) + 1 2>/dev/null || echo $(JOBS))
+# The third part often waits, too, for kernels, a browser and time limits.
+WAITING := $(if $(filter 2,$(JOBS)),3,$(JOBS))
 # What compares speed and memory. The races in benchmarks/, stored, take up to an hour each.
 BENCH ?= memory step_times subspace
 
@@ -50,8 +52,10 @@ run: ## install if needed, then run the labs: PRESET=smoke|lab|paper (lab), LABS
 test: ## install if needed, then the tests, and every notebook at preset smoke; ALL=1: the slow tests too; ALL=long: all
 	@$(ENVIRONMENT) $(if $(ALL),all,test)
 	@status=5; for part in $(PARTS) $(if $(ALL),"$(RANKS)"); do \
-	    case $$part in *on_ranks*) ranks='-n $(ONE_MORE)' ;; *) ranks='--ignore-glob=*on_ranks.py' ;; esac; \
-	    LABKIT_PRESET=smoke $(PYTEST) $$part $$ranks $(ARGS); code=$$?; \
+	    case $$part in *on_ranks*) more='-n $(ONE_MORE)' ;; \
+	        *notebooks*) more='--ignore-glob=*on_ranks.py -n $(WAITING)' ;; \
+	        *) more='--ignore-glob=*on_ranks.py' ;; esac; \
+	    LABKIT_PRESET=smoke $(PYTEST) $$part $$more $(ARGS); code=$$?; \
 	    case $$code in 5) ;; 2) exit 2 ;; *) [ $$status -eq 1 ] || status=$$((code ? 1 : 0)) ;; esac; \
 	done; exit $$status
 

@@ -1,8 +1,11 @@
 """Fixtures that every test may ask for."""
 
+import functools
 import gc
+import inspect
 import os
 import signal
+import weakref
 from collections import Counter
 from pathlib import Path
 
@@ -16,8 +19,7 @@ from tests.support import slow_tests
 
 ROOT = Path(__file__).resolve().parent.parent
 _ROOM = 2.5e9  # bytes that a process may hold before graphs are released
-_STAY: set[int] = set()  # ids of cells that are never released: MindSpore keeps them for ever
-_COMPILES: set[Path] = set()  # test files that use MindSpore in this process
+_COMPILED: weakref.WeakSet = weakref.WeakSet()  # cells whose graphs may be released
 _CORES = sorted(os.sched_getaffinity(0))
 _OWN_CORE: set[int] = set()  # the core on which this worker computes; empty: all cores
 
@@ -27,9 +29,11 @@ os.environ.setdefault("MS_DEV_DUMP_IR_PASSES", "validate")
 # PyTorch's threads busy-wait for each other: beside other computing processes, 200 backward passes
 # of LeNet took 26 s instead of 5. The number of threads, which affects rounding, is unchanged.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-# On a busy machine an example took longer than Hypothesis's 200 ms, and the test failed.
+# On a busy machine an example took longer than Hypothesis's 200 ms, and the test failed. The same
+# examples in every run: a change is not refused for what chance finds in another place.
+# --hypothesis-profile=default draws others.
 settings.register_profile(
-    "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    "any machine", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("any machine")
 # A shell makes background processes, and all their children, ignore Ctrl-C.
@@ -45,6 +49,7 @@ def root() -> Path:
 def runtime():
     """MindSpore started as every lab starts it, on CPU with seed 1."""
     os.sched_setaffinity(0, _OWN_CORE or _CORES)  # MindSpore's threads stay where they begin
+    _record_compiled_cells()
     return labkit.start(device="CPU", seed=1)
 
 
@@ -56,12 +61,19 @@ def eager(runtime):
 
 
 @pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    """Begin each test with the same seed: its initial weights depend on no test before it."""
+    if "runtime" in getattr(item, "fixturenames", ()):
+        import mindspore
+
+        mindspore.set_seed(1)
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     """Mark the tests of tests/slow.txt; files that take long come first: all wait for the last."""
     listed = set(slow_tests.LIST.read_text().splitlines())
     for item in items:
-        if "runtime" in getattr(item, "fixturenames", ()):
-            _COMPILES.add(item.path)
         if slow_tests.is_slow(item.nodeid, listed) or item.get_closest_marker("long"):
             item.add_marker("slow")
     slow = {item.path for item in items if item.get_closest_marker("slow")}
@@ -90,43 +102,45 @@ def _module(request):
     os.sched_setaffinity(0, "runtime" in request.fixturenames and _OWN_CORE or _CORES)
     yield
     os.sched_setaffinity(0, _CORES)
-    if request.path not in _COMPILES:  # the search takes 1 s
-        return
     if psutil.Process().memory_info().rss < _ROOM:
-        _STAY.update(map(id, _compiled_cells()))
+        _COMPILED.clear()
     else:
-        _release_graphs(but=_STAY)
+        _release(set(_COMPILED))
+        gc.unfreeze()
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="class")
 def released(runtime):
     """Release the graphs that a class of tests has compiled, which are many; those before stay."""
-    before = _STAY | set(map(id, _compiled_cells()))
+    before = set(_COMPILED)
     yield
-    _release_graphs(but=before)
+    _release(set(_COMPILED) - before)
 
 
-def _release_graphs(but):
+def _record_compiled_cells():
+    from mindspore.graph.api import _CellGraphExecutor
+
+    # MindSpore splits the source of every method into tokens anew for every graph.
+    block_of = functools.cache(lambda lines: getblock(list(lines)))
+    getblock, inspect.getblock = inspect.getblock, lambda lines: list(block_of(tuple(lines)))
+
+    def recorded(executor, cell, *args, **options):
+        compiled = compile_cell(executor, cell, *args, **options)
+        _COMPILED.add(cell)
+        return compiled
+
+    compile_cell, _CellGraphExecutor.compile = _CellGraphExecutor.compile, recorded
+
+
+def _release(cells):
     from mindspore.graph.api import _cell_graph_executor
 
-    for cell in _compiled_cells():
-        if id(cell) not in but:
-            _cell_graph_executor.del_net_res(cell, cell.compile_cache)
-            cell.compile_cache.clear()  # a cell still in use is compiled again
-    gc.unfreeze()
-    gc.collect()
-    gc.freeze()
-
-
-def _compiled_cells():
-    from mindspore.nn import Cell
-
-    gc.unfreeze()  # frozen objects are not listed
-    # type() and not isinstance(): an object may be a weak proxy whose referent is gone. A step that
-    # has refused its arguments is a Cell without any attribute.
-    cells = [o for o in gc.get_objects() if issubclass(type(o), Cell)]
-    gc.freeze()
-    return [cell for cell in cells if getattr(cell, "compile_cache", None)]
+    for cell in cells:
+        _cell_graph_executor.del_net_res(cell, cell.compile_cache)
+        cell.compile_cache.clear()  # a cell still in use is compiled again
+        _COMPILED.discard(cell)
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ module returned: whatever then reaches a cell is due to the functions in ``const
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -24,7 +24,7 @@ class Places:
     """The cells of a network under the paths of PyTorch's modules."""
 
     def __init__(
-        self, network: nn.Cell, match: Match, rules: Iterable[Rule], calls: Iterable[Call]
+        self, network: nn.Cell, match: Match, rules: Sequence[Rule], calls: Iterable[Call]
     ):
         self.network, self.match = network, match
         cells = dict(network.cells_and_names())
@@ -134,20 +134,21 @@ class Places:
 
 
 def _paired(
-    cells: Mapping[str, nn.Cell], kinds: Mapping[str, str], match: Match, rules: Iterable[Rule]
+    cells: Mapping[str, nn.Cell], kinds: Mapping[str, str], match: Match, rules: Sequence[Rule]
 ) -> dict[str, nn.Cell]:
     """Return the cell of each of PyTorch's paths: the one that holds the same tensors.
 
     By the rules alone ``0``, which has ``0.0`` and ``0.1``, would be paired with our layer ``0``.
-    Several paths that hold the same are paired from the outside, or as the rules name them.
+    Several paths that hold the same are paired from the outside, or as the rules name them; of
+    tensors that are joined or split there is no cell.
     """
-    links = [(pair.torch, source.torch) for pair, source in match.links]
-    theirs = _holding((name, own) for own, names in links for name in names)
-    ours = _holding((own, own) for own, _ in links)
+    theirs = _holding(match.paths.items())
+    ours = _holding((own, own) for own in match.paths.values())
     direct = ((a.rpartition(".")[0], b.rpartition(".")[0]) for a, b in match.paths.items())
-    paired = {a: b for a, b in direct if theirs[a] == ours[b]}
+    paired: dict[str, str | None] = {a: b for a, b in direct if theirs[a] == ours[b]}
+    owners = {name.rpartition(".")[0] for name in match.shapes} - {"", *theirs}
     for path in kinds:
-        rule = applied(rules, f"{path}.")
+        rule = None if path in owners else applied(rules, f"{path}.")
         named = rule.removesuffix(".") if isinstance(rule, str) else None
         if path in theirs and path not in paired:
             same = sorted((p for p in kinds if theirs.get(p) == theirs[path]), key=len)
@@ -159,7 +160,7 @@ def _paired(
                 paired[path] = named
         elif path not in theirs and named not in ours:
             paired[path] = named
-    return {path: cells[paired[path]] for path in kinds if paired.get(path) in cells}
+    return {path: cells[name] for path in kinds if (name := paired.get(path)) in cells}
 
 
 def _holding(names: Iterable[tuple[str, str]]) -> dict[str, set[str]]:

@@ -139,8 +139,8 @@ def read(path: str | os.PathLike) -> Trace:
         if kind == "update":
             return Update(*decoded(part))
         if kind == "updates":
-            *settings, made = decoded(part)
-            return Updates(*settings, lambda: iter(made))
+            name, seed, start, draws, made = decoded(part)
+            return Updates(name, seed, start, draws, lambda: iter(made))
         if kind == "dict":
             return {key: decoded(own) for key, own in part}
         return {"tuple": tuple, "list": list}[kind](map(decoded, part))

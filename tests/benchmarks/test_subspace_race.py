@@ -94,7 +94,7 @@ def test_the_average_is_that_of_the_snapshots(data, started):
     assert point["accuracy"] == accuracy and abs(point["loss"] - loss) < 1e-6
 
 
-def test_a_search_starts_where_it_is_asked_to(data, started):
+def test_a_search_starts_where_it_is_asked_to(data, started, eager):
     outcomes = [
         subspace_race.train_stage_two(
             setting_of("projected_bfgs", batch=15, components=2, start=name),

@@ -13,6 +13,7 @@ import urllib.request
 from contextlib import contextmanager
 from pathlib import Path
 
+import nbformat
 import psutil
 import pytest
 
@@ -156,13 +157,25 @@ def test_it_is_for_this_machine_behind_a_token_on_this_interpreter(server):
     assert "0.0.0.0" not in server.log.read_text()
 
 
+# Of notebook 01: a training with its bar and its figure, a figure with sliders, what they need.
+_SHORT = (
+    *("preset: str", "open_lab(", "train = mnist.", "import mindspore as ms", "def fresh("),
+    *("lab.interactive(leak", "records = fit("),
+)
+
+
 @pytest.mark.slow
 def test_every_cell_runs_and_is_to_be_seen(server):
-    """nbval runs the cells of all notebooks; this one has figures, a slider and a bar."""
+    """nbval runs the cells of all notebooks."""
+    notebook = nbformat.read(server.folder / "01_gradient_accumulation.ipynb", as_version=4)
+    kept = [cell for cell in notebook.cells if any(words in cell.source for words in _SHORT)]
+    assert len(kept) == len(_SHORT)
+    notebook.cells = kept
+    nbformat.write(notebook, server.folder / "short.ipynb")
     with chromium() as browser:
         page, complaints = browser.new_page(viewport={"width": 1280, "height": 900}), []
         page.on("pageerror", lambda error: complaints.append(str(error)))
-        run_all(page, server, "01_gradient_accumulation", 300)  # 20 to 80 s beside another test
+        run_all(page, server, "short", 300)
         assert page.evaluate(_NOISE) == []
         pictures = page.evaluate(_PICTURES)
         assert pictures

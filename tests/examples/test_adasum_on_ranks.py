@@ -18,7 +18,7 @@ def demo(example):
     return example("adasum_on_ranks")
 
 
-def test_each_update_takes_the_next_micro_batches(demo):
+def test_each_update_takes_the_next_micro_batches(demo, eager):
     """The mean over two virtual workers is an update of both micro-batches."""
     draw = np.random.default_rng(0)
     images = draw.normal(size=(4 * demo.BATCH, 1, 32, 32)).astype(np.float32)

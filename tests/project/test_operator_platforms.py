@@ -11,7 +11,7 @@ from mindspore import nn
 
 from labkit.algorithms.adasum import AdasumStep
 from labkit.algorithms.subspace import SubspaceStep
-from labkit.algorithms.thor import ThorStep, ThorUpdate, TraceRule
+from labkit.algorithms.thor import ThorStep, TraceRule
 from labkit.nets.lenet import LeNet5
 from labkit.nets.resnet import ResidualBlockBase, ResNet
 from labkit.nets.small import NextToken, NormNet
@@ -29,11 +29,6 @@ pytestmark = pytest.mark.usefixtures("runtime")
 FLOAT16 = {"precision": "O2", "loss_scale": DynamicLossScale()}
 EVERY_OPTION = {"split": 32, "factor_decay": 0.9, "damping_split": "pi", "kl_clip": 1e-3}
 EVERY_OPTION |= {"trace_rule": TraceRule(), "clip_norm": 1.0}
-
-
-def accumulated_thor(loss_net, optimizer):
-    update = ThorUpdate(loss_net, optimizer, 0.3)
-    return AccumulatedStep(loss_net, optimizer, micro_steps=1, update=update)
 
 
 def subspace(loss_net, optimizer, **options):
@@ -98,18 +93,12 @@ STEPS = {
     "plain, groups and schedule": (by_epoch, small, {}),
     "plain, ResNet": (PlainStep, small_resnet, {}),
     "accumulated, drop_group": (accumulated, LeNet5, {"nonfinite": "drop_group"}),
-    "accumulated, float16": (accumulated, small, {"clip_norm": 1.0} | FLOAT16),
-    "accumulated, BatchNorm": (accumulated, norm, {}),
     "thor": (thor, small, {}),
     "thor, every option": (thor, smallest, EVERY_OPTION),
     "thor, float16": (thor, smallest, FLOAT16),
     # The "same" padding of a strided convolution is asymmetric, which none in LeNet is.
     "thor, GPU formulas": (thor, small, {"formulas": "upstream_gpu"}),
-    "thor, BatchNorm": (thor, norm, {}),
-    "thor, accumulated": (accumulated_thor, smallest, {}),
     "adasum, five": (AdasumStep, smallest, {"workers": 5, "micro_steps": 2, "clip_norm": 1.0}),
-    "adasum, gradients": (AdasumStep, smallest, {"workers": 3, "on": "gradients"}),
-    "adasum, mean": (AdasumStep, smallest, {"workers": 2, "reduction": "mean"}),
     "adasum, float16": (AdasumStep, smallest, {"workers": 2, "scope": "network"} | FLOAT16),
     "subspace, BatchNorm, micro-batches": (subspace, norm, {"micro_steps": 3} | FLOAT16),
     "subspace, tokens": (subspace, NextToken, {"clip_norm": 1.0}),

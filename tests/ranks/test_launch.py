@@ -126,11 +126,12 @@ def test_a_rank_killed_while_the_other_waits_in_a_collective(program):
 @pytest.mark.slow
 def test_the_calling_process_is_killed(program, tmp_path):
     """The kernel ends msrun with its caller, and the ranks that have joined with msrun."""
-    path = program("", head=JOINED)
-    code = f"import labkit; labkit.launch({str(path)!r}, 100000, workers=2, timeout=None)"
+    path, log = str(program("", head=JOINED)), tmp_path / "log"
+    options = f"workers=2, timeout=None, log_dir={str(log)!r}"
+    code = f"import labkit; labkit.launch({path!r}, 100000, {options})"
     caller = subprocess.Popen([sys.executable, "-c", code], env=child_environment())
-    wait_until(lambda: len(marked(tmp_path)) >= 5, 60)
-    time.sleep(15)  # they join
+    logs = [log / f"worker_{rank}.log" for rank in (0, 1)]
+    wait_until(lambda: all(path.exists() and "sum" in path.read_text() for path in logs), 120)
     caller.send_signal(signal.SIGKILL)
     caller.wait()
     wait_until(lambda: not marked(tmp_path), 60)

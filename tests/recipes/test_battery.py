@@ -40,8 +40,8 @@ STAGE_1, STAGE_2 = "subspace-1", "subspace-2"
 # Updates in an epoch of 4 micro-batches.
 UPDATES = dict.fromkeys(NAMES, 4) | {"adasum": 2, "accumulation": 2}
 of_every_recipe = pytest.mark.parametrize("name", NAMES)
-SLOW = ("thor", "adasum", "accumulation")
-LONG = [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in NAMES]
+# test_resume.py resumes every step.
+RESUMED = [pytest.param(n, marks=pytest.mark.long) if n == "thor" else n for n in NAMES]
 LOSS = {
     "thor": r"epoch: {} step: 4, loss is \d\.\d+",
     "adasum": r"epoch: {} step: 2 loss is \d\.\d+",
@@ -150,7 +150,7 @@ def test_settings_losses_and_figures_are_printed(trained, name):
         assert f"labkit: top_1_accuracy {float(number):.4f}," in printed
 
 
-@pytest.mark.parametrize("name", LONG)
+@pytest.mark.parametrize("name", RESUMED)
 def test_a_resumed_training_is_the_uninterrupted_one(trained, data, tmp_path, name):
     """The resumed training may write elsewhere and more or less often."""
     shutil.copytree(trained(name).out, tmp_path, dirs_exist_ok=True)

@@ -1,6 +1,7 @@
 """Fine-tuning of the ResNet-50 recipe: what is loaded, frozen and slower, and PyTorch's updates."""
 
 import re
+from collections import OrderedDict
 
 import numpy as np
 import pytest
@@ -21,37 +22,26 @@ pytestmark = pytest.mark.usefixtures("runtime", "small")
 BELOW = "(conv1|bn1|layer1|layer2)."
 
 
-class Twin(torch.nn.Module):
-    """The small ResNet-18 of tests/support/recipes.py."""
+def twin(classes):
+    """Return the small ResNet-18 of tests/support/recipes.py in PyTorch."""
+    n = torch.nn
 
-    def __init__(self, classes):
-        super().__init__()
-        self.conv1 = torch.nn.Conv2d(3, 4, 7, 2, 3, bias=False)
-        self.bn1 = torch.nn.BatchNorm2d(4)
-        for n, (ins, outs) in enumerate(((4, 4), (4, 8), (8, 8), (8, 16)), 1):
-            block = torch.nn.Module()
-            block.conv1 = torch.nn.Conv2d(ins, outs, 3, 1 if n == 1 else 2, 1, bias=False)
-            block.bn1 = torch.nn.BatchNorm2d(outs)
-            setattr(self, f"layer{n}", torch.nn.ModuleList([block]))
-        self.fc = torch.nn.Linear(16, classes)
+    def block(ins, outs, kernel, stride):
+        conv = n.Conv2d(ins, outs, kernel, stride, kernel // 2, bias=False)
+        return OrderedDict(conv1=conv, bn1=n.BatchNorm2d(outs), relu=n.ReLU())
 
-    def forward(self, x):
-        x = torch.nn.functional.max_pool2d(self.bn1(self.conv1(x)).relu(), 3, 2, 1)
-        for block in (self.layer1[0], self.layer2[0], self.layer3[0], self.layer4[0]):
-            x = block.bn1(block.conv1(x)).relu()
-        return self.fc(x.mean((2, 3)))
-
-    def frozen(self, freeze):
-        return [self.conv1, self.bn1, self.layer1, self.layer2, self.layer3, self.layer4][
-            : freeze + 2
-        ]
+    parts = block(3, 4, 7, 2) | {"pool": n.MaxPool2d(3, 2, 1)}
+    for number, sizes in enumerate(((4, 4, 3, 1), (4, 8, 3, 2), (8, 8, 3, 2), (8, 16, 3, 2)), 1):
+        parts[f"layer{number}"] = n.Sequential(n.Sequential(block(*sizes)))
+    ends = {"mean": n.AdaptiveAvgPool2d(1), "flat": n.Flatten(), "fc": n.Linear(16, classes)}
+    return n.Sequential(parts | ends)
 
 
 @pytest.fixture
 def file(tmp_path):
     """Weights of PyTorch with 12 classes, as of some training."""
     torch.manual_seed(3)
-    module = Twin(12)
+    module = twin(12)
     for _ in range(5):
         module(2 * torch.randn(8, 3, 32, 32) + 0.5)
     with torch.no_grad():
@@ -66,13 +56,13 @@ def file(tmp_path):
 def test_two_updates_are_pytorchs(freeze, lower_rate, file, tmp_path):
     given = dict(pretrained=str(file), freeze=freeze, lower_rate=lower_rate, class_num=12)
     config = settings("resnet50", tmp_path, label_smooth_factor=0.0, warmup=0, **given)
-    network, module = training.build_network(config), Twin(12).double()
+    network, module = training.build_network(config), twin(12).double()
     RECIPE.prepare(config, network)
     module.load_state_dict(torch.load(file)["state_dict"])
     start = {n: t.numpy().copy() for n, t in module.state_dict().items()}
     step = RECIPE.build_step(config, LossNet(network, training.build_loss(config)), 4)
     head = list(module.fc.parameters())
-    for part in module.frozen(freeze):
+    for part in list(module)[: 4 + freeze]:
         part.eval().requires_grad_(False)
     below = [p for n, p in module.named_parameters() if p.requires_grad and not n.startswith("fc")]
     groups = [
@@ -89,10 +79,8 @@ def test_two_updates_are_pytorchs(freeze, lower_rate, file, tmp_path):
         for group in optimizer.param_groups:
             group["lr"] = float(rate) * group["factor"]
         optimizer.zero_grad()
-        loss = torch.nn.functional.cross_entropy(
-            module(torch.tensor(images).double()), torch.tensor(labels)
-        )
-        loss.backward()
+        logits = module(torch.tensor(images).double())
+        torch.nn.functional.cross_entropy(logits, torch.tensor(labels)).backward()
         optimizer.step()
     ours, still = state_dict(network), []
     for name, tensor in module.state_dict().items():
@@ -142,24 +130,18 @@ def test_a_training_from_a_file_resumed_and_evaluated(file, data, tmp_path, caps
         assert_bit_equal(snapshot(network), snapshot(networks[0]))
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
+def test_what_nobody_needs_is_refused(tmp_path):
+    for given, message in (
         ({"freeze": 1}, "freeze: expected 0 without pretrained, got 1"),
         ({"lower_rate": 0.1}, "lower_rate: expected 1.0 without pretrained, got 0.1"),
-        ({"pretrained": "x.pth", "freeze": 5}, "freeze: expected an integer >= 0 and <= 4, got 5"),
-        (
-            {"pretrained": "x.pth", "freeze": 4, "lower_rate": 0.1},
-            "leaves the head alone, got 0.1",
-        ),
-    ],
-)
-def test_what_nobody_needs_is_refused(given, message, tmp_path):
-    with pytest.raises(InputError, match=message):
-        settings("resnet50", tmp_path, **given)
+        ({"pretrained": "x", "freeze": 5}, "freeze: expected an integer >= 0 and <= 4, got 5"),
+        ({"pretrained": "x", "freeze": 4, "lower_rate": 0.1}, "leaves the head alone, got 0.1"),
+    ):
+        with pytest.raises(InputError, match=message):
+            settings("resnet50", tmp_path, **given)
 
 
-def test_another_network_or_no_file_is_refused(file, data, tmp_path, capsys):
+def test_another_network_or_no_file_is_refused(file, data, tmp_path):
     config = settings("resnet50", tmp_path, class_num=12, pretrained=str(tmp_path / "none.pth"))
     with pytest.raises(InputError, match="no checkpoint at .*none.pth"):
         RECIPE.train(config, data, device="CPU")

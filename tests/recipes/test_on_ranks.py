@@ -12,7 +12,7 @@ import pytest
 
 from tests.support import recipes_on_ranks
 from tests.support.rank_programs import rank_results
-from tests.support.recipes import group_norm, kept, newest, recipe, settings, shrink
+from tests.support.recipes import group_norm, interpret, kept, newest, recipe, settings, shrink
 from tests.support.step_cells import assert_bit_equal, assert_close, snapshot
 from tests.support.tolerances import TOLERANCE
 
@@ -58,8 +58,9 @@ def test_both_ranks_end_with_the_same_weights(ranks, label):
 
 @pytest.mark.parametrize(("name", "label"), [("resnet50", "micro"), ("thor", "thor")])
 def test_two_ranks_are_one_process_without_batch_norm(
-    ranks, data, tmp_path, monkeypatch, name, label
+    ranks, data, tmp_path, monkeypatch, eager, name, label
 ):
+    interpret(monkeypatch)
     shrink(monkeypatch, group_norm)
     with kept() as networks:
         result = recipe(name).train(settings(name, tmp_path, batch_size=20), data, device="CPU")

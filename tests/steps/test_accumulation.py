@@ -253,7 +253,7 @@ MICRO_BATCHES = st.tuples(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     events=st.lists(st.one_of(st.just(END), MICRO_BATCHES), min_size=1, max_size=14),
     sizes=st.lists(st.integers(1, 4), max_size=3),

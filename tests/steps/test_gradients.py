@@ -401,7 +401,7 @@ def test_an_update_is_that_of_all_rows(make, sizes, options, closed_form):
         np.testing.assert_allclose(move, gradient, rtol=1e-5, atol=1e-6)
 
 
-def test_a_search_sees_the_sum_of_both_means(monkeypatch):
+def test_a_search_sees_the_sum_of_both_means(eager, monkeypatch):
     """In a basis of all components the accepted trial's loss is that of the weights it leaves."""
     network, trials = linear(), []
     sgd = nn.SGD(network.trainable_params(), 0.1)
@@ -425,7 +425,7 @@ class OneWeight(TwoMeans):
         return loss + more, weight
 
 
-def test_two_means_with_one_weight_are_off():
+def test_two_means_with_one_weight_are_off(eager):
     """The second is averaged by the rows of the first, not by those that it is a mean over."""
     network, arrays, sizes = linear(), rows(16), (6, 10)
     before, sgd = exact(network), nn.SGD(network.trainable_params(), 1.0)

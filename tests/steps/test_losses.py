@@ -224,7 +224,7 @@ def test_smoothed_cross_entropy_is_the_reference(convention, factor, classes):
 
 @pytest.mark.parametrize("factor", [0.0, 0.1, 0.5])
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-def test_the_pytorch_convention_is_pytorch_s(factor, reduction):
+def test_the_pytorch_convention_is_pytorch_s(eager, factor, reduction):
     """Ignored rows too. The other convention is the same, with the factor in the docstring."""
     logits, labels = smoothed(11, seed=1)
     labels[[1, 4]] = -7
@@ -263,7 +263,7 @@ def test_huge_or_float16_logits_are_taken_in_float32(scale, logits_as, labels_as
 
 
 @pytest.mark.parametrize("factor", [0.0, 0.1])
-def test_a_label_out_of_range_is_nan_and_not_free(factor):
+def test_a_label_out_of_range_is_nan_and_not_free(eager, factor):
     for label in (4, -1):
         logits, labels = smoothed(4)
         labels[2] = label

@@ -110,7 +110,6 @@ def _with_momentum(step_kind):
     return network, STEPS[step_kind](loss_net, momentum(network))
 
 
-@pytest.mark.usefixtures("released")
 @pytest.mark.parametrize("how", [by_set_data, by_loading])
 @pytest.mark.parametrize("step_kind", STEPS)
 def test_every_step_takes_it_as_if_it_were_assigned(once, step_kind, how):

@@ -321,7 +321,7 @@ class TestNonfinite:
         step = ThorStep(LossNet(network, nn.MSELoss()), momentum(network), 0.1)
         inputs[3] = 1e25
         before = snapshot(network)
-        with pytest.raises(FloatingPointError, match="loss is 0.* 'norm.moving_variance' would"):
+        with pytest.raises(FloatingPointError, match=r"loss is \d.* 'norm.moving_variance' would"):
             step(*tensors(inputs, targets))
         assert_bit_equal(snapshot(network), before)
 
@@ -379,7 +379,7 @@ def decayed_groups(weight, bias):
 
 @pytest.mark.usefixtures("released")
 @pytest.mark.parametrize("case", [groups, scheduled_groups, decayed_groups])
-@pytest.mark.parametrize("micro_steps", [None, 1, 3])
+@pytest.mark.parametrize("micro_steps", [None, 3])
 def test_the_rate_of_update_n_is_the_same_for_every_k(case, micro_steps):
     """Schedules count updates. The gradient is constant, so that the moves show the rates."""
     network, (inputs, targets) = linear(), rows(4)

@@ -4,6 +4,7 @@ Imports no MindSpore at the top: some of the programs start labkit first.
 """
 
 import contextlib
+import functools
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -27,9 +28,11 @@ def rank_results(out, *program, root, ranks=2):
 def launches(program, names_and_ranks, root, folder):
     """Launch a program for each (name, number of ranks); return a function that waits for one.
 
-    Two launches run at a time: half of a launch is ranks waiting for others.
+    Two launches run at a time: half of a launch is ranks waiting for others. One that is not among
+    them runs when it is asked for.
     """
 
+    @functools.cache
     def launched(name, ranks):
         out = folder / f"{name}-{ranks}"
         out.mkdir()
@@ -38,7 +41,11 @@ def launches(program, names_and_ranks, root, folder):
     pool = ThreadPoolExecutor(2)
     futures = {each: pool.submit(launched, *each) for each in names_and_ranks}
     pool.shutdown(wait=False)
-    return lambda name, ranks: futures[name, ranks].result()
+
+    def results(*each):
+        return futures[each].result() if each in futures else launched(*each)
+
+    return results
 
 
 def in_mode(compiled):

@@ -4,8 +4,9 @@ import contextlib
 from functools import partial
 
 import pytest
-from mindspore import Tensor, nn
+from mindspore import PYNATIVE_MODE, Tensor, nn, set_context
 
+from labkit import runtime
 from labkit.nets import resnet
 from labkit.recipes import recipe, training
 from labkit.steps.losses import LossNet
@@ -90,6 +91,18 @@ def shrink(patch, norm=None):
     small = ([1, 1, 1, 1], (Block, [4, 4, 8, 8], [4, 8, 8, 16]))
     patch.setattr(resnet, "_DEPTHS", resnet._DEPTHS | {18: small})
     patch.setattr(resnet, "_bn", norm or resnet._bn)
+
+
+def interpret(patch):
+    """Let recipes train operator by operator, which compiles nothing."""
+    start = runtime.start
+
+    def started(*arguments, **options):
+        made = start(*arguments, **options)
+        set_context(mode=PYNATIVE_MODE)
+        return made
+
+    patch.setattr(runtime, "start", started)
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.support.rank_programs import refused
-from tests.support.recipes import group_norm, kept, newest, recipe, settings, shrink
+from tests.support.recipes import group_norm, interpret, kept, newest, recipe, settings, shrink
 
 
 def main(data, out):
@@ -56,6 +56,9 @@ def main(data, out):
     refuses("weights", train, settings("resnet50", out / "none"), spoil=spoil)
     said["gathered"] = cluster.gather([1 / 3 + rank, -1e300, -0.0]).tolist()
 
+    # In one process they are compiled in test_battery.py, and steps on ranks in
+    # test_steps_on_ranks.py.
+    interpret(patch)
     shrink(patch, group_norm)
     train("micro", settings("resnet50", out / "micro", batch_size=5, micro_steps=2))
     train("thor", settings("thor", out), "thor")

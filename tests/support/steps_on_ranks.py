@@ -84,8 +84,8 @@ CASES = {
     "not finite": Case("adasum", "linear", EVEN, 5, nan=((1, 1), (0, 3), (1, 3))),
     "nodes": Case("adasum", "linear", NODES, 5, {"node_size": 2}, ((2, 1), (0, 2), (1, 2))),
     "four": Case("adasum", "linear", NODES, 3, {"reduction": "mean"}),
-    "LeNet, four": Case("adasum", "LeNet", NODES, 20),
     "search": Case("subspace", "small", TWO_OR_THREE, 6, SEARCH),
+    "one component": Case("subspace", "small", ((13, 11),), 4, SEARCH | {"components": 1}),
     # The last rank has no part in the second update.
     "micro-batches": Case(
         "subspace", "small", TWO_OR_THREE, 12, SEARCH_OF_TWO, ((-1, 2), (-1, 3), (-1, 5))
@@ -94,6 +94,7 @@ CASES = {
         "subspace", "small", ((13, 11),), 6, {"components": 5, "method": "sgd", "clip_norm": 0.7}
     ),
     "convolutions": Case("thor", "convolutions", TWO_OR_FOUR, 4, {"frequency": 2, "split": 32}),
+    "one layer": Case("thor", "linear", FIVE_THREE, 4, {"frequency": 2}),
     "rule and clip": Case("thor", "mlp", FIVE_THREE, 4, {"frequency": 1} | RULE_AND_CLIP),
     "accumulated thor": Case("thor", "mlp", FIVE_THREE, 4, {"frequency": 2, "micro_steps": 2}),
     "nan on one rank": Case(

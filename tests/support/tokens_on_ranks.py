@@ -8,6 +8,7 @@ import numpy as np
 from labkit.ranks import cluster
 from labkit.runtime import start
 from labkit.steps.losses import TokenLossNet
+from tests.support.rank_programs import in_mode
 from tests.support.step_cells import STEPS, snapshot, tensors
 from tests.support.tiny_gpt import KINDS, batch, gpt, optimizer
 
@@ -25,12 +26,14 @@ def main(out):
     rank, written = cluster.rank_and_size()[0], {}
     for kind in KINDS:
         network = gpt()
-        step = STEPS[kind](TokenLossNet(network), optimizer(network))
-        for update in range(UPDATES):
-            for each in micro_batches(kind, update, rank):
-                step(*tensors(*each))
-            last = step.last_update
-            written[f"{kind}/{update}/last"] = np.array([last.number, last.loss, last.images])
+        # One as a graph: test_matrix.py compiles all, test_steps_on_ranks.py all kinds on ranks.
+        with in_mode(kind == "accumulated"):
+            step = STEPS[kind](TokenLossNet(network), optimizer(network))
+            for update in range(UPDATES):
+                for each in micro_batches(kind, update, rank):
+                    step(*tensors(*each))
+                last = step.last_update
+                written[f"{kind}/{update}/last"] = np.array([last.number, last.loss, last.images])
         written |= {f"{kind}/{name}": value for name, value in snapshot(network).items()}
     np.savez(out / f"rank{rank}.npz", **written)
 

@@ -47,8 +47,6 @@ SPOILED = {"spoiled_row": 5}
 SCENARIOS = {
     "plain": (plain, {}, {}),
     "Muon and AdamW": (muon_and_adamw, {}, {}),
-    "flush": (make_step, {}, {}),
-    "carry": (make_step, {"tail": "carry"}, {}),
     "drop": (make_step, {"tail": "drop"}, {}),
     "schedule": (scheduled, {}, SPOILED),
     "smaller last batch": (make_step, {}, {"drop": False}),

@@ -335,7 +335,7 @@ def test_what_a_callback_sets_between_workers_stays(three):
     before=st.integers(0, 7),
     epochs=st.lists(st.integers(0, 9), max_size=3),
 )
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40)
 def test_updates_ahead_are_those_that_happen(once, workers, tail, size, before, epochs):
     """The number is right from any point of a team, over epochs of any length."""
     _, step = once(build, {"workers": workers, "tail": tail})

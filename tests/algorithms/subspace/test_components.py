@@ -80,7 +80,7 @@ def test_a_spectrum_beyond_what_the_gram_matrix_holds_stays_orthonormal():
     block=st.integers(1, 40),
     data=st.data(),
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_any_shape_in_blocks_of_any_size(count, numbers, block, data):
     """The rows are orthonormal, and the snapshots vary along them as the twin says."""
     seed = data.draw(st.integers(0, 2**32 - 1))
@@ -104,7 +104,7 @@ def test_any_shape_in_blocks_of_any_size(count, numbers, block, data):
 
 
 @given(hnp.arrays(np.float32, (4, 3), elements=st.floats(-2, 2, width=32)))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_any_numbers_give_orthonormal_rows_or_a_refusal(rows):
     try:
         matrix, _, _ = principal_components(Rows(rows), 2)

@@ -237,7 +237,7 @@ def folder(request, tmp_path, rows):
     start=st.integers(0, SIZE),
     count=st.integers(0, SIZE),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_any_part_is_that_part_of_every_row(tmp_path_factory, order, start, count):
     """The columns are in the order that was asked for."""
     folder = tmp_path_factory.getbasetemp() / "parts"

@@ -207,7 +207,7 @@ def dense_layers(draw):
     return layer, normal((*axes, inputs), seed), normal((*axes, outputs), seed + 1), split
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(convolutions() | dense_layers())
 def test_the_sums_of_any_layer_and_every_remainder(case):
     """A tap's backward pass returns the twin's sums and positions, and passes dL/dy on."""
@@ -372,7 +372,7 @@ def grouped(inputs, outputs, groups=2):
 SIZES = st.integers(1, 12), st.integers(1, 12)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(
     st.builds(dense, *SIZES) | st.builds(grouped, st.integers(1, 3), SIZES[1], st.integers(1, 3)),
     st.booleans(),
