@@ -44,13 +44,12 @@ def nested():
     return t.Sequential(OrderedDict(parts, flatten=t.Flatten(), fc=t.Linear(4, 2)))
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_other_cuts_are_no_faults(seed):
-    torch.manual_seed(seed)
+def test_other_cuts_are_no_faults():
+    torch.manual_seed(0)
     network, module = Flat(), nested()
     rules = propose(network, module.state_dict())
     load(network, {name: value.numpy() for name, value in module.state_dict().items()}, rules)
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     batch = random.normal(size=(4, 3, 6, 6)).astype(np.float32), random.integers(0, 2, 4)
     losses = ops.cross_entropy, torch.nn.functional.cross_entropy
     ours = nn.SGD(network.trainable_params(), 0.1)
