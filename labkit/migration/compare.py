@@ -99,8 +99,9 @@ def compare(
 ) -> Comparison:
     """Compare a network with its original in PyTorch, and return every place that differs.
 
-    The cells run in PyNative mode, the optimizer in the current one. Weights, statistics and optimizers are afterwards what they were; the
-    original's weights are used on both sides, so that a wrong weight is a fault by itself.
+    The cells run in PyNative mode, the optimizer in the current one. Weights, statistics and
+    optimizers are afterwards what they were; the original's weights are used on both sides, so that
+    a wrong weight is a fault by itself.
 
     Args:
         network: ours.
@@ -446,7 +447,7 @@ class _Comparing:
         root = next(call for call in self.theirs.calls["training"] if call.name == "")
         _, *targets = as_tensors(self.theirs.batch)
         returned, free = self.returned, list(enumerate(root.outputs))
-        known: list[tuple[int | None, ms.Tensor]] = []
+        known: list[tuple[int | None, Any]] = []
         own = tensors(returned, is_tensor)
         for tensor in own:
             place = next((p for p in free if fitted(p[1], tensor.shape) is not None), None)
@@ -468,8 +469,9 @@ class _Comparing:
         expected = self.theirs.stages["loss alone"]
         self.rows.append(judged("loss", "loss", "value", loss.asnumpy(), expected["loss"]))
         for i, gradient in zip(wanted, several(grads), strict=True):
-            name = f"gradient of output{f' {known[i][0] + 1}' if known[i][0] else ''}"
-            if known[i][0] is not None and name in expected:
+            number = known[i][0]
+            name = f"gradient of output{f' {number + 1}' if number else ''}"
+            if number is not None and name in expected:
                 self.rows.append(judged("loss", "loss", name, gradient.asnumpy(), expected[name]))
 
     def _compare_optimizers(self) -> None:
@@ -489,12 +491,11 @@ class _Comparing:
         def loss_of() -> ms.Tensor:
             return self.loss(called(self.network, inputs), *targets)
 
-        gradients_of = ms.value_and_grad(loss_of, None, trained)
         losses = []
         for update in range(len(self.theirs.losses)):
             self.network.set_train()
             with pynative():
-                loss, gradients = gradients_of()
+                loss, gradients = ms.value_and_grad(loss_of, None, trained)()
             losses.append(loss.asnumpy())
             if update == 0:
                 named = zip(trained, gradients, strict=True)

@@ -145,11 +145,11 @@ def _paired(
     theirs = _holding(match.paths.items())
     ours = _holding((own, own) for own in match.paths.values())
     direct = ((a.rpartition(".")[0], b.rpartition(".")[0]) for a, b in match.paths.items())
-    paired: dict[str, str | None] = {a: b for a, b in direct if theirs[a] == ours[b]}
+    paired = {a: b for a, b in direct if theirs[a] == ours[b]}
     owners = {name.rpartition(".")[0] for name in match.shapes} - {"", *theirs}
     for path in kinds:
         rule = None if path in owners else applied(rules, f"{path}.")
-        named = rule.removesuffix(".") if isinstance(rule, str) else None
+        named = rule.removesuffix(".") if isinstance(rule, str) else "no cell"
         if path in theirs and path not in paired:
             same = sorted((p for p in kinds if theirs.get(p) == theirs[path]), key=len)
             left = [p for p in same if p not in paired]
@@ -160,7 +160,7 @@ def _paired(
                 paired[path] = named
         elif path not in theirs and named not in ours:
             paired[path] = named
-    return {path: cells[name] for path in kinds if (name := paired.get(path)) in cells}
+    return {path: cells[paired[path]] for path in kinds if paired.get(path) in cells}
 
 
 def _holding(names: Iterable[tuple[str, str]]) -> dict[str, set[str]]:
