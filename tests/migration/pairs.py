@@ -150,7 +150,7 @@ def inverted_residuals(random, module, setting, act, stages, last, rules):
 
 def mobilenet_v2(random):
     """With fewer blocks and channels."""
-    setting = [[1, 3, 1, 8, 1], [6, 3, 2, 8, 2], [6, 3, 2, 16, 2], [6, 3, 1, 24, 1]]
+    setting = [[1, 3, 1, 8, 1], [6, 3, 2, 8, 2], [6, 3, 2, 16, 1]]
     theirs = [[factor, outs, blocks, stride] for factor, _, stride, outs, blocks in setting]
     module = models.MobileNetV2(CLASSES, 1.0, theirs, dropout=0.0)
     rules = (Rule(r"^(features\.\d+)\.conv\.", r"\1."),)
@@ -203,7 +203,7 @@ def convnext(random):
     """ConvNeXt with fewer blocks and channels than its smallest."""
     from torchvision.models.convnext import CNBlockConfig
 
-    setting = [(16, 32, 1), (32, 48, 2), (48, None, 1)]
+    setting = [(16, 32, 1), (32, None, 2)]
     module = models.ConvNeXt([CNBlockConfig(*each) for each in setting], num_classes=CLASSES)
     norm = partial(LayerNorm2d, epsilon=1e-6)
     features = [nn.SequentialCell(patches(3, 16, 4), norm((16,)))]
@@ -211,7 +211,7 @@ def convnext(random):
         features.append(nn.SequentialCell([ScaledResidual(width) for _ in range(blocks)]))
         if outs:
             features.append(nn.SequentialCell(norm((width,)), patches(width, outs, 2)))
-    network = classifier(features, norm((48,)), nn.Flatten(), nn.Dense(48, CLASSES))
+    network = classifier(features, norm((32,)), nn.Flatten(), nn.Dense(32, CLASSES))
     return of_images(random, network, module)
 
 
@@ -323,7 +323,7 @@ LAYERS = (
 )
 # All four take these names, and store those that are another's.
 SETTING = dict(
-    vocab_size=WORDS, hidden_size=WIDTH, num_hidden_layers=2, num_attention_heads=HEADS,
+    vocab_size=WORDS, hidden_size=WIDTH, num_hidden_layers=1, num_attention_heads=HEADS,
     intermediate_size=2 * WIDTH, max_position_embeddings=12, hidden_dropout_prob=0.0,
     attention_probs_dropout_prob=0.0, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
     initializer_range=0.2, num_labels=CLASSES, pad_token_id=None, use_cache=False,
@@ -337,7 +337,7 @@ class Bert(nn.Cell):
         super().__init__()
         self.words, self.places = nn.Embedding(WORDS, WIDTH), nn.Embedding(12, WIDTH)
         self.sentences, self.norm = nn.Embedding(2, WIDTH), nn.LayerNorm((WIDTH,), epsilon=1e-12)
-        self.blocks = nn.CellList([Block(1e-12, first=False) for _ in range(2)])
+        self.blocks = nn.CellList([Block(1e-12, first=False)])
         self.pool, self.tanh = nn.Dense(WIDTH, WIDTH), nn.Tanh()
         self.classifier = nn.Dense(WIDTH, CLASSES)
 
@@ -371,7 +371,7 @@ def gpt2(random):
         mlp__c_fc="up", mlp__c_proj="down",
     )  # fmt: skip
     rules = (*GPT2, *names)
-    network = gpt.GPT(WORDS, layers=2, width=WIDTH, heads=HEADS, length=12)
+    network = gpt.GPT(WORDS, layers=1, width=WIDTH, heads=HEADS, length=12)
     return of_words(random, network, transformers.GPT2LMHeadModel(config), rules, (), (4, TIME))
 
 
@@ -383,7 +383,7 @@ class ViT(nn.Cell):
         self.patches, self.classifier = patches(3, WIDTH, 4), nn.Dense(WIDTH, CLASSES)
         self.token = Parameter(Tensor(np.zeros((1, 1, WIDTH), np.float32)))
         self.places = Parameter(Tensor(np.zeros((1, 17, WIDTH), np.float32)))
-        self.blocks = nn.SequentialCell(Block(1e-12), Block(1e-12))
+        self.blocks = nn.SequentialCell(Block(1e-12))
         self.norm = nn.LayerNorm((WIDTH,), epsilon=1e-12)
 
     def construct(self, images):
@@ -448,7 +448,7 @@ def llama(random):
     config = transformers.LlamaConfig(**SETTING, num_key_value_heads=2)
     network = nn.SequentialCell(OrderedDict(
         embed_tokens=nn.Embedding(WORDS, WIDTH),
-        layers=nn.SequentialCell(LlamaLayer(), LlamaLayer()), norm=RMSNorm(),
+        layers=nn.SequentialCell(LlamaLayer()), norm=RMSNorm(),
         lm_head=nn.Dense(WIDTH, WORDS, has_bias=False),
     ))  # fmt: skip
     rules = (*LLAMA, Rule(r"\.(?:self_attn|mlp)\.", "."))
