@@ -308,9 +308,8 @@ def as_graphs(name, technique):
 
 
 def alone(name, ranks):
-    """Train a case in one process, that of accumulation operator by operator."""
-    technique = KINDS[CASES[name].kind][1]
-    with in_mode(technique != "accumulation" and as_graphs(name, technique)):
+    """Train a case in one process: as graphs if the bits are compared, which are Adasum's."""
+    with in_mode(KINDS[CASES[name].kind][1] == "adasum"):
         return train(name, *build(name, ranks), ranks)
 
 
