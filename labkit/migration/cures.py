@@ -8,7 +8,6 @@ from mindspore import nn
 from labkit.migration.trace import Call
 from labkit.steps.state import set_state
 
-
 # What MindSpore 2.10 computes otherwise on CPU, with the cells written rightly.
 _OPERATORS = {
     "Tanh": "MindSpore's tanh itself is off by up to 1e-4 on CPU",
