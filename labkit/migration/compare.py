@@ -79,7 +79,12 @@ class Comparison:
 
     def __str__(self) -> str:
         lines = [self.origin, stage_table(self.rows)]
-        lines += [f"{place} ({stage}): {what}" for (stage, place), what in self.faults.items()]
+        alike: dict[tuple[str, str], list[str]] = {}
+        for (stage, place), what in self.faults.items():
+            alike.setdefault((stage, what), []).append(place)
+        for (stage, what), (place, *others) in alike.items():
+            more = f" and {len(others)} more" if others else ""
+            lines.append(f"{place}{more} ({stage}): {what}")
         return "\n".join(lines + list(dict.fromkeys(self.notes)))
 
 
@@ -333,7 +338,8 @@ class _Comparing:
         def passed(elsewhere: set[str]) -> dict[str, tuple[list[Row], list[Row]]]:
             reached.clear()
             made: dict[str, tuple[list[Row], list[Row]]] = {name: ([], []) for name in given}
-            last, offs = ["the network's input"], []
+            last = ["the network's input"]
+            offs: list[np.ndarray] = []
 
             def see(leaving: bool, name: str, arrays: list[np.ndarray]) -> None:
                 if name in given:

@@ -6,7 +6,7 @@ module returned: whatever then reaches a cell is due to the functions in ``const
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -24,20 +24,12 @@ class Places:
     """The cells of a network under the paths of PyTorch's modules."""
 
     def __init__(
-        self, network: nn.Cell, match: Match, rules: Iterable[Rule], calls: Iterable[Call]
+        self, network: nn.Cell, match: Match, rules: Sequence[Rule], calls: Iterable[Call]
     ):
         self.network, self.match = network, match
         cells = dict(network.cells_and_names())
-        of_tensors = {
-            theirs.rpartition(".")[0]: ours.rpartition(".")[0]
-            for theirs, ours in match.paths.items()
-        }
         kinds = {call.name: call.kind for call in calls if "#" not in call.name}
-        self.cells: dict[str, nn.Cell] = {}
-        for path in kinds:
-            ours = of_tensors.get(path) or applied(rules, f"{path}.")
-            if isinstance(ours, str) and ours.removesuffix(".") in cells:
-                self.cells[path] = cells[ours.removesuffix(".")]
+        self.cells = _paired(cells, kinds, match, rules)
         self.renamed = self._pair_by_kind(cells, kinds)
         self.paths = {id(cell): path for path, cell in reversed(self.cells.items())}
 
@@ -138,6 +130,46 @@ class Places:
         finally:
             for handle in handles:
                 handle.remove()
+
+
+def _paired(
+    cells: Mapping[str, nn.Cell], kinds: Mapping[str, str], match: Match, rules: Sequence[Rule]
+) -> dict[str, nn.Cell]:
+    """Return the cell of each of PyTorch's paths: the one that holds the same tensors.
+
+    By the rules alone ``0``, which has ``0.0`` and ``0.1``, would be paired with our layer ``0``.
+    Several paths that hold the same are paired from the outside, or as the rules name them; of
+    tensors that are joined or split there is no cell.
+    """
+    theirs = _holding(match.paths.items())
+    ours = _holding((own, own) for own in match.paths.values())
+    direct = ((a.rpartition(".")[0], b.rpartition(".")[0]) for a, b in match.paths.items())
+    paired = {a: b for a, b in direct if theirs[a] == ours[b]}
+    owners = {name.rpartition(".")[0] for name in match.shapes} - {"", *theirs}
+    for path in kinds:
+        rule = None if path in owners else applied(rules, f"{path}.")
+        named = rule.removesuffix(".") if isinstance(rule, str) else None
+        if path in theirs and path not in paired:
+            same = sorted((p for p in kinds if theirs.get(p) == theirs[path]), key=len)
+            left = [p for p in same if p not in paired]
+            free = [p for p in ours if ours[p] == theirs[path] and p not in paired.values()]
+            if len(left) == len(free):
+                paired |= zip(left, sorted(free, key=len), strict=True)
+            elif named in free:
+                paired[path] = named
+        elif path not in theirs and named not in ours:
+            paired[path] = named
+    return {path: cells[paired[path]] for path in kinds if paired.get(path) in cells}
+
+
+def _holding(names: Iterable[tuple[str, str]]) -> dict[str, set[str]]:
+    """Return the tensors below each path, from outside, of pairs (name, tensor)."""
+    held: dict[str, set[str]] = {}
+    for name, tensor in names:
+        words = name.split(".")
+        for count in range(len(words)):
+            held.setdefault(".".join(words[:count]), set()).add(tensor)
+    return held
 
 
 ms_floats = (ms.float16, ms.float32, ms.float64, ms.bfloat16)

@@ -34,20 +34,46 @@ def propose(network: nn.Cell, state: Mapping) -> list[Rule]:
     """
     ours = _cells({pair.torch: pair.torch_shape for pair in pairs(network)})
     theirs = _cells(shapes_of(state))
-    kinds = [kind for kind, _ in ours], [kind for kind, _ in theirs]
-    blocks = difflib.SequenceMatcher(None, *kinds, autojunk=False).get_matching_blocks()
-    paired = {j + k: i + k for i, j, size in blocks for k in range(size)}
-    rest = [i for i in range(len(ours)) if i not in paired.values()]
-    for j in (j for j in range(len(theirs)) if j not in paired):
-        if (i := next((i for i in rest if kinds[0][i] == kinds[1][j]), None)) is not None:
-            paired[j] = i
-            rest.remove(i)
+    paired: dict[int, int] = {}
+    # First the cells of blocks with cells of the same kinds; then what is left.
+    both = {kind for kind, _ in ours} & {kind for kind, _ in theirs}
+    blocks = _blocks(ours, both), _blocks(theirs, both)
+    for a, b in _aligned(*([kinds for kinds, _ in side] for side in blocks)):
+        paired |= _paired(ours, theirs, blocks[0][a][1], blocks[1][b][1])
+    left = [i for i in range(len(ours)) if i not in paired.values()]
+    paired |= _paired(ours, theirs, left, [j for j in range(len(theirs)) if j not in paired])
     targets = {
         name: own
         for j, i in sorted(paired.items())
         for name, own in zip(theirs[j][1], ours[i][1], strict=True)
     }
     return _rules(targets, [name for _, names in theirs for name in names])
+
+
+def _aligned(ours: list, theirs: list) -> list[tuple[int, int]]:
+    """Return the places of equal elements, in the order of both."""
+    blocks = difflib.SequenceMatcher(None, ours, theirs, autojunk=False).get_matching_blocks()
+    return [(i + k, j + k) for i, j, size in blocks for k in range(size)]
+
+
+def _paired(ours: list, theirs: list, left: list[int], free: list[int]) -> dict[int, int]:
+    """Pair cells of one kind, theirs -> ours: in the order of both sides, then those left."""
+    in_order = _aligned([ours[i][0] for i in left], [theirs[j][0] for j in free])
+    paired = {free[b]: left[a] for a, b in in_order}
+    for j in (j for j in free if j not in paired):
+        same = (i for i in left if ours[i][0] == theirs[j][0] and i not in paired.values())
+        if (i := next(same, None)) is not None:
+            paired[j] = i
+    return paired
+
+
+def _blocks(cells: list[tuple[tuple, list[str]]], both: set) -> list[tuple[frozenset, list[int]]]:
+    """Return (kinds that both sides have, cells) of what lies below each first number of a name."""
+    blocks: dict[str, list[int]] = {}
+    for place, (_, names) in enumerate(cells):
+        numbered = re.match(r"(.*?\.\d+)\.", names[0])
+        blocks.setdefault(numbered[1] if numbered else names[0], []).append(place)
+    return [(frozenset(both.intersection(cells[i][0] for i in b)), b) for b in blocks.values()]
 
 
 def _cells(shapes: Mapping[str, Shape]) -> list[tuple[tuple, list[str]]]:

@@ -18,7 +18,7 @@ pairs = pytest.importorskip("tests.migration.pairs", reason="`make test ALL=1` i
 import torch  # noqa: E402
 
 pytestmark = [pytest.mark.usefixtures("runtime"), pytest.mark.slow]
-STAGES = {"weights", "training", "evaluation", "loss", "updates", "gradients", "run"}
+STAGES = {"weights", "training", "evaluation", "loss", "optimizer", "gradients", "run"}
 DEEP = {"resnet34", "resnet50", "resnet101", "resnet152", "efficientnet_b0"}
 CASES = [
     pytest.param(name, seed, marks=pytest.mark.long if seed or name in DEEP else ())
