@@ -125,7 +125,8 @@ def test_labkit_can_be_imported_where_torch_is_not():
         "import importlib, pkgutil, sys, labkit\n"
         "sys.modules['torch'] = None  # an import of it raises\n"
         "for module in pkgutil.walk_packages(labkit.__path__, 'labkit.'):\n"
-        "    importlib.import_module(module.name)\n"
+        "    if not module.name.endswith('.torch_trace'):  # PyTorch's half of the comparison\n"
+        "        importlib.import_module(module.name)\n"
     )
     assert done.returncode == 0, done.stderr
 
