@@ -81,8 +81,11 @@ class Comparison:
         lines = [self.origin, stage_table(self.rows)]
         alike: dict[tuple[str, str], list[str]] = {}
         for (stage, place), what in self.faults.items():
-            alike.setdefault((stage, what), []).append(place)
-        for (stage, what), (place, *others) in alike.items():
+            # One line for all weights with another value, and for all updates alike.
+            same = "value" if stage == "weights" and what.startswith("value off") else what
+            alike.setdefault((stage, same), []).append(f"{place}\n{what}")
+        for (stage, _), (first, *others) in alike.items():
+            place, what = first.split("\n", 1)
             more = f" and {len(others)} more" if others else ""
             lines.append(f"{place}{more} ({stage}): {what}")
         return "\n".join(lines + list(dict.fromkeys(self.notes)))
