@@ -19,7 +19,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import nn, ops
 
-from labkit.migration.compare import Row, judged
+from labkit.migration.judge import Row, judged
 from labkit.migration.names import pairs
 from labkit.migration.places import as_tensor
 from labkit.migration.trace import Arrays, Trace, Value

@@ -4,8 +4,9 @@ Importing this package imports MindSpore: call ``labkit.start`` first.
 """
 
 # ruff: noqa: F401
-from labkit.migration.compare import Comparison, Row, compare
+from labkit.migration.compare import Comparison, compare
 from labkit.migration.files import read_torch, write_torch
+from labkit.migration.judge import Row
 from labkit.migration.names import Match, Rule, applied, match, pairs
 from labkit.migration.propose import propose
 from labkit.migration.trace import Trace, read, save

@@ -1,24 +1,19 @@
-"""A network and its original in PyTorch, compared place by place: every faulty place is named.
-
-A tensor agrees if it is as near to PyTorch's float64 as PyTorch's own float32 lets one expect:
-
-    |ours - float64| <= FACTOR |float32 - float64| + FLOOR max |float64|
-
-A whole step is compared more coarsely, by the 2-norm of a tensor's difference over the tensor's:
-rounding may open a ReLU in one framework only, and that changes every gradient below it.
-"""
+"""A network and its original in PyTorch, compared place by place: every faulty place is named."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import mindspore as ms
 import numpy as np
 from mindspore import nn
 
+from labkit.migration.between import Between
 from labkit.migration.cures import cure
+from labkit.migration.judge import COARSE, FACTOR, FLOOR, Row, judged, largest
 from labkit.migration.names import Rule, match
 from labkit.migration.places import (
     Places,
@@ -33,25 +28,6 @@ from labkit.migration.trace import Arrays, Call, Trace, Value, replaced, tensors
 from labkit.migration.updates import compare_updates
 from labkit.runtime import pynative
 from labkit.steps.state import set_state
-
-FACTOR, FLOOR, COARSE = 16, 4e-6, 0.05
-
-
-@dataclass(frozen=True)
-class Row:
-    """One tensor at one place."""
-
-    stage: str
-    place: str
-    tensor: str
-    difference: float  # the largest over the largest value of PyTorch's, or infinite
-    tolerance: float
-    note: str = ""
-
-    @property
-    def passed(self) -> bool:
-        """Whether the tensors agree."""
-        return self.difference <= self.tolerance
 
 
 @dataclass
@@ -128,30 +104,6 @@ def compare(
     return _Comparing(network, theirs, loss, optimizers, rules).made(given)
 
 
-def judged(
-    stage: str, place: str, tensor: str, actual: np.ndarray, expected: Value, coarse: bool = False
-) -> Row:
-    """Compare one tensor with PyTorch's; axes of length 1 and joined rows do not matter."""
-    known, shape = expected.value, tuple(expected.value.shape)
-    same = fitted(np.asarray(actual, np.float64), shape)
-    if same is None:
-        hint = ": transposed?" if np.shape(actual) == shape[::-1] else ""
-        note = f"{tensor} has shape {np.shape(actual)}, expected {shape}{hint}"
-        return Row(stage, place, tensor, np.inf, 0.0, note)
-    if isinstance(known, np.ndarray):
-        equal = np.isinf(known) & (same == known)  # a mask before softmax
-        same, known = np.where(equal, 0, same), np.where(equal, 0, known)
-        norm = np.linalg.norm if coarse else _largest
-        scale, off = norm(known.ravel()), norm((same - known).ravel())
-    else:
-        scale, off = known.largest, known.distance(same)
-    if not (np.isfinite(scale) and np.isfinite(off)):
-        what = "holds NaN" if np.isnan(same).any() else "is infinite elsewhere than PyTorch's"
-        return Row(stage, place, tensor, np.inf, 0.0, f"{tensor} {what}")
-    allowed = FACTOR * expected.noise + (COARSE if coarse else FLOOR) * scale
-    return Row(stage, place, tensor, float(off / (scale or 1)), float(allowed / (scale or 1)))
-
-
 def stage_table(rows: Sequence[Row]) -> str:
     """Return one line per stage: tensors, those that differ, and the first such or the worst."""
     lines = ["stage           tensors  differ  largest difference    allowed  at"]
@@ -170,10 +122,6 @@ def stage_table(rows: Sequence[Row]) -> str:
 
 def _is_advice(part: str) -> bool:
     return part.startswith("with ") or part.endswith(" here")
-
-
-def _largest(values: np.ndarray) -> float:
-    return float(np.abs(values).max(initial=0.0))
 
 
 class _Comparing:
@@ -239,7 +187,7 @@ class _Comparing:
         own = {parameter.name: parameter for parameter in self.network.get_parameters()}
         for name, value in self.match.to_ours(self.state).items():
             ours = own[name].asnumpy()
-            off = _largest(ours - value) / (_largest(value) or 1)
+            off = largest(ours - value) / (largest(value) or 1)
             hint = "it is transposed" if off and np.array_equal(ours, value.T) else ""
             self.rows.append(Row("weights", name, "value", off, 0.0, hint))
             set_state(own[name], value)
@@ -266,12 +214,19 @@ class _Comparing:
         calls = self.theirs.calls[stage]
         places = Places(self.network, self.match, self.rules, calls)
         given = self._given(places, calls, training)
-        random = any(call.random == "alone" for call in calls if call.name not in given)
-        between, elsewhere = self._between(places, given, stage, random)
+        between = Between(places, given, stage, self.theirs.batch[0], partial(self._fail, stage))
+        if any(call.random == "alone" for call in calls if call.name not in given):
+            between.leave_out_random()
+        for name in between.random:
+            self._note_random(f"{name} ({stage}): the network differs from itself before or in it")
+        between.find_other_ends()
+        self.returned = between.returned if training else self.returned
         for name, call in given.items():
-            entry, leave = between[name]
+            entry, leave = between.rows[name]
             if call.random:
-                self._note_random(call, stage)
+                where = {"alone": "in", "before": "before"}[call.random]
+                itself = f"PyTorch differs from itself {where} {call.kind}"
+                self._note_random(f"{name} ({stage}): {itself}")
             if call.leaf and self._is_harmless(places, call, leave):
                 entry = [row for row in entry if row.passed]
             rows = [] if call.random == "before" else list(entry)
@@ -280,7 +235,7 @@ class _Comparing:
             elif call.kind.startswith("Dropout") and call.random == "alone":
                 rows += self._dropped(places, call, stage)
             rows += [] if call.random == "before" or call.leaf else leave
-            if name in elsewhere:
+            if name in between.elsewhere:
                 self.notes.append(f"{name} ({stage}): ends elsewhere here; what follows agrees")
                 rows = [row for row in rows if row.passed or row in entry]
             self.rows += rows
@@ -314,7 +269,7 @@ class _Comparing:
         try:
             self.outputs = places.passed(self.theirs.batch[0], training, {}, see)
         except Exception as error:  # whatever a network raises with a wrong shape
-            self._fail(training, last[0], error)
+            self._fail("training" if training else "evaluation", last[0], error)
             ours.update({path: 1 for path in places.cells if path not in ours})
         theirs = Counter(call.name.partition("#")[0] for call in calls)
         return {
@@ -323,78 +278,9 @@ class _Comparing:
             if ours[path := call.name.partition("#")[0]] == theirs[path]
         }
 
-    def _fail(self, training: bool, last: str, error: Exception) -> None:
+    def _fail(self, stage: str, last: str, error: Exception) -> None:
         why = f"the network raises after it: {_line(error)}"
-        stage = "training" if training else "evaluation"
         self.failed = self.failed or Row(stage, last, "call", np.inf, 0.0, why)
-
-    def _between(
-        self, places: Places, given: Mapping[str, Call], stage: str, missing_random: bool
-    ) -> tuple[dict[str, tuple[list[Row], list[Row]]], set[str]]:
-        """Return the rows of what reaches and what leaves each cell, and the cells' other ends.
-
-        A cell that ends elsewhere, such as a layer without the activation that PyTorch's module
-        includes, is told from a faulty one by letting it return its own outputs: then what follows
-        agrees.
-        """
-
-        reached: dict[tuple, list[np.ndarray]] = {}
-
-        def passed(elsewhere: set[str]) -> dict[str, tuple[list[Row], list[Row]]]:
-            reached.clear()
-            made: dict[str, tuple[list[Row], list[Row]]] = {name: ([], []) for name in given}
-            last = ["the network's input"]
-            offs: list[np.ndarray] = []
-
-            def see(leaving: bool, name: str, arrays: list[np.ndarray]) -> None:
-                if name in given:
-                    reached[name, leaving] = arrays[:1]
-                    new = list(_reaching(stage, given[name], arrays, leaving))
-                    note = f"between {last[0]} and here, in construct"
-                    if not leaving and not all(row.passed for row in new):
-                        if _is_carried(new[0], given[name].entry[0], arrays[0], offs):
-                            new = []
-                    made[name][leaving].extend(replace(r, note=_joined(r.note, note)) for r in new)
-                    last[0] = name if leaving else last[0]
-
-            known = {name: call for name, call in given.items() if name not in elsewhere}
-            try:
-                returned = places.passed(self.theirs.batch[0], stage == "training", known, see)
-                self.returned = returned if stage == "training" else self.returned
-            except Exception as error:
-                if elsewhere:  # it shows nothing
-                    return rows
-                self._fail(stage == "training", last[0], error)
-            return made
-
-        def red(rows: Mapping[str, tuple[list[Row], list[Row]]], but: str) -> set[tuple]:
-            return {
-                (name, leaving)
-                for name, parts in rows.items()
-                for leaving, part in enumerate(parts)
-                if not (leaving and (name == but or given[name].leaf))
-                and not all(row.passed for row in part)
-            }
-
-        rows, elsewhere = passed(set()), set[str]()
-        if missing_random and red(rows, ""):  # perhaps a function here is random in its place
-            first = dict(reached)
-            passed(set())
-            for name, leaving in first:
-                if not all(map(_is_near, first[name, leaving], reached.get((name, leaving), []))):
-                    rows[name] = ([], [])
-                    self.random = True
-                    self.notes.append(
-                        f"{name} ({stage}): the network differs from itself before or in it; "
-                        "without dropout (p=0) more is compared"
-                    )
-        differ = [n for n, (_, leave) in rows.items() if not all(r.passed for r in leave)]
-        for name in differ:
-            if red(rows, name):
-                tried = passed(elsewhere | {name})
-                if red(tried, name) < red(rows, name):
-                    rows, elsewhere = tried, elsewhere | {name}
-        return rows, elsewhere
 
     def _alone(self, places: Places, call: Call, stage: str) -> list[Row]:
         def rows_of(made: Arrays) -> list[Row]:
@@ -427,11 +313,9 @@ class _Comparing:
             Row(stage, call.name, "share", abs(share - p), 5 * (p * (1 - p) / 1e5) ** 0.5, note)
         ]
 
-    def _note_random(self, call: Call, stage: str) -> None:
-        where = {"alone": "in", "before": "before"}[call.random]
+    def _note_random(self, note: str) -> None:
         self.random = True
-        itself = f"PyTorch differs from itself {where} {call.kind}"
-        self.notes.append(f"{call.name} ({stage}): {itself}; without it (p=0) more is compared")
+        self.notes.append(f"{note}; without it (p=0) more is compared")
 
     def _note_missing(
         self, places: Places, calls: Sequence[Call], given: Mapping[str, Call]
@@ -511,12 +395,12 @@ class _Comparing:
 
     def _compare_gradients(self, gradients: Arrays) -> None:
         theirs, ours = self.theirs.stages["gradients"], self.match.to_torch(gradients)
-        largest = max((_largest(v.value) for v in theirs.values()), default=0.0)
+        most = max((largest(v.value) for v in theirs.values()), default=0.0)
         rows = []
         for name, gradient in ours.items():
             if name in theirs:
                 # What is rounding beside the largest gradient, as a bias's before BatchNorm.
-                noise = max(theirs[name].noise, FLOOR * largest)
+                noise = max(theirs[name].noise, FLOOR * most)
                 value = Value(theirs[name].value, noise * theirs[name].value.size ** 0.5)
                 rows.append(judged("gradients", name, "whole step", gradient, value, True))
         worst = max((row.difference for row in rows if not row.passed), default=0.0)
@@ -537,39 +421,6 @@ class _Comparing:
             allowed = FACTOR * band + COARSE * moved + FLOOR * abs(first)
             off, scale = abs(ours - float(theirs.value)), abs(first) or 1.0
             self.rows.append(Row("run", f"update {number}", "loss", off / scale, allowed / scale))
-
-
-def _reaching(stage: str, call: Call, arrays: list[np.ndarray], leaving: bool) -> Iterator[Row]:
-    """Judge what reaches or leaves a cell: all tensors of one that PyTorch calls alike, or one."""
-    known, what = (call.exit, "output") if leaving else (call.entry, "input")
-    if not leaving and (not call.leaf or len(arrays) != len(known)):
-        arrays, known = arrays[:1], known[:1]
-    for number, (ours, theirs) in enumerate(zip(arrays, known, strict=False), start=1):
-        name = f"{what} {number}" if number > 1 else what
-        row = judged(stage, call.name, name, ours, theirs)
-        if np.isfinite(row.difference) or leaving or call.leaf:
-            yield row
-
-
-def _is_near(one: np.ndarray, other: np.ndarray) -> bool:
-    return one.shape == other.shape and np.allclose(one, other, 1e-3, 1e-3 * _largest(one))
-
-
-def _joined(*notes: str) -> str:
-    return "; ".join(filter(None, notes))
-
-
-def _is_carried(row: Row, value: Value, array: np.ndarray, offs: list[np.ndarray]) -> bool:
-    """Return whether the difference is that of a place before, as a residual carries it on."""
-    known = fitted(value.value, array.shape)
-    if known is None or not np.isfinite([row.difference, known.sum()]).all():
-        return False
-    for off in offs:
-        if off.shape == array.shape:
-            if judged(row.stage, row.place, row.tensor, array - off, value).passed:
-                return True
-    offs.append(array - known)
-    return False
 
 
 def _line(error: Exception) -> str:

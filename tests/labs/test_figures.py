@@ -15,7 +15,7 @@ from labkit.algorithms.adasum.combine import rounds
 from labkit.labs.figures import accumulation, adasum, migration, subspace, thor
 from labkit.labs.figures import common as plots
 from labkit.labs.results import Curve
-from labkit.migration.compare import Row
+from labkit.migration.judge import Row
 from labkit.reference import TraceRule, adasum_pair
 from labkit.training.records import Records
 from tests.support.programs import run_code

@@ -10,7 +10,8 @@ from mindspore import nn, ops
 
 from labkit.errors import InputError
 from labkit.migration import compare, load, save
-from labkit.migration.compare import COARSE, FACTOR, FLOOR, Row, judged, stage_table
+from labkit.migration.compare import stage_table
+from labkit.migration.judge import COARSE, FACTOR, FLOOR, Row, judged
 from labkit.migration.trace import Value
 from tests.support.step_cells import assert_bit_equal
 
