@@ -115,7 +115,7 @@ def stage_table(rows: Sequence[Row]) -> str:
         shown = failed[0] if failed else worst
         lines.append(
             f"{stage:16}{len(of_stage):>7}{len(failed):>8}  {shown.difference:>18.1e}  "
-            f"{shown.tolerance:>9.0e}  {shown.place}: {shown.tensor}"
+            f"{shown.tolerance:>9.0e}  {': '.join(filter(None, (shown.place, shown.tensor)))}"
         )
     return "\n".join(lines)
 
