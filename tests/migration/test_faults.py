@@ -181,7 +181,11 @@ def compared(kind, p=0.0, seed=0, loss=cross_entropy, own=None, momentum=0.9, ch
     return compare(network, trace, loss, optimizer, own)
 
 
-SOUND = [(kind, seed, "") for kind in ("cnn", "gpt") for seed in range(5)]
+def later(*values, long):
+    return pytest.param(*values, marks=pytest.mark.long if long else ())
+
+
+SOUND = [later(kind, s, "", long=s > 1) for kind in ("cnn", "gpt") for s in range(5)]
 
 
 @pytest.mark.parametrize(("kind", "seed", "fault"), [*SOUND, ("gpt", 0, "mask -1e9")])
@@ -260,10 +264,10 @@ GROUPS = [
     *(["6 eps 1e-12", "8 no scale"], ["5 GELU exact", "embedding scaled", "6 eps by default"]),
     *(["position", "axis of softmax"], ["7 dropout", "8 width scale", "6 eps 1e-6"]),
 ]
-SINGLE = [[name] for name in FAULTS if not any(name in group for group in GROUPS)]
+SINGLE = [later([name], long=True) for name in FAULTS if not any(name in group for group in GROUPS)]
 
 
-@pytest.mark.parametrize("names", GROUPS + SINGLE, ids=" and ".join)
+@pytest.mark.parametrize("names", GROUPS + SINGLE, ids=str)
 def test_every_faulty_place_is_named_and_no_other(names):
     kind, plan, places = FAULTS[names[0]][0], {}, {}
     for name in names:

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("tests.support.torchvision_on_cpu", reason="`make test ALL=1` installs it")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_page_on_migrating_runs(root, tmp_path):
     page = (root / "docs" / "migrating.md").read_text("utf-8")
     blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
