@@ -14,7 +14,15 @@ import torch  # noqa: E402
 
 pytestmark = [pytest.mark.usefixtures("runtime"), pytest.mark.slow]
 STAGES = {"weights", "training", "evaluation", "loss", "optimizer", "gradients", "run"}
-DEEP = {"resnet34", "resnet50", "resnet101", "resnet152", "efficientnet_b0", "mobilenet_v3"}
+DEEP = {
+    "resnet18",
+    "resnet34",
+    "resnet50",
+    "resnet101",
+    "resnet152",
+    "efficientnet_b0",
+    "mobilenet_v3",
+}
 
 
 def case(name, seed=0):
@@ -61,7 +69,7 @@ def mindcv_pair(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "seed"), [*map(case, ("resnet18", "vit", "mobilenet_v3", "efficientnet_b0"))]
+    ("name", "seed"), [("resnet18", 0), *map(case, ("vit", "mobilenet_v3", "efficientnet_b0"))]
 )
 def test_of_mindcvs_networks_exactly_the_places_that_differ_are_named(name, seed):
     """Its strided convolutions pad on the right and below alone, but for MobileNetV3's first."""
