@@ -50,11 +50,17 @@ class Runtime:
 def pynative() -> Iterator[None]:
     """Run the block operator by operator (PyNative mode), to inspect intermediate values."""
     import mindspore
+    from mindspore.common.api import _pynative_executor
 
     before = mindspore.get_context("mode")
     mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
     try:
         yield
+    except BaseException:
+        # A gradient whose function raises is never ended: in every later one, indexing a tensor
+        # raises "Only support integers ... but got 0 with type <class 'int'>" (MindSpore 2.10).
+        _pynative_executor.clear_res()
+        raise
     finally:
         mindspore.set_context(mode=before)
 

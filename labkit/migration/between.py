@@ -11,7 +11,7 @@ import numpy as np
 
 from labkit.migration.judge import Row, judged, largest
 from labkit.migration.places import Places, fitted
-from labkit.migration.trace import Call, Value
+from labkit.migration.trace import Call, Value, numbered
 
 Rows = dict[str, tuple[list[Row], list[Row]]]  # by call: of what reaches and what leaves it
 
@@ -110,9 +110,8 @@ def _reaching(stage: str, call: Call, arrays: list[np.ndarray], leaving: bool) -
     known, what = (call.exit, "output") if leaving else (call.entry, "input")
     if not leaving and (not call.leaf or len(arrays) != len(known)):
         arrays, known = arrays[:1], known[:1]
-    for number, (ours, theirs) in enumerate(zip(arrays, known, strict=False), start=1):
-        name = f"{what} {number}" if number > 1 else what
-        row = judged(stage, call.name, name, ours, theirs)
+    for number, (ours, theirs) in enumerate(zip(arrays, known, strict=False)):
+        row = judged(stage, call.name, numbered(what, number), ours, theirs)
         if np.isfinite(row.difference) or leaving or call.leaf:
             yield row
 

@@ -15,16 +15,18 @@ from labkit.migration.between import Between
 from labkit.migration.cures import cure
 from labkit.migration.judge import COARSE, FACTOR, FLOOR, Row, judged, largest
 from labkit.migration.names import Rule, match
-from labkit.migration.places import (
-    Places,
-    as_tensors,
+from labkit.migration.places import Places, as_tensors, fitted, is_tensor, several
+from labkit.migration.trace import (
+    Arrays,
+    Call,
+    Trace,
+    Value,
     called,
-    fitted,
     has_shape,
-    is_tensor,
-    several,
+    numbered,
+    replaced,
+    tensors,
 )
-from labkit.migration.trace import Arrays, Call, Trace, Value, replaced, tensors
 from labkit.migration.updates import compare_updates
 from labkit.runtime import pynative
 from labkit.steps.state import set_state
@@ -357,7 +359,7 @@ class _Comparing:
         self.rows.append(judged("loss", "loss", "value", loss.asnumpy(), expected["loss"]))
         for i, gradient in zip(wanted, several(grads), strict=True):
             number = known[i][0]
-            name = f"gradient of output{f' {number + 1}' if number else ''}"
+            name = numbered("gradient of output", number or 0)
             if number is not None and name in expected:
                 self.rows.append(judged("loss", "loss", name, gradient.asnumpy(), expected[name]))
 

@@ -8,7 +8,6 @@ order of gates, the same two biases). tests/migration/test_layers.py compares ea
 "Our name" of a parameter is the path of its cell and PyTorch's attribute: ``layer1.0.bn1.weight``.
 """
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -95,9 +94,7 @@ class Rule:
     splits it into equal parts along axis 0; a tuple of expressions joins equal parts in that order.
     ``transpose`` transposes a matrix, before it is split or joined; a vector stays as it is.
 
-    Rules are applied in order, each to the names that the ones before left. Read backwards, what a
-    name may have, ``(?:bert\.)?``, is left out, and of alternatives, ``(?:gamma|weight)``, the last
-    is taken.
+    Rules are applied in order, each to the names that the ones before left.
     """
 
     torch: str | tuple[str, ...]
@@ -126,51 +123,16 @@ class Rule:
                     raise InputError(f"{self}: {error}") from None
         return None
 
-    def back(self, name: str) -> list[str]:
-        """Return the names of which this rule may have made ``name``, none if it did not."""
-        sides = [(torch, own) for torch in _several(self.torch) for own in _several(self.ours)]
-        inverse = [self._inverse(*side) for side in sides]
-        return [re.sub(found, theirs, name) for found, theirs in inverse if re.search(found, name)]
-
-    def _inverse(self, torch: str, ours: str) -> tuple[str, str]:
-        """Return the expression that finds our name, and what replaces it."""
-        torch = re.sub(r"\(\?:[^()]*\)\?", "", torch)
-        torch = re.sub(r"\(\?:(?:[^()|]*\|)*([^()|]*)\)", r"\1", torch)
-        start, body, end = _ENDS.fullmatch(torch).groups("")  # type: ignore[union-attr]
-        literals, groups = _GROUP.split(body)[::2], _GROUP.findall(body)
-        words, numbers = re.split(r"\\\d", ours), re.findall(r"\\(\d)", ours)
-        plain = all(re.fullmatch(r"(\\\W|[\w/:-])*", literal) for literal in literals)
-        in_order = numbers == [str(k + 1) for k in range(len(groups))]
-        if not plain or not in_order or not (ours or start or end):
-            expected = "literals, groups that come back in order, and anchors at its ends"
-            raise InputError(f"{self} cannot be read backwards; expected {expected}")
-        # A whole word is one on the way back too: fc -> head does not make fcing of heading.
-        start = start or r"(?<!\w)" * words[0][:1].isalnum()
-        end = end or r"(?!\w)" * words[-1][-1:].isalnum()
-        found = "".join(
-            re.escape(word) + group for word, group in zip(words, [*groups, ""], strict=True)
-        )
-        numbers = [rf"\g<{number}>" for number in numbers]
-        theirs = "".join(
-            re.sub(r"\\(\W)", r"\1", a) + b for a, b in zip(literals, [*numbers, ""], strict=True)
-        )
-        return start + found + end, theirs
-
-
-_ENDS, _GROUP = re.compile(r"(\^|\\b)?(.*?)(\$|\\b)?"), re.compile(r"(\([^()?][^()]*\))")
-
 
 def _several(value: str | tuple[str, ...] | None) -> tuple[str, ...]:
     return value if isinstance(value, tuple) else () if value is None else (value,)
 
 
 def _written(value: str | tuple | None) -> str:
-    """Return ``value`` as one writes it in Python."""
-    if isinstance(value, tuple):
-        return f"({', '.join(map(_written, value))}{',' * (len(value) == 1)})"
-    if isinstance(value, str):
-        return f'r"{value}"' if "\\" in value and '"' not in value else json.dumps(value)
-    return str(value)
+    """Return ``value`` as one writes it in Python, a text with backslashes as a raw one."""
+    if isinstance(value, str) and '"' not in value:
+        return "r" * ("\\" in value) + f'"{value}"'
+    return repr(value)
 
 
 def applied(rules: Sequence[Rule], name: str) -> str | tuple[str, ...] | None:
@@ -342,29 +304,3 @@ def match(
         {n: why for n, why in faults.items() if why and n not in left},
         shapes,
     )
-
-
-def backwards(network: nn.Cell, rules: Sequence[Rule] = ()) -> Match:
-    """Return the match with PyTorch's names as they follow from the network's own and ``rules``.
-
-    Each rule is read backwards, the last one first, wherever what it gives is found; dropped names
-    stay dropped. Expressions may consist of literals, groups, and anchors at the ends.
-
-    Raises:
-        InputError: if a rule cannot be read backwards, or the names found do not lead back.
-    """
-    shapes = {pair.torch: pair.torch_shape for pair in pairs(network)}
-    rules = [rule for rule in rules if rule.ours is not None]
-    for rule in reversed(rules):
-        parts, joined = len(_several(rule.ours)), len(_several(rule.torch))
-        before, shapes = shapes, {}
-        for name, shape in before.items():
-            found = rule.back(name)
-            if found and parts != joined and shape:
-                shape = (shape[0] * parts // joined, *shape[1:])
-            turned = shape[::-1] if found and rule.transpose else shape
-            shapes |= dict.fromkeys(found or [name], turned)
-    matched = match(network, shapes, rules)
-    if matched.problems:
-        raise InputError(f"rules cannot be read backwards here: {'; '.join(matched.problems)}")
-    return matched

@@ -16,7 +16,8 @@ import numpy as np
 from mindspore import Parameter, nn
 
 from labkit.migration.names import Match, Rule, applied
-from labkit.migration.trace import Arrays, Call, replaced, tensors
+from labkit.migration.trace import Arrays, Call, called, numbered, replaced, tensors
+from labkit.runtime import pynative
 from labkit.steps.state import running_statistics, set_state
 
 
@@ -66,7 +67,7 @@ class Places:
 
         cell.set_train(training)
         starts, weights = [given[i] for i in floats], cell.trainable_params()
-        with kept(cell):
+        with kept(cell), pynative():
             if training and used and (starts or weights):
                 grads = ms.value_and_grad(
                     total, tuple(range(len(starts))) or None, weights or None, has_aux=True
@@ -75,8 +76,8 @@ class Places:
                 by_input, by_weight = _split(gradients, starts, weights)
             else:
                 (_, outputs), by_input, by_weight = total(*starts), (), ()
-            made = {f"output{_number(i)}": _array(t) for i, t in enumerate(outputs)}
-            made |= {f"input gradient{_number(i)}": _array(g) for i, g in enumerate(by_input)}
+            made = {numbered("output", i): _array(t) for i, t in enumerate(outputs)}
+            made |= {numbered("input gradient", i): _array(g) for i, g in enumerate(by_input)}
             made |= self._named(call, "gradient of ", zip(weights, by_weight, strict=False))
             if training:
                 made |= self._named(call, "", ((p, p) for p in running_statistics(cell)))
@@ -126,7 +127,7 @@ class Places:
                 handles.append(cell.register_forward_pre_hook(pre, with_kwargs=True))
                 handles.append(cell.register_forward_hook(partial(after, path)))
         try:
-            with kept(self.network):
+            with kept(self.network), pynative():
                 return called(self.network.set_train(training), as_tensors(inputs))
         finally:
             for handle in handles:
@@ -184,10 +185,6 @@ def is_array(value: Any) -> bool:
     return isinstance(value, np.ndarray)
 
 
-def has_shape(value: Any) -> bool:
-    return hasattr(value, "shape")
-
-
 def as_tensor(array: np.ndarray) -> ms.Tensor:
     """Return a Tensor: int64 as int32, which MindSpore's losses expect, float64 as float32."""
     array = np.asarray(array)
@@ -198,13 +195,6 @@ def as_tensor(array: np.ndarray) -> ms.Tensor:
 def as_tensors(batch: Any) -> Any:
     """Return nested arrays as Tensors."""
     return replaced(batch, is_array, map(as_tensor, tensors(batch, is_array)))
-
-
-def called(function: Callable, inputs: Any) -> Any:
-    """Call with one tensor, a tuple of them, or a mapping by argument."""
-    if isinstance(inputs, Mapping):
-        return function(**inputs)
-    return function(*inputs) if isinstance(inputs, tuple | list) else function(inputs)
 
 
 @contextmanager
@@ -251,7 +241,3 @@ def _array(tensor: ms.Tensor) -> np.ndarray:
 
 def _path(name: str) -> str:
     return name.partition("#")[0]
-
-
-def _number(index: int) -> str:
-    return f" {index + 1}" if index else ""

@@ -2,27 +2,13 @@
 
 import difflib
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from mindspore import nn
 
-from labkit.migration.names import MISSING, UNKNOWN, Match, Rule, Shape, pairs, shapes_of
+from labkit.migration.names import Rule, Shape, pairs, shapes_of
 
 _OF_ONE_CELL = ("weight", "bias", "running_mean", "running_var")
-
-
-def prefix(matched: Match) -> Rule | None:
-    """Return the rule for the prefix that most names without a counterpart have too much."""
-    unknown = [name for name, why in matched.faults.items() if why == UNKNOWN]
-    missing = {name for name, why in matched.faults.items() if why.startswith(MISSING)}
-    heads = Counter(
-        name[: dot.end()]
-        for name in unknown
-        for dot in re.finditer(r"\.", name)
-        if name[dot.end() :] in missing
-    )
-    return Rule(f"^{re.escape(heads.most_common(1)[0][0])}", "") if heads else None
 
 
 def propose(network: nn.Cell, state: Mapping) -> list[Rule]:
@@ -93,7 +79,7 @@ def _cells(shapes: Mapping[str, Shape]) -> list[tuple[tuple, list[str]]]:
 
 def _rules(targets: Mapping[str, str], names: list[str]) -> list[Rule]:
     """Return few rules that turn each name into its target, and leave the others as they are."""
-    now = {name: name for name in names}
+    now, wanted = {name: name for name in names}, set(targets.values())
     rules: list[Rule] = []
     while True:
         best: tuple[Rule | None, dict[str, str]] = None, {}
@@ -102,8 +88,12 @@ def _rules(targets: Mapping[str, str], names: list[str]) -> list[Rule]:
                 continue
             for rule in _candidates(now[name], target):
                 changed = {n: found[1][0] for n, old in now.items() if (found := rule.names(old))}
-                right = all(targets.get(n) == new for n, new in changed.items())
-                if right and len(changed) > len(best[1]) and _leads_back(rule, now, now | changed):
+                # Names without a target may change too, as by a prefix that all have.
+                right = all(
+                    targets.get(n, new) == new and (n in targets or new not in wanted)
+                    for n, new in changed.items()
+                )
+                if right and len(changed) > len(best[1]):
                     best = rule, changed
             if best[0]:
                 break
@@ -113,12 +103,10 @@ def _rules(targets: Mapping[str, str], names: list[str]) -> list[Rule]:
         now |= best[1]
 
 
-def _leads_back(rule: Rule, before: Mapping[str, str], after: Mapping[str, str]) -> bool:
-    return all((rule.back(own) or [own]) == [before[n]] for n, own in after.items())
-
-
 def _candidates(name: str, target: str) -> Iterator[Rule]:
     """Yield rules that turn ``name`` into ``target``, from the words that differ to all."""
+    if name.endswith(f".{target}"):
+        yield Rule("^" + re.escape(name.removesuffix(target)), "")
     old, new = name.split("."), target.split(".")
     most = min(len(old), len(new)) - 1
     tail = next((k for k in range(most) if old[-1 - k] != new[-1 - k]), most)

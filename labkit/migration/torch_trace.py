@@ -18,7 +18,17 @@ import torch
 from torch import Tensor, nn
 
 from labkit.errors import InputError
-from labkit.migration.trace import Arrays, Call, Trace, Value, replaced, tensors
+from labkit.migration.trace import (
+    Arrays,
+    Call,
+    Trace,
+    Value,
+    called,
+    has_shape,
+    numbered,
+    replaced,
+    tensors,
+)
 from labkit.migration.updates import torch_updates
 
 KINDS = (torch.float32, torch.float64)
@@ -39,8 +49,8 @@ def torch_trace(
             Integers reach PyTorch as int64.
         updates: how many the optimizer makes alone; up to ``STEPS`` are made on the batch.
     """
-    batch = replaced(batch, _has_shape, map(np.asarray, tensors(batch, _has_shape)))
-    if not all(a.size and (a == a).all() for a in tensors(batch, _has_shape)):
+    batch = replaced(batch, has_shape, map(np.asarray, tensors(batch, has_shape)))
+    if not all(a.size and (a == a).all() for a in tensors(batch, has_shape)):
         raise InputError("batch: expected arrays of numbers, got an empty one, or NaN")
     trace, low = _steps(module, loss, optimizer, batch, min(updates, STEPS))
     trace.calls["training"] = _alone(module, batch, low.seen, training=True)
@@ -122,18 +132,8 @@ def _batch(batch: Any, kind: torch.dtype) -> tuple[Any, Any]:
         made = torch.from_numpy(np.array(array))
         return made.long() if made.dtype == torch.int32 else _cast(made, kind)
 
-    inputs, *targets = replaced(batch, _has_shape, map(tensor, tensors(batch, _has_shape)))
+    inputs, *targets = replaced(batch, has_shape, map(tensor, tensors(batch, has_shape)))
     return inputs, targets
-
-
-def _has_shape(value: Any) -> bool:
-    return hasattr(value, "shape")
-
-
-def _called(function: Callable, inputs: Any) -> Any:
-    if isinstance(inputs, Mapping):
-        return function(**inputs)
-    return function(*inputs) if isinstance(inputs, tuple | list) else function(inputs)
 
 
 @contextmanager
@@ -166,7 +166,7 @@ def _trained(
         before, (inputs, targets) = _weights(module), _batch(batch, kind)
         for step in range(steps):
             with nullcontext() if step else _seen(module, made.seen):
-                value = loss(_called(module, inputs), *targets)
+                value = loss(called(module, inputs), *targets)
                 module.zero_grad()
                 value.backward()
             made.losses.append(_array(value))
@@ -214,7 +214,7 @@ def _judged(module: nn.Module, batch: Any, kind: torch.dtype) -> dict[str, _Seen
     """Return the calls in evaluation."""
     seen: dict[str, _Seen] = {}
     with _as(module, kind, training=False), torch.no_grad(), _seen(module, seen):
-        _called(module, _batch(batch, kind)[0])
+        called(module, _batch(batch, kind)[0])
     return seen
 
 
@@ -262,7 +262,7 @@ def _alone(module: nn.Module, batch: Any, seen: dict[str, _Seen], *, training: b
     # In another seed's float32: where it differs, a function between the modules is random.
     for kind, seed, calls in zip(KINDS[::-1], (0, 1), between, strict=True):
         with _as(module, kind, training, seed), torch.no_grad(), _seen(module, calls, seen):
-            _called(module, _batch(batch, kind)[0])
+            called(module, _batch(batch, kind)[0])
     made = []
     for name, call in seen.items():
         leaf = not list(call.part.children())
@@ -330,10 +330,10 @@ def _computed(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         outputs = tensors(part(*args, **kwargs), _is_tensor)
-    made = {f"output{_number(i)}": _array(t) for i, t in enumerate(outputs)}
+    made = {numbered("output", i): _array(t) for i, t in enumerate(outputs)}
     pairs = [(o, g) for o, g in zip(outputs, call.gradients, strict=True) if g is not None]
     named = {f"gradient of {name}": p for name, p in part.named_parameters() if p.requires_grad}
-    named |= {f"input gradient{_number(i)}": t for i, t in enumerate(floats)}
+    named |= {numbered("input gradient", i): t for i, t in enumerate(floats)}
     if training and pairs and named:
         results, gradients = zip(*((o, nudged(g)) for o, g in pairs), strict=True)
         grads = torch.autograd.grad(results, list(named.values()), gradients, allow_unused=True)
@@ -343,16 +343,12 @@ def _computed(
     return made
 
 
-def _number(index: int) -> str:
-    return f" {index + 1}" if index else ""
-
-
 def _loss_alone(loss: Callable, root: _Seen, batch: Any) -> dict[str, Value]:
     """Return the loss of the outputs that the module had, and its gradients by them."""
     made: list[Arrays] = []
     for kind in KINDS:
         outputs = [_cast(t, kind) for t in root.outputs]
-        named = {f"gradient of output{_number(i)}": t for i, t in enumerate(outputs)}
+        named = {numbered("gradient of output", i): t for i, t in enumerate(outputs)}
         named = {name: t.requires_grad_() for name, t in named.items() if t.is_floating_point()}
         value = loss(replaced(root.returned, _is_tensor, iter(outputs)), *_batch(batch, kind)[1])
         grads = torch.autograd.grad(value, list(named.values()), allow_unused=True)

@@ -85,6 +85,22 @@ def replaced(value: Any, is_tensor: Callable[[Any], bool], new: Iterator) -> Any
     return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
 
 
+def has_shape(value: Any) -> bool:
+    return hasattr(value, "shape")
+
+
+def called(function: Callable, inputs: Any) -> Any:
+    """Call with one tensor, a tuple of them, or a mapping by argument."""
+    if isinstance(inputs, Mapping):
+        return function(**inputs)
+    return function(*inputs) if isinstance(inputs, tuple | list) else function(inputs)
+
+
+def numbered(name: str, index: int) -> str:
+    """Return the name of a tensor among several: ``output``, ``output 2``, ..."""
+    return f"{name} {index + 1}" if index else name
+
+
 def save(path: str | os.PathLike, trace: Trace) -> Path:
     """Write a trace to ``path``, an .npz file of arrays that executes nothing when it is read."""
     path = local_path("path", path)

@@ -7,17 +7,17 @@ weight has gone (1 - 0.999 in float32 is off by 1.3e-5, and so Adam's step by 6e
 """
 
 import copy
-import math
 import warnings
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain, combinations
 from typing import Any, NamedTuple
 
 import mindspore as ms
 import numpy as np
+from mindspore import Parameter, nn
+from mindspore.experimental import optim
 
 from labkit.base.arguments import wrong
 from labkit.errors import InputError
@@ -26,7 +26,13 @@ from labkit.steps.state import parameters_in, set_state
 
 Arrays = dict[str, np.ndarray]
 _FACTOR, _FLOOR = 16.0, 1e-5
-_PROBES = 64  # elements of each tensor on which the usual suspects are tried
+# What optimizers of MindSpore compute otherwise than PyTorch's of the same name.
+_EARLY_EPS = "adds eps before the bias correction"
+_KNOWN = {
+    nn.Adam: f"nn.Adam {_EARLY_EPS}",
+    optim.Adam: f"experimental.optim.Adam {_EARLY_EPS}",
+    nn.AdamWeightDecay: "nn.AdamWeightDecay has no bias correction, and eps=1e-06 by default",
+}
 
 
 class Update(NamedTuple):
@@ -176,7 +182,7 @@ def compare_updates(optimizer: Any, match: Match, updates: Updates) -> list[Upda
                 scheduler.step()
             own = values()
             for name, place in places.items():
-                place.see(update, own[name], drawn[name])
+                place.see(update, own[name])
     unmatched = ours.keys() - match.to_ours(nothing).keys()
     drawn_by = {updates.draws[name] for name in places}  # also of tied weights with two names
     words = "PyTorch's optimizer trains it, ours does not"
@@ -184,11 +190,11 @@ def compare_updates(optimizer: Any, match: Match, updates: Updates) -> list[Upda
     for name in (own.keys() - start) | unmatched:
         notes[name] = "our optimizer trains it, PyTorch's does not"
     rows = [UpdateRow(name, 0, np.inf, notes[name]) for name in sorted(notes)]
-    decays = sorted({place.settings[0].get("weight_decay", 0.0) for place in places.values()})
-    kind = type(optimizer)
-    by_name = kind.__module__.startswith("mindspore.nn.") and not optimizer.is_group
-    exempts = f"nn.{kind.__name__}" if by_name and optimizer.exec_weight_decay else ""
-    rows += [place.row(updates.kind, decays, exempts) for place in places.values()]
+    exempt = match.to_torch({p.name: p.asnumpy() for p in _exempt(optimizer)})
+    rows += [
+        place.row(updates.kind, _known(optimizer, updates.kind, place.settings, name in exempt))
+        for name, place in places.items()
+    ]
     return sorted(rows, key=lambda row: np.inf if row.update is None else row.update)
 
 
@@ -210,114 +216,55 @@ class _Place:
     """What has been seen of one parameter."""
 
     def __init__(self, name: str, start: np.ndarray):
-        self.name, self.red, self.size = name, 0, 0.0
+        self.name, self.count, self.red, self.size = name, 0, 0, 0.0
+        self.settings: dict = {}  # of PyTorch at the first update that differs
         self.before, self.gone = start.astype(np.float64), np.zeros_like(start)
-        self.probes = np.unique(np.linspace(0, start.size - 1, _PROBES).astype(int))
-        self.start = self.before.ravel()[self.probes]
-        self.settings: list[dict] = []
-        self.seen: list[list[np.ndarray]] = []
 
-    def see(self, update: Update, own: np.ndarray, drawn: np.ndarray) -> None:
-        """Judge one update, and keep of it what the suspects are tried on."""
+    def see(self, update: Update, own: np.ndarray) -> None:
+        """Judge one update."""
+        if self.red:
+            return
+        self.count, self.settings = self.count + 1, update.settings[self.name]
         after, rounding = update.after[self.name], update.rounding[self.name]
-        self.settings.append(update.settings[self.name])
         change, off = np.abs(after - self.before), np.abs(own - after)
         self.gone += change.astype(np.float32)
         spacing = float(np.spacing(np.float32(np.abs(after).max())))
-        allowed = _FACTOR * rounding + len(self.settings) * spacing + _FLOOR * self.gone
-        if not self.red:
-            self.red = len(self.settings) * (not (off <= allowed).all())
-            worst, most = float(off.max()), float(change.max())
-            size = worst / most if most else np.inf if worst else 0.0
-            self.size = size if self.red else max(size, self.size)
-        self.before = after
-        self.seen.append([x.ravel()[self.probes] for x in (own, after, allowed, drawn)])
+        allowed = _FACTOR * rounding + self.count * spacing + _FLOOR * self.gone
+        self.red = self.count * (not (off <= allowed).all())
+        worst, most = float(off.max()), float(change.max())
+        size = worst / most if most else np.inf if worst else 0.0
+        self.before, self.size = after, size if self.red else max(size, self.size)
 
-    def row(self, kind: str, decays: list[float], exempts: str) -> UpdateRow:
-        """Return the row, with the one or two suspects with which PyTorch does what ours did."""
+    def row(self, kind: str, known: str) -> UpdateRow:
+        """Return the row; of one that differs with PyTorch's settings and what is ``known``."""
         if not self.red:
             return UpdateRow(self.name, None, self.size)
-        own, after, allowed, drawn = (np.array(x[:-1]) for x in zip(*self.seen, strict=True))
-
-        def agrees(values: np.ndarray, *changes: list[dict]) -> bool:
-            parts = zip(self.settings, *changes, strict=True)
-            settings = ({k: v for part in each for k, v in part.items()} for each in parts)
-            made = _replayed(self.start, drawn, settings)
-            slack = allowed + _FLOOR * abs(values - self.start)
-            return all((abs(m - v) <= a).all() for m, v, a in zip(made, values, slack, strict=True))
-
-        # None for an optimizer that had a state, nor where no probe sees the fault.
-        suspects: list[tuple[str, str, list[dict]]] = []
-        if kind in ("SGD", "Adam", "AdamW") and agrees(after) and not agrees(own):
-            steps = after[0] - self.start
-            moved = float(steps @ (own[0] - self.start) / (steps @ steps or np.nan))
-            suspects = list(_suspects(self.settings, decays, exempts, moved))
-        for several in chain(combinations(suspects, 1), combinations(suspects, 2)):
-            if agrees(own, *(changes for *_, changes in several)):
-                write = max(write for _, write, _ in several)
-                note = " and ".join(why for why, *_ in several) + (write and f": write {write}")
-                return UpdateRow(self.name, self.red, self.size, note)
-        has = ", ".join(f"{k}={v}" for k, v in self.settings[0].items() if v)
-        return UpdateRow(self.name, self.red, self.size, f"PyTorch: {kind}({has})")
+        set_ = ((k, f"{v:g}" if isinstance(v, float) else v) for k, v in self.settings.items() if v)
+        has = ", ".join(f"{key}={value}" for key, value in set_)
+        note = "; ".join(filter(None, (f"PyTorch: {kind}({has})", known)))
+        return UpdateRow(self.name, self.red, self.size, note)
 
 
-def _replayed(w: Any, gradients: np.ndarray, settings: Iterable[dict]) -> Iterator[np.ndarray]:
-    """Yield the weights after each update of SGD or Adam, in float64."""
-    m = v = top = 0.0
-    for t, (g, s) in enumerate(zip(gradients, settings, strict=False), 1):
-        rate, decay = s["lr"], s["weight_decay"]
-        decoupled = s.get("decoupled_weight_decay", False)
-        w, g = (w - rate * decay * w, g) if decoupled else (w, g + decay * w)
-        if "betas" in s:
-            b1, b2 = s["betas"]
-            m, v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g * g
-            top = np.maximum(top, v) if s["amsgrad"] else v
-            c1, c2 = (1 - b1**t, 1 - b2**t) if s.get("corrects", True) else (1, 1)
-            eps = s["eps"] / (math.sqrt(1 - b2**t) if s.get("early") else 1)
-            w = w - rate * m / c1 / (np.sqrt(top / c2) + eps)
-        else:
-            m = s["momentum"] * m + (1 - s["dampening"] * (t > 1)) * g
-            w = w - rate * (g + s["momentum"] * m if s["nesterov"] else m)
-        yield w
+def _exempt(optimizer: Any) -> list[Parameter]:
+    """Return the parameters that an optimizer of mindspore.nn, given no groups, does not decay."""
+    if not type(optimizer).__module__.startswith("mindspore.nn.") or optimizer.is_group:
+        return []
+    flags = zip(optimizer.parameters, optimizer.decay_flags, strict=True)
+    return [p for p, decays in flags if optimizer.exec_weight_decay and not decays]
 
 
-def _suspects(
-    settings: list[dict], decays: list[float], exempts: str, moved: float
-) -> Iterator[tuple[str, str, list[dict]]]:
-    """Yield (sentence, what to write if known, what changes in the settings of each update)."""
-    s, steps, decay, write = settings[0], len(settings), settings[0]["weight_decay"], ""
-    if "betas" in s:
-        (b1, b2), rate = s["betas"], s.get("initial_lr", s["lr"])
-        of = "parameters" if len(decays) == 1 else "groups"
-        write = f"labkit.AdamW({of}, {rate}, {b1}, {b2}, {s['eps']}, {decay})"
-        if decay and not s["decoupled_weight_decay"]:
-            write = f"mint.optim.Adam({of}, {rate}, ({b1}, {b2}), {s['eps']}, {decay})"
-        yield "ours adds eps before the bias correction, as nn.Adam", write, [{"early": 1}] * steps
-        why = "ours has no bias correction, as nn.AdamWeightDecay"
-        yield why, write, [{"corrects": False}] * steps
-        yield f"{why}, and its eps=1e-06", write, [{"corrects": False, "eps": 1e-6}] * steps
-        key = "decoupled_weight_decay"
-        why = f"the decay of ours is {'not ' * s[key]}decoupled, as that of AdamW is"
-        yield why, write, [{key: not s[key]}] * steps
-    if decay and exempts:
-        why = f"{exempts} without groups does not decay what is called beta or gamma"
-        group = f"{exempts}([{{'params': parameters, 'weight_decay': {decay}}}], ...)"
-        yield why, write or group, [{"weight_decay": 0.0}] * steps
-    usual: dict[str, list] = {
-        "weight_decay": [*decays, 0.0, 1e-4, 5e-4, 1e-3, 0.01, 0.05, 0.1],
-        "momentum": [0.0, 0.8, 0.9, 0.95, 0.99],
-        "dampening": [0.0, s.get("momentum")],
-        "nesterov": [False, True],
-        "amsgrad": [False, True],
-        "eps": [1e-8, 1e-7, 1e-6],
-        "betas": [[0.9, 0.999], [0.9, 0.99], [0.9, 0.95]],
-    }
-    for key, values in usual.items():
-        for value in [value for value in values if key in s and value != s[key]]:
-            yield f"{key} is {s[key]} in PyTorch, {value} in ours", "", [{key: value}] * steps
-    rates = [{"lr": one["lr"]} for one in settings]
-    yield "the schedule of ours is one update ahead of PyTorch's", "", [*rates[1:], rates[-1]]
-    yield "the schedule of ours is one update behind PyTorch's", "", [rates[0], *rates[:-1]]
-    if np.isfinite(moved):
-        why = f"the rate is {s['lr']:.6g} in PyTorch, {s['lr'] * moved:.6g} in ours"
-        yield why, "", [{"lr": one["lr"] * moved} for one in settings]
+def _known(optimizer: Any, kind: str, settings: dict, exempt: bool) -> str:
+    """Return what is known of our optimizer, and what to write instead; "" of most."""
+    decay, why = settings.get("weight_decay"), _KNOWN.get(type(optimizer), "")
+    if why and kind in ("Adam", "AdamW"):
+        rate, (b1, b2) = settings.get("initial_lr", settings["lr"]), settings["betas"]
+        eps = settings["eps"]
+        write = f"labkit.AdamW(parameters, {rate}, {b1}, {b2}, {eps}, {decay})"
+        if kind == "Adam" and decay:  # added to the gradient
+            write = f"mint.optim.Adam(parameters, {rate}, ({b1}, {b2}), {eps}, {decay})"
+        return f"{why}: write {write}"
+    if exempt and decay:
+        own = f"nn.{type(optimizer).__name__}"
+        group = f"{own}([{{'params': parameters, 'weight_decay': {decay}}}], ...)"
+        return f"{own} without groups does not decay what is called beta or gamma: write {group}"
+    return why

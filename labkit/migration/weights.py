@@ -10,8 +10,17 @@ from mindspore import Parameter, Tensor, nn
 
 from labkit.errors import InputError
 from labkit.migration.files import as_array, read_torch, write_torch
-from labkit.migration.names import COUNTER, Match, Rule, backwards, match
-from labkit.migration.propose import prefix
+from labkit.migration.names import (
+    COUNTER,
+    UNKNOWN,
+    Match,
+    Rule,
+    applied,
+    match,
+    pairs,
+    shapes_of,
+)
+from labkit.migration.propose import propose
 from labkit.steps.state import set_state
 from labkit.training import checkpoint
 
@@ -30,7 +39,7 @@ def load(
     """
     matched = match(network, state, rules, leave)
     if matched.problems:
-        raise InputError("\n".join(_advice(matched)))
+        raise InputError("\n".join(_advice(network, matched)))
     parameters = {parameter.name: parameter for parameter in network.get_parameters()}
     sources: dict[str, Any] = {}
     for pair, source in matched.links:
@@ -58,26 +67,42 @@ def _set(parameter: Parameter, value: np.ndarray) -> None:
         set_state(parameter, value)
 
 
-def _advice(matched: Match) -> list[str]:
+def _advice(network: nn.Cell, matched: Match) -> list[str]:
     """Return the lines of the message about names that do not match."""
     lines = ["these tensors are not this network's:", *matched.problems]
     if any(".parametrizations." in f".{name}" for name in matched.shapes):
         undo = 'torch.nn.utils.parametrize.remove_parametrizations(module, "weight")'
         return [f"expected plain weights, got parametrizations: {undo} before saving", *lines[1:]]
-    if rule := prefix(matched):
-        return [*lines, f"Their prefix is not the network's: {rule}"]
-    return [*lines, "labkit.migration.propose(network, state) proposes rules, to be confirmed"]
+    if proposed := [] if matched.left else propose(network, matched.shapes):
+        lines += ["Rules that order, kinds and shapes propose, to be confirmed:"]
+    return [*lines, *map(str, proposed)]
 
 
-def state_dict(network: nn.Cell, rules: Sequence[Rule] = ()) -> dict[str, np.ndarray]:
+def state_dict(
+    network: nn.Cell, rules: Sequence[Rule] = (), like: Mapping | None = None
+) -> dict[str, np.ndarray]:
     """Return the parameters of ``network`` under PyTorch's names, ``num_batches_tracked`` as 0.
 
-    bfloat16, which NumPy lacks, becomes float32. The rules are read backwards, see
-    ``names.backwards``; with the tensors of PyTorch's file at hand, ``match(network, tensors,
-    rules).to_torch`` returns exactly its names and layout.
+    bfloat16, which NumPy lacks, becomes float32. ``like`` has PyTorch's names, those of the file
+    that was loaded, with its arrays or their shapes: rules lead from these to ours, and several may
+    lead to one of ours. A new head has the shape that it has here.
+
+    Raises:
+        InputError: if there are rules and no ``like``, or ``like`` lacks a parameter.
     """
+    own = {pair.torch: pair.torch_shape for pair in pairs(network)}
+    if rules and like is None:
+        raise InputError("rules: expected like=, the tensors of PyTorch's file, got none")
+    shapes = own if like is None else shapes_of(like)
+    for name, shape in shapes.items():
+        new = applied(rules, name)
+        if isinstance(new, str) and sorted(own.get(new, shape)) != sorted(shape):
+            shapes = shapes | {name: own[new]}
+    matched = match(network, shapes, rules)
+    if lost := [f"{name}: {why}" for name, why in matched.faults.items() if why != UNKNOWN]:
+        raise InputError("\n".join(("like: expected the tensors of this network, got", *lost)))
     values = {parameter.name: as_array(parameter) for parameter in network.get_parameters()}
-    state = {n: v.copy() for n, v in backwards(network, rules).to_torch(values).items()}
+    state = {name: value.copy() for name, value in matched.to_torch(values).items()}
     for name in list(state):
         module, _, attribute = name.rpartition(".")
         if attribute == "running_var":
@@ -93,15 +118,17 @@ def convert(
     *,
     entry: str | None = None,
     leave: str | None = None,
+    like: str | os.PathLike | None = None,
 ) -> Match:
     """Convert a weights file to one of the other framework, via ``network``.
 
     From a file of PyTorch to a MindSpore checkpoint; or from a file of MindSpore to PyTorch's
     ``.pth`` or ``.safetensors``, without what is not the network's, such as an optimizer's state.
-    Errors and arguments are those of ``read_torch`` and ``load``; without ``target``, all is
-    checked and nothing is written.
+    ``like`` is then a file with PyTorch's names, to which the rules lead. Errors and arguments are
+    those of ``read_torch``, ``load`` and ``state_dict``; without ``target``, all is checked and
+    nothing is written.
     """
-    tensors = read_torch(source, entry)
+    tensors = read_torch(source, None if like is not None else entry)
     if not tensors.mindspore:
         matched = load(network, tensors, rules, leave)
         if target is not None:
@@ -109,7 +136,7 @@ def convert(
         return matched
     own = {parameter.name for parameter in network.get_parameters()}
     matched = load(network, {n: tensors[n] for n in tensors if n in own}, (), leave)
-    state = state_dict(network, rules)
+    state = state_dict(network, rules, None if like is None else read_torch(like, entry))
     if target is not None:
         write_torch(target, state)
     return matched

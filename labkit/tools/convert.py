@@ -37,6 +37,9 @@ def convert(
     leave: Annotated[
         str | None, typer.Option(metavar="PATTERN", help="The network's names to leave: ^fc")
     ] = None,
+    like: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Weights with PyTorch's names, to go back to")
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would happen, or propose rules.")
     ] = False,
@@ -69,9 +72,8 @@ def convert(
                 lines = ",\n ".join(json.dumps([each.torch, each.ours]) for each in proposed)
                 print(f"proposed rules, to be confirmed and given as --rules FILE:\n[\n {lines}\n]")
             raise typer.Exit(1)
-    match = migration.convert(
-        read, None if dry_run else written, cell, given, entry=entry, leave=leave
-    )
+    options = {"entry": entry, "leave": leave, "like": like}
+    match = migration.convert(read, None if dry_run else written, cell, given, **options)
     print(f"{written}: {'not written (dry run)' if dry_run else 'written'}; {match}")
 
 

@@ -56,7 +56,7 @@ def test_rules_apply_in_order_and_are_printed_as_written(rules, name, expected):
 
 def test_a_rules_repr_is_what_one_writes():
     assert repr([ONE, Rule(("a", "b"), "c", True)]) == (
-        '[Rule(r"^module\\.", ""), Rule(("a", "b"), "c", transpose=True)]'
+        '[Rule(r"^module\\.", ""), Rule((\'a\', \'b\'), "c", transpose=True)]'
     )
 
 

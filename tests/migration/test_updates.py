@@ -152,34 +152,35 @@ def test_no_correct_optimizer_is_red(name):
 
 
 WRITE = "write labkit.AdamW(parameters, 0.001, 0.9, 0.999, 1e-08, {})".format
+EARLY = "adds eps before the bias correction"
 GROUP = "write nn.SGD([{'params': parameters, 'weight_decay': 0.0001}], ...)"
 FIRST = "1 conv1.weight"
-L2, AS = {"weight_decay": 0.01}, " that of AdamW is: "
+L2, SAID = {"weight_decay": 0.01}, "PyTorch: SGD(weight_decay=0.0001, lr=0.1, momentum=0.9"
 MIXED = ("conv1.weight", "conv2.weight", "fc.weight", "hidden.bias")
 # ours, PyTorch's, the update and parameter (if all gradients show it), what is said
 FAULTS = {
-    "decay forgotten": (sgd(decay=0.0), THEIRS, FIRST, "is 0.0001 in PyTorch, 0.0 in ours"),
-    "decay 5e-4": (sgd(decay=5e-4), THEIRS, FIRST, "is 0.0001 in PyTorch, 0.0005 in ours"),
-    "all": (sgd(of=lambda p: True), THEIRS, "1 bn1.weight", "is 0.0 in PyTorch, 0.0001 in ours"),
+    "decay forgotten": (sgd(decay=0.0), THEIRS, FIRST, SAID),
+    "decay 5e-4": (sgd(decay=5e-4), THEIRS, FIRST, SAID),
+    "all": (sgd(of=lambda p: True), THEIRS, "1 bn1.weight", "PyTorch: SGD(lr=0.1, momentum=0.9"),
     "no groups": (plain(nn.SGD, 0.1, 0.9, 0.0, 1e-4), ALL, "1 bn1.weight", GROUP),
-    "swapped": (sgd(of=lambda p: p.name in MIXED), THEIRS, "1 hidden.weight", "0.0 in ours"),
-    "momentum": (sgd(momentum=0.8), THEIRS, "2 conv1.weight", "0.9 in PyTorch, 0.8 in ours"),
-    "dampening": (sgd(dampening=0.9), THEIRS, "2 conv1.weight", "0 in PyTorch, 0.9 in ours"),
-    "nesterov": (sgd(nesterov=True), THEIRS, FIRST, "nesterov is False in PyTorch, True in ours"),
+    "swapped": (sgd(of=lambda p: p.name in MIXED), THEIRS, "1 hidden.weight", SAID),
+    "momentum": (sgd(momentum=0.8), THEIRS, "2 conv1.weight", SAID),
+    "dampening": (sgd(dampening=0.9), THEIRS, "2 conv1.weight", SAID),
+    "nesterov": (sgd(nesterov=True), THEIRS, FIRST, SAID),
     # Its kernel on CPU ignores the argument.
-    "use_nesterov": (sgd(nn.Momentum, use_nesterov=True), NESTEROV, FIRST, "False in ours"),
-    "rate": (sgd(rate=0.1001), THEIRS, FIRST, "the rate is 0.1 in PyTorch, 0.1001 in ours"),
-    "cosine": (sgd(rate=COSINE[1:]), scheduled(COSINE), "4 ", "one update ahead"),
-    "warm-up": (sgd(rate=WARM_UP[1:]), scheduled(WARM_UP), FIRST, "one update ahead"),
-    "late": (sgd(rate=[0.0, *WARM_UP]), scheduled(WARM_UP), "2 conv1.weight", "update behind"),
-    "clipped": (grouped(Clipped, 0.1, momentum=0.9), THEIRS, FIRST, "PyTorch: SGD(weight_decay"),
-    "nn.Adam": (plain(nn.Adam, 1e-3), ADAM, FIRST, f"as nn.Adam: {WRITE(0)}"),
+    "use_nesterov": (sgd(nn.Momentum, use_nesterov=True), NESTEROV, FIRST, "nesterov=True"),
+    "rate": (sgd(rate=0.1001), THEIRS, FIRST, SAID),
+    "cosine": (sgd(rate=COSINE[1:]), scheduled(COSINE), "4 ", "lr=0.0999"),
+    "warm-up": (sgd(rate=WARM_UP[1:]), scheduled(WARM_UP), FIRST, "PyTorch: SGD(weight_decay"),
+    "late": (sgd(rate=[0.0, *WARM_UP]), scheduled(WARM_UP), "2 conv1.weight", "lr=0.02, "),
+    "clipped": (grouped(Clipped, 0.1, momentum=0.9), THEIRS, FIRST, SAID),
+    "nn.Adam": (plain(nn.Adam, 1e-3), ADAM, FIRST, f"nn.Adam {EARLY}: {WRITE(0)}"),
     "experimental Adam": (plain(optim.Adam, 1e-3), ADAM, FIRST, WRITE(0)),
-    "nn.Adam, L2": (plain(nn.Adam, 1e-3, **L2), ADAMW, FIRST, f"decoupled, as{AS}{WRITE(0.01)}"),
+    "nn.Adam, L2": (plain(nn.Adam, 1e-3, **L2), ADAMW, FIRST, WRITE(0.01)),
     "AdamWeightDecay": (plain(nn.AdamWeightDecay, 1e-3, **L2), ADAMW, FIRST, WRITE(0.01)),
-    "eps": (plain(AdamW, 1e-3, eps=1e-6), ADAMW, FIRST, "eps is 1e-08 in PyTorch, 1e-06 in ours"),
-    "beta2": (plain(AdamW, 1e-3, beta2=0.99), ADAMW, "2 ", "[0.9, 0.99] in ours"),
-    "amsgrad": (plain(optim.AdamW, 1e-3, amsgrad=True), ADAMW, "2 ", "amsgrad is False"),
+    "eps": (plain(AdamW, 1e-3, eps=1e-6), ADAMW, FIRST, "eps=1e-08"),
+    "beta2": (plain(AdamW, 1e-3, beta2=0.99), ADAMW, "2 ", "betas=[0.9, 0.999]"),
+    "amsgrad": (plain(optim.AdamW, 1e-3, amsgrad=True), ADAMW, "2 ", "PyTorch: AdamW("),
     "RMSProp": (plain(nn.RMSProp, 1e-3), plain(TORCH.RMSprop, 1e-3), FIRST, "PyTorch: RMSprop("),
     "forgotten": (part(nn.SGD), plain(TORCH.SGD, 0.1), "0 conv1.weight", "ours does not"),
     "too many": (plain(nn.SGD, 0.1), part(TORCH.SGD), "0 conv1.weight", "PyTorch's does not"),

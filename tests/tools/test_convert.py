@@ -30,8 +30,8 @@ def test_there_and_back_is_equal_to_the_bit(call, folder, given):
     (folder / "tail.json").write_text(json.dumps(LISTED[1:]))
     given = [word.format(folder) for word in given]
     source, there, back = (folder / name for name in ("in.safetensors", "a.ckpt", "b.safetensors"))
-    for read, written in ((source, there), (there, back)):
-        said = call("convert", read, written, *OWN, *given)[1]
+    for read, written, like in ((source, there, ()), (there, back, ("--like", source))):
+        said = call("convert", read, written, *OWN, *given, *like)[1]
         assert said.endswith(f"\n{written}: written; 2 parameters match\n")
     copied = read_torch(back)
     assert copied.keys() == STATE.keys()
