@@ -150,3 +150,20 @@ def test_the_slow_kernel_is_avoided_since_2_9_where_there_is_avx512(
         monkeypatch.delenv("ONEDNN_MAX_CPU_ISA")
     assert start("CPU").onednn == expected
     assert os.environ.get("ONEDNN_MAX_CPU_ISA", "default") == expected
+
+
+def test_a_gradient_that_raises_leaves_later_ones_whole(mindspore):
+    """MindSpore goes on recording it, and no later gradient could index a tensor."""
+
+    def raises(x):
+        raise ValueError("no shape fits")
+
+    def last(x):
+        first, second = x
+        return (first * second).sum()
+
+    x = mindspore.Tensor(np.ones((2, 3), np.float32))
+    with pytest.raises(ValueError, match="no shape fits"), runtime.pynative():
+        mindspore.value_and_grad(raises)(x)
+    with runtime.pynative():
+        assert float(mindspore.value_and_grad(last)(x)[0]) == 3
