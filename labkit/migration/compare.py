@@ -11,6 +11,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import nn
 
+from labkit.errors import InputError
 from labkit.migration.between import Between
 from labkit.migration.cures import cure
 from labkit.migration.judge import COARSE, FACTOR, FLOOR, Row, judged, largest
@@ -175,8 +176,12 @@ class _Comparing:
             self.rows.append(failed)
 
     def _compare_batch(self, batch: Any) -> None:
-        pairs = zip(tensors(batch, has_shape), tensors(self.theirs.batch, has_shape), strict=True)
-        for number, (own, other) in enumerate(pairs, start=1):
+        ours, theirs = (tensors(each, has_shape) for each in (batch, self.theirs.batch))
+        if len(ours) != len(theirs):
+            raise InputError(
+                f"batch: expected {len(theirs)} arrays, as PyTorch got, got {len(ours)}"
+            )
+        for number, (own, other) in enumerate(zip(ours, theirs, strict=True), start=1):
             value = Value(np.asarray(other, np.float64))
             self.rows.append(judged("preprocessing", "batch", f"array {number}", own, value))
 
@@ -369,8 +374,9 @@ class _Comparing:
         updates = self.theirs.updates
         for row in [] if updates is None else compare_updates(ours, self.match, updates):
             what = f"update {row.update}" if row.update else "updates"
-            allowed = np.inf if row.update is None else 0.0
-            self.rows.append(Row("optimizer", row.name, what, row.difference, allowed, row.note))
+            self.rows.append(
+                Row("optimizer", row.name, what, row.difference, row.allowed, row.note)
+            )
 
     def _compare_steps(self) -> None:
         """Compare gradients of the whole network, coarsely, and the losses of a few updates."""

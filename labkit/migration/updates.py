@@ -141,6 +141,7 @@ class UpdateRow:
     name: str  # in PyTorch
     update: int | None  # from 1; 0: only one side trains it; None: all are equal
     difference: float  # at that update, else the largest: in units of the tensor's largest change
+    allowed: float  # in the same units; 0 of one that differs
     note: str = ""
 
 
@@ -189,7 +190,7 @@ def compare_updates(optimizer: Any, match: Match, updates: Updates) -> list[Upda
     notes = {n: words for n in start.keys() - own if updates.draws[n] not in drawn_by}
     for name in (own.keys() - start) | unmatched:
         notes[name] = "our optimizer trains it, PyTorch's does not"
-    rows = [UpdateRow(name, 0, np.inf, notes[name]) for name in sorted(notes)]
+    rows = [UpdateRow(name, 0, np.inf, 0.0, notes[name]) for name in sorted(notes)]
     exempt = match.to_torch({p.name: p.asnumpy() for p in _exempt(optimizer)})
     rows += [
         place.row(updates.kind, _known(optimizer, updates.kind, place.settings, name in exempt))
@@ -216,7 +217,7 @@ class _Place:
     """What has been seen of one parameter."""
 
     def __init__(self, name: str, start: np.ndarray):
-        self.name, self.count, self.red, self.size = name, 0, 0, 0.0
+        self.name, self.count, self.red, self.size, self.allowed = name, 0, 0, 0.0, 0.0
         self.settings: dict = {}  # of PyTorch at the first update that differs
         self.before, self.gone = start.astype(np.float64), np.zeros_like(start)
 
@@ -234,15 +235,16 @@ class _Place:
         worst, most = float(off.max()), float(change.max())
         size = worst / most if most else np.inf if worst else 0.0
         self.before, self.size = after, size if self.red else max(size, self.size)
+        self.allowed = max(float(allowed.max()) / (most or 1), self.allowed)
 
     def row(self, kind: str, known: str) -> UpdateRow:
         """Return the row; of one that differs with PyTorch's settings and what is ``known``."""
         if not self.red:
-            return UpdateRow(self.name, None, self.size)
+            return UpdateRow(self.name, None, self.size, self.allowed)
         set_ = ((k, f"{v:g}" if isinstance(v, float) else v) for k, v in self.settings.items() if v)
         has = ", ".join(f"{key}={value}" for key, value in set_)
         note = "; ".join(filter(None, (f"PyTorch: {kind}({has})", known)))
-        return UpdateRow(self.name, self.red, self.size, note)
+        return UpdateRow(self.name, self.red, self.size, 0.0, note)
 
 
 def _exempt(optimizer: Any) -> list[Parameter]:

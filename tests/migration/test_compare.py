@@ -196,12 +196,16 @@ def test_a_trace_in_a_file_makes_the_same_rows_without_pytorch(tmp_path, root, c
     module = T.Sequential(T.Linear(5, 8), T.GELU(), T.Dropout(0.3), T.Linear(8, 4))
     optimizer = torch.optim.SGD(module.parameters(), 0.1, momentum=0.9)
     theirs = torch_trace(module, cross_entropy, optimizer, (X, LABELS))
-    exec(PROGRAM, {"theirs": theirs})  # noqa: S102
+    space = {"theirs": theirs}
+    exec(PROGRAM, space)  # noqa: S102
     *_, expected = capsys.readouterr().out.splitlines()
     assert expected.startswith("[[('training', '1'), ('training', '2'), ('optimizer', ")
     command = [sys.executable, "-c", PROGRAM, str(save(tmp_path / "trace.npz", theirs))]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == expected
+    network, optimizer = space["network"], space["optimizer"]
+    with pytest.raises(InputError, match="batch: expected 2 arrays, as PyTorch got, got 1"):
+        compare(network, theirs, cross_entropy, optimizer, (X,))
 
 
 def test_a_tensor_is_allowed_what_pytorchs_rounding_is_and_a_floor():
