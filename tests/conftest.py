@@ -65,15 +65,23 @@ def pytest_runtest_setup(item):
     """Begin each test with the same seed: its initial weights depend on no test before it."""
     if "runtime" in getattr(item, "fixturenames", ()):
         import mindspore
+        from mindspore.common.api import _pynative_executor
 
         mindspore.set_seed(1)
+        _pynative_executor.clear_res()  # see labkit.runtime.pynative
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Mark the tests of tests/slow.txt; files that take long come first: all wait for the last."""
+    """Mark the tests of slow.txt and long.txt; files that take long come first: all wait for them.
+
+    A line of long.txt is a test that repeats, with other options, one that every run makes.
+    """
     listed = set(slow_tests.LIST.read_text().splitlines())
+    longer = set((ROOT / "tests" / "long.txt").read_text().splitlines())
     for item in items:
+        if item.nodeid in longer:
+            item.add_marker("long")
         if slow_tests.is_slow(item.nodeid, listed) or item.get_closest_marker("long"):
             item.add_marker("slow")
     slow = {item.path for item in items if item.get_closest_marker("slow")}

@@ -77,7 +77,8 @@ def test_a_cell_defined_in_a_notebook_prints_no_errors(tmp_path):
     notebook = new_notebook(cells=cells)
     variables = {**os.environ, "PYTHONPATH": str(ROOT)}
     variables.pop("GLOG_v", None)
-    client = NotebookClient(notebook, timeout=120, kernel_name="python3")
+    options = {"timeout": 120, "kernel_name": "python3", "coalesce_streams": True}
+    client = NotebookClient(notebook, **options)
     client.execute(cwd=str(tmp_path), env=variables)
     (start_line,), (answer,) = (cell.outputs for cell in notebook.cells)
     assert start_line.name == "stdout"
