@@ -316,7 +316,7 @@ LATER = {
     "19 initialisation": ("gpt", {"change": UNLOADED},
         ("weights", "embed.embedding_table"), False, "value off by"),
     "momentum": ("cnn", {"momentum": 0.8},
-        ("optimizer", "conv1.weight"), False, "momentum is 0.9 in PyTorch, 0.8 in ours"),
+        ("optimizer", "conv1.weight"), False, "PyTorch: SGD(lr=0.1, momentum=0.9"),
     "untied": ("gpt", {"fault": "untied"},
         ("weights", "head.weight"), True, "one parameter with embed.weight in PyTorch, two here"),
     "detached": ("cnn", {"fault": "detached"}, ("gradients", "norm.weight"), True,
