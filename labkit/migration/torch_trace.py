@@ -82,6 +82,11 @@ def _steps(
         pairs = ((name, low.stages[stage][name], value) for name, value in values.items())
         trace.stages[stage] = {name: _value(*pair) for name, *pair in pairs}
     trace.losses = [_value(*pair) for pair in zip(low.losses, high.losses, strict=True)]
+    # Of one number the difference may happen to be 0: what those of the outputs may change it by.
+    ours, theirs = low.seen[""], high.seen[""]
+    parts = zip(ours.outputs, theirs.outputs, theirs.gradients, strict=True)
+    spread = sum(float(((a - b) * g).abs().sum()) for a, b, g in parts if g is not None)
+    trace.losses[0] = trace.losses[0]._replace(noise=max(trace.losses[0].noise, spread))
     return trace, low
 
 
