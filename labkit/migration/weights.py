@@ -39,7 +39,7 @@ def load(
     """
     matched = match(network, state, rules, leave)
     if matched.problems:
-        raise InputError("\n".join(_advice(network, matched)))
+        raise InputError("\n".join(_advice(network, matched, not rules and leave is None)))
     parameters = {parameter.name: parameter for parameter in network.get_parameters()}
     sources: dict[str, Any] = {}
     for pair, source in matched.links:
@@ -67,13 +67,13 @@ def _set(parameter: Parameter, value: np.ndarray) -> None:
         set_state(parameter, value)
 
 
-def _advice(network: nn.Cell, matched: Match) -> list[str]:
+def _advice(network: nn.Cell, matched: Match, proposes: bool) -> list[str]:
     """Return the lines of the message about names that do not match."""
     lines = ["these tensors are not this network's:", *matched.problems]
     if any(".parametrizations." in f".{name}" for name in matched.shapes):
         undo = 'torch.nn.utils.parametrize.remove_parametrizations(module, "weight")'
         return [f"expected plain weights, got parametrizations: {undo} before saving", *lines[1:]]
-    if proposed := [] if matched.left else propose(network, matched.shapes):
+    if proposed := propose(network, matched.shapes) if proposes else []:
         lines += ["Rules that order, kinds and shapes propose, to be confirmed:"]
     return [*lines, *map(str, proposed)]
 
@@ -128,7 +128,9 @@ def convert(
     those of ``read_torch``, ``load`` and ``state_dict``; without ``target``, all is checked and
     nothing is written.
     """
-    tensors = read_torch(source, None if like is not None else entry)
+    tensors = read_torch(source, entry if like is None else None)
+    if not tensors.mindspore and like is not None:
+        raise InputError(f"like: expected weights of MindSpore to go back from, got {source}")
     if not tensors.mindspore:
         matched = load(network, tensors, rules, leave)
         if target is not None:

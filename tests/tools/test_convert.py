@@ -73,6 +73,7 @@ def test_the_lists_of_rules_are_those_of_the_library(call, folder):
         ("in.safetensors", "out.ckpt", "--leave x", "matches no name"),
         ("in.safetensors", "out.ckpt", "--entry model", "has no entries"),
         ("in.safetensors", "out.ckpt", "", "no parameter of the network"),
+        ("in.safetensors", "out.ckpt", "--like x.pth", "expected weights of MindSpore"),
         ("absent.safetensors", "out.ckpt", "", "is not there"),
     ],
 )
