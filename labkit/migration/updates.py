@@ -232,10 +232,11 @@ class _Place:
         spacing = float(np.spacing(np.float32(np.abs(after).max())))
         allowed = _FACTOR * rounding + self.count * spacing + _FLOOR * self.gone
         self.red = self.count * (not (off <= allowed).all())
-        worst, most = float(off.max()), float(change.max())
-        size = worst / most if most else np.inf if worst else 0.0
+        # At a rate of 0 nothing changes: then in units of the way gone before.
+        unit = float(change.max() or self.gone.max() or 1)
+        size = float(off.max()) / unit
         self.before, self.size = after, size if self.red else max(size, self.size)
-        self.allowed = max(float(allowed.max()) / (most or 1), self.allowed)
+        self.allowed = max(float(allowed.max()) / unit, self.allowed)
 
     def row(self, kind: str, known: str) -> UpdateRow:
         """Return the row; of one that differs with PyTorch's settings and what is ``known``."""

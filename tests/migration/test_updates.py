@@ -22,6 +22,7 @@ pytestmark = pytest.mark.usefixtures("runtime")
 TORCH = torch.optim
 COSINE = [0.05 * (1 + math.cos(math.pi * i / 1000)) for i in range(20)]  # rates
 WARM_UP = [0.1 * min(i / 5, 1) for i in range(20)]
+PAUSED = [0.0 if i in (6, 7) else 0.1 for i in range(20)]  # updates that change nothing
 
 
 def grouped(cls, *args, decay=1e-4, of=lambda p: len(p.shape) > 1, **options):
@@ -120,6 +121,7 @@ CORRECT = {
     "SGD, plain": (plain(nn.SGD, 0.1), plain(TORCH.SGD, 0.1)),
     "SGD, nesterov": (sgd(nesterov=True), NESTEROV),
     "SGD, cosine": (sgd(rate=COSINE), scheduled(COSINE)),
+    "SGD, paused": (sgd(rate=PAUSED), scheduled(PAUSED)),
     "SGD, a part": (part(nn.SGD), part(TORCH.SGD)),
     "Momentum": (sgd(nn.Momentum), THEIRS),
     "Momentum, warm-up": (sgd(nn.Momentum, WARM_UP), scheduled(WARM_UP)),
