@@ -28,6 +28,7 @@ def test_shipped_steps_are_what_the_script_records(script, tmp_path, monkeypatch
     shipped, shipped_settings = recorded.load(name), recorded.settings(name)
     assert script.main.__defaults__ == ((18, 50),)
     monkeypatch.setattr(recorded, "FOLDER", tmp_path / "steps")
+    monkeypatch.setattr(recorded, "SMALL_RESNET", tmp_path / "small_resnet.npz")
     monkeypatch.setattr(script, "losses", lambda *_, **__: [0.0])
     script.main([depth])
     today, settings = recorded.load(name), recorded.settings(name)
