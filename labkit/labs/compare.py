@@ -2,12 +2,10 @@
 
 from collections.abc import Mapping
 
-import mindspore as ms
 import numpy as np
-from mindspore import Tensor, nn, ops
+from mindspore import nn
 
 from labkit.base.arguments import wrong
-from labkit.steps.step import Step
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -37,20 +35,3 @@ def relative_error(actual: Arrays, expected: Arrays) -> float:
     off = sum(((actual[n].astype(np.float64) - expected[n]) ** 2).sum() for n in expected)
     size = sum((expected[n].astype(np.float64) ** 2).sum() for n in expected)
     return float(np.sqrt(off / size))
-
-
-def restarted(step: Step, weights: Arrays, rate: float | None = None) -> Step:
-    """Reset a step to these weights, and its optimizer's moments to 0; return it.
-
-    The compiled graph is used again: building a new step takes as long as hundreds of LeNet steps.
-    The step's counts of updates continue; it must not be within a group of micro-batches. It has
-    ``nn.Momentum``, or ``nn.SGD`` without momentum; a new ``rate`` asks for a constant one.
-    """
-    optimizer = step.optimizer
-    for parameter in optimizer.parameters:
-        ops.assign(parameter, Tensor(weights[parameter.name]))
-    for moment in getattr(optimizer, "moments", ()):
-        ops.assign(moment, ops.zeros_like(moment))
-    if rate is not None:
-        ops.assign(optimizer.learning_rate, Tensor(rate, ms.float32))
-    return step

@@ -40,7 +40,7 @@ def choose(lab: str, preset: Preset, **named: Any) -> Settings:
     for name, value in settings.items():
         _check(name, value)
     images = settings.get("train_images", 0)
-    for name in {"batch_size", "second_batch_size"} & settings.keys():
+    for name in {"batch_size", "micro_batch", "second_batch_size"} & settings.keys():
         if settings[name] > images:
             raise wrong(name, settings[name], f"at most train_images {images}")
     if settings.get("data"):
@@ -60,7 +60,7 @@ def choose(lab: str, preset: Preset, **named: Any) -> Settings:
 _POSITIVE = "learning_rate mean_learning_rate momentum_learning_rate damping thor_epochs"
 _POSITIVE += " thor_learning_rate muon_learning_rate learning_rate_on_lines"
 _KINDS: dict[str, Callable[[str, Any], object]] = {
-    **dict.fromkeys((*_POSITIVE.split(), "momentum_epochs"), partial(number, above=0)),
+    **dict.fromkeys(_POSITIVE.split(), partial(number, above=0)),
     **dict.fromkeys(("momentum", "smoothing"), partial(number, at_least=0, below=1)),
     "weight_decay": partial(number, at_least=0),
     "train_images": partial(integer, at_most=60_000),

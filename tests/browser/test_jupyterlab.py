@@ -38,8 +38,6 @@ _PICTURES = """() => [...document.querySelectorAll('.jp-OutputArea-output img')]
     box.naturalWidth, box.getBoundingClientRect().right,
     box.closest('.jp-OutputArea-output').getBoundingClientRect().right,
   ])"""
-_CHANGED = """([label, before]) => [...document.querySelectorAll('.widget-vbox')]
-    .find(box => box.textContent.includes(label)).querySelector('img').src !== before"""
 _SETTINGS = ".jupyter/lab/user-settings/@jupyterlab/notebook-extension"
 # A user's settings: another "python3" kernel, which does not start, and a server for all to reach.
 _HOME = {
@@ -159,8 +157,8 @@ def test_it_is_for_this_machine_behind_a_token_on_this_interpreter(server):
 
 # Of notebook 01: a training with its bar and its figure, a figure with sliders, what they need.
 _SHORT = (
-    *("preset: str", "open_lab(", "train = mnist.", "import mindspore as ms", "def fresh("),
-    *("lab.interactive(leak", "records = fit("),
+    *("preset: str", "open_lab(", "def lenet(", "def accumulate(", "def train("),
+    *("moving(votes", "uneven = ", "records = fit("),
 )
 
 
@@ -170,6 +168,7 @@ def test_every_cell_runs_and_is_to_be_seen(server):
     notebook = nbformat.read(server.folder / "01_gradient_accumulation.ipynb", as_version=4)
     kept = [cell for cell in notebook.cells if any(words in cell.source for words in _SHORT)]
     assert len(kept) == len(_SHORT)
+    kept[-1].source = kept[-1].source.replace("progress=None", 'progress="a pass"')
     notebook.cells = kept
     nbformat.write(notebook, server.folder / "short.ipynb")
     with chromium() as browser:
@@ -183,14 +182,12 @@ def test_every_cell_runs_and_is_to_be_seen(server):
             assert width > 0 and right <= edge + 1
         assert page.locator(".jp-OutputArea-output .widget-hprogress").count()
 
-        label = "micro-batches so far"
-        slider = page.locator(".widget-slider", has_text=label).locator(".noUi-handle")
-        picture = page.locator(".widget-vbox", has_text=label).locator("img")
+        slider = page.locator("label", has_text="images in the second piece").locator("input")
+        said = page.locator(".jp-OutputArea-output p[aria-live]")
         slider.scroll_into_view_if_needed()
-        seen = [picture.get_attribute("src")]
-        for position in ("8.0", "9.0"):
+        seen = [said.inner_text()]
+        for position in ("1", "2"):
             slider.press("ArrowRight")
-            assert slider.get_attribute("aria-valuenow") == position
-            page.wait_for_function(_CHANGED, arg=[label, seen[-1]])
-            seen.append(picture.get_attribute("src"))
+            assert slider.input_value() == position
+            seen.append(said.inner_text())
         assert len(set(seen)) == 3 and page.evaluate(_NOISE) == complaints == []

@@ -1,7 +1,12 @@
 """Figures show the numbers as given; points and groups are those of the reference and of labkit."""
 
 import base64
+import html
 import io
+import itertools
+import json
+import re
+from xml.etree import ElementTree
 
 import mindspore as ms
 import numpy as np
@@ -10,11 +15,9 @@ from matplotlib.colors import to_hex
 from mindspore import Tensor, nn
 from PIL import Image
 
-from labkit import AccumulatedStep, LossNet
 from labkit.algorithms.adasum.combine import rounds
-from labkit.labs.figures import accumulation, adasum, migration, subspace, thor
+from labkit.labs.figures import adasum, migration, moving, thor
 from labkit.labs.figures import common as plots
-from labkit.labs.results import Curve
 from labkit.migration.judge import Row
 from labkit.reference import TraceRule, adasum_pair
 from labkit.training.records import Records
@@ -70,33 +73,6 @@ def test_every_seed_is_a_dot_and_their_mean_a_line():
     dots = [line.get_ydata() for line in axis.get_lines() if line.get_marker() == "."]
     np.testing.assert_allclose(np.concatenate(dots), [2, 4, 10, 100, 10])
     assert axis.get_lines()[-1].get_xdata() == [0.03, 0.03]  # the rate of the single worker
-    methods = {"stage_one": [0.92, 0.94], "tenth": [0.97, 0.98]}
-    first, second = subspace.by_method({"8": methods, "32": methods | {"tenth": [0.9]}}).axes
-    seeds = [list(line.get_xdata()) for line in first.get_lines() if line.get_marker() == "o"]
-    np.testing.assert_allclose(seeds, [[8, 6], [3, 2]])
-    bars = [line.get_xdata()[0] for line in second.get_lines() if line.get_marker() != "o"]
-    np.testing.assert_allclose(bars, [7, 10])
-
-
-@pytest.mark.parametrize("tail", accumulation.TAILS)
-@pytest.mark.parametrize(("micro_steps", "in_epoch"), [(4, 7), (3, 6), (5, 3)])
-def test_the_groups_are_those_of_the_step(eager, tail, micro_steps, in_epoch):
-    """Micro-batch i is the row e_i, so the weights that an update moves show its micro-batches."""
-    count = 2 * in_epoch
-    network = nn.Dense(count, 1, weight_init="zeros", has_bias=False)
-    optimizer = nn.SGD(network.trainable_params(), 0.1)
-    step = AccumulatedStep(LossNet(network, nn.MSELoss()), optimizer, micro_steps, tail=tail)
-    groups, before = [], np.zeros(count)
-    for number, row in enumerate(np.eye(count, dtype=np.float32)):
-        step(Tensor(row[None]), Tensor(np.ones((1, 1), np.float32)))
-        if (number + 1) % in_epoch == 0:
-            step.end_epoch()
-        weights = network.weight.asnumpy()[0].copy()
-        if step.last_update.number > len(groups):
-            groups.append(np.flatnonzero(weights != before).tolist())
-        before = weights
-    assert groups == accumulation.updates(in_epoch, micro_steps, tail)
-    assert step.last_update.number == len(groups)
 
 
 CASES = [(8, 3, 1), (8, 3, 2), (9, 3, 2), (8, 7, 2), (12, 5, 3), (4, 7, 4), (7, 1, 2), (10, 5, 4)]
@@ -135,18 +111,6 @@ def test_tensors_are_counted_by_stage_and_layer_and_the_first_fault_is_named():
     ]  # fmt: skip
 
 
-def test_the_critical_batch_size_is_marked_where_the_updates_are_twice_the_fewest():
-    updates = {"mean": {32: [1000, 1100], 64: [600, 500], 2048: [200, 200]}}
-    updates["adasum"] = {32: [1000, 1100], 64: [550, 450], 2048: [100, 120]}
-    # Adasum scales perfectly here: its critical batch size is infinite and not drawn.
-    curves = {"mean": Curve(200.0, 26_000.0), "adasum": Curve(0.0, 33_000.0)}
-    shown = lines(adasum.critical_batch(updates, curves).axes[0])
-    np.testing.assert_allclose(shown["Adasum"].get_xydata(), [(32, 1050), (64, 500), (2048, 110)])
-    np.testing.assert_allclose(shown["perfect scaling"].get_ydata(), [1050, 525, 1050 / 64])
-    critical = {name: shown[name].get_xydata().tolist() for name in shown if "crit" in name}
-    assert critical == {"$B_{crit}$ of mean: 130": [[130, 400]]}
-
-
 @pytest.mark.parametrize(("angle", "ratio"), [(60, 1.5), (0, 1.0), (180, 2.0), (90, 0.25)])
 def test_two_vectors_are_combined_as_the_reference_does(angle, ratio):
     plane, lengths = drawn(adasum.two_vectors, angle=angle, ratio=ratio).child_axes
@@ -158,22 +122,6 @@ def test_two_vectors_are_combined_as_the_reference_does(angle, ratio):
         at = lines(lengths)[name].get_ydata()[angle]
         assert at == pytest.approx(np.linalg.norm(vector), abs=1e-12)
         assert marks[name].get_label() == f"{name}: {at:.2f}"
-
-
-@pytest.mark.parametrize(("angle", "rate"), [(60, 0.5), (30, 1), (85, 1), (150, 1)])
-def test_two_steps_in_both_orders_end_where_sgd_ends_and_at_rate_1_adasum(angle, rate):
-    x, y = np.array([1.0, 0.0]), np.array([np.cos(np.deg2rad(angle)), np.sin(np.deg2rad(angle))])
-    axis = drawn(adasum.both_orders, angle=angle, rate=rate)
-    ends = []
-    for first, second in ((x, y), (y, x)):
-        w = -rate * first  # at 0 the gradient is the vector
-        ends.append(w - rate * (second @ w + 1) * second)
-    marks, single = lines(axis), -rate * adasum_pair(x, y)
-    np.testing.assert_allclose(point(marks["mean of both orders"]), np.mean(ends, 0), atol=1e-12)
-    np.testing.assert_allclose(point(marks["one step, Adasum"]), single, atol=1e-12)
-    np.testing.assert_allclose(point(marks["one step, mean"]), -rate * (x + y) / 2, atol=1e-12)
-    apart = np.linalg.norm(np.mean(ends, 0) - single)
-    assert (apart < 1e-12) == (rate == 1) and f": {apart:.2f}" in axis.get_title()
 
 
 @pytest.mark.parametrize("workers", range(2, 17))
@@ -188,49 +136,6 @@ def test_the_tree_is_that_of_the_compiled_one(workers):
         colors = [color for _, at, color in sorted(nodes) if at == height]  # from left to right
         pairs = len(one.of_first) - 3 * one.keeps
         assert colors == [plots.BLUE.lower()] * pairs + [plots.SKY.lower()] * one.keeps
-
-
-@pytest.mark.parametrize("sigma", [0.1, 0.4, 0.9])
-def test_each_trial_keeps_or_breaks_armijos_condition(sigma):
-    """Without noise: the accepted trial is the first below its bound."""
-    refused = 0
-    for search in subspace.searches(0.0, sigma)[:6]:
-        sizes = [size for size, _, _ in search.trials]
-        np.testing.assert_allclose(sizes, 0.55 ** np.arange(len(sizes)))
-        d = (search.trials[0][1] - search.start) / sizes[0]
-        slope = search.start @ subspace.HESSIAN @ d
-        assert slope < 0
-        for size, place, accepted in search.trials:
-            np.testing.assert_allclose(place, search.start + size * d, atol=1e-9)
-            bound = subspace.loss_at(search.start) + sigma * size * slope
-            assert (subspace.loss_at(place) < bound) == accepted
-            refused += not accepted
-        np.testing.assert_allclose(search.end, search.trials[-1][1])
-    assert refused
-
-
-def test_noise_moves_the_search_and_gradient_descent_alike():
-    quiet, noisy = subspace.searches(0.0), subspace.searches(1.0)
-    np.testing.assert_array_equal(quiet[0].start, noisy[0].start)
-    assert subspace.loss_at(quiet[-1].end) < 1e-12 and subspace.loss_at(noisy[-1].end) > 1e-3
-    plain = subspace.START - subspace.RATE * subspace.HESSIAN @ subspace.START
-    np.testing.assert_allclose(quiet[0].plain, plain)
-    assert all(np.abs(a.plain - b.plain).min() > 0 for a, b in zip(quiet, noisy, strict=True))
-    np.testing.assert_allclose(np.linalg.eigvalsh(subspace.HESSIAN), (0.1, 3.5), rtol=1e-12)
-    axis = drawn(subspace.search, update=1, noise=0, sigma=0.4)
-    assert "trials: 3, step 0.303 of d" in axis.get_title()
-    np.testing.assert_allclose(lines(axis)["BFGS"].get_xydata(), [quiet[0].start, quiet[0].end])
-    np.testing.assert_allclose(lines(axis)["gradient"].get_xydata(), [subspace.START, plain])
-
-
-def test_the_walk_scatters_by_the_root_of_the_batch():
-    """The recursion is linear, so the deviation is proportional to that of its noise."""
-    wide, narrow = (subspace.noisy_walk(0.1, batch)[-200:].std(axis=0) for batch in (1, 16))
-    np.testing.assert_allclose(wide / narrow, 4, rtol=0.3)
-    assert (subspace.noisy_walk(0.01, 1)[-200:].std(axis=0) < wide).all()
-    shown, places = lines(drawn(subspace.walk, rate=0.1, batch=4)), subspace.noisy_walk(0.1, 4)
-    np.testing.assert_allclose(shown["the last one"].get_xydata(), places[-1:])
-    np.testing.assert_allclose(shown["their average"].get_xydata()[0], places[150:].mean(axis=0))
 
 
 def test_the_trace_rules_decisions_are_the_rules_and_drawn_by_layer():
@@ -278,3 +183,40 @@ def test_sliders_are_stills_where_nobody_watches(monkeypatch):
     assert (picture.format, picture.mode) == ("PNG", "P") and data["text/plain"] == "bars"
     assert picture.size == (6 * plots.SHARP, 4 * plots.SHARP)
     assert options["metadata"]["image/png"] == {"alt": "bars", "width": 6 * plots.PAGE}
+
+
+def visible(part, frame):
+    """Return the texts of an SVG that are shown in a frame."""
+    frames = part.get("data-k")
+    if frames and str(frame) not in frames.split():
+        return []
+    return [part.text or "", *(text for child in part for text in visible(child, frame))]
+
+
+def test_a_moving_figure_holds_each_frame_and_its_sentence(monkeypatch):
+    """tests/browser moves one."""
+    shown = []
+    monkeypatch.setattr(moving, "display", lambda data, **options: shown.append(data))
+
+    def said(axis, height, width):
+        bar(axis, height, width)
+        return f"{height} & {width}"
+
+    places = {"height": ("height <m>", [0.5, 1, 2]), "width": ("w", ["1", "2"])}
+    widths = {"1": 1, "2": 2}
+    draw = lambda axis, height, width: said(axis, height, widths[width])  # noqa: E731
+    stills = [{"height": 1, "width": "2"}, {"height": 2, "width": "1"}]
+    moving.moving(draw, "bars & more", stills, (3.0, 2.0), **places)
+    (data,) = shown
+    assert picture_of(data["image/png"]).size == (660, 220) and data["text/plain"] == "bars & more"
+    page = re.fullmatch(r'<img alt="(.*?)" src="(.*?)" data-box=\'(.*?)\' onload=.*>',
+                        data["text/html"], re.DOTALL)  # fmt: skip
+    box = html.unescape(page[3])
+    svg = ElementTree.fromstring(re.search("<svg.*</svg>", box, re.DOTALL)[0])
+    texts = json.loads(html.unescape(re.search('data-texts="(.*?)"', box)[1]))
+    assert html.unescape(page[1]) == svg.get("aria-label") == "bars & more"
+    for frame, (height, width) in enumerate(itertools.product([0.5, 1, 2], [1, 2])):
+        titles = [text for text in visible(svg, frame) if re.fullmatch(r"[\d.]+ \d", text)]
+        assert titles == [f"{height} {width}"] and texts[frame] == f"{height} & {width}"
+    starts = re.findall(r'max="(\d)" value="(\d)"', box)
+    assert starts == [("2", "1"), ("1", "1")] and "height &lt;m&gt;" in box

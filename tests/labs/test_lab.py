@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 from mindspore import Tensor, nn
+from papermill.translators import PythonTranslator
 
 import labkit
 from labkit.labs import claims
@@ -33,7 +34,7 @@ def test_settings_values_and_claims_of_the_text_are_the_presets(opened, capsys):
     assert eight.settings == choose(NAME, "smoke", micro_steps=8) == eight.run.parameters
     printed = capsys.readouterr().out.splitlines()
     assert printed[0].startswith("labkit: CPU (asked for)") and len(printed) == 2
-    assert printed[1].startswith("preset smoke: epochs=1, batch_size=32, micro_steps=8")
+    assert printed[1].startswith("preset smoke: micro_batch=32, micro_steps=8")
     smoke, lab = opened(), opened("lab", seed=4)
     assert (smoke.value(smoke=1, lab=2), lab.value(smoke=1, lab=2)) == (1, 2)
     for other in (smoke, opened("lab", micro_steps=8)):
@@ -43,6 +44,20 @@ def test_settings_values_and_claims_of_the_text_are_the_presets(opened, capsys):
     for check in (lab.check_text, lab.check, smoke.check):
         with pytest.raises(AssertionError, match="accuracy: 0.1, expected > 0.9"):
             check(("accuracy", 0.1, "> 0.9"))
+
+
+def test_a_preset_replaces_what_is_still_labs_and_not_what_is_named(opened, monkeypatch):
+    lab, smoke = (choose(NAME, preset) for preset in ("lab", "smoke"))
+    assert opened(**lab).settings == opened("lab", **smoke).settings == smoke != lab
+    assert opened(**lab | {"micro_steps": 8}).settings == smoke | {"micro_steps": 8}
+    # Of papermill's cell a value stays even if it is lab's own: a sweep over it at smoke.
+    code = PythonTranslator.codify({"epochs": lab["epochs"], "device": "CPU"})
+    namespace = dict(lab) | {"preset": "lab", "device": "CPU", "In": ["", code]}
+    monkeypatch.setenv("LABKIT_PRESET", "smoke")
+    assert labkit.open_lab(NAME, namespace).settings == smoke | {"epochs": lab["epochs"]}
+    assert {name: namespace[name] for name in smoke} == smoke | {"epochs": lab["epochs"]}
+    namespace["In"].append("# Parameters\npreset = 'lab'\n")
+    assert labkit.open_lab(NAME, namespace).run.preset == "lab"
 
 
 def test_what_does_not_compile_leaves_nothing_beside_the_notebook(opened, tmp_path, monkeypatch):

@@ -17,11 +17,10 @@ def test_every_lab_can_run_with_every_preset():
             assert choose(lab, preset) == presets[preset]
 
 
-def test_lab_and_paper_are_the_source_documents_setting():
-    settings = choose(LAB, "lab")
-    source = {"epochs": 3, "batch_size": 32, "micro_steps": 4, "train_images": 60_000}
-    assert settings == choose(LAB, "paper")
-    assert settings == settings | source | {"learning_rate": 0.01, "momentum": 0.9}
+def test_paper_is_the_setting_of_the_document_on_accumulation():
+    settings = choose(LAB, "paper")
+    source = {"epochs": 3, "micro_batch": 32, "micro_steps": 4, "train_images": 60_000}
+    assert settings == source | {"learning_rate": 0.01, "momentum": 0.9, "seed": 1}
 
 
 FIRST, SECOND = StageOneConfig(), STAGE_TWO["tutorial"]

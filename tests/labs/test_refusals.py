@@ -15,7 +15,7 @@ FIRST, SECOND, FIFTH = (
 STORED = load("thor_race")
 SETTINGS = [
     (FIRST, {"train_images": 60_001}, "train_images: expected an integer .* <= 60000"),
-    (FIRST, {"batch_size": 2081}, "batch_size: expected at most train_images 2080, got 2081"),
+    (FIRST, {"micro_batch": 20801}, "micro_batch: expected at most train_images"),
     (FIRST, {"epoch": None}, "unknown parameter 'epoch'.*Did you mean 'epochs'"),
     (SECOND, {"width": True}, "width: expected one of 0.25, 0.5, 1, 2"),
     (SECOND, {"image_size": 33}, "image_size: expected a multiple of 4"),
@@ -30,7 +30,7 @@ CALLS = [
       for lab, named, message in SETTINGS],
     (lambda: choose("01_gradient_acumulation", "lab"), f"unknown lab .*Did you mean '{FIRST}'"),
     (lambda: choose(FIRST, "labb"), "unknown preset 'labb'; expected one of: smoke, lab, paper"),
-    (lambda: labkit.open_lab(FIRST, CELL | dict.fromkeys(("epochs", "batch_size"))),
+    (lambda: labkit.open_lab(FIRST, CELL | dict.fromkeys(("epochs", "micro_batch"))),
      "expected micro_steps in the cell of parameters, got none. Did you mean 'micro_step'"),
     (lambda: claims.check(), "at least one"),
     (lambda: claims.check(("x", 1, "<1e-x")), "expected a bound such as .*, got '<1e-x'"),

@@ -8,6 +8,7 @@ import pytest
 from labkit.labs.results import Curve, Stored, fit, load, to_accuracy, updates_of
 
 THOR, ADASUM, SUBSPACE = (load(f"{name}_race") for name in ("thor", "adasum", "subspace"))
+ACCUMULATION = load("accumulation_race")
 BATCHES = [32 * 2**n for n in range(7)]
 
 
@@ -29,6 +30,24 @@ def test_accuracies_of_adasum_are_by_setting_rate_and_workers():
     assert list(by_rate) == sorted(by_rate) and list(by_workers) == [2, 4, 8, 16, 32]
     either = ADASUM.select(**team | {"workers": (16, 2)})
     assert [row["seed"] for row in either] == [1, 1, 2, 3]
+
+
+def test_the_first_tutorials_losses_and_accuracy_beside_three_seeds():
+    """What it prints is 2.302572, 1.94902 and 0.12907082, and an accuracy of 0.96875."""
+
+    def values(name, bugs="four", rate=0.01):
+        return column(ACCUMULATION, name, bugs=bugs, learning_rate=rate)
+
+    assert len(values("loss_first")) == 3
+    assert all(abs(loss - 2.302572) < 0.01 for loss in values("loss_first"))
+    assert max(values("loss_end")) < 0.5 < 1.94902  # not reproduced
+    assert min(values("loss_459")) < 0.12907082 < max(values("loss_459"))
+    four, none, quick = (
+        values("last_accuracy", *setting) for setting in (("four",), ("none",), ("none", 0.04))
+    )
+    assert min(four) > 0.96875  # not reproduced
+    assert np.mean(four) == pytest.approx(np.mean(none), abs=0.005)
+    assert np.mean(four) == pytest.approx(np.mean(quick), abs=0.005)
 
 
 @pytest.mark.parametrize("setting", ["batch 8", "batch 32"])

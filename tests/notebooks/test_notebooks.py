@@ -22,7 +22,7 @@ from tests.support import answers
 from tests.support.answers import LABS
 
 FOLDER = Path(__file__).parents[2] / "notebooks"
-PICTURES = {path.read_bytes() for path in FOLDER.parent.glob("docs/figures/*_flow.*")}
+PICTURES = {path.read_bytes() for path in FOLDER.parent.glob("docs/figures/*")}
 # A folder of a user or of an installation, not the path of a URL.
 PATH = re.compile(r"(?<![\w.:/])/(?:home|root|Users|tmp|var|opt|mnt|usr|work)/[\w.+@-]+")
 
@@ -54,7 +54,10 @@ def test_papermill_shows_type_meaning_and_value_of_every_parameter(path):
         assert each["inferred_type_name"] in ("int", "float", "str") and each["help"], name
         if settings.get(name):
             assert float(settings[name]).is_integer() or each["inferred_type_name"] == "float"
-            assert each["help"].endswith(f"; lab: {settings[name]}")
+            if each["default"] == "None":
+                assert each["help"].endswith(f"; lab: {settings[name]}")
+            else:
+                assert float(each["default"]) == settings[name]
 
 
 def test_plain_pytest_executes_notebooks(tmp_path):

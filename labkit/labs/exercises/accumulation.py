@@ -1,6 +1,6 @@
 """Exercises of lab 01, gradient accumulation: plain specifications, cases, learners' mistakes."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -14,11 +14,6 @@ def mean_gradient(gradients: Sequence[np.ndarray], sizes: Sequence[int]) -> np.n
     total = np.zeros_like(gradients[0])
     weighed = (n * g for g, n in zip(gradients, sizes, strict=True))
     return sum(weighed, start=total) / sum(sizes)
-
-
-def normalise(pixels: np.ndarray) -> np.ndarray:
-    """Scale pixels 0 .. 255 to 0 .. 1, then standardise them to zero mean and unit deviation."""
-    return (np.asarray(pixels, dtype=np.float64) / 255 - 0.1307) / 0.3081
 
 
 def updates_per_epoch(micro_batches: int, micro_steps: int, tail: str) -> int:
@@ -48,13 +43,17 @@ def _masked_sum(losses: Sequence[np.ndarray], is_token: Sequence[np.ndarray]) ->
 
 
 def lenet_gradient(lenet: OnLeNet, sizes: Sequence[int]) -> list[np.ndarray]:
-    """Gradient of the whole batch, computed at once."""
-    return on_lenet.each_gradient(lenet, [sum(sizes)])[0]
+    """Gradient of the whole batch: on a device with room for 8 images, the sum of its parts."""
+    return on_lenet.combined(lenet, sizes, _by_size(sizes))
 
 
 def lenet_training(lenet: OnLeNet, sizes: Sequence[int], updates: int) -> list[np.ndarray]:
     """Parameters after ``updates`` updates, each with the whole batch."""
-    return on_lenet.update_of_each(lenet, [sum(sizes)], updates)
+    return on_lenet.trained(lenet, sizes, updates, _by_size(sizes))
+
+
+def _by_size(sizes: Sequence[int]) -> Callable[[np.ndarray], np.ndarray]:
+    return lambda parts: np.average(parts, axis=0, weights=sizes)
 
 
 def _never_cleared(lenet: OnLeNet, sizes: Sequence[int], updates: int) -> list[np.ndarray]:
@@ -66,6 +65,20 @@ def _never_cleared(lenet: OnLeNet, sizes: Sequence[int], updates: int) -> list[n
     return on_lenet.arrays(lenet)
 
 
+def _count_goes_on(lenet: OnLeNet, sizes: Sequence[int], updates: int) -> list[np.ndarray]:
+    for number in range(1, updates + 1):
+        lenet.update([gradient / number for gradient in lenet_gradient(lenet, sizes)])
+    return on_lenet.arrays(lenet)
+
+
+def _if_the_longest_is(
+    gradients: Sequence[np.ndarray], sizes: Sequence[int], clip_norm: float
+) -> np.ndarray:
+    mean = mean_gradient(gradients, sizes)
+    too_long = max(np.linalg.norm(gradient) for gradient in gradients) > clip_norm
+    return mean / np.linalg.norm(mean) * clip_norm if too_long else mean
+
+
 def _tokens(seed: int, lengths: Sequence[int], width: int) -> tuple:
     random = np.random.default_rng(seed)
     masks = [(np.arange(width) < n).astype(np.float64) for n in lengths]
@@ -74,33 +87,13 @@ def _tokens(seed: int, lengths: Sequence[int], width: int) -> tuple:
 
 _SIZES = ([32, 32, 32, 32], [64, 32, 16, 16], [5], [1, 9, 3])
 _GRADIENTS = [(list(draw(seed, len(sizes), 6)), sizes) for seed, sizes in enumerate(_SIZES)]
+_CLIPPED = [(*case, norm) for case in _GRADIENTS for norm in (0.3, 100.0)]
+_CLIPPED += [(*_GRADIENTS[0], 2.0)]  # the longest has length 2.82, their mean 0.83
 _COUNTS = [(1875, 4, "flush"), (1875, 4, "drop"), (1875, 5, "flush")]
 _COUNTS += [(3, 4, "flush"), (3, 4, "carry"), (1875, 4, "carry")]
 _TOKENS = [_tokens(0, (8, 2, 5), 8), _tokens(1, (3, 3), 6), _tokens(2, (1, 12), 12)]
 
 EXERCISES = (
-    Exercise(mean_gradient, _GRADIENTS, {
-        "sum(gradients)": "it is the plain sum: what should it be divided by?",
-        "sum(gradients) / len(gradients)": "right only while all micro-batches have the same size",
-        "sum(gradients) / sum(sizes)":
-            "each gradient is already a mean over its own samples: weigh it before dividing",
-        "right * sum(sizes)": "weighed, but not yet a mean: it grows with the number of samples",
-        "right * sum(sizes) / len(sizes)":
-            "weighed by samples: is it then divided by how many they are?",
-        "gradients[-1]": "only the last micro-batch is in it: were the others overwritten?",
-    }),
-    Exercise(normalise, [(np.array([0, 255]),), (np.arange(0, 256, 15),)], {
-        "(pixels / 0.3081 - 0.1307 / 0.3081) / 255":
-            "the constants are for pixels from 0 to 1: which step is first?",
-        "pixels / 255 - 0.1307 / 0.3081":
-            "the mean itself was divided: in which order are `-` and `/` done?",
-        "(pixels / 255 - 0.1307) * 0.3081":
-            "the spread has become smaller, not 1: which way does a deviation rescale?",
-        "(pixels / 255 - 0.3081) / 0.1307": "the mean and the deviation have changed places",
-        "pixels / 255 - 0.1307": "the mean is 0 now: what is the deviation?",
-        "(pixels - np.mean(pixels)) / np.std(pixels)":
-            "these pixels' own mean and deviation: another image gets others",
-    }),
     Exercise(updates_per_epoch, _COUNTS, {
         "micro_batches // micro_steps": "a flushed tail is an update too",
         "-(-micro_batches // micro_steps)": "not every `tail` makes an update of the rest",
@@ -117,7 +110,7 @@ EXERCISES = (
             "that is the loss of a sequence: how many tokens has one?",
         "np.mean(losses)": "the padding's losses are in it: what is the mask for?",
     }),
-    Exercise(lenet_gradient, [(OnLeNet(1), [8, 2, 2])], {
+    Exercise(lenet_gradient, [(OnLeNet(1, room=8), [8, 2, 2])], {
         "on_lenet.combined(lenet, sizes, sum)": "the sum of means: what should it be divided by?",
         "on_lenet.combined(lenet, sizes, lambda parts: parts.mean(axis=0))":
             "right only while all micro-batches have the same size",
@@ -128,7 +121,7 @@ EXERCISES = (
         "on_lenet.each_gradient(lenet, sizes)[0]":
             "only the first micro-batch is in it: does the loop return too early?",
     }, rtol=1e-4),  # float32: sums over 12 images in another order are off by 1e-6
-    Exercise(clipped_update, [(*case, norm) for case in _GRADIENTS for norm in (0.3, 100.0)], {
+    Exercise(clipped_update, _CLIPPED, {
         "mean_gradient([_clip(each, clip_norm) for each in gradients], sizes)":
             "each micro-batch was clipped on its own: which gradient does the optimizer see?",
         "_clip(np.sum(gradients, axis=0), clip_norm)":
@@ -141,14 +134,18 @@ EXERCISES = (
             "compared with the square of the length: is there a root missing?",
         "_clip(np.mean(gradients, axis=0), clip_norm)":
             "clipped well; is the mean right if the sizes differ?",
+        "_if_the_longest_is(gradients, sizes, clip_norm)":
+            "one micro-batch was longer than the limit: is the mean, too?",
     }, rtol=1e-5),  # PyTorch divides by the length + 1e-6
-    Exercise(lenet_training, [(OnLeNet(1), [8, 2, 2], 2)], {
+    Exercise(lenet_training, [(OnLeNet(1, room=8), [8, 2, 2], 2)], {
         "on_lenet.trained(lenet, sizes, updates, sum)":
             "the sum of the gradients: the learning rate is larger than it seems",
         "on_lenet.trained(lenet, sizes, updates, lambda parts: parts.mean(axis=0))":
             "right only while all micro-batches have the same size",
         "_never_cleared(lenet, sizes, updates)":
             "an update after the first still holds the gradients of the one before",
+        "_count_goes_on(lenet, sizes, updates)":
+            "the first update is right, the next too small: is every count set back to zero?",
         "on_lenet.update_of_each(lenet, sizes, updates)":
             "it makes an update of every micro-batch: the weights must wait",
         "lenet_training(lenet, sizes, 0)":

@@ -21,30 +21,6 @@ def _step(w: np.ndarray, v: np.ndarray, rate: float) -> np.ndarray:
     return w - rate * (v @ w + 1) * v
 
 
-def bytes_received(ranks: int, numbers: int) -> tuple[int, float]:
-    """Bytes that one rank receives of float32 vectors: (AllGather, ring AllReduce)."""
-    gathered = 4 * numbers * (ranks - 1)
-    reduced = 2 * 4 * numbers * (ranks - 1) / ranks
-    return gathered, reduced
-
-
-def adasum_by_layer(a: np.ndarray, b: np.ndarray, sizes: Sequence[int]) -> np.ndarray:
-    """Adasum of each layer by itself; ``a`` and ``b`` concatenate layers of ``sizes`` numbers."""
-    return _by_layer(a, b, sizes, reference.adasum_pair)
-
-
-def _by_layer(a: np.ndarray, b: np.ndarray, sizes: Sequence[int], pair: Callable) -> np.ndarray:
-    ends = np.cumsum(sizes)[:-1]
-    both = zip(np.split(a, ends), np.split(b, ends), strict=True)
-    return np.concatenate([pair(*layer) for layer in both])
-
-
-def _divided(a: np.ndarray, b: np.ndarray, for_a: float, for_b: float) -> np.ndarray:
-    """Adasum of a pair, but with the overlap divided by 2 ``for_a`` and 2 ``for_b``."""
-    product = sum(a * b)
-    return (1 - product / (2 * for_a)) * a + (1 - product / (2 * for_b)) * b
-
-
 def lenet_adasum(lenet: OnLeNet, sizes: Sequence[int]) -> list[np.ndarray]:
     """Adasum of the workers' gradients, each parameter by itself, in float64."""
     return on_lenet.combined(lenet, sizes, _tree)
@@ -90,11 +66,6 @@ def lenet_adasum_training(lenet: OnLeNet, sizes: Sequence[int], updates: int) ->
 
 
 _STEPS = [(draw(i, 3), draw(5 + i, 3), draw(9 + i, 3), 0.1 + i / 5) for i in range(3)]
-_LAYERS = [
-    (draw(10, 9), draw(11, 9), [2, 6, 1]),
-    (draw(12, 12), draw(13, 12), [5, 4, 3]),
-    (draw(14, 7), np.append(draw(15, 3), np.zeros(4)), [1, 2, 4]),
-]
 _UPDATES = [
     (draw(20 + i, 4), draw(30 + i, 2, 4), draw(40 + i, 2, 4), 0.1 + i / 5, 0.9 - i / 10)
     for i in range(3)
@@ -110,27 +81,6 @@ EXERCISES = (
         "two_orders(w, x, y, -rate)": "it climbs: which way does SGD go?",
         "w - rate * reference.adasum_pair((x @ w + 1) * x, (y @ w + 1) * y)":
             "that is Adasum, the same at one rate only: make the steps themselves",
-    }),
-    Exercise(bytes_received, [(2, 61_684), (16, 1000), (8, 25_000_000)], {
-        "(4 * numbers * ranks, right[1])": "a rank need not receive what it already has",
-        "(right[0] / 4, right[1] / 4)": "these are numbers; how many bytes has one?",
-        "(right[0], right[1] / 2)": "a ring goes round twice: once to add, and then?",
-        "(right[0], right[1] * ranks)": "in a ring only a slice of the vector travels in each step",
-        "(right[0] * ranks, right[1] * ranks)": "that is what all ranks receive together",
-    }, rtol=1e-9),
-    Exercise(adasum_by_layer, _LAYERS, {
-        "reference.adasum_pair(a, b)": "one angle for all layers: each is to have its own",
-        "adasum_by_layer(a, b, [1] * len(a))":
-            "one angle for each number: a layer is a whole vector",
-        "(a + b) / 2": "that is the mean, whatever the angle",
-        "a + b": "that is the sum, whatever the angle",
-        "_by_layer(a, b, sizes, lambda a, b: _divided(a, b, np.linalg.norm(a), np.linalg.norm(b)))":
-            "is the overlap divided by a length, or by its square?",
-        "2 * right - a - b": "parallel vectors cancel now: how much of the overlap is to go?",
-        "_by_layer(a, b, sizes, lambda a, b: _divided(a, b, sum(b * b), sum(a * a)))":
-            "each coefficient divides by the length of which vector?",
-        "_by_layer(a, b, sizes, lambda a, b: (1 - reference.cosine(a, b) / 2) * (a + b))":
-            "right for vectors of one length only: does it know the two lengths?",
     }),
     Exercise(lenet_adasum, [(OnLeNet(1), [6, 6])], {
         "on_lenet.combined(lenet, sizes, lambda parts: parts.mean(axis=0))":

@@ -25,13 +25,15 @@ class OnLeNet:
     Every copy has its own network, with the same initial weights. Everything is computed in
     PyNative mode, operator by operator. Hazard: if copies shared one network, they would share
     the memory of ``asnumpy``, and an answer would change when the next copy is trained.
+
+    ``room`` is how many images it takes at once.
     """
 
-    def __init__(self, seed: int):
-        self.seed = seed
+    def __init__(self, seed: int, room: int = IMAGES):
+        self.seed, self.room = seed, room
 
     def __deepcopy__(self, memo: object) -> OnLeNet:
-        return type(self)(self.seed)
+        return type(self)(self.seed, self.room)
 
     @property
     def parameters(self) -> list:
@@ -51,6 +53,8 @@ class OnLeNet:
 
     def gradients(self, images: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
         """Return the gradient of a micro-batch's mean loss, a Tensor for each parameter."""
+        if len(images) > self.room:
+            raise InputError(f"out of memory: room for {self.room} images, not for {len(images)}")
         with pynative():
             return self._value_and_grad(images, labels)[1]
 

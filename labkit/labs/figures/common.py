@@ -12,8 +12,9 @@ from itertools import cycle
 from typing import Any
 
 import numpy as np
+from cycler import cycler
 from IPython import display
-from matplotlib import rcdefaults
+from matplotlib import pyplot, rcdefaults, rcParams
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap, LogNorm
 from matplotlib.figure import Figure
@@ -30,6 +31,9 @@ SHARP, PAGE = 160, 90  # dots per inch: for a sharp picture, and for its size on
 PALETTE = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY, "#000000")
 _PER_CENT = (1, 2, 5, 10, 20, 50)
 rcdefaults()  # a matplotlibrc of the reader's decides nothing; style.use in a notebook later does
+rcParams["axes.prop_cycle"] = cycler(color=PALETTE)  # C0, C1, ... of a notebook's own figures
+rcParams["axes.spines.top"] = rcParams["axes.spines.right"] = False
+rcParams["figure.constrained_layout.use"] = True  # else what is outside of the axes is cut off
 
 
 def axes(rows: int = 1, columns: int = 1, width: float = 4.6, height: float = 3.2) -> tuple:
@@ -193,27 +197,6 @@ def verdict_grid(
     return figure
 
 
-def race(curves: Mapping[str, Sequence[tuple]], title: str, goal: float) -> Figure:
-    """Test error of trainings, over updates and over seconds, with the accuracy ``goal`` as a line.
-
-    ``curves`` is optimizer -> its trainings, each (updates, seconds, accuracies).
-    """
-    figure, drawn = side_by_side({"updates": 0, "seconds of training": 1}, width=4.6)
-    for axis, what, place in drawn:
-        for (name, trainings), color in zip(curves.items(), (ORANGE, BLUE), strict=True):
-            for number, training in enumerate(trainings):
-                style = {"color": color, "linewidth": 1.2, "label": None if number else name}
-                axis.plot(training[place], errors(training[2]), **style)
-        style = {"color": "grey", "linewidth": 0.8, "linestyle": "--"}
-        axis.axhline(100 - 100 * goal, label=f"{100 * goal:g} % right", **style)
-        axis.set(xlabel=what, ylabel="test error (%)", yscale="log")
-        axis.set_title(f"{title}, by {what.split()[0]}")
-        label_ticks(axis, _PER_CENT)
-        axis.set_ylim(0.7, 12)
-    drawn[0][0].legend(frameon=False)
-    return figure
-
-
 def sweep(panels: Mapping[str, Sequence[tuple[float, float | None]]]) -> Figure:
     """Validation errors: setting -> [(value, error)]; None, a failed training, is a cross at 50."""
     figure, drawn = side_by_side(panels, width=3.5)
@@ -259,10 +242,11 @@ def png(figure: Figure, dpi: int = PAGE) -> bytes:
 
 
 def show(figure: Figure, alt: str) -> None:
-    """Display ``figure`` in a notebook as a sharp PNG with a text that describes it."""
+    """Display ``figure`` in a notebook as a sharp PNG with a text that describes it; close it."""
     about = {"alt": alt, "width": round(figure.get_figwidth() * PAGE)}
     data = {"image/png": base64.b64encode(png(figure, SHARP)).decode(), "text/plain": alt}
     display.display(data, metadata={"image/png": about}, raw=True)
+    pyplot.close(figure)  # else the notebook shows a figure of pyplot's once more
 
 
 def interactive(

@@ -71,8 +71,8 @@ def test_each_exercise_stands_unsolved_in_the_notebook_with_two_hints_on_demand(
 
 
 @pytest.mark.parametrize(
-    ("ask", "given"), [("check", ("normalize", len)), ("hint", ("normalize",))]
+    ("ask", "given"), [("check", ("token_lost", len)), ("hint", ("token_lost",))]
 )
 def test_an_unknown_exercise_is_refused_with_the_nearest_name(ask, given):
-    with pytest.raises(InputError, match="Did you mean 'normalise'"):
+    with pytest.raises(InputError, match="Did you mean 'token_loss'"):
         getattr(LABS["01_gradient_accumulation"][0], ask)(*given)

@@ -18,8 +18,25 @@ def _keeps_going(lenet, sizes, updates):
 
 
 def _short_norm(gradients, sizes, norm):
-    mean = right.mean_gradient(gradients, sizes)
+    mean = np.average(gradients, axis=0, weights=sizes)
     return mean if mean @ mean <= norm else mean * norm / (mean @ mean)
+
+
+def _counts_on(lenet, sizes, updates):
+    """The number of samples is never set back to 0."""
+    samples = 0
+    for _ in range(updates):
+        samples += sum(sizes)
+        gradient = right.lenet_gradient(lenet, sizes)
+        lenet.update([Tensor(np.float32(sum(sizes) / samples) * g) for g in gradient])
+    return [parameter.asnumpy() for parameter in lenet.parameters]
+
+
+def _longest(gradients, sizes, norm):
+    mean = np.average(gradients, axis=0, weights=sizes)
+    if max(np.linalg.norm(gradients, axis=1)) > norm:
+        return mean * norm / np.linalg.norm(mean)
+    return mean
 
 
 def _groups(n, k, tail):
@@ -28,18 +45,19 @@ def _groups(n, k, tail):
 
 
 WRONG = [
-    ("mean_gradient", lambda g, n: sum(np.multiply(n, np.transpose(g)).T), "not yet a mean"),
-    ("mean_gradient", lambda g, n: np.mean(
-        [n[i] * g[i] for i in range(len(n))], axis=0), "by how many they are"),
     ("updates_per_epoch", _groups, "is completed when"),
     ("clipped_update", lambda g, n, norm: right.clipped_update(
         [sum(g)], [1], norm), "depends on the number"),
     ("clipped_update", _short_norm, "a root missing"),
+    ("clipped_update", _longest, "is the mean, too"),
     ("clipped_update", lambda g, n, norm: right.clipped_update(
         [right.clipped_update([gradient], [1], norm) for gradient in g], n, np.inf), "on its own"),
     ("token_loss", lambda losses, masks: np.mean(
         [losses[i][masks[i] == 1].mean() for i in range(len(losses))]), "count as much"),
     ("token_loss", lambda losses, masks: (
         np.concatenate(losses) * np.concatenate(masks)).mean(), "padding was counted"),
+    ("lenet_gradient", lambda lenet, sizes: lenet.gradients(
+        *lenet.micro_batches([sum(sizes)])[0]), "out of memory"),
     ("lenet_training", _keeps_going, "of the one before"),
+    ("lenet_training", _counts_on, "set back to zero"),
 ]  # fmt: skip

@@ -12,22 +12,6 @@ def _both_at_the_start(w, x, y, rate):
     return w - rate * ((w @ x + 1) * x + (w @ y + 1) * y)
 
 
-def _layers(first, second):
-    """The overlap divided by what these make of a and b."""
-
-    def attempt(a, b, sizes):
-        combined, start = np.zeros(len(a)), 0
-        for size in sizes:
-            u, v = (each[start : start + size] for each in (a, b))
-            with np.errstate(invalid="ignore"):
-                part = u - u @ v / first(u, v) * u + v - u @ v / second(u, v) * v
-            combined[start : start + size] = part
-            start += size
-        return combined
-
-    return attempt
-
-
 def _averaged(lenet, sizes):
     (batch,) = lenet.micro_batches([sum(sizes)])  # workers of equal size: the large batch
     return [gradient.asnumpy() for gradient in lenet.gradients(*batch)]
@@ -65,18 +49,6 @@ def _climbs(w, g, v, rate, momentum):
 
 WRONG = [
     ("two_orders", _both_at_the_start, "where does a second step begin"),
-    ("bytes_received", lambda r, n: (4 * r * n, 8 * n * (r - 1) / r), "already has"),
-    ("bytes_received", lambda r, n: (n * (r - 1), 2 * n * (r - 1) / r), "how many bytes"),
-    ("bytes_received", lambda r, n: (4 * n * (r - 1), 4 * n * (r - 1) / r), "goes round twice"),
-    ("bytes_received", lambda r, n: (4 * n * (r - 1), 8 * n * (r - 1)), "only a slice"),
-    ("bytes_received", lambda r, n: (
-        4 * n * r * (r - 1), 8 * n * (r - 1)), "all ranks receive together"),
-    ("adasum_by_layer", _layers(lambda u, v: 2 * np.linalg.norm(u),
-        lambda u, v: 2 * np.linalg.norm(v)), "or by its square"),
-    ("adasum_by_layer", _layers(
-        lambda u, v: u @ u, lambda u, v: v @ v), "parallel vectors cancel"),
-    ("adasum_by_layer", _layers(
-        lambda u, v: 2 * v @ v, lambda u, v: 2 * u @ u), "of which vector"),
     ("lenet_adasum", _averaged, "that is the mean"),
     ("lenet_adasum", _flattened, "one angle for the whole network"),
     ("adasum_update", _combined_gradient, "what the optimizers make"),
