@@ -38,17 +38,6 @@ def scheduled_sgd(weights: np.ndarray, gradients: np.ndarray, rates: np.ndarray)
     return weights
 
 
-def orthogonal(
-    gradient: np.ndarray, steps: int, *, a: float = 3.4445, b: float = -4.775, c: float = 2.0315
-) -> np.ndarray:
-    """Newton-Schulz on g / |g|: X <- a X + b (X X^T) X + c (X X^T)^2 X, ``steps`` times."""
-    x = gradient / np.linalg.norm(gradient)
-    for _ in range(steps):
-        square = x @ x.T
-        x = a * x + b * square @ x + c * square @ square @ x
-    return x
-
-
 _COUNTS = [(np.array([2.0, 4.0]), np.array([77, 12])), (np.array([1.0, 3.0]), np.array([1, 3]))]
 _COUNTS += [(np.array([2.5, 1.0, 2.0]), np.array([10, 30, 4]))]
 _QKV = [tuple(draw(3 * seed + i, t, d) for i in range(3)) for seed, t, d in ((1, 4, 4), (2, 6, 3))]
@@ -56,7 +45,6 @@ _SCHEDULES = [
     (draw(seed, 3), draw(seed + 1, updates, 3), np.linspace(0.1, 0.5, updates) ** 2)
     for seed, updates in ((1, 3), (5, 4))
 ]
-_MATRICES = [(draw(1, 3, 5), 5), (1e-3 * draw(2, 4, 4), 3), (10 * draw(3, 6, 2), 1)]
 _T = "len(q), len(q)"
 _SCORES = "q @ k.T / q.shape[1] ** 0.5"
 
@@ -100,18 +88,6 @@ EXERCISES = (
         f"_attention(np.tril({_SCORES}), v, np.ones(({_T})))":
             "a score of zero still has a weight: a hidden position needs one of minus infinity",
     }),
-    Exercise(orthogonal, _MATRICES, {
-        "orthogonal(gradient, steps) * np.linalg.norm(gradient)":
-            "the gradient's length is back in it: an orthogonal matrix has forgotten it",
-        "orthogonal(gradient, steps, c=0)": "the fifth-order term is missing",
-        "orthogonal(gradient, steps, a=1.5, b=-0.5, c=0)":
-            "these are the cubic iteration's numbers, which need many more steps",
-        "orthogonal(gradient, steps + 1)": "one step too many",
-        "orthogonal(gradient, max(steps - 1, 0))": "one step is missing",
-        "np.linalg.svd(gradient, full_matrices=False)[0] "
-        "@ np.linalg.svd(gradient, full_matrices=False)[2]":
-            "this is the exact answer; Muon stops a few steps short of it",
-    }, rtol=1e-5),
 )  # fmt: skip
 
 check, hint = of_lab(EXERCISES)

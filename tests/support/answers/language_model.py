@@ -7,16 +7,6 @@ from tests.support.answers import solved
 right = solved("06_language_model")
 
 
-def _looped(steps_of):
-    def attempt(gradient, steps):
-        x = gradient / np.linalg.norm(gradient)
-        for _ in range(steps):
-            x = steps_of(x)
-        return x
-
-    return attempt
-
-
 def _masked_by_zero(q, k, v):
     scores = np.tril(q @ k.T / np.sqrt(q.shape[1]))
     weights = np.exp(scores)
@@ -46,8 +36,4 @@ WRONG = [
     ("causal_attention", _future, "sees the future"),
     ("causal_attention", lambda q, k, v: right.causal_attention(
         q[::-1], k[::-1], v[::-1])[::-1], "upside down"),
-    ("orthogonal", _looped(lambda x: 1.5 * x - 0.5 * x @ x.T @ x), "many more steps"),
-    ("orthogonal", lambda g, n: np.linalg.norm(g) * right.orthogonal(g, n), "has forgotten it"),
-    ("orthogonal", lambda g, n: np.linalg.svd(g, full_matrices=False)[0] @ np.linalg.svd(
-        g, full_matrices=False)[2], "exact answer"),
 ]  # fmt: skip
