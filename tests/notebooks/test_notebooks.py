@@ -105,15 +105,25 @@ def torch_column():
 def test_the_numbers_of_pytorch_in_notebook_00_are_true():
     torch = pytest.importorskip("torch")
     nn, image = torch.nn, torch.zeros(1, 1, 28, 28)
-    conv = nn.Conv2d(1, 1, 3)
+    conv, minus_one = nn.Conv2d(1, 1, 3), torch.tensor(-1.0)
+    torch.manual_seed(1)
     assert torch_column() == {
+        "LeakyReLU()(-1)": round(float(nn.LeakyReLU()(minus_one)), 3),
+        "Dropout(0.2): share dropped": nn.Dropout(0.2).p,
         "Conv2d(1, 1, 3): side of a 28 x 28 image": conv(image).shape[-1],
         "Conv2d(1, 1, 3): tensors of parameters": len(list(conv.parameters())),
         "MaxPool2d(2): side of a 28 x 28 image": nn.MaxPool2d(2)(image).shape[-1],
-        "BatchNorm2d: momentum": nn.BatchNorm2d(1).momentum,
-        "LayerNorm: epsilon": nn.LayerNorm(1).eps,
-        "LeakyReLU()(-1)": round(float(nn.LeakyReLU()(torch.tensor(-1.0))), 3),
+        "LayerNorm(8): epsilon": nn.LayerNorm(8).eps,
+        "GELU()(-1)": round(float(nn.GELU()(minus_one)), 4),
+        "Embedding(1000, 32): spread": round(
+            float(nn.Embedding(1000, 32).weight.detach().std()), 2
+        ),
     }
+    norm = nn.BatchNorm1d(2)  # and what the text says of a new one, and of a new Dropout
+    norm(torch.full((64, 2), 5.0))
+    assert norm.running_mean.tolist() == pytest.approx([0.5, 0.5]) and norm.momentum == 0.1
+    assert 150 < int((nn.Dropout(0.2)(torch.ones(1000)) == 0).sum()) < 250
+    assert torch.optim.AdamW([torch.nn.Parameter(minus_one)]).defaults["weight_decay"] == 0.01
 
 
 RUN = """
