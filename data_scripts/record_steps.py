@@ -2,8 +2,9 @@
 
     python -m data_scripts.record_steps            # needs PyTorch: pip install '.[test]'
 
-Writes ``labkit/labs/steps/tiny.npz``, ``resnet18.npz``, ``resnet50.npz`` and ``gpt.npz``. It
-computes in float64, so that the records agree on every machine to more digits than float32 has.
+Writes ``labkit/labs/places/small_resnet.npz`` and, in ``labkit/labs/steps``, ``resnet18.npz``,
+``resnet50.npz`` and ``gpt.npz``. It computes in float64, so that the records agree on every machine
+to more digits than float32 has.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,37 +37,10 @@ SETTINGS = {
     "weight_decay": 0.01,
 }
 SMALL = {"stem": 2, "batch": 4, "side": 32}
-TINY = {"classes": 10, "batch": 8, "side": 32, "learning_rate": 0.1, "momentum": 0.9}
 
 # Lab 06: a batch of 8 windows of the plays for each of 50 updates.
 GPT = {"vocabulary": 67, "layers": 4, "width": 64, "heads": 4, "length": 64}
 GPT_TRAINING = {"updates": 50, "batch": 8, "rate": 1e-3, "beta2": 0.99, "weight_decay": 0.1}
-
-
-class Tiny(torch.nn.Module):
-    """The network that lab 02 shows: images (B, 3, H, W) -> logits (B, 10)."""
-
-    def __init__(self):
-        super().__init__()
-        self.conv1 = torch.nn.Conv2d(3, 8, 3, stride=2, padding=1, bias=False)
-        self.bn1 = torch.nn.BatchNorm2d(8)
-        self.relu = torch.nn.ReLU()
-        self.maxpool = torch.nn.MaxPool2d(3, stride=2, padding=1)
-        self.fc = torch.nn.Linear(8, 10)
-
-    def forward(self, x):
-        x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
-        return self.fc(x.mean((2, 3)))
-
-
-def build_tiny() -> tuple:
-    """Return (module, loss function, optimizer, images, labels) of the step of ``Tiny``."""
-    module = _with_the_rules_weights(Tiny(), torch.float64)
-    optimizer = torch.optim.SGD(
-        module.parameters(), lr=TINY["learning_rate"], momentum=TINY["momentum"]
-    )
-    batch = rule.batch(*(TINY[k] for k in ("batch", "side", "classes")))
-    return module, torch.nn.CrossEntropyLoss(), optimizer, *batch
 
 
 def build(depth: int, dtype: torch.dtype = torch.float64) -> tuple:
@@ -113,13 +87,6 @@ def losses(
         optimizer.step()
         values.append(loss.item())
     return values
-
-
-def ten_steps_of_tiny() -> dict[str, list[float]]:
-    """Return the losses of ten steps of ``Tiny``, and BatchNorm's running variance after them."""
-    module, *rest = build_tiny()
-    values = losses(module, *rest, rates=10 * [TINY["learning_rate"]])
-    return {"losses": values, "running_var": module.bn1.running_var.tolist()}
 
 
 def build_gpt() -> tuple:
@@ -187,9 +154,7 @@ def _apart(module: torch.nn.Module, loss: Callable, optimizer: Any, *batch: np.n
 
 
 def main(depths: Sequence[int] = (18, 50)) -> None:
-    """Record the steps of ``Tiny`` and of these ResNets."""
-    path = recorded.save("tiny", torch_step(*_apart(*build_tiny())), TINY | ten_steps_of_tiny())
-    print(f"{path.name}: {path.stat().st_size} bytes")
+    """Record the steps of the small ResNet and of these ResNets."""
     trace = torch_trace(*build_small(), updates=3)
     path = migration.save(recorded.SMALL_RESNET, trace)
     print(f"{path.name}: {path.stat().st_size} bytes")

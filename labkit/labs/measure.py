@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import subprocess
 import sys
-import tempfile
 import threading
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 from labkit.base.arguments import integer, wrong
-from labkit.errors import InputError, refuse_unknown
+from labkit.errors import refuse_unknown
 
 NETWORKS = ("lenet", "dense", "resnet18")
 _UPDATES = 3
@@ -135,62 +131,6 @@ def _measure(network: str, micro_batch: int, batches: Sequence[int]) -> list[flo
                 float(step(Tensor(images), Tensor(labels)))
         peaks.append(round(peak.value, 1))
     return peaks
-
-
-def operator_times(step: Callable, *batch: Any, calls: int) -> list[dict]:
-    """Return the rows (operator, count, ms, share) of a call of ``step``, slowest first.
-
-    ``step`` returns a tensor; its updates take effect. The rows are means over ``calls`` calls
-    after one that compiles, from MindSpore's own CPU profiler. Kernels run one after another, so
-    the times add up to the whole, of which ``other`` is no operator's: launches and Python.
-
-    Raises:
-        InputError: if the device is not the CPU (profilers of other devices write other files).
-    """
-    import mindspore
-    from mindspore.profiler import ProfilerActivity, profile, tensorboard_trace_handler
-
-    device = mindspore.get_context("device_target")
-    if device != "CPU":
-        raise InputError(f"device: expected CPU, whose profile is read, got {device}")
-    calls = integer("calls", calls)
-    step(*batch).asnumpy()
-    with tempfile.TemporaryDirectory() as folder:
-        # analyse_flag: skip the timeline, which takes seconds and prints; the table is written.
-        handler = tensorboard_trace_handler(folder, analyse_flag=False)
-        with profile(activities=[ProfilerActivity.CPU], on_trace_ready=handler):
-            begin = time.perf_counter()
-            for _ in range(calls):
-                step(*batch).asnumpy()
-            call = (time.perf_counter() - begin) / calls * 1e3
-        (table,) = Path(folder).glob("*/FRAMEWORK/cpu_op_detail_info_*.csv")
-        with table.open(newline="") as file:
-            return by_operator(csv.DictReader(file), calls, call)
-
-
-def by_operator(lines: Iterable[dict], calls: int, call: float) -> list[dict]:
-    """Return the lines of a profile of ``calls`` calls of ``call`` ms, summed by operator."""
-    sums: dict[str, dict] = {}
-    for line in lines:
-        total = sums.setdefault(line["op_type"], {"count": 0.0, "ms": 0.0})
-        total["count"] += int(line["op_occurrences"]) / calls
-        total["ms"] += float(line["op_total_time(ms)"]) / calls
-    kernels = sum(total["ms"] for total in sums.values())
-    sums["other"] = {"count": 1, "ms": max(0.0, call - kernels)}
-    whole = kernels + sums["other"]["ms"]
-    summed = [{"operator": n, **total, "share": total["ms"] / whole} for n, total in sums.items()]
-    return sorted(summed, key=lambda row: -row["ms"])
-
-
-def calls_per_second(call: Callable[[], object], seconds: float) -> float:
-    """Call ``call`` once, to compile it, then for at least ``seconds``; return calls per second."""
-    call()
-    calls, begin = 0, time.perf_counter()
-    while True:
-        call()
-        calls += 1
-        if (taken := time.perf_counter() - begin) >= seconds:
-            return calls / taken
 
 
 if __name__ == "__main__":

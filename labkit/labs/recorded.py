@@ -135,7 +135,7 @@ def _sums(flat: np.ndarray) -> np.ndarray:
 
 
 def load(name: str) -> Trace:
-    """Return a recorded step: ``resnet18``, ``resnet50``, or ``tiny``, which lab 02 shows."""
+    """Return a recorded step: ``resnet18``, ``resnet50`` or ``gpt``."""
     header, numbers = _read(name)
     stages: dict[str, dict[str, Value]] = {}
     for stage, tensor, shape, largest, noise in header["tensors"]:
@@ -147,10 +147,7 @@ def load(name: str) -> Trace:
 
 
 def settings(name: str) -> dict:
-    """Return a recorded step's settings, and ``losses``, those of ten steps on its batch.
-
-    ``tiny`` also has BatchNorm's ``running_var`` after the ten steps.
-    """
+    """Return a recorded step's settings, and ``losses``, those of ten steps on its batch."""
     return _read(name)[0]["settings"]
 
 

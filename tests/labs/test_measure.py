@@ -2,16 +2,12 @@
 
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
-from mindspore import Tensor, nn
 
-from labkit import LossNet, PlainStep
 from labkit.labs import measure
 from labkit.labs.compare import largest_differences, relative_error
-from labkit.nets.lenet import LeNet5
 
 SAMPLED = """
 import time
@@ -53,44 +49,6 @@ def test_accumulation_adds_at_most_1_1_copies_of_25_million_weights():
     assert 99 < copy < 101
     (plain,), (accumulated,) = measure.peaks_mb("dense", [8]), measure.peaks_mb("dense", [32], 8)
     assert 0 < accumulated - plain < 1.1 * copy
-
-
-@pytest.mark.usefixtures("runtime")
-def test_each_operator_of_a_lenet_step_is_counted_and_timed_per_call():
-    network = LeNet5()
-    loss_fn = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
-    optimizer = nn.Momentum(network.trainable_params(), 0.01, 0.9)
-    step = PlainStep(LossNet(network, loss_fn), optimizer, nonfinite="propagate")
-    x = np.random.default_rng(0).standard_normal((64, 1, 32, 32), dtype=np.float32)
-    begin = time.perf_counter()
-    rows = measure.operator_times(step, Tensor(x), Tensor(np.int32(np.arange(64) % 10)), calls=2)
-    seconds = time.perf_counter() - begin
-    assert step.last_update.number == 2 + 1  # real updates, and one more call that compiles
-    counts = {row["operator"]: row["count"] for row in rows}
-    assert counts["ApplyMomentum"] == len(step.optimizer.parameters) == 8
-    assert counts["AdaptiveMaxPool2D"] == counts["AdaptiveMaxPool2DGrad"] == 2
-    assert counts["ReLU"] == counts["ReluGrad"] == 4
-    # One gradient by weight per forward convolution; the images need no gradient.
-    assert counts["Conv2D"] == counts["Conv2DBackpropFilter"] == 2
-    assert counts["Conv2DBackpropInput"] == counts["other"] == 1
-    times = [row["ms"] for row in rows]
-    assert times == sorted(times, reverse=True)
-    assert sum(row["share"] for row in rows) == pytest.approx(1)
-    # Kernels run one after another, so both calls of all kernels fit into the total. 64 images take
-    # 1.6e8 operations, 0.1 ms at 1.6e12 per second. Neither bound depends on other programs.
-    kernels = sum(row["ms"] for row in rows if row["operator"] != "other")
-    assert 0.1 < kernels < seconds * 1e3 / 2
-
-
-def test_a_profiles_lines_are_summed_by_operator_and_divided_by_the_calls():
-    lines = [("A", 4, 2.0), ("B", 2, 10.0), ("A", 6, 2.0)]
-    names = ("op_type", "op_occurrences", "op_total_time(ms)")
-    rows = measure.by_operator([dict(zip(names, each, strict=True)) for each in lines], 2, 8.0)
-    assert rows == [
-        {"operator": "B", "count": 1.0, "ms": 5.0, "share": 0.625},
-        {"operator": "A", "count": 5.0, "ms": 2.0, "share": 0.25},
-        {"operator": "other", "count": 1, "ms": 1.0, "share": 0.125},
-    ]
 
 
 def test_differences_are_found_leaf_by_leaf():

@@ -4,7 +4,6 @@ import pytest
 
 from labkit.labs.presets import LABS, PRESETS, choose
 from labkit.recipes.adasum import NAMED as ADASUM
-from labkit.recipes.resnet50 import Config
 from labkit.recipes.subspace import STAGE_TWO, StageOneConfig
 from labkit.recipes.thor import NAMED as THOR
 
@@ -25,10 +24,6 @@ def test_paper_is_the_setting_of_the_document_on_accumulation():
 
 FIRST, SECOND = StageOneConfig(), STAGE_TWO["tutorial"]
 PAPER = [
-    ("02_resnet50_migration", Config(), {
-        "epochs": "epoch_size", "batch_size": "batch_size", "learning_rate": "lr",
-        "momentum": "momentum", "warmup_epochs": "warmup", "weight_decay": "weight_decay",
-        "smoothing": "label_smooth_factor"}),
     ("03_thor_in_depth", THOR["ascend"], {
         "thor_epochs": "epoch_size", "learning_rate": "lr_init", "damping": "damping_init",
         "frequency": "frequency", "batch_size": "batch_size", "momentum": "momentum",
@@ -53,9 +48,7 @@ def test_paper_is_what_the_recipe_trains(lab, recipe, names):
     }
 
 
-def test_paper_trains_the_sources_network_and_takes_its_40_snapshots():
-    settings = choose("02_resnet50_migration", "paper")
-    assert (settings["depth"], settings["image_size"], settings["width"]) == (50, 224, 1)
+def test_paper_takes_the_sources_40_snapshots():
     settings = choose("05_dimension_reduction_in_depth", "paper")
     # The 40 newest of one snapshot an epoch are those from epoch 31 on.
     assert settings["epochs"] - settings["start_epoch"] + 1 == FIRST.snapshot_max

@@ -10,7 +10,7 @@ from mindspore import Tensor, nn
 
 from labkit import migration
 from labkit.labs import recorded
-from labkit.labs.exercises.check import Exercise, draw, of_lab
+from labkit.labs.exercises.check import Exercise, of_lab
 from labkit.nets.initialisers import initialise
 from labkit.nets.resnet import BLOG, ResidualBlockBase, ResNet
 from labkit.runtime import pynative
@@ -92,32 +92,6 @@ def _halves(total: int) -> list[int]:
     return [total // 2, total - total // 2]
 
 
-def running_variance(old: float, values: np.ndarray, torch_momentum: float) -> float:
-    """PyTorch's running variance after a batch: momentum is the weight of the new, unbiased one."""
-    return _moved(old, np.var(values, ddof=1), torch_momentum)
-
-
-def _moved(old: float, new: float, share: float) -> float:
-    return (1 - share) * old + share * new
-
-
-def smooth_targets(label: int, classes: int, smoothing: float) -> np.ndarray:
-    """PyTorch's target distribution: 1 - e + e/C at the label, e/C elsewhere."""
-    elsewhere = smoothing / classes
-    return _at(label, classes, 1 - smoothing + elsewhere, elsewhere)
-
-
-def _at(label: int, classes: int, at_label: float, elsewhere: float) -> np.ndarray:
-    targets = np.full(classes, elsewhere)
-    targets[label] = at_label
-    return targets
-
-
-def preprocess(pixels: np.ndarray, mean: np.ndarray, std: np.ndarray) -> np.ndarray:
-    """Pixels 0 .. 255 after Normalize; ``mean`` and ``std`` are those of pixels 0 .. 1."""
-    return (np.asarray(pixels, np.float64) - 255 * np.asarray(mean)) / (255 * np.asarray(std))
-
-
 def scheduled_rate(update: int, updates: int, warmup: int, rate: float) -> float:
     """A linear warm-up to ``rate``, then a cosine down to 0."""
     if update < warmup:
@@ -169,52 +143,10 @@ def _differing(fault: str) -> list[int]:
     return [n for n in range(count) if not np.array_equal(outputs[n], outputs[count + n])]
 
 
-_VARIANCES = [(1.0, draw(0, 8), 0.1), (0.5, draw(1, 5), 0.3), (2.0, draw(2, 64), 0.01)]
-_ROWS = np.array([[0.0, 128.0, 255.0], [10.0, 20.0, 30.0]])
-_PIXELS = [
-    (_ROWS, np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])),
-    (_ROWS[0], np.full(3, 0.5), np.full(3, 0.25)),
-]
 _PADDINGS = [(64, 7, 2), (32, 3, 2), (32, 3, 1), (33, 3, 2), (32, 1, 2), (7, 2, 2)]
 _RATES = [(update, 100, 10, 0.4) for update in (0, 4, 9, 10, 55, 99)] + [(0, 10, 1, 0.1)]
 
 EXERCISES = (
-    Exercise(running_variance, _VARIANCES, {
-        "running_variance(old, values, 1 - torch_momentum)":
-            "that is MindSpore's momentum: whose weight is PyTorch's?",
-        "_moved(old, np.var(values), torch_momentum)":
-            "the running statistics take the unbiased variance: divided by what?",
-        "_moved(old, np.var(values), 1 - torch_momentum)":
-            "both the momentum and the variance are the other framework's or the biased one",
-        "_moved(old, np.std(values, ddof=1), torch_momentum)":
-            "a deviation was mixed with a variance: is a square missing?",
-        "np.var(values, ddof=1)": "that is this batch's variance: what has become of the old one?",
-        "_moved(old, np.mean(values), torch_momentum)":
-            "the mean of the values was taken for their variance",
-    }),
-    Exercise(preprocess, _PIXELS, {
-        "(pixels - mean) / std": "the constants are for pixels from 0 to 1, and these go to 255",
-        "(pixels / 255 - mean) * std":
-            "the spread has become smaller: which way does a deviation rescale?",
-        "(pixels - 255 * mean) / std": "the mean fits pixels to 255 now: does the deviation?",
-        "(pixels - mean) / (255 * std)": "the deviation fits pixels to 255 now: does the mean?",
-        "pixels / 255": "from 0 to 1 now: what are `mean` and `std` for?",
-        "(pixels - np.mean(pixels)) / np.std(pixels)":
-            "this image's own mean and deviation: are they the data set's?",
-    }),
-    Exercise(smooth_targets, [(2, 10, 0.1), (0, 3, 0.3), (4, 5, 0.0)], {
-        "_at(label, classes, 1 - smoothing, smoothing / (classes - 1))":
-            "that is CrossEntropySmooth of the document, not PyTorch's",
-        "_at(label, classes, 1 - smoothing, smoothing / classes)":
-            "they sum to less than 1: who else has a share of e?",
-        "_at(label, classes, 1, 0.0)": "there is no smoothing in them",
-        "_at(label, classes, 1, 0.0) + smoothing / classes":
-            "they sum to more than 1: was anything taken from the label?",
-        "_at(label, classes, 1, smoothing)":
-            "every class got the whole of e: among how many is it shared?",
-        "_at(label, classes, smoothing, 0.0) + (1 - smoothing) / classes":
-            "the label is hardly ahead: which part is e, and which is the rest?",
-    }),
     Exercise(same_padding, _PADDINGS, {
         "[(kernel - 1) // 2] * 2": "that is PyTorch's, which is the same for every size",
         "right[::-1]": "an odd number of rows: on which side does MindSpore put the extra?",

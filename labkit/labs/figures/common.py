@@ -16,9 +16,9 @@ from cycler import cycler
 from IPython import display
 from matplotlib import pyplot, rcdefaults, rcParams
 from matplotlib.axes import Axes
-from matplotlib.colors import ListedColormap, LogNorm
+from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogFormatter, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
 from labkit.base.progress import has_front_end
@@ -123,77 +123,6 @@ def error_figure(figure: Figure, ticks: Iterable[float], xlabel: str, title: str
         inside = [tick for tick in MaxNLocator(4).tick_values(low, high) if low <= tick <= high]
     label_ticks(axis, inside)
     figure.legend(frameon=False, loc="outside right center", fontsize=9)
-    return figure
-
-
-class _Plain(LogFormatter):  # within a decade: 0.6 instead of 6 x 10^-1 or 6e-01
-    def __call__(self, value: float, place: int | None = None) -> str:
-        return super().__call__(value, place) and f"{value:g}"
-
-
-def training_curve(records: Any, title: str) -> Figure:
-    """Loss of each update and its running mean over images seen; ``records`` are from ``fit``."""
-    figure, axis = axes(width=6.0)
-    images, losses = np.cumsum(records.column("images")), records.column("loss")
-    window = np.ones(min(25, len(losses)))
-    counts = np.convolve(np.ones(len(losses)), window, "same")  # less at both ends
-    means = np.convolve(losses, window, "same") / counts
-    axis.plot(images, losses, color=BLUE, alpha=0.25, label="each update")
-    axis.plot(images, means, color=BLUE, label="running mean of 25")
-    axis.set(xlabel="images seen", ylabel="training loss (nats)", title=title, yscale="log")
-    axis.yaxis.set_minor_formatter(_Plain(labelOnlyBase=False))
-    if np.divide(*axis.get_ylim()[::-1]) < 100:
-        axis.yaxis.set_major_formatter(_Plain())
-    axis.legend(frameon=False)
-    return figure
-
-
-def images_grid(images: np.ndarray, labels: Sequence) -> Figure:
-    """Colour images (N, H, W, 3) in 0 .. 1, eight in a row, with their N labels as titles."""
-    figure, grid = axes(-(-len(images) // 8), 8, width=0.8, height=0.95)
-    for axis in figure.axes:
-        axis.set_axis_off()
-    for axis, image, label in zip(figure.axes, images, labels, strict=False):
-        axis.imshow(image)
-        axis.set_title(label, fontsize=9)
-    return figure
-
-
-def step_figure(rows: Sequence, title: str) -> Figure:
-    """Every row of ``labkit.labs.one_step.compare`` as a dot over its stage, with its tolerance.
-
-    Equal tensors are drawn at 1e-9; those that differ in shape or are not finite, at 10.
-    """
-    figure, axis = axes(width=7.2, height=3.6)
-    stages = list(dict.fromkeys(row.stage for row in rows))
-    for number, stage in enumerate(stages):
-        own = [row for row in rows if row.stage == stage]
-        heights = np.clip([row.difference for row in own], 1e-9, 10)
-        spread = number + 0.6 * (np.arange(len(own)) + 0.5) / len(own) - 0.3
-        for passed, color in ((True, GREEN), (False, RED)):
-            chosen = [row.passed is passed for row in own]
-            axis.plot(spread[chosen], heights[chosen], ".", color=color, markersize=4)
-        limits = np.clip([row.tolerance for row in own], 1e-9, 10)
-        axis.plot(spread, limits, "_", color="black", markersize=4)
-    axis.set_xticks(range(len(stages)), stages, rotation=20)
-    axis.set(yscale="log", ylim=(4e-10, 20), ylabel="difference / largest value", title=title)
-    return figure
-
-
-def verdict_grid(
-    verdicts: Mapping[str, Mapping[str, int]], stages: Sequence[str], title: str
-) -> Figure:
-    """Which stages pass, as a grid: ``verdicts`` is row name -> {stage: number of failed rows}."""
-    figure, axis = axes(width=7.6, height=0.45 * len(verdicts) + 1.1)
-    failed = np.array([[counts[stage] for stage in stages] for counts in verdicts.values()])
-    axis.imshow(failed > 0, cmap=ListedColormap([GREEN, RED]), vmin=0, vmax=1, aspect="auto")
-    for (row, column), count in np.ndenumerate(failed):
-        text = str(count) if count else "ok"
-        axis.text(column, row, text, ha="center", va="center", color="white", fontsize=9)
-    axis.set_xticks(range(len(stages)), stages, rotation=20)
-    axis.set_yticks(range(len(verdicts)), list(verdicts))
-    axis.set_title(title)
-    axis.grid(False)
     return figure
 
 

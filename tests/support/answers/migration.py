@@ -38,14 +38,6 @@ WRONG = [
     ("same_padding", _padded(lambda size, stride: size // stride), "in no window"),
     ("same_padding", _padded(lambda size, stride: 1 + -(-size // stride)), "one stride too far"),
     ("same_padding", _padded(lambda size, stride: -(-size // stride), -99), "below 0"),
-    ("running_variance", lambda old, v, m: (1 - m) * old + m * v.var(), "divided by what"),
-    ("running_variance", lambda old, v, m: m * old + (1 - m) * v.var(), "both"),
-    ("running_variance", lambda old, v, m: old + m * (np.std(v, ddof=1) - old), "a square"),
-    ("smooth_targets", lambda label, n, e: np.where(
-        np.arange(n) == label, 1 - e, e / (n - 1)), "not PyTorch's"),
-    ("smooth_targets", lambda label, n, e: np.arange(n) == label, "no smoothing"),
-    ("smooth_targets", lambda label, n, e: np.eye(n)[label] + e / n, "sum to more than 1"),
-    ("smooth_targets", lambda label, n, e: np.eye(n)[label] * (1 - e) + e, "the whole of e"),
     ("scheduled_rate", lambda i, n, w, rate: rate / 2 * (
         1 + math.cos(math.pi * min(i, w) / w)), "the document's"),
     ("scheduled_rate", lambda i, n, w, rate: right.scheduled_rate(i, n, w, rate) if i < w else (
