@@ -2,12 +2,11 @@
 
 import ast
 import os
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
-from labkit.base.arguments import is_number, number
+from labkit.base.arguments import is_number
 from labkit.errors import InputError, nearest, refuse_unknown
 from labkit.labs import claims
 from labkit.labs.presets import LABS, choose
@@ -41,35 +40,6 @@ class OpenLab:
 
         self.run.figure(figure, name)
         plots.show(figure, alt)
-
-    def interactive(
-        self,
-        draw: Callable[..., object],
-        name: str,
-        alt: str,
-        stills: Sequence[Mapping[str, float]],
-        size: tuple[float, float] = (4.6, 3.2),
-        **sliders: tuple[str, float, float, float],
-    ) -> None:
-        """Display a picture with sliders and keep its stills as a file; as ``plots.interactive``.
-
-        Preset smoke draws the first two stills.
-        """
-        from labkit.labs.figures import common as plots
-
-        drawn = self.value(smoke=stills[:2], lab=stills)
-        plots.interactive(draw, alt, drawn, partial(self.run.figure, name=name), size, **sliders)
-
-    def compare_guess(self, guess: float | None, measured: float, unit: str = "") -> None:
-        """Print one line with the learner's guess, None for none yet, and the measured value."""
-        guessed, verdict = "none", "to compare, set guess = a number and run again"
-        if guess is not None:
-            off, most = abs(number("guess", guess) - measured), abs(measured)
-            verdict = "close" if off < most / 10 else "near" if off < most / 2 else "far off: why?"
-            guessed = f"{guess:g}"
-        # As in a table of claims, the text between the bars differs between runs.
-        said = f"{guessed}; measured {measured:.3g} {unit}".rstrip()
-        print(f"your guess {claims.BAR} {said} {claims.BAR} {verdict}")
 
     def finish(self, metrics: Mapping[str, Any], headline: Sequence[str]) -> None:
         """Write results.json and print the headline metrics; as ``Run.finish``."""

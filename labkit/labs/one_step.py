@@ -94,11 +94,6 @@ def compare(actual: Trace, reference: Trace) -> list[Row]:
     ]
 
 
-def first_difference(rows: Sequence[Row]) -> Row | None:
-    """Return the first row that failed; None if all passed."""
-    return next((row for row in rows if not row.passed), None)
-
-
 def _forward(network: nn.Cell, images: ms.Tensor) -> Arrays:
     """Return the output of every cell in the order of the calls; statistics stay unchanged."""
     outputs: Arrays = {}

@@ -139,24 +139,6 @@ def picture_of(data):
     return Image.open(io.BytesIO(base64.b64decode(data)))
 
 
-def test_sliders_are_stills_where_nobody_watches(monkeypatch):
-    """tests/browser moves one in JupyterLab."""
-    shown, saved = [], []
-    monkeypatch.setattr("IPython.display.display", lambda data, **more: shown.append((data, more)))
-    monkeypatch.delenv("JPY_SESSION_NAME", raising=False)
-    monkeypatch.delenv("LABKIT_RUN", raising=False)
-    sliders = {"height": ("height (m)", 0, 2, 0.5), "width": ("w", 1, 3, 1)}
-    stills = [{"height": 0.5, "width": 2}, {"height": 1, "width": 2}, {"height": 2, "width": 1}]
-    plots.interactive(bar, "bars", stills, saved.append, (3.0, 2.0), **sliders)
-    titles = [axis.get_title() for axis in saved[0].axes]
-    assert titles == ["0.5 2", "1 2", "2 1", ""]  # two in a row, one place empty
-    ((data, options),) = shown
-    picture = picture_of(data["image/png"])
-    assert (picture.format, picture.mode) == ("PNG", "P") and data["text/plain"] == "bars"
-    assert picture.size == (6 * plots.SHARP, 4 * plots.SHARP)
-    assert options["metadata"]["image/png"] == {"alt": "bars", "width": 6 * plots.PAGE}
-
-
 def visible(part, frame):
     """Return the texts of an SVG that are shown in a frame."""
     frames = part.get("data-k")

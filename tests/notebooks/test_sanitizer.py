@@ -51,7 +51,7 @@ def test_nothing_is_masked_in_the_notebooks(path):
             text = output.text
             if "lab.check" in cell.source:
                 for line in text.splitlines():
-                    if BAR in line and not re.match(r"your guess|.*expected$", line):
+                    if BAR in line and not re.match(r".*expected$", line):
                         assert re.fullmatch(ROW, line), line
                 text = text.replace(BAR, "|")
             assert masked(text) == text

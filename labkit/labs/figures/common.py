@@ -5,9 +5,8 @@ Functions that return a figure make it; those that are given an axis draw on it.
 """
 
 import base64
-import html
 import io
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import cycle
 from typing import Any
 
@@ -20,8 +19,6 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
-
-from labkit.base.progress import has_front_end
 
 # Okabe and Ito's colours: distinguishable with any colour vision, and in grey.
 BLUE, ORANGE, GREEN, RED = "#0072B2", "#E69F00", "#009E73", "#D55E00"
@@ -176,57 +173,3 @@ def show(figure: Figure, alt: str) -> None:
     data = {"image/png": base64.b64encode(png(figure, SHARP)).decode(), "text/plain": alt}
     display.display(data, metadata={"image/png": about}, raw=True)
     pyplot.close(figure)  # else the notebook shows a figure of pyplot's once more
-
-
-def interactive(
-    draw: Callable[..., object],
-    alt: str,
-    stills: Sequence[Mapping[str, float]],
-    save: Callable[[Figure], object],
-    size: tuple[float, float] = (4.6, 3.2),
-    **sliders: tuple[str, float, float, float],
-) -> None:
-    """Display a picture with sliders in JupyterLab; elsewhere stills of it, two per row.
-
-    A page in a repository runs no code: there the stills show what the sliders would.
-
-    Args:
-        draw: draws on an axis, its first argument, given the sliders' values by name
-        stills: positions of the sliders, two to four; the sliders start at the first
-        save: called with the figure of the stills
-        size: of one picture, in inches
-        **sliders: (label, lowest, highest, step) of each
-    """
-    figure, _ = axes(-(-len(stills) // 2), 2, *size)
-    for axis, still in zip(figure.axes, stills, strict=False):
-        draw(axis, **still)
-    for axis in figure.axes[len(stills) :]:
-        axis.set_axis_off()
-    save(figure)
-    if not has_front_end():
-        return show(figure, alt)
-    import ipywidgets
-
-    moved = {
-        name: ipywidgets.FloatSlider(
-            value=stills[0][name], min=low, max=high, step=step, description=label,
-            readout_format=".4g", style={"description_width": "12em"}, layout={"width": "36em"},
-        )
-        for name, (label, low, high, step) in sliders.items()
-    }  # fmt: skip
-    shown = ipywidgets.HTML(layout={"max_width": "100%"})
-
-    def redraw(change: object = None) -> None:
-        single, axis = axes(1, 1, *size)
-        draw(axis, **{name: slider.value for name, slider in moved.items()})
-        # As HTML, since ipywidgets' own picture takes no alternative text; JupyterLab cuts off what
-        # is wider than the page.
-        data, fit = base64.b64encode(png(single)).decode(), "max-width: 100%; height: auto"
-        source = f'src="data:image/png;base64,{data}"'
-        shown.value = f'<img alt="{html.escape(alt)}" style="{fit}" {source}>'
-
-    for slider in moved.values():
-        slider.observe(redraw, names="value")
-    redraw()
-    waits = ipywidgets.Label("The picture follows a slider as soon as no cell is running.")
-    display.display(ipywidgets.VBox([*moved.values(), waits, shown]))
