@@ -20,12 +20,12 @@ from pathlib import Path
 from PIL import Image
 
 fig, axes = plt.subplots(1, 2, figsize=(7.6, 3.1), sharey=True)
-pairs = (("Loop A", lead_word, curves[0, -1]), ("Loop B", leads[-1], curves[1, -1]))
-for axis, (name, leads_there, loss) in zip(axes, pairs):
+names = "Loop A: the lower loss", "Loop B"
+for axis, name, leads_there in zip(axes, names, (lead_word, leads[-1])):
     axis.contourf(places[..., 0], places[..., 1], leads_there, levels=[-1e9, 0, 1e9],
                   colors=["C0", "C1"], alpha=0.12)
     draw(axis, leads_there)
-    axis.set_title(f"{name}: loss {loss:.2f} at the end of its training", fontsize=10)
+    axis.set_title(name, fontsize=10)
     axis.set(xlabel="", ylabel="", xticks=[], yticks=[])
 fig.suptitle("One of these two loops goes wrong in four places")
 drawn = io.BytesIO()

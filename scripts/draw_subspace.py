@@ -42,7 +42,7 @@ def hook() -> None:
         axis.set_ylabel(caption, rotation=0, ha="right", va="center", fontsize=13)
     drawn = io.BytesIO()
     figure.savefig(drawn, dpi=80)
-    few_colors = Image.open(drawn).convert("RGB").quantize(160, dither=Image.Dither.NONE)
+    few_colors = Image.open(drawn).convert("RGB").quantize(96, dither=Image.Dither.NONE)
     few_colors.save(FIGURES / "subspace_hook.png", optimize=True)
 
 

@@ -13,8 +13,6 @@ weights keep the inputs of ReLUs away from zero; for any other network ``labkit.
 compares each place alone.
 """
 
-from collections.abc import Sequence
-
 import mindspore as ms
 import numpy as np
 from mindspore import nn, ops

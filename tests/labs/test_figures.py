@@ -98,8 +98,9 @@ def test_two_vectors_are_combined_as_the_reference_does(angle, ratio):
 
 @pytest.mark.parametrize("workers", range(2, 17))
 def test_the_tree_is_that_of_the_compiled_one(workers):
-    nodes = [(*text.get_position(), to_hex(text.get_bbox_patch().get_facecolor()))
-             for text in drawn(adasum.tree, workers=workers).texts]  # fmt: skip
+    lines = drawn(adasum.tree, workers=workers).lines
+    marks = [line for line in lines if len(line.get_xydata()) == 1]
+    nodes = [(*mark.get_xydata()[0], to_hex(mark.get_markerfacecolor())) for mark in marks]
     # Where three are combined, a round of three pairs keeps the third ones for a second round.
     tree = [one for one in rounds(workers) if not one.averaged]
     assert max(height for _, height, _ in nodes) == len(tree)

@@ -28,10 +28,10 @@ class OnResNet:
     stages = ("conv1", "maxpool", "layer1", "layer2", "layer3", "layer4", "fc")
 
     def __init__(self, fault: str = "maxpool"):
-        self.fault = fault
+        self._fault = fault
 
     def __deepcopy__(self, memo: object) -> OnResNet:
-        return OnResNet(self.fault)
+        return OnResNet(self._fault)
 
     @property
     def images(self) -> Tensor:
@@ -65,7 +65,7 @@ class OnResNet:
     def wrong(self) -> nn.Cell:
         """Like ``right``, except for the stage ``fault``."""
         network, other = _resnet(), _resnet(2)
-        setattr(network, self.fault, getattr(other, self.fault))
+        setattr(network, self._fault, getattr(other, self._fault))
         return self._with_state(network)
 
     def logits(self) -> np.ndarray:
@@ -124,7 +124,7 @@ def _load(resnet: OnResNet, **names: str) -> np.ndarray:
 
 def first_fault(resnet: OnResNet) -> int:
     """Place of the first stage whose output differs between the two networks."""
-    return _differing(resnet.fault)[0]
+    return _differing(resnet._fault)[0]
 
 
 @functools.cache  # the specification and two mistakes call it, and it takes a second
@@ -192,11 +192,11 @@ EXERCISES = (
             "BatchNorm has its statistics, and not its scale and shift",
     }, rtol=1e-4),  # the same kernels on the same tensors; the tolerance is for other machines
     Exercise(first_fault, [(OnResNet(fault),) for fault in ("layer2", "maxpool")], {
-        "_differing(resnet.fault)[-1]":
+        "_differing(resnet._fault)[-1]":
             "that is the last one that differs: which way does a fault spread?",
         "right - 1": "that stage still agrees",
         "right + 1": "one too far: its input differs already, or places were counted from 1",
-        "len(_differing(resnet.fault))": "that is how many stages differ",
+        "len(_differing(resnet._fault))": "that is how many stages differ",
         "0": "the first stage of all agrees in both",
     }, rtol=0.0),
 )  # fmt: skip

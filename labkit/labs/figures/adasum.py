@@ -92,7 +92,8 @@ def tree(axis: Axes, workers: float) -> str:
                 axis.plot([place, x], [height - 1, height], color=plots.GREY, zorder=1)
             _node(axis, x, height, made, COLORS["adasum"] if size == 2 else plots.SKY)
             vectors.append((x, made))
-    title = f"{workers:g} workers: {height} levels" + (f", {threes} × three" if threes else "")
+    title = f"{workers:g} workers: {height} level{'s' * (height > 1)}"
+    title += f", {threes} × three" if threes else ""
     limits = {"xlim": (-0.8, int(workers) - 0.2), "ylim": (-0.5, 4.5)}
     plots.small(axis, title, xlabel="workers", ylabel="level", xticks=[], yticks=range(5), **limits)
     return title
@@ -108,9 +109,9 @@ def _at(angle: float, length: float) -> np.ndarray:
 
 
 def _node(axis: Axes, x: float, y: float, made: int, color: str) -> None:
-    box = {"boxstyle": "circle,pad=0.25", "facecolor": color, "edgecolor": plots.GREY}
     ink = "white" if color == COLORS["adasum"] else "black"
-    axis.text(x, y, str(made), ha="center", va="center", fontsize=7, color=ink, bbox=box, zorder=3)
+    axis.plot(x, y, "o", color=color, markeredgecolor=plots.GREY, markersize=12, zorder=2)
+    axis.text(x, y, str(made), ha="center", va="center", fontsize=7, color=ink, zorder=3)
 
 
 def _arrow(axis: Axes, start: np.ndarray, end: np.ndarray, color: str, width: float) -> None:

@@ -107,6 +107,10 @@ def _merged(roots: Sequence[ElementTree.Element], alt: str) -> str:
             if part.get("id", "").encode() not in used:  # such as axes_1, alike in every figure
                 part.attrib.pop("id", None)
             part.tail = None
+            if "style" in part.attrib:  # the list of fonts, 190 bytes a text, stands at the root
+                part.set("style", re.sub(r"font-family: [^;]*;? ?", "", part.attrib["style"]))
+            if part.get("transform", "").startswith("rotate(-0 "):
+                del part.attrib["transform"]
             for name in part.attrib.keys() & {"d", "transform", "x", "y"}:  # tenths of a point do
                 short = re.sub(r"-?\d+\.\d+", lambda n: f"{float(n[0]):.1f}", part.attrib[name])
                 part.set(name, " ".join(short.split()))
@@ -114,7 +118,7 @@ def _merged(roots: Sequence[ElementTree.Element], alt: str) -> str:
         ElementTree.register_namespace(name, f"http://www.w3.org/{place}")
     (root,) = _shared(roots)
     root.attrib |= {"role": "img", "aria-label": alt, "fill": "currentColor"}
-    root.set("style", "max-width: 100%; height: auto")
+    root.set("style", "max-width: 100%; height: auto; font-family: DejaVu Sans, sans-serif")
     # Black is the page's own colour of text: white on a dark page.
     return ElementTree.tostring(root, "unicode").replace("#000000", "currentColor")
 
