@@ -117,7 +117,40 @@ MUTANTS = {
             wrong="damped = factor - damping * identity",
             test="tests/algorithms/thor/test_layers.py::test_directions_are_the_references",
         ),
-        # Six mutants of the float64 twin, which the notebooks compare with the step and own code.
+        # lambda in one factor instead of its root in each.
+        "THOR, damping not split": Mutant(
+            file="labkit/algorithms/thor/curvature.py",
+            right="a_damping = ops.sqrt(damping / a_count)",
+            wrong="a_damping = damping / a_count",
+            test="tests/algorithms/thor/test_layers.py::test_directions_are_the_references",
+        ),
+        "THOR, G's inverse twice": Mutant(
+            file="labkit/algorithms/thor/curvature.py",
+            right="matrix = self.product(left, matrix)\n",
+            wrong="matrix = self.product(left, self.product(left, matrix))\n",
+            test="tests/algorithms/thor/test_layers.py::test_directions_are_the_references",
+        ),
+        "THOR, A's inverse forgotten": Mutant(
+            file="labkit/algorithms/thor/curvature.py",
+            right="return self.product(matrix, right)",
+            wrong="return matrix",
+            test="tests/algorithms/thor/test_layers.py::test_directions_are_the_references",
+        ),
+        "THOR, the gradient itself": Mutant(
+            file="labkit/algorithms/thor/update.py",
+            right="return self.optimizer(directions)",
+            wrong="return self.optimizer(gradients)",
+            test="tests/algorithms/thor/test_update.py::test_a_small_resnet_with_batch_norm",
+        ),
+        "THOR, refreshed too late": Mutant(
+            file="labkit/algorithms/thor/update.py",
+            right="updates - last >= self.options.frequency",
+            wrong="updates - last > self.options.frequency",
+            test="tests/algorithms/thor/test_update.py::test_a_small_resnet_with_batch_norm",
+        ),
+    },
+    "03_thor_in_depth": {
+        # Mutants of the float64 twin, which the notebook compares with code of its own.
         "THOR, A of the rows alone": Mutant(
             file="labkit/reference/kronecker.py",
             right="a_factor = a_factor / (rows * positions)",
@@ -149,8 +182,6 @@ MUTANTS = {
             wrong="return direction",
             test=f"{KRONECKER}::test_direction_solves_the_whole_damped_kronecker_system",
         ),
-    },
-    "03_thor_in_depth": {
         # A (x) G is for vectors that stack a matrix's columns.
         "THOR, Kronecker product of columns": Mutant(
             file="labkit/reference/kronecker.py",
