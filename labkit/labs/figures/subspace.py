@@ -72,5 +72,6 @@ def swept(panels: Mapping[str, Mapping[float, Sequence[float]]]) -> Figure:
         errors = {value: plots.errors(right) for value, right in by_value.items()}
         plots.mean_and_seeds(axis, errors, plots.BLUE, "mean", marker="o", markersize=4, alpha=0.6)
         axis.set(xscale="log", xlabel=name, ylabel="test error (%)", title=f"by {name}")
+        axis.set_ylim(0)  # cut off, noise would look like structure
         plots.label_ticks(axis, sorted(by_value), "x")
     return figure
