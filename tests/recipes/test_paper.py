@@ -45,8 +45,9 @@ def test_every_training_is_the_documents_and_goes_on(name, tmp_path, monkeypatch
     monkeypatch.setattr(Recipe, "train", record)
     run = SimpleNamespace(path=lambda folder: tmp_path / folder)
     known = {"preset": "paper", "device": "CPU", "replace": replace} | defined
-    known |= {"run": run, "lab": SimpleNamespace(run=run)}
-    known |= {"settings": presets.choose(name, "paper", data=DATA)}
+    settings = presets.choose(name, "paper", data=DATA)
+    known |= {"run": run, "lab": SimpleNamespace(run=run, settings=settings)}
+    known |= settings | {"settings": settings}
     for _ in range(2):
         names = dict(known)
         for source in full_scale(NOTEBOOKS / f"{name}.ipynb"):
