@@ -88,25 +88,23 @@ MUTANTS = {
             wrong='if True else {"pad_mode": "pad", "padding": 1}',
             test="tests/nets/test_resnet.py::test_logits_parameters_and_names_are_those_of_pytorch",
         ),
-        # The document's values instead of PyTorch's.
-        "migration, label smoothing": Mutant(
-            file="labkit/steps/losses.py",
-            right="smooth *= others / self.num_classes",
-            wrong="smooth *= 1",
-            test="tests/steps/test_losses.py::test_the_pytorch_convention_is_pytorch_s",
+        "migration, BatchNorm's epsilon": Mutant(
+            file="labkit/nets/resnet.py",
+            right="channels, eps=1e-5,",
+            wrong="channels, eps=1e-3,",
+            test="tests/nets/test_resnet.py::test_batch_norms_have_pytorchs_momentum_and_epsilon",
         ),
-        "migration, weight decay": Mutant(
-            file="labkit/steps/parameter_groups.py",
-            right="groups[weight_decay if decays else 0.0].append(parameter)",
-            wrong="groups[weight_decay].append(parameter)",
-            test="tests/steps/test_parameter_groups.py",
+        "migration, statistics exchanged": Mutant(
+            file="labkit/migration/names.py",
+            right='{"moving_mean": "running_mean", "moving_variance": "running_var"}',
+            wrong='{"moving_mean": "running_var", "moving_variance": "running_mean"}',
+            test="tests/nets/test_resnet.py::test_logits_parameters_and_names_are_those_of_pytorch",
         ),
-        # The first update is lost: its rate is 0.
-        "migration, warm-up": Mutant(
-            file="labkit/steps/schedules.py",
-            right="rising = lr * np.arange(1, warmup + 1) / max(warmup, 1)",
-            wrong="rising = lr * np.arange(warmup) / max(warmup, 1)",
-            test="tests/steps/test_schedules.py::test_cosine_is_the_reference",
+        "migration, the update turned round": Mutant(
+            file="labkit/labs/one_step.py",
+            right="after[name] - before[name]",
+            wrong="before[name] - after[name]",
+            test="tests/labs/test_one_step.py",
         ),
     },
     "03_thor": {
@@ -146,7 +144,7 @@ MUTANTS = {
             file="labkit/algorithms/thor/update.py",
             right="updates - last >= self.options.frequency",
             wrong="updates - last > self.options.frequency",
-            test="tests/algorithms/thor/test_update.py::test_a_small_resnet_with_batch_norm",
+            test="tests/algorithms/thor/test_step.py::test_with_drop_a_training_goes_on_as_if_the_batch_had_never_existed",
         ),
     },
     "03_thor_in_depth": {
@@ -212,13 +210,6 @@ MUTANTS = {
             wrong="for i in second + first])",
             test="tests/algorithms/adasum/test_gram.py::test_equals_the_float64_tree[2]",
         ),
-        "Adasum, vector by vector": Mutant(
-            file="labkit/algorithms/adasum/combine.py",
-            right="combined = (length_a - self.of_first * cosine * length_b) * unit_a",
-            wrong="combined = (length_a - self.of_first * cosine * length_a) * unit_a",
-            test="tests/algorithms/adasum/test_combination.py::TestAgainstFloat64"
-            "::test_every_kind_of_vector[7-tree]",
-        ),
         "Adasum, one angle for all layers": Mutant(
             file="labkit/algorithms/adasum/update.py",
             right='layers = self.sizes if scope == "layer" else (self.numbers,)',
@@ -231,6 +222,15 @@ MUTANTS = {
             right="index = ops.reshape(self.side * self.workers + worker, (1,))",
             wrong="index = ops.reshape(self.side * self.workers, (1,))",
             test="tests/algorithms/adasum/test_step.py::test_each_worker_has_an_optimizer_of_its_own",
+        ),
+    },
+    "04_adasum_in_depth": {
+        "Adasum, vector by vector": Mutant(
+            file="labkit/algorithms/adasum/combine.py",
+            right="combined = (length_a - self.of_first * cosine * length_b) * unit_a",
+            wrong="combined = (length_a - self.of_first * cosine * length_a) * unit_a",
+            test="tests/algorithms/adasum/test_combination.py::TestAgainstFloat64"
+            "::test_every_kind_of_vector[7-tree]",
         ),
     },
     "05_dimension_reduction": {
@@ -248,32 +248,33 @@ MUTANTS = {
             wrong="direction = (-gradient).astype(np.float32)",
             test=TWENTY_UPDATES,
         ),
+        "subspace, the pair's length for its curvature": Mutant(
+            file="labkit/algorithms/subspace/search.py",
+            right="product = y @ s",
+            wrong="product = s @ s",
+            test="tests/reference/test_subspace.py::test_the_steps_own_inverse_is_the_twins",
+        ),
+        # The last gradient is not subtracted.
+        "subspace, y": Mutant(
+            file="labkit/algorithms/subspace/search.py",
+            right="gradient - memory.gradient.astype(np.float64)",
+            wrong="gradient",
+            test="tests/reference/test_subspace.py::test_the_steps_own_inverse_is_the_twins",
+        ),
+        "subspace, no pair at all": Mutant(
+            file="labkit/algorithms/subspace/search.py",
+            right="if not memory.has_pair:",
+            wrong="if True:",
+            test="tests/reference/test_subspace.py::test_the_steps_own_inverse_is_the_twins",
+        ),
+    },
+    "05_dimension_reduction_in_depth": {
         # The bound is above the loss: any full step is accepted.
         "subspace, Armijo's bound": Mutant(
             file="labkit/algorithms/subspace/search.py",
             right="loss + constants.sigma * size * slope",
             wrong="loss - constants.sigma * size * slope",
             test=TWENTY_UPDATES,
-        ),
-        # The residual also holds the part in the subspace.
-        "subspace, residual inside": Mutant(
-            file="labkit/algorithms/subspace/update.py",
-            right="self.gamma * self.residual + (gradient - inside)",
-            wrong="self.gamma * self.residual + gradient",
-            test=TWENTY_UPDATES,
-        ),
-        "subspace, residual without a past": Mutant(
-            file="labkit/algorithms/subspace/update.py",
-            right="residual = self.gamma * self.residual +",
-            wrong="residual = 0.0 * self.residual +",
-            test=TWENTY_UPDATES,
-        ),
-        # Directions from the middle snapshot, not from the mean of all.
-        "subspace, mean of the snapshots": Mutant(
-            file="labkit/algorithms/subspace/components.py",
-            right="np.linalg.eigh(centred)",
-            wrong="np.linalg.eigh(gram)",
-            test="tests/algorithms/subspace/test_components.py::test_around_weights_that_are_larger_than_their_moves",
         ),
     },
 }
