@@ -1,15 +1,19 @@
 """Draw the two pictures of lab 01 into docs/figures: the hook, and the buffer that fills.
 
-    python scripts/draw_accumulation.py [--loop-only]
+    python -m scripts.draw_accumulation [--loop-only]
 
 The hook is measured, a process for each point (a minute on two cores). The loop is an SVG that
 moves by CSS alone; where the reader asks for reduced motion it stands still at the full buffer.
 """
 
 import sys
-from pathlib import Path
 
-FOLDER = Path(__file__).parents[1] / "docs" / "figures"
+import matplotlib.pyplot as plt
+
+from labkit.labs.figures.common import png
+from labkit.labs.measure import peaks_mb
+from scripts.pictures import store
+
 SIZES = (32, 512, 1024, 2048, 3072, 4096)
 MICRO, PARTS, SECONDS = 32, 4, 12
 PHASE = 100 / (PARTS + 1)  # per cent of the loop: one for each micro-batch, one for the update
@@ -18,12 +22,6 @@ ORANGE, BLUE, QUIET, INK = "#d55e00", "#0072b2", "#595959", "#1b1b1b"
 
 def hook() -> None:
     """Draw peak memory over the images in an update."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    from labkit.labs.measure import peaks_mb
 
     whole = [peaks_mb("lenet", [size])[0] for size in SIZES]
     pieces = peaks_mb("lenet", SIZES, MICRO)
@@ -35,9 +33,7 @@ def hook() -> None:
     axis.text(4096, 165, "the same batch, 32 images at a time", color="C0", ha="right")
     axis.set(xlabel="images in one update", ylabel="peak memory (MB)", ylim=(0, 600))
     axis.set_title("The same step, less than half the memory")
-    axis.spines[["top", "right"]].set_visible(False)
-    figure.tight_layout()
-    figure.savefig(FOLDER / "accumulation_hook.png", dpi=110)
+    store("accumulation_hook.png", png(figure, 110))
 
 
 def shown(name: str, begin: float, end: float) -> str:
@@ -120,7 +116,7 @@ def loop() -> None:
         + "\n".join(body)
         + "\n</svg>\n"
     )
-    (FOLDER / "accumulation_loop.svg").write_text(svg, encoding="utf-8")
+    store("accumulation_loop.svg", svg.encode())
 
 
 if __name__ == "__main__":

@@ -6,17 +6,15 @@ adasum_hook.png has two vectors that agree and two that do not, with their mean,
 adasum_orders.svg shows, in a loop, two steps of SGD in both orders, and the one step of Adasum.
 """
 
-import io
 import math
-from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
-from PIL import Image
 
+from labkit.labs.figures.common import png
 from labkit.reference import adasum_pair
+from scripts.pictures import store
 
-FOLDER = Path(__file__).resolve().parents[1] / "docs" / "figures"
 KINDS = {"sum": ("C3", "o", 11), "Adasum": ("C0", "D", 8), "mean": ("C1", "s", 11)}
 
 
@@ -53,12 +51,7 @@ def hook() -> bytes:
         axis.set(xlim=(-0.2, 4.9), ylim=(-0.8, 2.3), aspect="equal")
         axis.set_title(title, fontsize=12)
         axis.set_axis_off()
-    drawn, small = io.BytesIO(), io.BytesIO()
-    figure.savefig(drawn, format="png", dpi=120)
-    plt.close(figure)
-    picture = Image.open(drawn).convert("RGB").quantize(48, dither=Image.Dither.NONE)
-    picture.save(small, "png", optimize=True)
-    return small.getvalue()
+    return png(figure, 120)
 
 
 # The loop. Losses (a.w + 1)^2 / 2 and (b.w + 1)^2 / 2, with a and b of length 1 and 60 degrees
@@ -148,8 +141,8 @@ def orders() -> str:
 
 
 def main() -> None:
-    (FOLDER / "adasum_hook.png").write_bytes(hook())
-    (FOLDER / "adasum_orders.svg").write_text(orders(), encoding="utf-8")
+    store("adasum_hook.png", hook())
+    store("adasum_orders.svg", orders().encode())
 
 
 if __name__ == "__main__":

@@ -9,15 +9,15 @@ import base64
 import io
 import json
 import re
-from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
 from PIL import Image
 
-ROOT = Path(__file__).parents[1]
-FIGURES = ROOT / "docs" / "figures"
-NOTEBOOK = ROOT / "notebooks" / "05_dimension_reduction.ipynb"
+from labkit.labs.figures.common import png
+from scripts.pictures import NOTEBOOKS, store
+
+NOTEBOOK = NOTEBOOKS / "05_dimension_reduction.ipynb"
 DIGITS = "def draw_digits"  # the cell with the slider; its stills: all directions, and one
 
 WALKERS, UPDATES, EVERY = 16, 160, 10  # of the cloud; a picture every so many updates
@@ -40,10 +40,7 @@ def hook() -> None:
         axis.set(xticks=[], yticks=[])
         axis.spines[:].set_visible(False)
         axis.set_ylabel(caption, rotation=0, ha="right", va="center", fontsize=13)
-    drawn = io.BytesIO()
-    figure.savefig(drawn, dpi=80)
-    few_colors = Image.open(drawn).convert("RGB").quantize(96, dither=Image.Dither.NONE)
-    few_colors.save(FIGURES / "subspace_hook.png", optimize=True)
+    store("subspace_hook.png", png(figure, 80))
 
 
 def cut(part: np.ndarray) -> np.ndarray:
@@ -114,7 +111,7 @@ height="{HEIGHT}"><style>{style}{"".join(rules)}</style>
 <text x="20" y="232">learning rate</text><rect x="150" y="220" width="220" height="14" {bar}/>
 <text x="400" y="232">◆ mean of the 16</text></svg>
 """
-    (FIGURES / "subspace_cloud.svg").write_text(re.sub(r"\n(?=height)", " ", svg), encoding="utf-8")
+    store("subspace_cloud.svg", re.sub(r"\n(?=height)", " ", svg).encode())
 
 
 if __name__ == "__main__":

@@ -5,16 +5,13 @@
 Where nothing moves (in print, or for readers who ask for less motion) the last step is shown.
 """
 
-from pathlib import Path
-
 import numpy as np
 from matplotlib.figure import Figure
 
-from labkit.base.files import write_text
 from labkit.data.mnist import load_arrays
 from labkit.data.prepare import prepare
+from scripts.pictures import store
 
-FILE = Path(__file__).parents[1] / "docs" / "figures" / "thor_hook.svg"
 STEPS, EACH, HOLD = 20, 0.5, 2.0  # steps; seconds for each, and at the end
 SCALE, LEFT, TOP, SIDE = 110, -0.6, 1.1, 440  # points for a unit of weight; the view's corner
 BLUE, ORANGE = "#1f77b4", "#ff7f0e"  # matplotlib's C0 and C1, as in the lab
@@ -144,5 +141,4 @@ def draw() -> str:
 
 
 if __name__ == "__main__":
-    write_text(FILE, draw(), "the figure")
-    print(f"{FILE}: {FILE.stat().st_size} bytes")
+    store("thor_hook.svg", draw().encode())

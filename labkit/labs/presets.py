@@ -25,7 +25,7 @@ LABS: dict[str, dict[str, Settings]] = {
 
 
 def choose(lab: str, preset: Preset, **named: Any) -> Settings:
-    """Return the settings of a lab; a named value, if not None, replaces the preset's.
+    """Return the settings of a lab; a named value replaces the preset's.
 
     Raises:
         InputError: if a lab, preset or setting is unknown, or the lab cannot run with a value.
@@ -35,8 +35,7 @@ def choose(lab: str, preset: Preset, **named: Any) -> Settings:
     settings = dict(LABS[lab][preset])
     for name, value in named.items():
         refuse_unknown("parameter", name, settings)
-        if value is not None:
-            settings[name] = value
+        settings[name] = value
     for name, value in settings.items():
         _check(name, value)
     images = settings.get("train_images", 0)

@@ -232,8 +232,7 @@ class _Place:
         spacing = float(np.spacing(np.float32(np.abs(after).max())))
         allowed = _FACTOR * rounding + self.count * spacing + _FLOOR * self.gone
         self.red = self.count * (not (off <= allowed).all())
-        # At a rate of 0 nothing changes: then in units of the way gone before.
-        unit = float(change.max() or self.gone.max() or 1)
+        unit = float(change.max()) or 1.0  # at a rate of 0 nothing changes
         size = float(off.max()) / unit
         self.before, self.size = after, size if self.red else max(size, self.size)
         self.allowed = max(float(allowed.max()) / unit, self.allowed)

@@ -163,7 +163,7 @@ def test_a_moving_figure_holds_each_frame_and_its_sentence(monkeypatch):
     stills = [{"height": 1, "width": "2"}, {"height": 2, "width": "1"}]
     moving.moving(draw, "bars & more", stills, (3.0, 2.0), **places)
     (data,) = shown
-    assert picture_of(data["image/png"]).size == (660, 220) and data["text/plain"] == "bars & more"
+    assert picture_of(data["image/png"]).size == (600, 200) and data["text/plain"] == "bars & more"
     page = re.fullmatch(r'<img alt="(.*?)" src="(.*?)" data-box=\'(.*?)\' onload=.*>',
                         data["text/html"], re.DOTALL)  # fmt: skip
     box = html.unescape(page[3])

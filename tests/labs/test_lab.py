@@ -24,7 +24,7 @@ def opened(runtime, tmp_path, monkeypatch):
     monkeypatch.delenv("LABKIT_PRESET", raising=False)  # it would take the place of lab
 
     def opened(preset="smoke", **named):
-        cell = dict.fromkeys(choose(NAME, "lab")) | {"preset": preset, "device": "CPU"}
+        cell = choose(NAME, "lab") | {"preset": preset, "device": "CPU"}
         return labkit.open_lab(NAME, cell | {"np": plots, "_": 3} | named)
 
     return opened
@@ -52,11 +52,12 @@ def test_a_preset_replaces_what_is_still_labs_and_not_what_is_named(opened, monk
     assert opened(**lab).settings == opened("lab", **smoke).settings == smoke != lab
     assert opened(**lab | {"micro_steps": 8}).settings == smoke | {"micro_steps": 8}
     # Of papermill's cell a value stays even if it is lab's own: a sweep over it at smoke.
-    code = PythonTranslator.codify({"epochs": lab["epochs"], "device": "CPU"})
+    named = {"train_images": lab["train_images"]}
+    code = PythonTranslator.codify(named | {"device": "CPU"})
     namespace = dict(lab) | {"preset": "lab", "device": "CPU", "In": ["", code]}
     monkeypatch.setenv("LABKIT_PRESET", "smoke")
-    assert labkit.open_lab(NAME, namespace).settings == smoke | {"epochs": lab["epochs"]}
-    assert {name: namespace[name] for name in smoke} == smoke | {"epochs": lab["epochs"]}
+    assert labkit.open_lab(NAME, namespace).settings == smoke | named
+    assert {name: namespace[name] for name in smoke} == smoke | named
     namespace["In"].append("# Parameters\npreset = 'lab'\n")
     assert labkit.open_lab(NAME, namespace).run.preset == "lab"
 

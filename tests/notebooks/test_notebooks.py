@@ -54,10 +54,7 @@ def test_papermill_shows_type_meaning_and_value_of_every_parameter(path):
         assert each["inferred_type_name"] in ("int", "float", "str") and each["help"], name
         if settings.get(name):
             assert float(settings[name]).is_integer() or each["inferred_type_name"] == "float"
-            if each["default"] == "None":
-                assert each["help"].endswith(f"; lab: {settings[name]}")
-            else:
-                assert float(each["default"]) == settings[name]
+            assert float(each["default"]) == settings[name]
 
 
 def test_plain_pytest_executes_notebooks(tmp_path):

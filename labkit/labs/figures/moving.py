@@ -18,7 +18,8 @@ import numpy as np
 from IPython.display import display
 from matplotlib import rc_context
 from matplotlib.figure import Figure
-from PIL import Image
+
+from labkit.labs.figures.common import png
 
 _STYLE: Any = {"svg.fonttype": "none", "svg.hashsalt": "labkit", "legend.framealpha": 0}
 # Runs when the stills have loaded, and replaces them. It and what it shows are attributes of the
@@ -58,25 +59,25 @@ def moving(
         **sliders: (label, values that it may take) of each.
     """
 
-    def drawn(kind: str, *places: Mapping, **options: Any) -> tuple[bytes, str]:
+    def drawn(*places: Mapping) -> tuple[Figure, str]:
         figure = Figure(figsize=(size[0] * len(places), size[1]), layout="tight")
         axes = figure.subplots(1, len(places), squeeze=False)[0]
         said = [draw(axis, **place) for axis, place in zip(axes, places, strict=True)]
-        file = io.BytesIO()
-        figure.savefig(file, format=kind, **options)
-        return file.getvalue(), said[0]
+        return figure, said[0]
+
+    def frame(place: Mapping) -> tuple[ElementTree.Element, str]:
+        (figure, said), file = drawn(place), io.StringIO()
+        figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
+        return ElementTree.fromstring(file.getvalue()), said
 
     values = (numbers for _, numbers in sliders.values())
     places = [dict(zip(sliders, each, strict=True)) for each in product(*values)]
     with rc_context(_STYLE):  # the same bytes in every run, and text that stays text
-        frames = [drawn("svg", p, transparent=True, metadata={"Date": None}) for p in places]
-        still = Image.open(io.BytesIO(drawn("png", *stills, dpi=110)[0])).convert("RGB")
-    small = io.BytesIO()
-    still.quantize(64, dither=Image.Dither.NONE).save(small, "png", optimize=True)
-    picture = base64.b64encode(small.getvalue()).decode()
+        frames = [frame(place) for place in places]
+        picture = base64.b64encode(png(drawn(*stills)[0], 100)).decode()
     controls = "".join(_control(label, list(numbers), stills[0][name])
                        for name, (label, numbers) in sliders.items())  # fmt: skip
-    svg = _merged([ElementTree.fromstring(frame) for frame, _ in frames], alt)
+    svg = _merged([root for root, _ in frames], alt)
     texts = html.escape(json.dumps([said for _, said in frames]))
     box = f'{controls}{svg}<p aria-live="polite" data-texts="{texts}"></p>'
     box, script = (text.replace("&", "&amp;").replace("'", "&#39;") for text in (box, _SCRIPT))
