@@ -106,7 +106,7 @@ def values(texts: Iterable[str], read: Callable[[str], Any] = parse) -> dict[str
     for text in texts:
         name, _, value = text.partition("=")
         if not value.strip() or not name.isidentifier():
-            raise wrong("-p", text, "NAME=VALUE, as in -p epochs=2 or -p data=null")
+            raise wrong("-p", text, "NAME=VALUE, as in -p epochs=2 or -p data=FOLDER")
         if name in ("preset", "device"):
             raise wrong("-p", text, "a parameter without an option", f" Use --{name} {value}")
         if name in named:

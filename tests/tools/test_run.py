@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from labkit.base.files import locked
+from labkit.errors import InputError
 from labkit.labs.presets import LABS
 from labkit.tools.run import jobs_of, tasks, values
 from tests.support.lab_projects import write_lab
@@ -128,7 +129,7 @@ def test_ctrl_c_ends_the_kernels_and_is_130(project, results):
         ("run 01 --device TPU", "unknown device 'TPU'"),
         ("run 01 -p rte=1", "unknown parameter of lab 01_one 'rte'"),
         ("run 01 -p rate=1 -p rate=2", "expected each parameter once, got 'rate' twice"),
-        ("run 01 -p rate=", "or -p data=null, got 'rate='"),
+        ("run 01 -p rate=", "or -p data=FOLDER, got 'rate='"),
         ("run 01 -p rate --json", "-p: expected NAME=VALUE, as in -p epochs=2 or"),
         ("run 01 -p preset=lab", "Use --preset lab"),
         ("run 01 -p rate=[1", "-p rate=[1: not YAML"),
@@ -202,8 +203,10 @@ def test_a_folder_of_data_is_found_before_anything_starts(call, project, monkeyp
     assert code == 2 and "none/set, which is none" in err and not (project / "r").exists()
     (project / "set #2").mkdir()
     monkeypatch.setenv("HOME", str(project))
-    for text, found in {"set #2": str(project / "set #2"), "~/": str(project), "~": None}.items():
+    for text, found in {"set #2": str(project / "set #2"), "~/": str(project)}.items():
         assert tasks(["01"], values([f"data={text}"]))[0].asked["data"] == found
+    with pytest.raises(InputError, match="data: expected the path of a folder.*got None"):
+        tasks(["01"], values(["data=~"]))  # YAML's null
 
 
 @pytest.mark.parametrize("words", ["list", "--help", "run --help", "report done"])
