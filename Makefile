@@ -1,7 +1,7 @@
 # The project's commands; `make help` lists them.
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run test lab notebooks bench clean distclean
+.PHONY: help run test lab notebooks docs bench clean distclean
 
 VENV ?= .venv
 PYTHON ?=
@@ -66,6 +66,10 @@ lab: ## open JupyterLab on your own copies of the notebooks, in work/, on this m
 notebooks: ## execute the committed notebooks whose inputs changed (ARGS=--force: all of them)
 	@$(ENVIRONMENT) base
 	@$(BIN)/python -m scripts.notebooks $(ARGS)
+
+docs: ## build the book, in English and Chinese, into build/book: open build/book/index.html
+	@$(ENVIRONMENT) docs
+	@$(BIN)/python -m scripts.book
 
 bench: ## measure speed and memory, side by side; the figures go to runs/bench
 	@$(ENVIRONMENT) test

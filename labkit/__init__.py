@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # for editors and type checkers; below, __getattr__ reads the
     from labkit.algorithms.thor import ThorStep as ThorStep
     from labkit.algorithms.thor import ThorUpdate as ThorUpdate
     from labkit.algorithms.thor import TraceRule as TraceRule
+    from labkit.algorithms.thor.update import ThorOptions as ThorOptions
     from labkit.errors import InputError as InputError
     from labkit.errors import WorkerFailed as WorkerFailed
     from labkit.errors import WorkersTimedOut as WorkersTimedOut
@@ -36,12 +37,15 @@ if TYPE_CHECKING:  # for editors and type checkers; below, __getattr__ reads the
     from labkit.ranks.launch import launch as launch
     from labkit.runtime import start as start
     from labkit.steps.accumulation import AccumulatedStep as AccumulatedStep
+    from labkit.steps.gradients import GradientStage as GradientStage
     from labkit.steps.losses import CrossEntropySmooth as CrossEntropySmooth
     from labkit.steps.losses import LossNet as LossNet
     from labkit.steps.losses import TokenLossNet as TokenLossNet
     from labkit.steps.options import DynamicLossScale as DynamicLossScale
+    from labkit.steps.options import GradientOptions as GradientOptions
     from labkit.steps.parameter_groups import decay_groups as decay_groups
     from labkit.steps.step import PlainStep as PlainStep
+    from labkit.steps.step import Step as Step
     from labkit.steps.update import UpdateStage as UpdateStage
     from labkit.training.evaluation import evaluate as evaluate
     from labkit.training.evaluation import swapped as swapped

@@ -1,6 +1,7 @@
 #!/bin/sh
 # Make the virtual environment ready; installs once for each content of pyproject.toml and constraints.txt.
-#   environment.sh base | test      what the labs need | that and the test extra (mostly PyTorch)
+#   environment.sh base | docs      what the labs need | and the book
+#   environment.sh test             and the tests (mostly PyTorch)
 #   environment.sh all              and others' networks, which slow tests train, without what they require
 #   environment.sh remove           remove the environment, if this script has made it
 # From the environment: VENV (default .venv) and PYTHON (default: the first fitting one below).
@@ -53,12 +54,12 @@ fi
 -e '.[labs]'; then call its bin/labkit."
 echo "Installing into $venv: 3.1 GB on disk, about a minute after the download; the tests take more."
 : >"$installing" && before=$(packages)
-case $what in base) extras=labs ;; *) extras=labs,test ;; esac
+case $what in base) extras=labs ;; docs) extras=labs,docs ;; *) extras=labs,docs,test ;; esac
 # In two calls: the pip that builds in isolation would take the user's target from a pip.conf.
 if ! pip_install "setuptools>=77" || ! pip_install --no-build-isolation -e ".[$extras]" ||
     { [ "$what" = all ] && ! pip_install --no-deps $networks; }; then
     [ "$(packages)" != "$before" ] || rm -f "$installing" # without a network nothing has changed
     refuse "The installation failed; the reason is above. The same command tries again."
 fi
-for word in base test all; do echo "$word $key" && [ "$word" != "$what" ] || break; done >"$stamp"
+for word in base docs test all; do echo "$word $key" && [ "$word" != "$what" ] || break; done >"$stamp"
 rm -f "$installing"

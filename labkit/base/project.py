@@ -1,11 +1,17 @@
 """The project around a folder, and labkit's version."""
 
+import shutil
+import sys
 import tomllib
 from pathlib import Path
 
 from labkit.errors import InputError
 
 DISTRIBUTION = "mindspore-labs"
+# Notebooks, pages, translations and data in an installed labkit; setup.py puts them there, with a
+# record of their version.
+_WHEELS = Path(__file__).resolve().parents[1] / "project"
+_RECORD = ".mindspore-labs"
 
 
 def own_checkout() -> Path | None:
@@ -27,18 +33,54 @@ def version() -> str:
 
 
 def project_root() -> Path | None:
-    """Return the nearest folder from the working folder up that is labkit's project."""
-    return next(filter(_is_project, (Path.cwd(), *Path.cwd().parents)), None)
+    """Return the nearest folder from the working folder up that is labkit's project, or None.
+
+    ``mindspore-labs`` in the working folder comes before the parents.
+    """
+    here = Path.cwd()
+    return next(filter(_is_project, (here, here / DISTRIBUTION, *here.parents)), None)
+
+
+def labs_source() -> Path:
+    """Return the folder with notebooks, pages and their translations, or raise InputError.
+
+    It is the project around the working folder, labkit's own checkout, or what its wheel holds.
+    """
+    root = project_root() or own_checkout() or _WHEELS
+    if not root.is_dir():
+        raise InputError(f"no labs here: {Path.cwd()} is in no checkout. Change into the clone")
+    return root
 
 
 def find_project() -> Path:
-    """Return the checkout around the working folder, else labkit's own, or raise InputError."""
-    if root := project_root() or own_checkout():
+    """Return the project around the working folder, else labkit's own checkout.
+
+    Where labkit is installed from a wheel, its labs and data go to a new folder of the working
+    folder first, and again after another version was installed; other files there stay.
+
+    Raises:
+        InputError: if there is no project, or the folder cannot be written.
+    """
+    root = labs_source()
+    if root == _WHEELS:
+        root = Path.cwd() / DISTRIBUTION
+    elif not (root / _RECORD).exists() or not _WHEELS.is_dir():
         return root
-    raise InputError(f"no labs here: {Path.cwd()} is in no checkout. Change into the clone")
+    elif (root / _RECORD).read_text("utf-8") == (_WHEELS / _RECORD).read_text("utf-8"):
+        return root
+    try:
+        (root / _RECORD).unlink(missing_ok=True)
+        shutil.copytree(_WHEELS, root, ignore=shutil.ignore_patterns(_RECORD), dirs_exist_ok=True)
+        shutil.copy(_WHEELS / _RECORD, root)  # last: with it the folder is a project
+    except OSError as error:
+        raise InputError(f"the labs cannot be copied to {root}: {error}") from error
+    print(f"{DISTRIBUTION} {version()}: labs and data are now in {root}", file=sys.stderr)
+    return root
 
 
 def _is_project(folder: Path) -> bool:
+    if (folder / _RECORD).exists():
+        return True
     try:
         settings = tomllib.loads((folder / "pyproject.toml").read_text("utf-8"))
     except (OSError, ValueError):

@@ -18,7 +18,7 @@ except ModuleNotFoundError as missing:
     ) from None
 
 from labkit.base.arguments import local_path, parse_several, read_yaml, wrong
-from labkit.base.project import find_project
+from labkit.base.project import find_project, labs_source
 from labkit.base.project import version as labkit_version
 from labkit.errors import InputError
 from labkit.recipes import RECIPES
@@ -94,12 +94,12 @@ def _main(version: Annotated[bool, typer.Option("--version")] = False) -> None:
 
 @app.command("list")
 def list_labs() -> None:
-    """Show the labs: number, name, title, and the minutes stated on their header card.
+    """Show the labs: number, name and title.
 
     Example: labkit list
     """
-    rows = [(lab.number, lab.name, lab.title, lab.minutes) for lab in find_labs(find_project())]
-    _table(("number", "lab", "title", "minutes"), rows)
+    rows = [(lab.number, lab.name, lab.title) for lab in find_labs(labs_source())]
+    _table(("number", "lab", "title"), rows)
 
 
 @app.command(cls=_Run)

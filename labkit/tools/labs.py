@@ -11,16 +11,14 @@ from labkit.base.arguments import local_path, wrong
 from labkit.errors import InputError, nearest
 
 _TITLE = re.compile(r"^#\s+(?:\d+\s*·\s*)?(.+?)\s*$", re.MULTILINE)
-_MINUTES = re.compile(r"(\d+(?:\.\d+)?(?:\s*[-–]\s*\d+)?)\s*min", re.IGNORECASE)
 
 
 class Lab(NamedTuple):
-    """One notebook, number "01", and what its header card states; ``minutes`` may be empty."""
+    """One notebook, number "01"."""
 
     number: str
     name: str
     title: str
-    minutes: str
     path: Path
 
 
@@ -62,9 +60,9 @@ def read_lab(notebook: Path) -> Lab:
         card = next((cell["source"] for cell in cells if cell["cell_type"] == "markdown"), "")
     except InputError as error:
         card = f"# {error}"
-    title, minutes = _TITLE.search(card), _MINUTES.search(card)
+    title = _TITLE.search(card)
     shown = title[1] if title else short_name.replace("_", " ")
-    return Lab(number, notebook.stem, shown, minutes[1] if minutes else "", notebook)
+    return Lab(number, notebook.stem, shown, notebook)
 
 
 def parameter_names(lab: Lab) -> list[str]:

@@ -188,8 +188,7 @@ def run(
         return results
 
     with files.locked(folder, "a run"):
-        project = own_checkout()
-        if project is not None and not (project / "datasets" / "MNIST_Data").is_dir():
+        if not ((own_checkout() or find_project()) / "datasets" / "MNIST_Data").is_dir():
             prepare("mnist")  # once, for all labs
         labs = [str(task.lab.path) for task in chosen]
         request = {"labs": labs, "parameters": chosen[0].asked, "started": now()}

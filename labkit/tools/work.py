@@ -15,13 +15,14 @@ import typer
 from labkit.base.arguments import local_path, wrong
 from labkit.base.files import make_folder, write_json
 from labkit.base.project import find_project
-from labkit.errors import InputError
+from labkit.errors import InputError, refuse_unknown
+from labkit.labs.language import LANGUAGES, VARIABLE, catalogue, translate
 from labkit.tools.doctor import refuse_what_stops_kernels
 from labkit.tools.labs import Lab, find_labs, pick, read_notebook
 
 _RECORD = ".copied.json"  # name of a copy -> digests of the notebooks that were put there
 _EXERCISE = re.compile(r'^passed = check\("(\w+)",', re.M)
-_PASSED = re.compile(r"^(\w+): passed \(", re.M)
+_PASSED = re.compile(r"^(\w+): (?:passed \(|通过（)", re.M)
 # A relative link of markdown; not a URL, an anchor of the page, an absolute path or a neighbour.
 _LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#|/|\w+\.ipynb)[^)\s#]+")
 # The first two belong to `labkit run`. With a user's backend a notebook may show no figures, and a
@@ -37,6 +38,9 @@ def lab(
     folder: Annotated[
         str | None, typer.Option(help="Folder of your copies; work/ in the project if not given.")
     ] = None,
+    language: Annotated[
+        str, typer.Option(envvar=VARIABLE, help="en or zh (简体中文: copies in work/zh).")
+    ] = "en",
     port: Annotated[int, typer.Option(min=1, max=65535, help="First port to try.")] = 8888,
     browser: Annotated[bool, typer.Option(help="Open a browser, where there is one.")] = True,
     server: Annotated[
@@ -51,6 +55,7 @@ def lab(
 
     Example: labkit lab 01
     """
+    refuse_unknown("--language", language, LANGUAGES)
     project = find_project()
     labs = find_labs(project)
     chosen, *others = pick(labs, [notebook])
@@ -60,18 +65,19 @@ def lab(
     if notebook.endswith(".ipynb"):
         place = chosen.path
     else:
-        copies = local_path("--folder", project / "work" if folder is None else folder).resolve()
+        default = project / "work" / ("" if language == "en" else language)
+        copies = local_path("--folder", default if folder is None else folder).resolve()
         if copies == project / "notebooks":
             raise wrong("--folder", folder, "a folder of your own")
         place = copies / chosen.path.name
-        for line in copy([each.path for each in labs], copies) + progress(labs, copies):
+        for line in copy([each.path for each in labs], copies, language) + progress(labs, copies):
             print(line)
     if server:
         root = project if project in place.parents else place.parent
-        _become_jupyterlab(root, place, port, browser)
+        _become_jupyterlab(root, place, port, browser, language)
 
 
-def copy(notebooks: Sequence[Path], folder: Path) -> list[str]:
+def copy(notebooks: Sequence[Path], folder: Path, language: str = "en") -> list[str]:
     """Bring the copies of ``notebooks`` in ``folder`` up to date; return a line for each change.
 
     An edited copy is never written to: it is one whose sources differ from those copied, whatever
@@ -81,7 +87,7 @@ def copy(notebooks: Sequence[Path], folder: Path) -> list[str]:
     record: dict[str, list[str]] = json.loads(path.read_text("utf-8")) if path.exists() else {}
     for source in notebooks:
         try:
-            notebook, copied = _for_learners(source, folder), folder / source.name
+            notebook, copied = _for_learners(source, folder, language), folder / source.name
         except InputError as error:
             lines.append(f"{error}; it is not copied")
             continue
@@ -126,14 +132,15 @@ def progress(labs: Sequence[Lab], folder: Path) -> list[str]:
     return lines
 
 
-def _for_learners(source: Path, folder: Path) -> dict[str, Any]:
+def _for_learners(source: Path, folder: Path, language: str) -> dict[str, Any]:
     """Return a notebook without outputs, with its relative links as they are from ``folder``."""
     notebook, here = read_notebook(source), os.path.relpath(source.parent, folder)
+    words = catalogue(language, f"notebooks/{source.stem}")
     for cell in notebook["cells"]:
         if cell["cell_type"] == "code":
             cell |= {"outputs": [], "execution_count": None}
         else:
-            text = cell["source"]
+            text = translate(cell["source"], words)
             cell["source"] = _LINK.sub(lambda link: os.path.normpath(f"{here}/{link[0]}"), text)
     notebook["metadata"].pop("labkit", None)  # the stamp describes the outputs
     return notebook
@@ -151,7 +158,7 @@ def _digest_of(copied: Path) -> str:
         return ""
 
 
-def _become_jupyterlab(root: Path, notebook: Path, port: int, browser: bool) -> None:
+def _become_jupyterlab(root: Path, notebook: Path, port: int, browser: bool, language: str) -> None:
     """Replace this process by a server whose kernels take this labkit and kernel first."""
     import zmq
     from jupyter_core import paths
@@ -178,6 +185,7 @@ def _become_jupyterlab(root: Path, notebook: Path, port: int, browser: bool) -> 
     for name, folder in (("JUPYTER_CONFIG_PATH", here.parent), ("PYTHONPATH", here.parents[2])):
         kept[name] = os.pathsep.join([str(folder), *filter(None, [kept.get(name)])])
     # Without the last the debugger warns of Python's frozen modules whenever a kernel starts.
+    kept[VARIABLE] = language
     kept |= {"JUPYTER_PREFER_ENV_PATH": "1", "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
     words = [f"--{name}={value}" for name, value in options.items()]
     sys.stdout.flush()

@@ -95,3 +95,50 @@ def test_elsewhere_it_is_the_checkout_that_labkit_is_imported_from(root, tmp_pat
     monkeypatch.setattr(project, "__file__", "/site-packages/labkit/base/project.py")
     with pytest.raises(InputError, match=f"no labs here: {tmp_path}"):
         project.find_project()
+
+
+def test_the_labs_of_a_wheel_go_to_a_folder_and_follow_its_version(tmp_path, monkeypatch, capsys):
+    wheels, here = tmp_path / "site" / "project", tmp_path / "here"
+    (wheels / "notebooks").mkdir(parents=True)
+    here.mkdir()
+    monkeypatch.chdir(here)
+    monkeypatch.setattr(project, "own_checkout", lambda: None)
+    monkeypatch.setattr(project, "_WHEELS", wheels)
+
+    def install(version):
+        (wheels / "notebooks" / "01.ipynb").write_text(version)
+        (wheels / ".mindspore-labs").write_text(version)
+
+    install("1")
+    assert project.labs_source() == wheels and not list(here.iterdir())
+    brought = here / "mindspore-labs"
+    assert project.find_project() == brought == project.labs_source()
+    (brought / "work").mkdir()
+    (brought / "work" / "01.ipynb").write_text("mine")
+    for version, lines in (("1", 1), ("2", 1), ("2", 0)):
+        install(version)
+        monkeypatch.chdir(brought / "work")
+        assert project.find_project() == brought
+        assert (brought / "notebooks" / "01.ipynb").read_text() == version
+        assert capsys.readouterr().err.count(f"labs and data are now in {brought}") == lines
+    assert (brought / "work" / "01.ipynb").read_text() == "mine"
+
+
+def test_labs_that_are_copied_in_part_are_no_project_and_are_copied_again(tmp_path, monkeypatch):
+    wheels = tmp_path / "site" / "project"
+    wheels.mkdir(parents=True)
+    (wheels / ".mindspore-labs").write_text("1")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(project, "own_checkout", lambda: None)
+    monkeypatch.setattr(project, "_WHEELS", wheels)
+    with monkeypatch.context() as killed:
+        killed.setattr(project.shutil, "copy", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            project.find_project()
+        killed.setattr(
+            project.shutil, "copytree", lambda *_, **__: (_ for _ in ()).throw(OSError("full"))
+        )
+        with pytest.raises(InputError, match="the labs cannot be copied to .*: full"):
+            project.find_project()
+    assert project.project_root() is None
+    assert project.find_project() == project.project_root() == tmp_path / "mindspore-labs"

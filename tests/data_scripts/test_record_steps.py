@@ -9,8 +9,9 @@ from labkit import migration  # noqa: E402
 from labkit.labs import recorded  # noqa: E402
 from tests.support.data_archives import load  # noqa: E402
 
-# float64 sums in a different order: 5e-15 measured with one thread instead of two.
-SAME = 1e-9
+# float64 sums in a different order: 5e-15 measured with one thread instead of two, and 1.1e-9 in an
+# update of AdamW, which divides the rounding of a key's bias, whose gradient is 0, by 1e-8.
+SAME = 1e-8
 
 
 @pytest.fixture(scope="module")

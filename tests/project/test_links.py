@@ -9,7 +9,7 @@ import pytest
 from tests.support.texts import committed_files, text_of, without_code
 
 ROOT = Path(__file__).parents[2]
-PATTERNS = ("*.md", "docs/*.md", "labkit/**/*.md", "notebooks/*.ipynb")
+PATTERNS = ("*.md", "docs/**/*.md", "labkit/**/*.md", "notebooks/*.ipynb")
 PAGES = [page for pattern in PATTERNS for page in sorted(ROOT.glob(pattern))]
 HEADING = re.compile(r"^#{1,6} (.+?)\s*$", re.MULTILINE)
 ANCHOR = re.compile(r"<a (?:id|name)=\"([^\"]+)\">")

@@ -119,6 +119,30 @@ def test_saved_outputs_say_what_is_solved(project, call, copies):
         assert call("lab", "--no-server")[1] == f"01_sums: {solved}\n"
 
 
+def test_chinese_copies_have_chinese_words_and_the_same_code(project, call, started):
+    edit(project / "notebooks" / "01_sums.ipynb", lambda cells: cells[0].update(source="# Sums"))
+    for page, message, words in (
+        ("notebooks/00_start", "# Start", "# 开始"),
+        ("notebooks/01_sums", "# Sums", "# 求和"),
+    ):
+        path = project / "locale" / "zh" / f"{page}.po"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f'msgid "{message}"\nmsgstr "{words}"\n', "utf-8")
+    assert call("lab", "01", "--language", "zh")[0] == 0
+    english = work.read_notebook(project / "notebooks" / "01_sums.ipynb")["cells"]
+    chinese = work.read_notebook(project / "work" / "zh" / "01_sums.ipynb")["cells"]
+    assert [cell["source"] for cell in chinese] == ["# 求和"] + [
+        cell["source"] for cell in english[1:]
+    ]
+    ((options, environment),) = started
+    assert options["LabApp.default_url"] == "/lab/tree/work/zh/01_sums.ipynb"
+    assert environment["LABKIT_LANGUAGE"] == "zh"  # of the kernels, which check exercises
+    edit(project / "work" / "zh" / "01_sums.ipynb", say("mean: 通过（4 项公开检查中的 4 项）\n"))
+    assert "1 of 1 exercises solved: mean" in call("lab", "--no-server", "--language", "zh")[1]
+    code, _, err = call("lab", "--language", "fr", "--no-server")
+    assert code == 2 and "unknown --language 'fr'; expected one of: en, zh" in err
+
+
 def test_every_exercise_of_the_labs_is_counted(root):
     said = work.progress(find_labs(root), root / "notebooks")
     counts = [re.search(r": 0 of (\d) exercises solved$", line)[1] for line in said]

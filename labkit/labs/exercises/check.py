@@ -20,6 +20,7 @@ import numpy as np
 import yaml
 
 from labkit.errors import refuse_unknown
+from labkit.labs.language import said
 
 # A case takes milliseconds; one on a ResNet half a second, and more than 5 s on a busy machine.
 SECONDS = 20.0
@@ -86,29 +87,30 @@ def of_lab(exercises: Sequence[Exercise]) -> tuple[Callable, Callable]:
         try:
             for case in exercise.cases:
                 calls.append(_call(attempt, case, exercise.arguments))
-                if "had not ended" in calls[-1].fault:  # the others would not end either
+                if calls[-1].endless:  # the others would not end either
                     break
         except NotImplementedError:
-            print(f"{name}: not attempted yet")
+            print(f"{name}:", said("not attempted yet"))
             return False
         right = _agreeing(calls, exercise.right, exercise.rtol)
         passed, first = all(right), int(np.argmin(right))  # the first that does not agree, or 0
-        line = f"passed ({len(right)} of {len(right)} public checks)"
+        line = said("passed ({all} of {all} public checks)", all=len(right))
         if not passed:
-            complaint = calls[first].fault or _complaint(exercise, calls, first)
-            line = f"{sum(right)} of {len(exercise.cases)} public checks passed; {complaint}"
+            counts = {"passed": sum(right), "all": len(exercise.cases)}
+            line = said("{passed} of {all} public checks passed; ", **counts)
+            line += calls[first].fault or _complaint(exercise, calls, first)
         print(f"{name}: {line}")
         printed = calls[first].printed.splitlines()
         for shown in printed[:_SHOWN_LINES]:
-            print(f"    it printed: {shown[:100]}")
+            print("   ", said("it printed: {line}", line=shown[:100]))
         if len(printed) > _SHOWN_LINES:
-            print(f"    and {len(printed) - _SHOWN_LINES} lines more")
+            print("   ", said("and {count} lines more", count=len(printed) - _SHOWN_LINES))
         return passed
 
     def hint(name: str) -> None:
         refuse_unknown("exercise", name, by_name)
         for number, text in enumerate(texts[name][: 2 if name in asked else 1], start=1):
-            print(f"{name}, hint {number} of 2: {text}")
+            print(name + said(", hint {number} of 2: ", number=number) + said(text))
         asked.add(name)
 
     return check, hint
@@ -125,6 +127,7 @@ class _Call(NamedTuple):
     answer: Any
     fault: str
     printed: str
+    endless: bool
 
 
 class _Endless(BaseException):
@@ -134,28 +137,34 @@ class _Endless(BaseException):
 def _call(function: Callable, case: tuple, names: list[str]) -> _Call:
     """Call ``function`` with copies of the arguments ``case``, whose names are ``names``."""
     arguments, output = copy.deepcopy(case), io.StringIO()
-    answer, fault = None, ""
+    answer, fault, endless = None, "", False
     try:
         with contextlib.redirect_stdout(output), _limit():
             answer = function(*arguments)
     except NotImplementedError:
         raise
     except _Endless:
-        fault = f"it had not ended after {SECONDS:g} s: does every loop stop?"
+        endless = True
+        fault = said("it had not ended after {seconds:g} s: does every loop stop?", seconds=SECONDS)
     except (Exception, SystemExit) as error:  # the learner's code may raise anything
         fault = _raised(function, error)
     else:
         kept = list(map(_same, arguments, case))
         if not all(kept):
-            fault = f"it changes its argument `{names[kept.index(False)]}`, and so the caller's "
-            fault += "data: work on a copy, or make a new array"
+            fault = said(
+                "it changes its argument `{name}`, and so the caller's data: work on a copy, or "
+                "make a new array",
+                name=names[kept.index(False)],
+            )
         elif answer is None and output.getvalue():
-            fault = "it printed something and returned None: is there a `print` for a `return`?"
+            fault = said(
+                "it printed something and returned None: is there a `print` for a `return`?"
+            )
         elif answer is None:
-            fault = "it returned None: is the `return` missing?"
+            fault = said("it returned None: is the `return` missing?")
         else:
             fault = _not_numbers(answer)
-    return _Call(answer, fault, output.getvalue())
+    return _Call(answer, fault, output.getvalue(), endless)
 
 
 @contextlib.contextmanager
@@ -177,11 +186,12 @@ def _limit() -> Iterator[None]:
 def _raised(function: Callable, error: BaseException) -> str:
     """Describe the exception and the line of the learner's code that it came from."""
     if isinstance(error, RecursionError):
-        return "it calls itself without end: where does it stop?"
+        return said("it calls itself without end: where does it stop?")
     own = getattr(getattr(function, "__code__", None), "co_filename", None)
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.line for frame in frames if frame.filename == own and frame.line]
-    return f"it raised {type(error).__name__}: {error}" + (f", at `{lines[-1]}`" if lines else "")
+    raised = said("it raised {error}", error=f"{type(error).__name__}: {error}")
+    return raised + (said(", at `{line}`", line=lines[-1]) if lines else "")
 
 
 def _same(value: Any, other: Any) -> bool:
@@ -198,9 +208,10 @@ def _not_numbers(answer: Any) -> str:
         try:
             dtype = np.asarray(part).dtype
         except ValueError:
-            return "it returned lists of different lengths in one; expected arrays"
+            return said("it returned lists of different lengths in one; expected arrays")
         if dtype.kind not in "biuf":
-            return f"it returned a {type(part).__name__} of {dtype.name}; expected numbers"
+            kinds = {"type": type(part).__name__, "dtype": dtype.name}
+            return said("it returned a {type} of {dtype}; expected numbers", **kinds)
     return ""
 
 
@@ -232,16 +243,17 @@ def _complaint(exercise: Exercise, calls: list[_Call], first: int) -> str:
     answer = calls[first].answer
     numbers, right = _row(answer), _row(exercise.right[first])
     if numbers.shape != right.shape:
-        return f"it returned {numbers.size} numbers; expected {right.size}"
+        sizes = {"got": numbers.size, "expected": right.size}
+        return said("it returned {got} numbers; expected {expected}", **sizes)
     if not np.isfinite(numbers).all():
-        return "it returned numbers that are not finite"
+        return said("it returned numbers that are not finite")
     best, most = "", 0
     # Two mistakes may give the same answer in one case, and only one of them in all cases.
     for meaning, answers in exercise.wrong.items():
         agrees = _agreeing(calls, answers, exercise.rtol)
         if agrees[first] and sum(agrees) > most:
             best, most = meaning, sum(agrees)
-    return best or _difference(answer, exercise.right[first], exercise.rtol)
+    return said(best) if best else _difference(answer, exercise.right[first], exercise.rtol)
 
 
 def _difference(answer: Any, right_answer: Any, rtol: float) -> str:
@@ -249,23 +261,26 @@ def _difference(answer: Any, right_answer: Any, rtol: float) -> str:
     numbers, right = _row(answer), _row(right_answer)
     array = np.asarray(answer if isinstance(answer, np.ndarray | np.generic) else 0.0)
     if not numbers.any():
-        return "it returned zeros only"
+        return said("it returned zeros only")
     if isinstance(right_answer, list | tuple) and (array.ndim or isinstance(answer, list | tuple)):
         if _close(_row(answer[::-1]), right, rtol):
-            return "the parts are right, and their order is not"
+            return said("the parts are right, and their order is not")
     if array.ndim == 2 and _close(array.T.ravel(), right, rtol):
-        return "rows and columns have changed places"
+        return said("rows and columns have changed places")
     if array.dtype in (np.float16, np.float32):
         if _close(numbers, right, 20 * float(np.finfo(array.dtype).eps)):
-            return f"right, but only to the digits of {array.dtype}: where does it lose the others?"
+            return said(
+                "right, but only to the digits of {dtype}: where does it lose the others?",
+                dtype=array.dtype,
+            )
     whole = (numbers == np.round(numbers)).all() and not (right == np.round(right)).all()
     if whole and np.abs(numbers - right).max() < 1:
-        return "whole numbers only: was something rounded, or divided with `//`?"
+        return said("whole numbers only: was something rounded, or divided with `//`?")
     if not right.any():
-        return "it is not zero where it should be"
+        return said("it is not zero where it should be")
     ratio = numbers @ right / (right @ right)
     if _close(numbers, ratio * right, 1e-6) and f"{ratio:.3g}" != "1":
-        other_way = "; which sign should it have?" if ratio < 0 else ""
-        return f"it is {ratio:.3g} times what is expected{other_way}"
+        other_way = said("; which sign should it have?") if ratio < 0 else ""
+        return said("it is {ratio:.3g} times what is expected", ratio=ratio) + other_way
     off = np.abs(numbers - right).max() / np.abs(right).max()
-    return f"it is off by {off:.2g} of the largest expected number"
+    return said("it is off by {off:.2g} of the largest expected number", off=off)
