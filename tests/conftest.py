@@ -128,7 +128,7 @@ def released(runtime):
 
 
 def _record_compiled_cells():
-    from mindspore.graph.api import _CellGraphExecutor
+    from mindspore.common.api import _CellGraphExecutor
 
     # MindSpore splits the source of every method into tokens anew for every graph.
     block_of = functools.cache(lambda lines: getblock(list(lines)))
@@ -143,7 +143,7 @@ def _record_compiled_cells():
 
 
 def _release(cells):
-    from mindspore.graph.api import _cell_graph_executor
+    from mindspore.common.api import _cell_graph_executor
 
     for cell in cells:
         _cell_graph_executor.del_net_res(cell, cell.compile_cache)

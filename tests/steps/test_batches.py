@@ -8,7 +8,7 @@ import mindspore as ms
 import numpy as np
 import pytest
 from mindspore import Tensor, nn, ops
-from mindspore.graph.api import _CellGraphExecutor
+from mindspore.common.api import _CellGraphExecutor
 
 from labkit.algorithms.thor import ThorUpdate
 from labkit.errors import InputError
