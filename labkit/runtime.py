@@ -10,10 +10,9 @@ import random
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal, get_args
 
-from labkit.base import arguments
+from labkit.base import arguments, machine
 from labkit.errors import InputError, refuse_unknown
 from labkit.ranks import cluster
 
@@ -22,6 +21,7 @@ DEVICES = get_args(Device)
 _ONEDNN_VARIABLE = "ONEDNN_MAX_CPU_ISA"
 # oneDNN 3.10, bundled since MindSpore 2.9, has no fast kernel for plain-layout convolutions where
 # AVX-512 is present: 1.6-1.9 s instead of 0.02 s for 64 -> 64 channels, 3x3, (32, 64, 32, 32).
+# A limit of AVX2 takes nothing from a machine without it.
 _SLOW_CONVOLUTION_SINCE = (2, 9)
 
 
@@ -97,6 +97,8 @@ def start(device: Device = "auto", seed: int = 1, *, distribute: bool = False) -
     """
     refuse_unknown("device", device, DEVICES)
     seed = arguments.seed(seed)
+    if distribute:
+        machine.need_linux("start with distribute=True")
     if distribute and not any(os.environ.get(name) for name in cluster.SIZES):
         raise InputError(
             "got distribute=True in a process that was started alone: RANK_SIZE is not in its "
@@ -112,7 +114,7 @@ def start(device: Device = "auto", seed: int = 1, *, distribute: bool = False) -
         raise InputError(f"device {device} was requested but is not available; {expected}")
     version = _set_global_state(chosen, seed)
     is_slow = tuple(map(int, version.split(".")[:2])) >= _SLOW_CONVOLUTION_SINCE
-    if chosen == "CPU" and is_slow and has_avx512():
+    if chosen == "CPU" and is_slow:
         os.environ.setdefault(_ONEDNN_VARIABLE, "AVX2")
     onednn = os.environ.get(_ONEDNN_VARIABLE, "default")
     cores = _join(chosen) if distribute else ()
@@ -160,7 +162,7 @@ def _join(device: str) -> tuple[int, ...]:
     if cluster.joined():
         return ()
     if os.environ.get(cluster.RANKS_HERE):  # started by labkit.launch, through msrun
-        cluster.die_with_parent()
+        machine.end_with_parent()
     init()
     return _keep_to_share() if device == "CPU" else ()
 
@@ -176,7 +178,7 @@ def _keep_to_share() -> tuple[int, ...]:
     if not os.environ.get(cluster.RANKS_HERE) or not os.environ.get("DEVICE_ID"):
         return ()
     ranks = cluster.environment_number(cluster.RANKS_HERE, low=1)
-    rank, cores = cluster.environment_number("DEVICE_ID"), sorted(os.sched_getaffinity(0))
+    rank, cores = cluster.environment_number("DEVICE_ID"), machine.own_cores()
     # Three ranks on two cores: the rank alone on a core would wait for the two that share one.
     if rank >= ranks or ranks == 1 or (ranks > len(cores) and ranks % len(cores)):
         return ()
@@ -186,12 +188,5 @@ def _keep_to_share() -> tuple[int, ...]:
     mindspore.ops.matmul(ones, ones).asnumpy()
     first, last = rank * len(cores) // ranks, (rank + 1) * len(cores) // ranks
     share = cores[first : max(last, first + 1)]
-    for thread in os.listdir("/proc/self/task"):
-        with contextlib.suppress(ProcessLookupError):  # the thread has just ended
-            os.sched_setaffinity(int(thread), share)
+    machine.bind(share)
     return tuple(share)
-
-
-def has_avx512() -> bool:
-    """Return whether this machine's cores have AVX-512."""
-    return " avx512f " in Path("/proc/cpuinfo").read_text()

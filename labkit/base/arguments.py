@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 import yaml
 
-from labkit.base.limits import cores
+from labkit.base.machine import cores
 from labkit.errors import InputError, nearest
 
 _COMPARED = {">=": operator.ge, ">": operator.gt, "<=": operator.le, "<": operator.lt}

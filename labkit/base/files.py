@@ -14,7 +14,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from labkit.base import arguments
+from labkit.base import arguments, machine
 from labkit.errors import InputError
 
 _PART = ".part-"
@@ -32,23 +32,14 @@ def whole_file(path: str | os.PathLike, what: str) -> Iterator[Path]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
-        _sync(temporary)
+        machine.sync(temporary)
         os.replace(temporary, path)
-        with contextlib.suppress(OSError):  # not every file system supports it
-            _sync(path.parent)  # until then, a power cut loses the new name
+        machine.sync(path.parent)  # until then, a power cut loses the new name
     except OSError as error:
         raise InputError(f"cannot write {what} {path}: {error}") from error
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink()
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def write_text(path: str | os.PathLike, text: str, what: str) -> None:
@@ -86,7 +77,8 @@ def locked(folder: str | os.PathLike, what: str) -> Iterator[None]:
         yield
     finally:
         # While it is held: a process that has just opened it sees that it is gone, and tries again.
-        (folder / ".lock").unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # Windows removes no open file: there it stays
+            (folder / ".lock").unlink()
         lock.release()
 
 

@@ -9,8 +9,10 @@ import sys
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
+import psutil
+
+from labkit.base import machine
 from labkit.base.arguments import integer, wrong
 from labkit.errors import refuse_unknown
 
@@ -60,12 +62,11 @@ def sweep(batches: Sequence[int], micro_batch: int = 32, network: str = "lenet")
 
 
 def anonymous_mb() -> float:
-    """Return the anonymous memory (RssAnon) of this process now, in MB, on Linux.
+    """Return the anonymous memory of this process now, in MB.
 
     It is what a training allocates, without the pages of shared libraries, which come and go.
     """
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 / 1e6 for line in lines if line.startswith("RssAnon:"))
+    return machine.own_memory(psutil.Process()) / 1e6
 
 
 class Peak:

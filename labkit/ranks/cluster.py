@@ -6,12 +6,10 @@ A rank is one process of a distributed training (one device each). ``labkit.star
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import os
-import signal
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from labkit.errors import InputError
@@ -22,7 +20,6 @@ if TYPE_CHECKING:  # the doctor must start where NumPy does not
 # Variables with the number of ranks: of msrun and the source documents' scripts, msrun, mpirun.
 SIZES = ("RANK_SIZE", "MS_WORKER_NUM", "OMPI_COMM_WORLD_SIZE")
 RANKS_HERE = "LOCAL_WORLD_SIZE"  # ranks of this machine; torchrun's name, set by labkit.launch
-_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 _TEXT = 1000  # bytes of an error message that the other ranks receive
 
 
@@ -40,12 +37,6 @@ def environment_number(name: str, low: int = 0) -> int:
     if not (text.isascii() and text.isdigit()) or int(text) < low:
         raise InputError(f"the environment has {name}={text!r}; expected a number >= {low}")
     return int(text)
-
-
-def die_with_parent() -> None:
-    """Let the kernel kill this process when the one that started it ends (Linux)."""
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL)
 
 
 def joined() -> bool:

@@ -10,7 +10,6 @@ import contextlib
 import math
 import os
 import re
-import resource
 import signal
 import socket
 import subprocess
@@ -22,6 +21,7 @@ from pathlib import Path
 
 import psutil
 
+from labkit.base import machine
 from labkit.base.arguments import integer, local_path, number, wrong
 from labkit.base.files import make_folder
 from labkit.errors import WorkerFailed, WorkersTimedOut
@@ -82,10 +82,12 @@ def launch(
         env: variables for the ranks, in addition to this process's.
 
     Raises:
-        InputError: for an argument out of range, and if ``log_dir`` cannot be written.
+        InputError: elsewhere than on Linux; for an argument out of range, and if ``log_dir``
+            cannot be written.
         WorkerFailed: as soon as a rank ends with a nonzero exit code or by a signal.
         WorkersTimedOut: when the time is up.
     """
+    machine.need_linux("launch")
     until = math.inf if timeout is None else time.monotonic() + number("timeout", timeout, above=0)
     workers, nodes = integer("workers", workers), integer("nodes", nodes)
     first = workers * integer("node_rank", node_rank, 0, nodes - 1)
@@ -118,16 +120,7 @@ def launch(
         own = str(Path(sys.executable).parent)
         variables["PATH"] = os.pathsep.join([own, variables.get("PATH", "")])
         with (logs / "msrun.log").open("wb") as log:
-            msrun = subprocess.Popen(
-                [str(part) for part in command],
-                cwd=cwd,
-                env=variables,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                preexec_fn=_alone,
-            )
+            msrun = machine.start_child(list(map(str, command)), log, cwd=cwd, env=variables)
         ranks = _Ranks(msrun, logs, range(first, first + workers), log_dir is not None)
         stack.callback(ranks.end)
         shown, over = 0, False
@@ -175,12 +168,6 @@ def free_port() -> int:
         return holder.getsockname()[1]
 
 
-def _alone() -> None:
-    """End with the process that started this one, and write no core files of gigabytes."""
-    cluster.die_with_parent()
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-
-
 class _Ranks:
     """The ranks of this machine, which msrun starts.
 
@@ -217,7 +204,8 @@ class _Ranks:
             }
             if len(self.started) == len(self.numbers):
                 self.pids = dict(zip(self.numbers, sorted(self.started), strict=True))
-        codes = {rank: _exit_code(self.pids[rank]) for rank in self._running() if rank in self.pids}
+        running = [rank for rank in self._running() if rank in self.pids]
+        codes = {rank: machine.exit_code(self.pids[rank]) for rank in running}
         if ended := [rank for rank, code in codes.items() if code is not None]:
             time.sleep(_LOGGED)
         logged = self._logged()
@@ -304,12 +292,3 @@ def _leads_session(pid: int) -> bool:
         return os.getsid(pid) == pid
     except ProcessLookupError:
         return False
-
-
-def _exit_code(pid: int) -> int | None:
-    """Return a process's exit code: None while it runs, 0 once its parent has collected it."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0
-    return os.waitstatus_to_exitcode(int(stat[-1])) if stat[0] in "ZX" else None

@@ -23,7 +23,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 import labkit
-from labkit.base import limits
+from labkit.base import machine
 from labkit.base.project import own_checkout, project_root
 from labkit.errors import InputError
 from labkit.labs.run import installed_version
@@ -122,7 +122,7 @@ def _home(root: Path) -> Finding:
     try:
         return True, str(Path.home()), ""
     except RuntimeError:
-        found = f"HOME is not set, and user {os.getuid()} has no home folder"
+        found = "HOME is not set, and this user has no home folder"
         return False, found, "export HOME=/a/folder/of/yours"
 
 
@@ -220,14 +220,14 @@ def _disk(root: Path) -> Finding:
 
 
 def _memory(root: Path) -> Finding:
-    free, left = limits.free_memory(), limits.left_in_container()
+    free, left = machine.free_memory(), machine.left_in_container()
     where = "free" if free < left else "left of what this container may have"
     remedy = f"close other programs, or give the container more; {_FREE_MEMORY:g} GiB are needed"
     return free >= _FREE_MEMORY * _GIB, f"{free / _GIB:.1f} GiB {where}", remedy
 
 
 def _cores(root: Path) -> Finding:
-    count = limits.cores()
+    count = machine.cores()
     return count >= 1, f"{count:g} may be used", "give the container at least one core"
 
 

@@ -6,7 +6,6 @@ A lab's own notebook writes results.json (``lab.finish``); the runner adds how i
 import json
 import math
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -18,7 +17,7 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from labkit.base import files, limits
+from labkit.base import files, machine
 from labkit.base.arguments import local_path, parse, wrong
 from labkit.base.project import find_project, own_checkout
 from labkit.data.imagefiles import existing_folder
@@ -26,7 +25,6 @@ from labkit.data.prepare import prepare
 from labkit.errors import InputError, refuse_unknown
 from labkit.labs.presets import LABS, PRESETS, choose
 from labkit.labs.run import LOG, RESULTS, describe, last_lines, new_folder, now, plain
-from labkit.ranks import cluster
 from labkit.ranks.launch import child_environment
 from labkit.runtime import DEVICES
 from labkit.tools import doctor
@@ -55,7 +53,7 @@ except papermill.PapermillExecutionError:
 # IPython profile, an executed notebook may have no figures, or others.
 _SETTINGS = {
     "MPLBACKEND": "module://matplotlib_inline.backend_inline",
-    "MATPLOTLIBRC": "/dev/null",
+    "MATPLOTLIBRC": os.devnull,
     "JUPYTER_PATH": "",
     "JUPYTER_PREFER_ENV_PATH": "1",
     "LABKIT_HEADLESS": "1",
@@ -76,6 +74,7 @@ def tasks(names: Sequence[str], asked: Mapping[str, Any], named: bool = True) ->
     The preset is that of the environment, LABKIT_PRESET, if ``asked`` has none, else lab. A
     notebook that cannot be read fails when it is its turn, unless the user has ``named`` it.
     """
+    machine.need_linux("the labs")
     doctor.refuse_what_stops_kernels()
     default = {"preset": os.environ.get("LABKIT_PRESET") or "lab", "device": "auto"}
     chosen = plain(default | dict(asked), "parameters")
@@ -141,7 +140,7 @@ def jobs_of(asked: int | None, preset: str, device: str, count: int) -> int:
     """Return how many labs run at once; None: one a core, as memory allows, one on a device."""
     if asked is not None or preset == "paper" or device not in ("auto", "CPU"):
         return min(asked or 1, count)
-    return max(1, min(math.ceil(limits.cores()), int(limits.free_memory() // MEMORY), count))
+    return max(1, min(math.ceil(machine.cores()), int(machine.free_memory() // MEMORY), count))
 
 
 def run(
@@ -161,7 +160,7 @@ def run(
     preset, device = chosen[0].asked["preset"], chosen[0].asked["device"]
     jobs = jobs_of(jobs, preset, device, len(chosen))
     limits = (seconds or SECONDS[preset], memory or float("inf"))
-    cores = sorted(os.sched_getaffinity(0))
+    cores = machine.own_cores()
     free = [cores[number % len(cores) :: jobs] for number in range(jobs)]
     stop = threading.Event()
 
@@ -234,17 +233,10 @@ def _run_lab(
     own |= {"IPYTHONDIR": str(folder / ".ipython")}
     words = [str(source), str(notebook), json.dumps(asked), str(source.parent)]
     with (folder / LOG).open("wb") as log:
-        child = subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM, *words],
-            env=child_environment() | _SETTINGS | own,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            preexec_fn=cluster.die_with_parent,
-        )
+        command = [sys.executable, "-c", _PROGRAM, *words]
+        child = machine.start_child(command, log, env=child_environment() | _SETTINGS | own)
         try:
-            os.sched_setaffinity(child.pid, cores)
+            psutil.Process(child.pid).cpu_affinity(cores)
             while error is None and child.poll() is None:
                 held = sum(map(_memory, _family(child.pid)))
                 peak = max(peak, held)
@@ -314,8 +306,7 @@ def _family(pid: int) -> list[psutil.Process]:
 
 def _memory(process: psutil.Process) -> int:
     with suppress(psutil.Error):
-        its = process.memory_info()
-        return its.rss - its.shared
+        return machine.own_memory(process)
     return 0
 
 

@@ -2,7 +2,6 @@
 
 import copy
 import os
-import resource
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -20,7 +19,7 @@ from mindspore.train import (
     RunContext,
 )
 
-from labkit.base import arguments
+from labkit.base import arguments, machine
 from labkit.base.arguments import integer, wrong
 from labkit.base.files import locked, remove_unfinished
 from labkit.base.progress import Progress
@@ -55,7 +54,7 @@ def fit(
 
     A record holds epoch, update, images (of that update), loss, gradient_norm, learning_rate (one
     column per parameter group), seconds (of this call and those that it resumes) and peak_memory_mb
-    (of this process).
+    (of this process; NaN elsewhere than on Linux).
 
     A further call with the same step and the same dataset object trains ``epochs`` more, on the
     next epochs' orders and crops: ``fit(step, data, 1)`` three times is ``fit(step, data, 3)``. It
@@ -339,7 +338,7 @@ class _Run(EndOfEpoch):
 
     def _record(self) -> None:
         """Add the row of the last update."""
-        last, peak = self.step.last_update, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        last = self.step.last_update
         self._updates = last.number
         rates = {
             "learning_rate" if group == 0 else f"learning_rate_{group}": rate
@@ -354,7 +353,7 @@ class _Run(EndOfEpoch):
             **rates,
             **self.step.update.more_to_record,
             seconds=round(time.monotonic() - self._began, 3),
-            peak_memory_mb=round(peak * 1024 / 1e6, 1),
+            peak_memory_mb=round(machine.peak_memory() / 1e6, 1),
         )
 
     def _save_within_epoch(self, run_context: RunContext) -> None:

@@ -11,7 +11,7 @@ from nbformat.v4 import new_code_cell, new_notebook
 
 from labkit import runtime
 from labkit.errors import InputError
-from labkit.runtime import has_avx512, start
+from labkit.runtime import start
 from tests.support.programs import run_code
 from tests.support.trainings import ROOT
 
@@ -55,7 +55,7 @@ def test_one_line_and_nothing_else():
     assert (done.returncode, done.stderr) == (0, "")
     seed, onednn = re.fullmatch(LINE, done.stdout.strip()).groups()
     assert seed == "5" and "(no Ascend or GPU that MindSpore can use)" in done.stdout
-    assert onednn == ("AVX2" if has_avx512() else "default")
+    assert onednn == "AVX2"
 
 
 @pytest.mark.parametrize("module", ["steps.schedules", "labs.run", "reference", "tools.cli"])
@@ -131,20 +131,16 @@ def test_every_generator_is_seeded_in_graph_mode(mindspore, seed):
 
 
 @pytest.mark.parametrize(
-    ("version", "avx512", "user", "expected"),
+    ("version", "user", "expected"),
     [
-        ("2.9.0", True, None, "AVX2"),
-        ("2.10.0rc1", True, None, "AVX2"),
-        ("2.10.0", True, "AVX512_CORE", "AVX512_CORE"),
-        ("2.10.0", False, None, "default"),
-        ("2.10.0", False, "SSE41", "SSE41"),
-        ("2.8.0", True, None, "default"),
+        ("2.9.0", None, "AVX2"),
+        ("2.10.0rc1", None, "AVX2"),
+        ("2.10.0", "AVX512_CORE", "AVX512_CORE"),
+        ("2.10.0", "SSE41", "SSE41"),
+        ("2.8.0", None, "default"),
     ],
 )
-def test_the_slow_kernel_is_avoided_since_2_9_where_there_is_avx512(
-    mindspore, monkeypatch, version, avx512, user, expected
-):
-    monkeypatch.setattr(runtime, "has_avx512", lambda: avx512)
+def test_the_slow_kernel_is_avoided_since_2_9(mindspore, monkeypatch, version, user, expected):
     monkeypatch.setattr(mindspore, "__version__", version)
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", user or "")
     if user is None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from labkit.base import limits
+from labkit.base import machine
 from labkit.base.arguments import fit_workers
 from labkit.tools import doctor
 from labkit.tools.doctor import CHECKS
@@ -109,8 +109,8 @@ def test_the_limits_of_a_container_count(monkeypatch, tmp_path, root, own, group
         Path(f"{folder}{group}").mkdir(parents=True, exist_ok=True)
     memory, cpu = Path(f"{memory}{at}"), Path(f"{cpu}{at}")
     (tmp_path / "own").write_text(own)
-    monkeypatch.setattr(limits, "_OWN", tmp_path / "own")
-    monkeypatch.setattr(limits, "_MOUNTED", tmp_path)
+    monkeypatch.setattr(machine, "_OWN", tmp_path / "own")
+    monkeypatch.setattr(machine, "_MOUNTED", tmp_path)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: range(8))
 
     def set_limits(most, quota):

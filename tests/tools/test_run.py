@@ -224,7 +224,7 @@ def test_standard_output_that_is_full_or_closed_is_no_traceback(project, words, 
 
 def test_how_many_run_at_once(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3})
-    monkeypatch.setattr("labkit.base.limits.free_memory", lambda: 7e9)
+    monkeypatch.setattr("labkit.base.machine.free_memory", lambda: 7e9)
     assert jobs_of(None, "lab", "auto", 9) == 2  # as memory allows
     assert jobs_of(None, "paper", "auto", 9) == jobs_of(None, "lab", "Ascend", 9) == 1
     assert jobs_of(8, "lab", "auto", 3) == 3

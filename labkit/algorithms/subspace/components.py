@@ -8,7 +8,6 @@ subtracted, not its mean, which would take a pass of its own and which G and v_k
 are in float64: a direction 10^-4 as long as the first one affects only the eighth digit of G.
 """
 
-import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -16,6 +15,7 @@ import numpy as np
 
 from labkit.algorithms.subspace.snapshots import SnapshotFolder
 from labkit.base.arguments import wrong
+from labkit.base.machine import own_cores
 
 # Columns that a thread reads at once (reading took twice as long with a quarter of them), and
 # columns whose float64 copies stay in a core's cache.
@@ -42,7 +42,7 @@ def principal_components(
         most = f"at most {degrees}, one less than the snapshots in {snapshots.folder}"
         raise wrong("components", components, f"at least 1 and {most}")
     # The bits do not depend on the number of threads.
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+    with ThreadPoolExecutor(len(own_cores())) as pool:
         gram, size = _gram(snapshots, pool)
         if not (np.isfinite(gram).all() and np.isfinite(size)):
             for index in range(count):

@@ -19,6 +19,7 @@ from safetensors.numpy import save_file
 
 from labkit.base.arguments import integer, local_path, wrong
 from labkit.base.files import make_folder, natural_order, remove_unfinished, whole_file
+from labkit.base.machine import own_cores
 from labkit.errors import InputError
 from labkit.nets.resnet import own_name
 from labkit.ranks.cluster import rank_and_size
@@ -199,7 +200,7 @@ class SnapshotFolder:
         def digest(path: Path) -> str:
             return hashlib.sha256(np.memmap(path, np.uint8, "r").data).hexdigest()
 
-        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        with ThreadPoolExecutor(len(own_cores())) as pool:
             digests = list(pool.map(digest, self.paths))
         names = [path.name for path in self.paths]
         return hashlib.sha256(json.dumps([names, digests]).encode()).hexdigest()

@@ -8,9 +8,8 @@ import contextlib
 import copy
 import inspect
 import io
-import signal
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import yaml
 
+from labkit.base.machine import time_limit
 from labkit.errors import refuse_unknown
 from labkit.labs.language import said
 
@@ -139,7 +139,7 @@ def _call(function: Callable, case: tuple, names: list[str]) -> _Call:
     arguments, output = copy.deepcopy(case), io.StringIO()
     answer, fault, endless = None, "", False
     try:
-        with contextlib.redirect_stdout(output), _limit():
+        with contextlib.redirect_stdout(output), time_limit(SECONDS, _Endless):
             answer = function(*arguments)
     except NotImplementedError:
         raise
@@ -165,22 +165,6 @@ def _call(function: Callable, case: tuple, names: list[str]) -> _Call:
         else:
             fault = _not_numbers(answer)
     return _Call(answer, fault, output.getvalue(), endless)
-
-
-@contextlib.contextmanager
-def _limit() -> Iterator[None]:
-    """Raise ``_Endless`` after ``SECONDS``, and again every second: a bare except catches one."""
-
-    def stop(*_: object) -> None:
-        raise _Endless
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, SECONDS, 1.0)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def _raised(function: Callable, error: BaseException) -> str:

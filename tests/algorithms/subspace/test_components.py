@@ -1,5 +1,7 @@
 """The components through the Gram matrix, in blocks and threads, against the twin by SVD."""
 
+import os
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -93,7 +95,7 @@ def test_any_shape_in_blocks_of_any_size(count, numbers, block, data):
         patch.setattr(module, "_BLOCK", block)
         patch.setattr(module, "_CHUNK", 3 * block)
         patch.setattr(module, "_ITEM", 7 * count * count)
-        patch.setattr(module.os, "sched_getaffinity", lambda process: range(2))
+        patch.setattr(os, "sched_getaffinity", lambda process: range(2))
         matrix, variance, total = principal_components(Rows(rows), components)
     wide = assert_orthonormal(matrix)
     np.testing.assert_allclose(variance, expected.variance, rtol=1e-9)
@@ -120,7 +122,7 @@ def test_bits_do_not_depend_on_the_number_of_threads(monkeypatch):
     rows = np.random.default_rng(0).normal(size=(40, 50001)).astype(np.float32)
     results = []
     for threads in (1, 2, 3, 2):
-        monkeypatch.setattr(module.os, "sched_getaffinity", lambda _, n=threads: range(n))
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _, n=threads: range(n))
         results.append(principal_components(Rows(rows), 32))
     for result in results[1:]:
         for actual, expected in zip(result, results[0], strict=True):
