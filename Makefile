@@ -1,7 +1,7 @@
 # The project's commands; `make help` lists them.
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run test lab notebooks docs bench clean distclean
+.PHONY: help run test lab notebooks docs bench pins lock clean distclean
 
 VENV ?= .venv
 PYTHON ?=
@@ -75,6 +75,12 @@ bench: ## measure speed and memory, side by side; the figures go to runs/bench
 	@$(ENVIRONMENT) test
 	@status=0; for name in $(BENCH); do echo "== $$name"; \
 	    $(BIN)/python benchmarks/$$name.py $(ARGS) || status=1; done; exit $$status
+
+pins: ## renew constraints.txt and environment.yml with uv: the newest versions that pyproject.toml allows
+	@sh scripts/pins.sh renew
+
+lock: ## write uv.lock from constraints.txt, for `uv sync --extra labs`; it names your package index, so git ignores it
+	@sh scripts/pins.sh lock
 
 clean: ## remove what runs and tools left behind: runs, builds, caches; not .venv, not datasets/, not work/
 	@rm -rf runs build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis kernel_meta .ipynb_checkpoints

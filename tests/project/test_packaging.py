@@ -80,6 +80,27 @@ def test_what_is_installed_is_what_is_pinned():
     assert {"mindspore", "torch", "tornado"} <= seen
 
 
+@pytest.mark.slow
+def test_a_lock_has_the_pinned_versions(tmp_path):
+    """The pins of every Python; what they leave out may be there besides."""
+    if shutil.which("uv") is None:
+        pytest.skip("uv is not installed")
+    for name in ("pyproject.toml", "constraints.txt", "Makefile", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tmp_path)
+    for name in ("scripts/pins.sh", "labkit/__init__.py"):
+        (tmp_path / name).parent.mkdir()
+        shutil.copy(ROOT / name, tmp_path / name)
+    done = subprocess.run(["make", "lock"], cwd=tmp_path, capture_output=True, text=True)
+    if "Failed to fetch" in done.stderr:
+        pytest.skip("no package index can be reached")
+    assert done.returncode == 0, done.stderr
+    packages = tomllib.loads((tmp_path / "uv.lock").read_text(encoding="utf-8"))["package"]
+    locked = {(package["name"], package.get("version")) for package in packages}
+    names = {name for name, _ in locked}
+    pins = [*constraints().items(), *constraints(python_full_version="3.11.0").items()]
+    assert {pin for pin in pins if pin[0] in names} <= locked and {"mindspore", "torch"} < names
+
+
 def test_every_public_name_is_there_and_known_to_editors():
     """Each import under TYPE_CHECKING, which labkit's ``__getattr__`` and editors both read."""
     block = Path(labkit.__file__).read_text(encoding="utf-8").partition("_CHECKING:")[2]
@@ -97,6 +118,7 @@ def test_a_checkout_that_is_not_installed_says_its_own_version(tmp_path):
     shutil.copytree(ROOT / "labkit", tmp_path / "labkit", ignore=ignored)
     own = PROJECT["version"]
     assert f"## [{own}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert f"\nversion: {own}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     # A checkout, and a copy of the package, as in a wheel; without and with metadata.
     for path, first, second in ((ROOT, own, own), (tmp_path, "unknown", "9.9.9")):
         for more, version in (("", first), (f":{other.parent}", second)):
