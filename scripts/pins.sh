@@ -13,7 +13,7 @@ esac
 
 new=$(mktemp -d) && trap 'rm -rf "$new"' EXIT
 compile() {
-    uv pip compile --quiet --no-header --no-annotate --python-platform linux --extra labs --extra test \
+    uv pip compile --quiet --no-header --no-annotate --python-platform linux --extra labs --extra docs --extra test \
         pyproject.toml "$@"
 }
 # One version for every Python: what the lowest takes, and what a later one needs besides.
