@@ -31,6 +31,7 @@ from scripts.catalogues import pages
 ROOT = Path(__file__).resolve().parents[1]
 BOOK = ROOT / "docs" / "book"
 COPIED = ("docs/figures", "examples")
+ENGLISH = ("CONTRIBUTING.md", "RELEASING.md", "labkit/labs/results/README.md")
 # Room of labkit -> the title of its part of the API.
 ROOMS = {
     "runtime": "Start", "steps": "Steps", "algorithms": "Techniques", "optimizers": "Optimizers",
@@ -62,12 +63,11 @@ def stage(language: str, folder: Path) -> None:
     for name in COPIED:
         shutil.copytree(ROOT / name, folder / name)
     shutil.copytree(BOOK, folder, dirs_exist_ok=True)
-    for page in [*pages(), Path("CONTRIBUTING.md"), Path("labkit/labs/results/README.md")]:
+    for page in (*pages(), *map(Path, ENGLISH)):
         path = folder / ("index.md" if str(page) == "README.md" else page)
         path.parent.mkdir(parents=True, exist_ok=True)
         text = (ROOT / page).read_text(encoding="utf-8")
-        translated = page in pages()
-        words = catalogue(language, page.with_suffix("")) if translated else {}
+        words = {} if str(page) in ENGLISH else catalogue(language, page.with_suffix(""))
         if page.suffix == ".md":
             text = _OTHER_README.sub("", in_language(text, words))
             text = text.replace("README.md#in-your-own", "index.md#in-your-own")
