@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import nbformat
@@ -38,6 +39,7 @@ ROOMS = {
     "training": "Training", "nets": "Networks", "ranks": "Ranks", "labs": "Labs",
     "upstream": "MindSpore's names", "errors": "Errors",
 }  # fmt: skip
+CLAIMS = "What the text says, checked"
 _EMBEDDED = re.compile(r"^(\[flow\]: data:image/([a-z+]+);base64,(\S+))$", re.M)
 _OTHER_README = re.compile(r"^\[.*\]\(README\w*\.md\)\n\n", re.M)
 _CALLED = "import sys; sys.argv[0] = 'labkit'; from labkit.tools.cli import app; app()"
@@ -80,16 +82,20 @@ def stage(language: str, folder: Path) -> None:
             elif "claims" in cell.metadata.get("tags", ()):
                 cell.metadata.tags.append("hide-cell")
         nbformat.write(notebook, path)
-    layout = yaml.safe_load((BOOK / "layout.yaml").read_text(encoding="utf-8"))
+    titles = layout()["titles"].get(language, {})
     with (folder / "index.md").open("a", encoding="utf-8") as index:
-        for title, names in layout["parts"].items():
-            caption = layout["titles"].get(language, {}).get(title, title)
-            listed = "\n".join(names)
-            index.write(f"\n```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{listed}\n```\n")
+        for title, names in layout()["parts"].items():
+            tree = ["```{toctree}", ":hidden:", f":caption: {titles.get(title, title)}", "", *names]
+            index.write("\n".join(["", *tree, "```", ""]))
     for name, text in {"api": api(), "commands": commands(), "examples": examples()}.items():
-        for english, other in layout["titles"].get(language, {}).items():
+        for english, other in titles.items():
             text = re.sub(rf"^(#+) {english}$", rf"\1 {other}", text, flags=re.M)
         (folder / f"{name}.md").write_text(text, encoding="utf-8")
+
+
+def layout() -> dict[str, Any]:
+    """Return the book's parts, and their titles in other languages."""
+    return yaml.safe_load((BOOK / "layout.yaml").read_text(encoding="utf-8"))
 
 
 def with_pictures(markdown: str, folder: Path) -> str:
@@ -208,7 +214,10 @@ def main(words: list[str]) -> int:
     for language in LANGUAGES:
         stage(language, staged / language)
         code = {"zh": "zh_CN"}.get(language, language)
+        claims = layout()["titles"].get(language, {}).get(CLAIMS, CLAIMS)
         command = ["-W", "--keep-going", "-q", "-b", "html", "-D", f"language={code}"]
+        for prompt in ("nb_code_prompt_show", "nb_code_prompt_hide"):
+            command += ["-D", f"{prompt}={claims}"]
         places = [str(staged / language), str(folder / language)]
         builds.append(
             subprocess.Popen([sys.executable, "-m", "sphinx", *command, *places], cwd=ROOT)
