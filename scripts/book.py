@@ -15,7 +15,9 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ from myst_parser.mdit_to_docutils.base import default_slugify
 
 import labkit
 from labkit.labs.language import LANGUAGES, blocks, catalogue, translate
+from labkit.recipes import RECIPES
 from scripts.catalogues import pages
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -49,7 +52,7 @@ FRONT = """<!doctype html><html lang="en"><meta charset="utf-8"><title>mindspore
 """
 
 
-def in_language(markdown: str, words: dict[str, str]) -> str:
+def in_language(markdown: str, words: Mapping[str, str]) -> str:
     """Return a page in another language; a heading keeps its English anchor for links."""
     parts = []
     for block in blocks(markdown):
@@ -68,20 +71,8 @@ def stage(language: str, folder: Path) -> None:
     for page in (*pages(), *map(Path, ENGLISH)):
         path = folder / ("index.md" if str(page) == "README.md" else page)
         path.parent.mkdir(parents=True, exist_ok=True)
-        text = (ROOT / page).read_text(encoding="utf-8")
         words = {} if str(page) in ENGLISH else catalogue(language, page.with_suffix(""))
-        if page.suffix == ".md":
-            text = _OTHER_README.sub("", in_language(text, words))
-            text = text.replace("README.md#in-your-own", "index.md#in-your-own")
-            path.write_text(text, encoding="utf-8")
-            continue
-        notebook = nbformat.reads(text, 4)
-        for cell in notebook.cells:
-            if cell.cell_type == "markdown":
-                cell.source = with_pictures(translate(cell.source, words), path.parent)
-            elif "claims" in cell.metadata.get("tags", ()):
-                cell.metadata.tags.append("hide-cell")
-        nbformat.write(notebook, path)
+        path.write_text(staged(page, words, path.parent), encoding="utf-8")
     titles = layout()["titles"].get(language, {})
     with (folder / "index.md").open("a", encoding="utf-8") as index:
         for title, names in layout()["parts"].items():
@@ -91,6 +82,21 @@ def stage(language: str, folder: Path) -> None:
         for english, other in titles.items():
             text = re.sub(rf"^(#+) {english}$", rf"\1 {other}", text, flags=re.M)
         (folder / f"{name}.md").write_text(text, encoding="utf-8")
+
+
+def staged(page: Path, words: Mapping[str, str], folder: Path) -> str:
+    """Return a page as Sphinx reads it; pictures inside a notebook go to files of ``folder``."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    if page.suffix == ".md":
+        text = _OTHER_README.sub("", in_language(text, words))
+        return text.replace("README.md#in-your-own", "index.md#in-your-own")
+    notebook = nbformat.reads(text, 4)
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            cell.source = with_pictures(translate(cell.source, words), folder)
+        elif "claims" in cell.metadata.get("tags", ()):
+            cell.metadata.tags.append("hide-cell")
+    return nbformat.writes(notebook)
 
 
 def layout() -> dict[str, Any]:
@@ -136,32 +142,21 @@ def _groups() -> dict[str, list[str]]:
     return groups
 
 
+@cache  # it is the same in every language
 def commands() -> str:
     """Return the page with the help of every command and recipe."""
     names = ["list", "run", "sweep", "report", "lab", "convert", "doctor", "train", "eval"]
-    asked = [[], *([name] for name in names), *(["train", each] for each in labkit_recipes())]
+    asked = [[], *([name] for name in names), *(["train", each] for each in RECIPES)]
     environment = os.environ | {"COLUMNS": "88", "TERM": "dumb", "LABKIT_PRESET": ""}
-    text = [
-        "# Commands",
-        "",
-        "Exit codes: 0 all passed, 1 a lab failed, 2 bad input, 130 Ctrl-C.",
-        "",
-    ]
-    programs = [[sys.executable, "-c", _CALLED, *words, "--help"] for words in asked]
-    started = [subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True)
-               for words in programs]  # fmt: skip
-    for words, program in zip(asked, started, strict=True):
-        printed = program.communicate()[0]
-        assert program.returncode == 0, (words, printed)
-        title = " ".join(["labkit", *words])
-        text += [f"## {title}", "", "```text", printed.strip("\n"), "```", ""]
-    return "\n".join(text)
 
+    def section(words: list[str]) -> str:
+        command = [sys.executable, "-c", _CALLED, *words, "--help"]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        return f"## {' '.join(['labkit', *words])}\n\n```text\n{done.stdout.strip()}\n```\n"
 
-def labkit_recipes() -> tuple[str, ...]:
-    from labkit.recipes import RECIPES
-
-    return RECIPES
+    head = "# Commands\n\nExit codes: 0 all passed, 1 a lab failed, 2 bad input, 130 Ctrl-C.\n"
+    with ThreadPoolExecutor(2) as two_at_once:
+        return "\n".join([head, *two_at_once.map(section, asked)])
 
 
 def examples() -> str:

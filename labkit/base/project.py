@@ -1,5 +1,6 @@
 """The project around a folder, and labkit's version."""
 
+import os
 import shutil
 import sys
 import tomllib
@@ -79,7 +80,7 @@ def find_project() -> Path:
 
 
 def _is_project(folder: Path) -> bool:
-    if (folder / _RECORD).exists():
+    if os.path.exists(folder / _RECORD):  # False, too, where it may not be looked at
         return True
     try:
         settings = tomllib.loads((folder / "pyproject.toml").read_text("utf-8"))

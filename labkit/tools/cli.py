@@ -13,7 +13,8 @@ try:
     from typer.core import TyperCommand, TyperGroup
 except ModuleNotFoundError as missing:
     raise SystemExit(
-        f"labkit: {missing}. The command needs the extra labs: in the clone, "
+        f"labkit: {missing}. The command needs the extra labs: "
+        "pip install 'mindspore-labs[labs]', or, in the clone, "
         "pip install -c constraints.txt -e '.[labs]'"
     ) from None
 
