@@ -60,6 +60,7 @@ def test_planted_variables_and_another_kernel_fail(monkeypatch, tmp_path):
 
 
 def test_another_labkit_and_a_package_at_another_version_or_missing_fail(tmp_path):
+    assert CHECKS["packages"](tmp_path)[:2] == (True, "not compared: there is no checkout here")
     (tmp_path / "labkit").mkdir()
     (tmp_path / "pyproject.toml").write_text(
         '[project]\ndependencies = ["numpy", "nothing_at_all"]\n'
