@@ -8,7 +8,8 @@ from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).parent
 HELD = ("notebooks", "docs", "locale", "data_scripts", "examples", "benchmarks")
-HELD += ("README.md", "README_zh.md", "CHANGELOG.md")
+HELD += ("README.md", "README_zh.md", "CHANGELOG.md", "CONTRIBUTING.md")
+HELD += ("labkit/steps/README.md", "labkit/labs/results/README.md")  # pages link to them
 GENERATED = ("__pycache__", ".ipynb_checkpoints", "kernel_meta", "rank_*")
 
 
@@ -26,6 +27,7 @@ class BuildWithLabs(build_py):
             if source.is_dir():
                 shutil.copytree(source, target / name, ignore=shutil.ignore_patterns(*GENERATED))
             else:
+                (target / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(source, target / name)
         version = f"{self.distribution.get_version()}\n"
         (target / ".mindspore-labs").write_text(version, encoding="utf-8")

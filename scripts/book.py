@@ -14,6 +14,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -44,6 +45,7 @@ ROOMS = {
 }  # fmt: skip
 CLAIMS = "What the text says, checked"
 _EMBEDDED = re.compile(r"^(\[flow\]: data:image/([a-z+]+);base64,(\S+))$", re.M)
+_HOME = re.compile(r"(?<=\]\()((?:\.\./)+)README\.md")
 _OTHER_README = re.compile(r"^\[.*\]\(README\w*\.md\)\n\n", re.M)
 _CALLED = "import sys; sys.argv[0] = 'labkit'; from labkit.tools.cli import app; app()"
 FRONT = """<!doctype html><html lang="en"><meta charset="utf-8"><title>mindspore-labs</title>
@@ -89,7 +91,7 @@ def staged(page: Path, words: Mapping[str, str], folder: Path) -> str:
     text = (ROOT / page).read_text(encoding="utf-8")
     if page.suffix == ".md":
         text = _OTHER_README.sub("", in_language(text, words))
-        return text.replace("README.md#in-your-own", "index.md#in-your-own")
+        return _HOME.sub(r"\1index.md", text)
     notebook = nbformat.reads(text, 4)
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
@@ -194,17 +196,13 @@ def broken(folder: Path) -> Iterator[str]:
                 continue
             target = path.parent / unquote(parts.path) if parts.path else path
             target = Path(os.path.normpath(target))
-            place = unquote(parts.fragment)
+            place = unquote(parts.fragment) if target in read else ""
             if not target.exists() or (place and place not in read[target].anchors):
                 yield f"{path.relative_to(folder)}: {link}"
 
 
-def main(words: list[str]) -> int:
-    began = time.monotonic()
-    folder = Path(words[0] if words else ROOT / "build" / "book").resolve()
-    shutil.rmtree(folder, ignore_errors=True)
-    staged = folder.with_name(f"{folder.name}.sources")
-    shutil.rmtree(staged, ignore_errors=True)
+def build(staged: Path, folder: Path) -> bool:
+    """Stage and build every language, all at once; return whether one has failed."""
     builds = []
     for language in LANGUAGES:
         stage(language, staged / language)
@@ -217,14 +215,27 @@ def main(words: list[str]) -> int:
         builds.append(
             subprocess.Popen([sys.executable, "-m", "sphinx", *command, *places], cwd=ROOT)
         )
-    failed = [build.wait() for build in builds]
+    failed = [each.wait() for each in builds]
+    for language in LANGUAGES:  # MyST-NB's copies of the outputs
+        shutil.rmtree(folder / language / "jupyter_execute", ignore_errors=True)
+    return any(failed)
+
+
+def main(words: list[str]) -> int:
+    began = time.monotonic()
+    folder = Path(words[0] if words else ROOT / "build" / "book").resolve()
+    if words and folder.exists():
+        sys.exit(f"{folder}: expected a new folder")
+    shutil.rmtree(folder, ignore_errors=True)
+    with tempfile.TemporaryDirectory() as sources:
+        failed = build(Path(sources), folder)
     (folder / "index.html").write_text(FRONT, encoding="utf-8")
     lost = list(broken(folder))
     for line in lost:
         print(line, file=sys.stderr)
     count = len(list(folder.rglob("*.html")))
     print(f"{count} pages in {time.monotonic() - began:.0f} s, {len(lost)} broken links: {folder}")
-    return any(failed) or bool(lost)
+    return failed or bool(lost)
 
 
 if __name__ == "__main__":

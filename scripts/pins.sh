@@ -6,7 +6,7 @@ set -eu
 cd -P -- "$(dirname -- "$0")/.."
 command -v uv >/dev/null || { echo "uv is not installed: pip install uv" >&2 && exit 2; }
 case $1 in
-lock) sed -n 's/^[a-z].*/-P\n&/p' constraints.txt | xargs -d '\n' uv lock && exit ;;
+lock) sed -n 's/^[a-z].*/-P\n&/p' constraints.txt | xargs -d '\n' uv lock; exit ;;
 renew) ;;
 *) echo "expected renew or lock, got $1" >&2 && exit 2 ;;
 esac
@@ -28,6 +28,6 @@ grep -E "^($names)==" constraints.txt >"$new/networks"
         LC_ALL=C sort -u -t = -k 1,1
 } >"$new/constraints.txt"
 awk 'NR == FNR { split($0, pin, "=="); version[pin[1]] = pin[2]; next }
-    split($2, pin, "==") == 2 { sub(/==.*/, "==" version[pin[1]]) }
+    split($2, pin, "==") == 2 && pin[1] in version { sub(/==.*/, "==" version[pin[1]]) }
     { print }' "$new/constraints.txt" environment.yml >"$new/environment.yml"
 cp "$new/constraints.txt" "$new/environment.yml" .

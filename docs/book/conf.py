@@ -5,8 +5,10 @@ import re
 from html import escape
 
 from latex2mathml.converter import convert
+from numpy.typing import ArrayLike
 from sphinx.search import SearchLanguage, languages
 from sphinx.util.inspect import stringify_signature
+from sphinx.util.typing import stringify_annotation
 
 import labkit
 
@@ -103,17 +105,20 @@ def formula(self: object, node: object) -> None:
 
 
 _UNPACKED = re.compile(r"\*<class '[\w.]*?(\w+)'>")  # as Python prints **options: Unpack[Options]
+_ARRAY_LIKE = stringify_annotation(ArrayLike, "smart")
 
 
 def signature(app, what, name, obj, options, text, returns):
-    """Return the signature of a class: MindSpore's metaclass hides it."""
-    if what == "class":
-        try:
-            own = stringify_signature(inspect.signature(obj), unqualified_typehints=True)
-            return _UNPACKED.sub(r"Unpack[\1]", own), returns
-        except (TypeError, ValueError):
-            return None
-    return None
+    """Return the signature of a class, which MindSpore's metaclass hides, or of a function."""
+    if what not in ("class", "function"):
+        return None
+    try:
+        own = inspect.signature(obj)
+    except (TypeError, ValueError):
+        return None
+    shown = stringify_signature(own, show_return_annotation=False, unqualified_typehints=True)
+    shown = re.sub(r"~(?:\w+\.)*", "", shown.replace(_ARRAY_LIKE, "ArrayLike"))
+    return _UNPACKED.sub(r"Unpack[\1]", shown), returns
 
 
 def docstring(app, what, name, obj, options, lines):

@@ -1,4 +1,4 @@
-"""Memory, cores, processes: all that differs between Linux, macOS and Windows.
+"""Memory, cores, processes: what only Linux has, of all that a training, a lab or a rank uses.
 
 A training goes on without what Linux alone has (tests/base/test_machine.py hides it); each function
 says what it then does. macOS and Windows themselves have not been tried.

@@ -3,6 +3,7 @@
 import os
 import shutil
 import sys
+import tempfile
 import tomllib
 from pathlib import Path
 
@@ -57,26 +58,43 @@ def find_project() -> Path:
     """Return the project around the working folder, else labkit's own checkout.
 
     Where labkit is installed from a wheel, its labs and data go to a new folder of the working
-    folder first, and again after another version was installed; other files there stay.
+    folder first. After another version was installed they are replaced; what was there goes to a
+    folder ``before-...`` beside them.
 
     Raises:
-        InputError: if there is no project, or the folder cannot be written.
+        InputError: if there is no project, or the folder is somebody else's or cannot be written.
     """
     root = labs_source()
     if root == _WHEELS:
         root = Path.cwd() / DISTRIBUTION
+        if root.exists():
+            raise InputError(f"{root} is there, and not labkit's: expected a new folder")
     elif not (root / _RECORD).exists() or not _WHEELS.is_dir():
         return root
     elif (root / _RECORD).read_text("utf-8") == (_WHEELS / _RECORD).read_text("utf-8"):
         return root
     try:
-        (root / _RECORD).unlink(missing_ok=True)
-        shutil.copytree(_WHEELS, root, ignore=shutil.ignore_patterns(_RECORD), dirs_exist_ok=True)
-        shutil.copy(_WHEELS / _RECORD, root)  # last: with it the folder is a project
+        _bring(root)
     except OSError as error:
         raise InputError(f"the labs cannot be copied to {root}: {error}") from error
     print(f"{DISTRIBUTION} {version()}: labs and data are now in {root}", file=sys.stderr)
     return root
+
+
+def _bring(root: Path) -> None:
+    """Copy the wheel's labs to ``root``, whole or not at all, and put aside what they replace."""
+    new = root.with_name(f".{root.name}.new")
+    shutil.rmtree(new, ignore_errors=True)  # of a process that was killed
+    shutil.copytree(_WHEELS, new, ignore=shutil.ignore_patterns("__pycache__"))
+    if not root.exists():
+        new.rename(root)
+        return
+    before = Path(tempfile.mkdtemp(prefix="before-", dir=root))
+    for each in sorted(new.iterdir(), key=lambda path: path.name == _RECORD):  # the record last
+        if (root / each.name).exists():
+            (root / each.name).rename(before / each.name)
+        each.rename(root / each.name)
+    new.rmdir()
 
 
 def _is_project(folder: Path) -> bool:

@@ -262,7 +262,7 @@ class Step(nn.Cell):
 
     @property
     def one_graph(self) -> bool:
-        """Whether a data set can be sunk into the step: nothing needs the host in between."""
+        """Whether a data set can be sunk into the step, since nothing needs the host in between."""
         return self.update.one_graph
 
     def _gathers(self) -> bool:

@@ -136,5 +136,5 @@ class UpdateStage(nn.Cell):
 
     @property
     def more_to_record(self) -> dict[str, float]:
-        """What a record of the most recent update adds to ``last_update``: name -> number."""
+        """What a record of the most recent update adds to ``last_update``, number by name."""
         return {}

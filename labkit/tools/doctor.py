@@ -32,7 +32,9 @@ from labkit.ranks.launch import child_environment
 _PIP = f"{sys.executable} -m pip install"
 if find_spec("pip") is None:  # as in an environment that uv has made
     _PIP = f"uv pip install --python {sys.executable}"
-INSTALL = f"install the pinned versions: {_PIP} -c constraints.txt -e '.[labs]'"
+INSTALL = f"{_PIP} 'mindspore-labs[labs]'"
+if own_checkout() is not None:
+    INSTALL = f"install the pinned versions: {_PIP} -c constraints.txt -e '.[labs]'"
 _GIB = 2**30
 _FREE_DISK = 2.0  # GiB: data sets 0.1, a run with checkpoints 0.1, the rest is room to work
 _FREE_MEMORY = 2.0  # GiB: a lab's kernel with MindSpore takes about 1

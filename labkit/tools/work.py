@@ -5,7 +5,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote
@@ -88,8 +88,13 @@ def copy(notebooks: Sequence[Path], folder: Path, language: str = "en") -> list[
     path, lines = folder / _RECORD, []
     record: dict[str, list[str]] = json.loads(path.read_text("utf-8")) if path.exists() else {}
     for source in notebooks:
+        words: Mapping[str, str] = {}
         try:
-            notebook, copied = _for_learners(source, folder, language), folder / source.name
+            words = catalogue(language, f"notebooks/{source.stem}")
+        except InputError as error:  # a lab of the user's own
+            lines.append(f"{error}; it is copied in English")
+        try:
+            notebook, copied = _for_learners(source, folder, words), folder / source.name
         except InputError as error:
             lines.append(f"{error}; it is not copied")
             continue
@@ -134,10 +139,9 @@ def progress(labs: Sequence[Lab], folder: Path) -> list[str]:
     return lines
 
 
-def _for_learners(source: Path, folder: Path, language: str) -> dict[str, Any]:
+def _for_learners(source: Path, folder: Path, words: Mapping[str, str]) -> dict[str, Any]:
     """Return a notebook without outputs, with its relative links as they are from ``folder``."""
     notebook, here = read_notebook(source), os.path.relpath(source.parent, folder)
-    words = catalogue(language, f"notebooks/{source.stem}")
     for cell in notebook["cells"]:
         if cell["cell_type"] == "code":
             cell |= {"outputs": [], "execution_count": None}

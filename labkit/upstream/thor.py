@@ -33,7 +33,7 @@ from labkit.steps.losses import LossNet
 from labkit.steps.options import PRECISION, DynamicLossScale, Precision, fusion_indices
 
 
-class ThorOptimizer(nn.Optimizer):
+class thor(nn.Optimizer):  # MindSpore's name
     """Momentum over a network's trainable Parameters, for gradients that THOR has preconditioned.
 
     Called before ``convert_to_thor_model`` has taken it, it raises ``ValueError``. The arguments
@@ -141,9 +141,6 @@ def _clipped(gradient: Tensor) -> Tensor:
     return gradient * (1.0 / ops.maximum(norm, 1.0))
 
 
-thor = ThorOptimizer  # MindSpore's name
-
-
 class ConvertModelUtils:
     """MindSpore's class for the one function below, to be called on it or on an instance."""
 
@@ -152,7 +149,7 @@ class ConvertModelUtils:
         model: Model | None,
         network: nn.Cell,
         loss_fn: Any = None,
-        optimizer: ThorOptimizer | None = None,
+        optimizer: thor | None = None,
         metrics: dict | set | None = None,
         amp_level: Precision = "O0",
         loss_scale_manager: Any = None,
@@ -177,7 +174,7 @@ class ConvertModelUtils:
         Raises:
             InputError: if the arguments do not fit together; the network is then unchanged.
         """
-        if not isinstance(optimizer, ThorOptimizer):
+        if not isinstance(optimizer, thor):
             raise InputError(
                 f"optimizer: expected that of labkit.thor, got a {type(optimizer).__name__} "
                 "(mindspore.nn.thor's has changed the network for operators of its own)"

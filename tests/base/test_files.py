@@ -115,13 +115,31 @@ def test_the_labs_of_a_wheel_go_to_a_folder_and_follow_its_version(tmp_path, mon
     assert project.find_project() == brought == project.labs_source()
     (brought / "work").mkdir()
     (brought / "work" / "01.ipynb").write_text("mine")
+    (brought / "notebooks" / "01.ipynb").write_text("edited")
+    (brought / "notebooks" / "02_of_version_1.ipynb").write_text("1")
     for version, lines in (("1", 1), ("2", 1), ("2", 0)):
         install(version)
         monkeypatch.chdir(brought / "work")
         assert project.find_project() == brought
-        assert (brought / "notebooks" / "01.ipynb").read_text() == version
         assert capsys.readouterr().err.count(f"labs and data are now in {brought}") == lines
+    assert [path.name for path in (brought / "notebooks").iterdir()] == ["01.ipynb"]
+    assert (brought / "notebooks" / "01.ipynb").read_text() == "2"
+    (before,) = brought.glob("before-*")
+    assert (before / "notebooks" / "01.ipynb").read_text() == "edited"
     assert (brought / "work" / "01.ipynb").read_text() == "mine"
+
+
+def test_a_folder_of_that_name_that_is_not_labkits_stays_as_it_is(tmp_path, monkeypatch):
+    wheels, other = tmp_path / "site" / "project", tmp_path / "mindspore-labs"
+    wheels.mkdir(parents=True)
+    (wheels / ".mindspore-labs").write_text("1")
+    other.mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(project, "own_checkout", lambda: None)
+    monkeypatch.setattr(project, "_WHEELS", wheels)
+    with pytest.raises(InputError, match="is there, and not labkit's: expected a new folder"):
+        project.find_project()
+    assert not list(other.iterdir())
 
 
 def test_labs_that_are_copied_in_part_are_no_project_and_are_copied_again(tmp_path, monkeypatch):
@@ -132,7 +150,7 @@ def test_labs_that_are_copied_in_part_are_no_project_and_are_copied_again(tmp_pa
     monkeypatch.setattr(project, "own_checkout", lambda: None)
     monkeypatch.setattr(project, "_WHEELS", wheels)
     with monkeypatch.context() as killed:
-        killed.setattr(project.shutil, "copy", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        killed.setattr(Path, "rename", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             project.find_project()
         killed.setattr(

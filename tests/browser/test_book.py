@@ -1,5 +1,6 @@
 """The book: built without a warning, read in a browser without a server or a network."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -60,6 +61,9 @@ def test_every_public_name_and_every_page_is_in_both_languages(book):
         assert {"index.html", "notebooks/03_thor.html", "docs/guides/thor.html"} <= pages
     real = (book / "en/api/labkit.AccumulatedStep.html").read_text("utf-8")
     assert "micro_steps" in real and "shard" not in real  # Cell's methods
+    outside = re.compile(r"<(?:script|img|link|iframe)[^>]*(?:src|href)=.(?:https?:)?//")
+    for path in book.rglob("*.html"):
+        assert not outside.search(path.read_text("utf-8")), path
 
 
 @pytest.mark.parametrize(
@@ -91,7 +95,10 @@ def test_claims_are_collapsed_and_formulas_and_code_can_be_copied(opened):
     assert claims.count() > 0 and claims.first.get_attribute("open") is None
     assert "lab.check(" in claims.first.text_content()
     assert tab.locator("math").count() > 3
-    assert "\\" in tab.locator("div.math").first.get_attribute("data-tex")
+    tex = tab.locator("div.math").first.get_attribute("data-tex")
+    tab.evaluate("navigator.clipboard.writeText = text => { window.copied = text; }")
+    tab.locator("div.math button").first.click()
+    assert "\\" in tex and tab.evaluate("window.copied") == tex
     assert tab.locator("button.copybtn").count() > 10
 
 

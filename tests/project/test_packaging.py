@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tarfile
 import tomllib
+import zipfile
 from importlib import metadata
 from pathlib import Path
 
@@ -64,20 +65,33 @@ def test_the_conda_environment_has_the_same_pins():
     assert SpecifierSet(PROJECT["requires-python"]).contains(python.partition("=")[2])
 
 
-def test_what_is_installed_is_what_is_pinned():
-    pins, seen, waiting = constraints(), set(), required("labs", "test")
+def brought_by(*extras):
+    """Return the names of all that labkit with these extras installs here."""
+    seen, waiting = set(), required(*extras)
     while waiting:
         requirement = waiting.pop()
         name = canonicalize_name(requirement.name)
         if name in seen or name.startswith(CUDA):
             continue
         seen.add(name)
-        assert metadata.version(name).partition("+")[0] == pins[name], name
         for needed in map(Requirement, metadata.requires(name) or ()):
             extras, marker = requirement.extras or {""}, needed.marker
             if marker is None or any(marker.evaluate({"extra": extra}) for extra in extras):
                 waiting.append(needed)
-    assert {"mindspore", "torch", "tornado"} <= seen
+    return seen
+
+
+def test_what_is_installed_is_what_is_pinned():
+    pins, seen = constraints(), brought_by("labs", "docs", "test")
+    for name in seen:
+        assert metadata.version(name).partition("+")[0] == pins[name], name
+    assert {"mindspore", "torch", "tornado", "furo"} <= seen
+
+
+def test_a_training_needs_few_packages():
+    """Twenty with labkit itself, pip and setuptools; 130 with the labs."""
+    assert len(brought_by()) <= 17 < len(brought_by("labs"))
+    assert "pydantic" not in brought_by()
 
 
 @pytest.mark.slow
@@ -128,18 +142,25 @@ def test_a_checkout_that_is_not_installed_says_its_own_version(tmp_path):
             assert done.stdout == f"{version}\n", done.stderr
 
 
-def test_the_sdist_is_the_checkout(tmp_path):
-    """What tests, labs and scripts need is in it; nothing is installed to build it."""
+def test_the_sdist_is_the_checkout_and_the_wheel_holds_the_labs(tmp_path):
+    """Nothing is installed to build them."""
     committed = {str(path.relative_to(ROOT)) for path in committed_files(ROOT)}
     for name in committed:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
-    code = "from setuptools import build_meta; build_meta.build_sdist('dist')"
+    code = "from setuptools import build_meta as b; b.build_sdist('dist'); b.build_wheel('dist')"
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, capture_output=True)
-    with tarfile.open(next((tmp_path / "dist").iterdir())) as sdist:
+    with tarfile.open(next((tmp_path / "dist").glob("*.tar.gz"))) as sdist:
         held = {name.partition("/")[2] for name in sdist.getnames()}
     assert committed - held <= {".gitattributes", ".gitignore"}
     assert {"CHANGELOG.md", "examples/own_network.py", "notebooks/00_start_here.ipynb"} <= held
+    with zipfile.ZipFile(next((tmp_path / "dist").glob("*.whl"))) as wheel:
+        held = set(wheel.namelist())
+    labs = [
+        name for name in committed if name.startswith(("notebooks/", "locale/", "data_scripts/"))
+    ]
+    assert {"labkit/__init__.py", "labkit/project/.mindspore-labs"} <= held
+    assert len(labs) > 50 and {f"labkit/project/{name}" for name in labs} <= held
 
 
 def test_labkit_can_be_imported_where_torch_is_not():

@@ -329,7 +329,7 @@ class SubspaceUpdate(UpdateStage):
 
     @property
     def more_to_record(self) -> dict[str, float]:
-        """The search of the most recent update: trials, step size, failed searches so far."""
+        """Trials, step size and failed searches so far, after the most recent update."""
         if not self.searches:
             return {}
         trials, _, size, failures = vars(self.last_search).values()
