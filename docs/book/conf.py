@@ -4,13 +4,13 @@ import inspect
 import re
 from html import escape
 
-from latex2mathml.converter import convert
 from numpy.typing import ArrayLike
 from sphinx.search import SearchLanguage, languages
 from sphinx.util.inspect import stringify_signature
 from sphinx.util.typing import stringify_annotation
 
 import labkit
+from labkit.tools.report import mathml
 
 project, author = "mindspore-labs", "The mindspore-labs authors"
 version = release = labkit.__version__
@@ -98,9 +98,9 @@ def formula(self: object, node: object) -> None:
 
     inline = node.tagname == "math"
     tex = node.astext().strip()
-    mathml = convert(tex.replace("{aligned}", "{split}"), "inline" if inline else "block")
     tag = "span" if inline else "div"
-    self.body.append(f'<{tag} class="math" data-tex="{escape(tex)}">{mathml}</{tag}>')
+    shown = mathml(tex, display=not inline)
+    self.body.append(f'<{tag} class="math" data-tex="{escape(tex)}">{shown}</{tag}>')
     raise SkipNode
 
 

@@ -91,9 +91,9 @@ def _bring(root: Path) -> None:
         return
     before = Path(tempfile.mkdtemp(prefix="before-", dir=root))
     for each in sorted(new.iterdir(), key=lambda path: path.name == _RECORD):  # the record last
-        if (root / each.name).exists():
+        if each.name != _RECORD and (root / each.name).exists():
             (root / each.name).rename(before / each.name)
-        each.rename(root / each.name)
+        each.replace(root / each.name)  # a record is there at every moment
     new.rmdir()
 
 

@@ -163,17 +163,22 @@ def page_of(notebook: Path) -> str:
     content = nbformat.read(notebook, as_version=4)
     for cell in content.cells:
         if cell.cell_type == "markdown":
-            cell.source = _FORMULA.sub(_mathml, cell.source)
+            cell.source = _FORMULA.sub(_formula, cell.source)
     exporter = HTMLExporter(embed_images=True, mathjax_url="", require_js_url="", jquery_url="")
     resources = {"metadata": {"path": str(notebook.parent)}}
     return _NO_SOURCE.sub("", exporter.from_notebook_node(content, resources)[0])
 
 
-def _mathml(match: re.Match) -> str:
-    """Return a formula as MathML, which a browser draws without any script; code as it is."""
+def mathml(tex: str, display: bool) -> str:
+    """Return a formula as MathML, which a browser draws without any script."""
     from latex2mathml.converter import convert
 
+    return convert(tex.replace("{aligned}", "{split}"), "block" if display else "inline")
+
+
+def _formula(match: re.Match) -> str:
+    """Return a formula as MathML; code as it is."""
     if tex := match[1] or match[2]:
         with suppress(Exception):  # latex2mathml raises errors of its own, and any others
-            return convert(tex.replace("{aligned}", "{split}"), "block" if match[1] else "inline")
+            return mathml(tex, display=bool(match[1]))
     return match[0]

@@ -129,6 +129,39 @@ def test_the_labs_of_a_wheel_go_to_a_folder_and_follow_its_version(tmp_path, mon
     assert (brought / "work" / "01.ipynb").read_text() == "mine"
 
 
+@pytest.mark.parametrize("calls", range(3))
+def test_a_new_version_that_is_killed_while_it_replaces_is_completed(tmp_path, monkeypatch, calls):
+    wheels = tmp_path / "site" / "project"
+    (wheels / "notebooks").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(project, "own_checkout", lambda: None)
+    monkeypatch.setattr(project, "_WHEELS", wheels)
+    for version in ("1", "2"):
+        (wheels / "notebooks" / "01.ipynb").write_text(version)
+        (wheels / ".mindspore-labs").write_text(version)
+        if version == "1":
+            brought = project.find_project()
+    left = iter(range(calls))
+
+    def dying(true):
+        def move(*paths):
+            if next(left, None) is None:
+                raise KeyboardInterrupt
+            return true(*paths)
+
+        return move
+
+    with monkeypatch.context() as killed:
+        killed.setattr(Path, "rename", dying(Path.rename))
+        killed.setattr(Path, "replace", dying(Path.replace))
+        with pytest.raises(KeyboardInterrupt):
+            project.find_project()
+    assert project.find_project() == brought
+    assert (brought / "notebooks" / "01.ipynb").read_text() == "2"
+    assert (brought / ".mindspore-labs").read_text() == "2"
+    assert "1" in {path.read_text() for path in brought.glob("before-*/notebooks/01.ipynb")}
+
+
 def test_a_folder_of_that_name_that_is_not_labkits_stays_as_it_is(tmp_path, monkeypatch):
     wheels, other = tmp_path / "site" / "project", tmp_path / "mindspore-labs"
     wheels.mkdir(parents=True)

@@ -106,9 +106,7 @@ def test_a_changed_sentence_is_english_again_and_counts_as_untranslated(tmp_path
     second, left = updated(page, "zh", iter([("One sentence of nine words.", "c1")]))
     assert left == ["One sentence of nine words."] and "fuzzy" in second and "译文" in second
     page.write_text(second, "utf-8")
-    language.catalogue.cache_clear()
     assert language.catalogue("zh", "page") == {}
-    language.catalogue.cache_clear()
 
 
 def test_an_unknown_language_or_page_is_refused():

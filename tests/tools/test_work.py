@@ -139,13 +139,21 @@ def test_chinese_copies_have_chinese_words_and_the_same_code(project, call, star
     ((options, environment),) = started
     assert options["LabApp.default_url"] == "/lab/tree/work/zh/01_sums.ipynb"
     assert environment["LABKIT_LANGUAGE"] == "zh"  # of the kernels, which check exercises
-    monkeypatch.setattr(language, "labs_source", lambda: ROOT)
-    monkeypatch.setenv("LABKIT_LANGUAGE", "zh")
-    printed = language.said("passed ({all} of {all} public checks)", all=4)
+    with monkeypatch.context() as kernel:
+        kernel.setattr(language, "labs_source", lambda: ROOT)
+        kernel.setenv("LABKIT_LANGUAGE", "zh")
+        printed = language.said("passed ({all} of {all} public checks)", all=4)
     edit(project / "work" / "zh" / "01_sums.ipynb", say(f"mean: {printed}\n"))
     assert "1 of 1 exercises solved: mean" in call("lab", "--no-server", "--language", "zh")[1]
     code, _, err = call("lab", "--language", "fr", "--no-server")
     assert code == 2 and "unknown --language 'fr'; expected one of: en, zh" in err
+
+
+def test_a_lab_without_a_translation_is_copied_in_english_and_said(project, call):
+    code, out, _ = call("lab", "--no-server", "--language", "zh")
+    assert code == 0 and out.count("it is copied in English") == 2
+    copied = work.read_notebook(project / "work" / "zh" / "01_sums.ipynb")["cells"]
+    assert copied[0]["source"].startswith("# 01 · sums") and EXERCISE in copied[-1]["source"]
 
 
 def test_every_exercise_of_the_labs_is_counted(root):
